@@ -24,13 +24,16 @@ import anyio
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from reward_kit.environments.household.generator import generate  # noqa: E402
-from reward_kit.environments.household.native import HouseholdEngine  # noqa: E402
-from reward_kit.environments.household.problem import Problem, TaskType  # noqa: E402
-from reward_kit.environments.household.real import RealEngine  # noqa: E402
+from reward_kit.environments.alfworld import RealEngine  # noqa: E402
+from reward_kit.environments.household_engine import HouseholdEngine  # noqa: E402
+from reward_kit.environments.household_problems import (  # noqa: E402
+    Problem,
+    TaskType,
+    generate,
+)
 from reward_kit.errors import ConfigError  # noqa: E402
 
-WORKER = "reward_kit.environments.household.real_worker"
+WORKER = "reward_kit.environments.household_worker"
 STEPS = 20
 WORKERS = 2
 

@@ -21,11 +21,10 @@ from reward_kit.agent.policies.hf_policy import HFAgentPolicy
 from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.cli.main import program
+from reward_kit.environments import household_problems as generator
 from reward_kit.environments.base import ToolSpec
-from reward_kit.environments.household import generator
-from reward_kit.environments.household.expert import shortest_plan
-from reward_kit.environments.household.native import HouseholdEngine
-from reward_kit.environments.household.problem import Problem, TaskType
+from reward_kit.environments.household_engine import HouseholdEngine, shortest_plan
+from reward_kit.environments.household_problems import Problem, TaskType
 from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.episodes.record import episode_from_record
 from reward_kit.loading import load_module

@@ -177,7 +177,7 @@ def test_a_child_started_right_before_the_kill_dies_too_every_time(number: int) 
 
 def test_importing_the_module_starts_nothing() -> None:
     code = (
-        "import os, subprocess, sys\nimport reward_kit.processes\nimport reward_kit.environments.file_tools\n"
+        "import os, subprocess, sys\nimport reward_kit.processes\nimport reward_kit.environments.filesystem\n"
         "print(open(f'/proc/self/task/{os.getpid()}/children').read().split())"
     )
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -20,11 +20,9 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from reward_kit.environments.household import domain
-from reward_kit.environments.household.expert import shortest_plan
-from reward_kit.environments.household.generator import problem
-from reward_kit.environments.household.native import HouseholdEngine
-from reward_kit.environments.household.problem import Problem, TaskType
+from reward_kit.environments import household_problems as domain
+from reward_kit.environments.household_engine import HouseholdEngine, shortest_plan
+from reward_kit.environments.household_problems import Problem, TaskType, generate_problem
 from reward_kit.episodes.allowed_ids import AllowedIds, Ids
 from reward_kit.rl import (
     TERSE_TEMPLATE,
@@ -156,7 +154,7 @@ def problems(count: int, seed: int, twos: float = 0.0) -> Iterator[Problem]:
     """
     draws = random.Random(f"types {seed}")
     for index in range(count):
-        yield problem("train", index, seed, TaskType.PICK_TWO if draws.random() < twos else None)
+        yield generate_problem("train", index, seed, TaskType.PICK_TWO if draws.random() < twos else None)
 
 
 class Scribe:

@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from reward_kit.agent import AgentPolicy, EpisodeContext, ExpertPolicy, PolicyOutput, RLRolloutWorker, Sample
-from reward_kit.environments.base import ToolSpec
+from reward_kit.environments import ToolSpec
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.models import Message, TaskDefinitionModel
 from reward_kit.rl import (

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from reward_kit import ToolRegistry
-from reward_kit.environments.python_state import PythonStateResource
+from reward_kit.environments import PythonStateResource
 
 DATA: dict[str, Any] = json.loads((Path(__file__).parent / "shop.json").read_text(encoding="utf-8"))
 

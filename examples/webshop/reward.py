@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from reward_kit import EvaluateResult, MetricResult, StepData, StepOutput, reward_function
-from reward_kit.environments.webshop.reward import Goal, Purchase, match_purchase
+from reward_kit.environments import Purchase, ShoppingGoal, match_purchase
 
 
 @reward_function
@@ -17,7 +17,7 @@ def right_purchase(messages: list, step_data: list[StepData], state: Any) -> Eva
     ]
     if state["purchase"] is None:
         return EvaluateResult(score=0.0, reason="nothing was bought", metrics=metrics_of(0.0), step_outputs=steps)
-    goal, purchase = Goal(**state["goal"]), Purchase(**state["purchase"])
+    goal, purchase = ShoppingGoal(**state["goal"]), Purchase(**state["purchase"])
     match = match_purchase(goal, purchase)
     reason = (
         f"{purchase.title}: {match.attributes} of {len(goal.attributes)} attributes, {match.options} of "

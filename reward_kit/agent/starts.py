@@ -16,8 +16,7 @@ import anyio
 
 from reward_kit.agent.samples import Sample, Seeds, derive_seeds, make_group_id, make_rollout_id
 from reward_kit.environments.base import ForkableResource
-from reward_kit.environments.config import merged_config
-from reward_kit.environments.registry import resource_class
+from reward_kit.environments.config import merged_config, resource_class
 from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, boundary
 from reward_kit.models import TaskDefinitionModel
 

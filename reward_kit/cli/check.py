@@ -22,7 +22,7 @@ from reward_kit.cli.trust import described, require_trust_in, require_trust_in_f
 from reward_kit.display_text import counted
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.checker import check_resource
-from reward_kit.environments.registry import resource_class
+from reward_kit.environments.config import resource_class
 from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, boundary
 from reward_kit.findings import Finding
 from reward_kit.reward_agent.sources import read_source

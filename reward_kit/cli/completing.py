@@ -106,7 +106,7 @@ def estimators(context: click.Context, parameter: click.Parameter, typed: str) -
 
 def targets(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
     """What can be checked: runs, resources that ship with the package, rewards, files."""
-    from reward_kit.environments.registry import BUILT_IN
+    from reward_kit.environments.config import BUILT_IN
 
     found = [*runs(context, parameter, typed)[1:], *_beginning(typed, BUILT_IN), *rewards(context, parameter, typed)]
     return sorted(found, key=lambda item: item.type == "plain")  # bash forgets what it was told before it is told this

@@ -1,4 +1,7 @@
-"""What an agent acts in: the contract, tools, the built-in worlds, and the checker. Loaded only as it is asked for."""
+"""The public door of the environments: contract, tools, built-in resources, final states, and the checker.
+
+Everything loads on first use.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import TYPE_CHECKING
 from reward_kit.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from reward_kit.environments.alfworld import AlfworldResource, RealAlfworldResource
     from reward_kit.environments.base import (
         ForkableResource,
         ForkKind,
@@ -15,24 +19,30 @@ if TYPE_CHECKING:
         ToolSpec,
         canonical_json,
         hash_key,
+        strict_tool,
         tool_spec,
     )
     from reward_kit.environments.checker import Finding, check_resource
     from reward_kit.environments.composite import CompositeResource
+    from reward_kit.environments.config import merged_config, resource_class
     from reward_kit.environments.filesystem import FilesystemResource
     from reward_kit.environments.gymnasium import GymnasiumResource
     from reward_kit.environments.http import HttpResource
+    from reward_kit.environments.mcp import McpResource
+    from reward_kit.environments.openenv import OpenEnvResource
     from reward_kit.environments.python_state import PythonStateResource
-    from reward_kit.environments.registry import resource_class
     from reward_kit.environments.replay import ReplayForkResource
     from reward_kit.environments.sampling import sample_arguments
+    from reward_kit.environments.servers import ServerPool
     from reward_kit.environments.snapshots import CompositeState, FilesState, SqliteState, open_snapshot
-    from reward_kit.environments.sokoban.resource import SokobanResource
+    from reward_kit.environments.sokoban import SokobanResource
     from reward_kit.environments.sqlite import SqliteResource
+    from reward_kit.environments.textworld import TextworldResource
     from reward_kit.environments.tools import Tool, ToolRegistry
-    from reward_kit.environments.webshop.resource import WebshopResource
+    from reward_kit.environments.webshop import Purchase, ShoppingGoal, WebshopResource, match_purchase
 
 __all__ = [
+    "AlfworldResource",
     "CompositeResource",
     "CompositeState",
     "FilesState",
@@ -42,13 +52,20 @@ __all__ = [
     "ForkableResource",
     "GymnasiumResource",
     "HttpResource",
+    "McpResource",
+    "OpenEnvResource",
+    "Purchase",
     "PythonStateResource",
+    "RealAlfworldResource",
     "ReplayForkResource",
+    "ServerPool",
+    "ShoppingGoal",
     "SokobanResource",
     "SqliteResource",
     "SqliteState",
     "StateSnapshot",
     "StepOutcome",
+    "TextworldResource",
     "Tool",
     "ToolRegistry",
     "ToolSpec",
@@ -56,32 +73,39 @@ __all__ = [
     "canonical_json",
     "check_resource",
     "hash_key",
+    "match_purchase",
+    "merged_config",
     "open_snapshot",
     "resource_class",
     "sample_arguments",
+    "strict_tool",
     "tool_spec",
 ]
 
-_HOMES = dict.fromkeys(__all__, "base") | {
-    "CompositeResource": "composite",
-    "CompositeState": "snapshots",
-    "FilesState": "snapshots",
-    "FilesystemResource": "filesystem",
-    "Finding": "checker",
-    "GymnasiumResource": "gymnasium",
-    "HttpResource": "http",
-    "PythonStateResource": "python_state",
-    "ReplayForkResource": "replay",
-    "SokobanResource": "sokoban.resource",
-    "SqliteResource": "sqlite",
-    "SqliteState": "snapshots",
-    "Tool": "tools",
-    "ToolRegistry": "tools",
-    "WebshopResource": "webshop.resource",
-    "check_resource": "checker",
-    "open_snapshot": "snapshots",
-    "resource_class": "registry",
-    "sample_arguments": "sampling",
+_MODULES = {
+    "alfworld": "AlfworldResource RealAlfworldResource",
+    "base": "ForkKind ForkableResource StateSnapshot StepOutcome ToolSpec canonical_json hash_key strict_tool "
+    "tool_spec",
+    "checker": "Finding check_resource",
+    "composite": "CompositeResource",
+    "config": "merged_config resource_class",
+    "filesystem": "FilesystemResource",
+    "gymnasium": "GymnasiumResource",
+    "http": "HttpResource",
+    "mcp": "McpResource",
+    "openenv": "OpenEnvResource",
+    "python_state": "PythonStateResource",
+    "replay": "ReplayForkResource",
+    "sampling": "sample_arguments",
+    "servers": "ServerPool",
+    "snapshots": "CompositeState FilesState SqliteState open_snapshot",
+    "sokoban": "SokobanResource",
+    "sqlite": "SqliteResource",
+    "textworld": "TextworldResource",
+    "tools": "Tool ToolRegistry",
+    "webshop": "Purchase ShoppingGoal WebshopResource match_purchase",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(
+    __name__, {name: module for module, names in _MODULES.items() for name in names.split()}
+)

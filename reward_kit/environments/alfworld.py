@@ -2,32 +2,80 @@
 
 Both play the same problems, with equal texts, commands and rewards; the real one also plays published game files. They
 are two resources, because the one is copied to fork it and the other takes its commands again in a new worker process.
-The reward is 1 where the goal is reached, which ends the episode, and 0 otherwise.
+The reward is 1 when the goal is reached, which ends the episode, and 0 otherwise.
 
-A limit on commands is no part of the state key: `truncated` says that the episode stopped for an outside reason.
+The state key leaves out a limit on commands: `truncated` reports that the episode stopped for an outside reason.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from reward_kit.environments.base import ForkableResource, StateSnapshot, StepOutcome, ToolSpec
+from reward_kit.environments.base import (
+    ForkableResource,
+    StateSnapshot,
+    StepOutcome,
+    ToolSpec,
+    canonical_json,
+    check_call,
+    hash_key,
+    strict_tool,
+)
 from reward_kit.environments.config import read_config, task_path
-from reward_kit.environments.household import generator
-from reward_kit.environments.household.forms import ActionForm
-from reward_kit.environments.household.native import HouseholdEngine, Tables
-from reward_kit.environments.household.problem import Problem, TaskType
-from reward_kit.environments.household.real import RealEngine, game_files
-from reward_kit.environments.household.session import Session
+from reward_kit.environments.engine_process import EngineProcess, worker_command
+from reward_kit.environments.household_engine import NOTHING, NOWHERE, HouseholdEngine, Tables, View, shortest_plan
+from reward_kit.environments.household_problems import Problem, TaskType, generate_problem
 from reward_kit.environments.replay import ReplayForkResource
-from reward_kit.errors import ConfigError, EnvironmentFailure
+from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
+
+ActionForm = Literal["text", "choice", "tools"]
+"""The form of commands: free text, a choice among the admissible ones, or one tool for each verb."""
+
+_DESCRIPTIONS = {
+    "receptacle": 'its name, such as "fridge 1"',
+    "object": 'its name, such as "mug 1"',
+    "knife": 'its name, such as "knife 1"',
+    "thing": 'the name of a receptacle or an object, such as "fridge 1"',
+}
+_TEMPLATES = {
+    "go_to": ("go to {receptacle}", "Go to a receptacle."),
+    "open": ("open {receptacle}", "Open the receptacle before you."),
+    "close": ("close {receptacle}", "Close the receptacle before you."),
+    "take": ("take {object} from {receptacle}", "Take an object from the receptacle before you."),
+    "move": ("move {object} to {receptacle}", "Put the object you hold into or onto the receptacle before you."),
+    "clean": ("clean {object} with {receptacle}", "Clean the object you hold at a sink."),
+    "heat": ("heat {object} with {receptacle}", "Heat the object you hold with a microwave."),
+    "cool": ("cool {object} with {receptacle}", "Cool the object you hold with a fridge."),
+    "slice": ("slice {object} with {knife}", "Slice an object before you with the knife you hold."),
+    "use": ("use {object}", "Switch on a lamp before you."),
+    "examine": ("examine {thing}", "Look closely at the receptacle before you, or at the object you hold."),
+    "look": ("look", "Look around."),
+    "inventory": ("inventory", "See what you hold."),
+}
+_FIELD = re.compile(r"\{(\w+)\}")
+_PATTERNS = {
+    name: re.compile(_FIELD.sub(r"(?P<\1>[^ ]+ [^ ]+)", template)) for name, (template, _) in _TEMPLATES.items()
+}
+_TOOLS: dict[str, ToolSpec] = {
+    name: strict_tool(
+        name,
+        text,
+        **{field: {"type": "string", "description": _DESCRIPTIONS[field]} for field in _FIELD.findall(template)},
+    )
+    for name, (template, text) in _TEMPLATES.items()
+}
+_COMMAND = {"type": "string", "description": "one command, in the words of the game"}
+_ACT_TEXT = 'Carry out one command of the household game, such as "go to fridge 1". The command "help" lists them all.'
+_ACT: dict[str, ToolSpec] = {"act": strict_tool("act", _ACT_TEXT, command=_COMMAND)}
 
 
 class AlfworldConfig(BaseModel):
@@ -48,8 +96,137 @@ class AlfworldConfig(BaseModel):
     task_folder: str | None = None
 
 
+@dataclass
+class _Changes:
+    """The state of a published game, of which only texts are seen: the differences from its start.
+
+    Two sequences of commands that lead to one state give one key, because whatever is put back as it was at the start
+    is forgotten. A game changes nothing by itself, so the commands that were carried out decide the state.
+    """
+
+    at: str = ""
+    holding: str = ""
+    doors: set[str] = field(default_factory=set)
+    homes: dict[str, str] = field(default_factory=dict)
+    moved: dict[str, str] = field(default_factory=dict)
+    marks: set[tuple[str, str]] = field(default_factory=set)
+
+    def apply(self, command: str) -> None:
+        """Note a command that the game carried out."""
+        verb, _, rest = command.partition(" ")
+        thing = rest.partition(" with ")[0]
+        match verb:
+            case "go":
+                self.at = rest.removeprefix("to ")
+            case "open" | "close":
+                self.doors ^= {rest}  # a door moved twice stands as it stood
+            case "take":
+                self.holding, _, place = rest.partition(" from ")
+                self.homes.setdefault(self.holding, place)
+                self.moved.pop(self.holding, None)
+            case "move":
+                thing, place = rest.split(" to ")
+                self.holding = ""
+                if self.homes.get(thing) != place:
+                    self.moved[thing] = place
+            case "heat" | "cool":
+                self.marks -= {(thing, "hot"), (thing, "cool")}
+                self.marks.add((thing, "hot" if verb == "heat" else "cool"))
+            case "clean" | "slice" | "use":
+                self.marks.add((thing, {"clean": "clean", "slice": "sliced", "use": "used"}[verb]))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the differences as a JSON value."""
+        return {
+            "agent": {"at": self.at, "holding": self.holding},
+            "moved": dict(self.moved),
+            "marks": [list(mark) for mark in sorted(self.marks)],
+            "doors": sorted(self.doors),
+        }
+
+
+@dataclass(slots=True)
+class Session:
+    """The events since the reset, whichever engine plays: tool calls in, outcomes and facts out.
+
+    Attributes:
+        start, view: the first and the present view.
+        engine: the native engine in the present state, None for a published game.
+        changes: the known part of the state of a published game.
+        plan: the planner's commands for a published game that are still to be given, None after another command.
+        game: names the published game.
+        commands: how many were given, the inadmissible ones included.
+        milestones: each one that was reached, with the number of its command, counted from 0.
+    """
+
+    form: ActionForm
+    max_commands: int | None
+    start: View
+    view: View
+    engine: HouseholdEngine | None
+    changes: _Changes = field(default_factory=_Changes)
+    plan: Sequence[str] | None = None
+    game: str = ""
+    commands: int = 0
+    milestones: dict[str, int] = field(default_factory=dict)
+
+    def command(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        """Return the command of a tool call.
+
+        Raises:
+            ToolError: the call is wrong, or the episode is over.
+        """
+        values = check_call(_TOOLS if self.form == "tools" else _ACT, tool, arguments)
+        if self.is_over():
+            raise ToolError("the episode is over; no command changes anything")
+        return _TEMPLATES[tool][0].format(**values) if self.form == "tools" else str(values["command"])
+
+    def call(self, command: str) -> dict[str, Any] | None:
+        """Return the tool call for a command; None if the form has none ("help" among tools)."""
+        if self.form != "tools":
+            return {"name": "act", "arguments": {"command": command}}
+        for name, pattern in _PATTERNS.items():
+            if found := pattern.fullmatch(command):
+                return {"name": name, "arguments": found.groupdict()}
+        return None
+
+    def record(self, command: str, view: View, held_before: int = NOWHERE) -> StepOutcome:
+        """Return the outcome of a command, which `engine`, if there is one, has already carried out.
+
+        Args:
+            command: as the engine got it.
+            view: its answer.
+            held_before: the thing that the native engine's agent held before.
+        """
+        is_valid = view.observation != NOTHING
+        info: dict[str, Any] = {"is_action_valid": is_valid, "won": view.won}
+        if self.engine is not None:
+            reached = [name for name in self.engine.milestones(held_before) if name not in self.milestones]
+            self.milestones |= dict.fromkeys(reached, self.commands)
+            info["milestones"] = reached
+        elif is_valid:
+            self.changes.apply(command.strip())
+            if self.plan is not None:
+                self.plan = self.plan[1:] if self.plan and self.plan[0] == command.strip() else None
+        self.commands += 1
+        self.view = view
+        return StepOutcome(view.observation, view.reward, view.done, self._is_out_of_commands(), info)
+
+    def is_over(self) -> bool:
+        """Return whether the game or its commands have come to an end."""
+        return self.view.done or self._is_out_of_commands()
+
+    def _is_out_of_commands(self) -> bool:
+        return self.max_commands is not None and self.commands >= self.max_commands
+
+    def copy(self) -> Session:
+        """Return an independent session in this state, of a native engine."""
+        engine = self.engine.fork() if self.engine is not None else None
+        return replace(self, engine=engine, milestones=dict(self.milestones))
+
+
 class _Household(ForkableResource):
-    """What an agent sees of a household, whichever engine plays it."""
+    """The part of a household that is independent of the engine."""
 
     takes_task_folder = True
     # Not `game_file` and `published`: a game file has a grammar, which is evaluated as Python.
@@ -57,23 +234,70 @@ class _Household(ForkableResource):
     _session: Session
 
     async def get_observation(self) -> Any:
-        return self._session.observation()
+        """Return the room and the task, and the answer to the last command."""
+        start, view = self._session.start.observation, self._session.view.observation
+        return start if not self._session.commands else f"{start}\n\n{view}"
 
     async def get_tools_spec(self) -> list[ToolSpec]:
-        return self._session.tools_spec()
+        session = self._session
+        if session.form == "tools":
+            return list(_TOOLS.values())
+        if session.form == "choice":
+            return [strict_tool("act", _ACT_TEXT, command={**_COMMAND, "enum": list(session.view.admissible)})]
+        return list(_ACT.values())
 
     async def state_key(self) -> str:
-        return self._session.state_key()
+        session = self._session
+        if session.engine is not None:
+            return session.engine.state_key()
+        return hash_key(session.game, canonical_json(session.changes.to_json()))
 
     async def final_state(self) -> StateSnapshot:
-        return self._session.final_state()
+        session = self._session
+        view, engine = session.view, session.engine
+        facts: dict[str, Any] = {"won": view.won, "commands": session.commands, "observation": view.observation}
+        if engine is None:
+            return StateSnapshot.from_json(facts | {"game_file": session.game, **session.changes.to_json()})
+        tables, problem = engine.tables, engine.tables.problem
+        names = ["", *(item.name for item in tables.receptacles)]
+        place_of = {number: place for place, held in enumerate(engine.contents) for number in tables.members(held)}
+        masks = {"clean": engine.clean, "hot": engine.hot, "cool": engine.cool}
+        masks |= {"sliced": engine.sliced, "used": engine.toggled}
+        things = {
+            thing.name: {
+                "at": names[place_of[number] + 1] if number in place_of else "hand",
+                **{name: True for name, mask in masks.items() if mask >> number & 1},
+            }
+            for number, thing in enumerate(tables.things)
+        }
+        holding = tables.things[engine.holding].name if engine.holding >= 0 else ""
+        return StateSnapshot.from_json(
+            facts
+            | {
+                "problem": problem.id,
+                "task_type": problem.task_type.value,
+                "goal": problem.goal,
+                "milestones": dict(session.milestones),
+                "agent": {"at": names[engine.at + 1], "holding": holding},
+                "things": things,
+                "open": [item.name for place, item in enumerate(tables.receptacles) if engine.opened >> place & 1],
+            }
+        )
 
     async def admissible_actions(self) -> Sequence[Mapping[str, Any]]:
-        return self._session.admissible_actions()
+        session = self._session
+        if session.is_over():
+            return []
+        return [call for command in session.view.admissible if (call := session.call(command))]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """The first command of a shortest plan; of a published game the planner's, while its plan is followed."""
-        return self._session.expert_action()
+        """Return the first command of a shortest plan; of a published game the planner's, while it is followed."""
+        session = self._session
+        if session.is_over():
+            return None
+        plan = session.plan if session.engine is None else shortest_plan(session.engine)
+        call = session.call(plan[0]) if plan and plan[0] in session.view.admissible else None
+        return {"type": "tool_call", **call} if call else None
 
 
 class AlfworldResource(_Household):
@@ -118,7 +342,7 @@ class AlfworldResource(_Household):
 class RealAlfworldResource(_Household, ReplayForkResource):
     """A household on TextWorld's engine, in a worker process of its own.
 
-    Of a generated problem the native engine plays along: it gives the state key and the expert, and where the two
+    The native engine plays along with a generated problem: it gives the state key and the expert, and if the two
     differ in anything the agent sees, the episode fails.
     """
 
@@ -142,7 +366,7 @@ class RealAlfworldResource(_Household, ReplayForkResource):
         if settings.game_file is not None or settings.published:
             path = _published_game(settings, seed) if settings.published else _game_file(settings)
             view = await self._real().load(path)
-            # The planner may take seconds, so it is asked once, where there is no expert of our own.
+            # The planner may take seconds, so it is asked once, and only without an expert of our own.
             plan = await self._real().expert()
             game = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
             self._session = Session(settings.action_form, settings.max_commands, view, view, None, plan=plan, game=game)
@@ -174,6 +398,82 @@ class RealAlfworldResource(_Household, ReplayForkResource):
         return self._worker
 
 
+class RealEngine:
+    """One game at a time on TextWorld's engine, in a worker process. `start` first, `close` last.
+
+    Args:
+        timeout: seconds the worker has for one answer.
+        worker: the command that starts it; by default our own, with this Python.
+    """
+
+    def __init__(self, timeout: float = 60.0, worker: Sequence[str] | None = None) -> None:
+        command = worker or worker_command("reward_kit.environments.household_worker")
+        self._engine = EngineProcess("household engine", command, timeout=timeout)
+        self._moved = False
+        self._plan: list[str] | None = None
+
+    async def start(self) -> None:
+        """Start the worker; raises as `EngineProcess.start`."""
+        await self._engine.start()
+
+    async def load(self, source: Problem | str | Path) -> View:
+        """Start the game of a problem, or of a `game.tw-pddl` file; raises as `EngineProcess.ask`."""
+        self._plan, self._moved = None, False
+        return await self._view(_load_request(source))
+
+    async def step(self, command: str) -> View:
+        """Carry out one command; one that is not admissible changes nothing."""
+        self._moved = True
+        return await self._view({"op": "step", "command": command})
+
+    async def expert(self) -> list[str]:
+        """Return the planner's commands from the beginning to the goal; none if it finds no plan.
+
+        It is asked once a game, before the first step, because it may take seconds; later calls repeat the answer.
+
+        Raises:
+            EnvironmentFailure: a step was taken before it was asked, the worker died, or it does not answer.
+        """
+        if self._plan is None:
+            if self._moved:
+                raise EnvironmentFailure("household engine: the planner is asked before the first step")
+            self._plan = list(await self._engine.ask({"op": "expert"}))
+        return list(self._plan)
+
+    async def close(self) -> None:
+        """End the worker, whatever it is doing."""
+        await self._engine.close()
+
+    async def _view(self, request: Mapping[str, Any]) -> View:
+        answer = await self._engine.ask(request)
+        commands = tuple(answer["commands"])
+        return View(answer["observation"], commands, float(answer["reward"]), answer["done"], answer["won"])
+
+
+def _load_request(source: Problem | str | Path) -> dict[str, Any]:
+    if isinstance(source, Problem):
+        return {"op": "load", "problem": source.to_json()}
+    return {"op": "load", "path": str(Path(source).expanduser().absolute())}
+
+
+def game_files(folder: str | Path | None = None) -> list[Path]:
+    """Return the published games under a folder, by default under `ALFWORLD_DATA`, sorted; none if that is not set.
+
+    Games with movable receptacles or sliced objects are left out: they ask for what the text domain cannot do.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    named = os.environ.get("ALFWORLD_DATA", "") if folder is None else folder
+    if not named:
+        return []
+    root = Path(named).expanduser()
+    if not root.is_dir():
+        raise ConfigError(f"ALFWORLD_DATA: no folder {root}")
+    found = sorted(root.rglob("game.tw-pddl"))
+    return [path for path in found if not any(word in str(path.relative_to(root)) for word in ("movable", "Sliced"))]
+
+
 def _read(config: Mapping[str, Any], resource: str, engine: str) -> AlfworldConfig:
     settings = read_config(AlfworldConfig, config, resource)
     if settings.engine not in (None, engine):
@@ -188,21 +488,12 @@ def _read(config: Mapping[str, Any], resource: str, engine: str) -> AlfworldConf
 
 
 def _tables_for(settings: AlfworldConfig, seed: int | None) -> Tables:
-    """The problem of the configuration, or the one that a reset's seed picks."""
-    if settings.problem is not None:
-        return _own_problem(settings.problem)
-    index = settings.index if settings.index is not None else random.Random(seed).randrange(2**32)
-    types = settings.task_types or list(TaskType)
-    return _generated(settings.split, index, settings.seed, types[index % len(types)])
-
-
-@lru_cache(maxsize=512)
-def _generated(split: str, index: int, seed: int, task_type: TaskType) -> Tables:
-    return Tables(generator.problem(split, index, seed, task_type))
-
-
-def _own_problem(data: Mapping[str, Any]) -> Tables:
-    problem = Problem.from_json(data)
+    """Return the problem of the configuration, or the one that a reset's seed picks."""
+    if settings.problem is None:
+        index = settings.index if settings.index is not None else random.Random(seed).randrange(2**32)
+        types = settings.task_types or list(TaskType)
+        return _generated(settings.split, index, settings.seed, types[index % len(types)])
+    problem = Problem.from_json(settings.problem)
     try:
         return Tables(problem)
     except (KeyError, ValueError) as error:
@@ -210,8 +501,13 @@ def _own_problem(data: Mapping[str, Any]) -> Tables:
         raise ConfigError(f"alfworld resource: problem: {text}: {error}") from None
 
 
+@lru_cache(maxsize=512)
+def _generated(split: str, index: int, seed: int, task_type: TaskType) -> Tables:
+    return Tables(generate_problem(split, index, seed, task_type))
+
+
 def _game_file(settings: AlfworldConfig) -> Path:
-    """A game file, as the task names it or below `ALFWORLD_DATA`."""
+    """Return a game file, as the task names it or below `ALFWORLD_DATA`."""
     path, data = settings.game_file or "", os.environ.get("ALFWORLD_DATA")
     if data:
         root = Path(data).expanduser().resolve()
@@ -221,12 +517,10 @@ def _game_file(settings: AlfworldConfig) -> Path:
     return task_path(path, settings.task_folder, "game_file")
 
 
-_PUBLISHED_SPLITS = {"train": "train", "development": "valid_seen", "held_out": "valid_unseen"}
-
-
 def _published_game(settings: AlfworldConfig, seed: int) -> Path:
-    """The game of the configuration's index, or the one that a reset's seed picks, among the split's published ones."""
-    folder, types = _PUBLISHED_SPLITS[settings.split], [kind.value for kind in settings.task_types or TaskType]
+    """Return the game of the configuration's index, or the one that a reset's seed picks, among the split's games."""
+    folder = {"train": "train", "development": "valid_seen", "held_out": "valid_unseen"}[settings.split]
+    types = [kind.value for kind in settings.task_types or TaskType]
     games = [path for path in game_files() if folder in path.parts and any(kind in str(path) for kind in types)]
     if not games:
         raise ConfigError(
@@ -236,7 +530,7 @@ def _published_game(settings: AlfworldConfig, seed: int) -> Path:
     return games[index % len(games)]
 
 
-def _compare(where: str, real: Any, native: Any) -> None:
+def _compare(where: str, real: View, native: View) -> None:
     for name, one, other in zip(real._fields, real, native, strict=True):
         if one != other:
             raise EnvironmentFailure(

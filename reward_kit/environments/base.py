@@ -1,17 +1,17 @@
 """The contract of every environment an agent acts in.
 
-A resource is one private world. Its life: `setup(config)` once, `reset(seed)` to an initial condition, then `step` by
-`step` until it terminates, and `close`. `fork` gives an independent world in the same state, so that the episodes of a
-group start from one and the same start; `fork_kind` says how:
+A resource is one private environment: `setup(config)` once, `reset(seed)` to an initial condition, `step` by `step`
+until it terminates, then `close`. `fork` returns an independent copy in the same state, so that all episodes of a group
+begin from one start. `fork_kind` declares how:
 
-- `native`: the state is copied. Nothing that happens in one world is ever seen in the other.
-- `replay`: a new private world is set up and reset, and the recorded actions are taken again; every observation is
+- `native`: the state is copied. Changes in one copy are never visible in the other.
+- `replay`: a new environment is set up and reset, and the recorded actions are taken again; every observation is
   compared (`environments/replay.py`).
-- `none`: the resource acts on something outside that cannot be copied. A group then makes fresh starts, which are
+- `none`: the resource acts on something external that cannot be copied. A group then makes fresh starts, which are
   recorded as unverified.
 
 `state_key` names the state for credit assignment: two states with one key have the same future. It covers everything
-that changes future outcomes and excludes time, step counts, session ids and noise. `check_resource` proves what a
+that changes future outcomes and excludes time, step counts, session ids and noise. `check_resource` verifies what a
 resource declares.
 """
 
@@ -24,10 +24,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from reward_kit.errors import ConfigError
+from reward_kit.errors import ConfigError, ToolError, did_you_mean
 
 ForkKind = Literal["native", "replay", "none"]
-"""How a world is copied: by itself, by making its actions again, or not at all."""
+"""How an environment is copied: its state, by repeating its actions, or not at all."""
 ToolSpec = dict[str, Any]
 """A tool in OpenAI form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
@@ -38,11 +38,11 @@ SET_BY_RUNNER = frozenset({"task_folder", "resource_server"})
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What one action did.
+    """The result of one action.
 
     Attributes:
-        observation: what the agent is told; text, or a JSON value that is shown as JSON.
-        reward: the environment's own reward, None where it gives none.
+        observation: the agent's view; text, or a JSON value that is shown as JSON.
+        reward: the environment's own reward, None if it has none.
         terminated: the task ended in the environment, for better or worse; there is no future to value.
         truncated: the environment stopped for an outside reason, such as its own time limit.
         info: JSON-safe facts. `is_action_valid: False` marks an action that the environment could not carry out.
@@ -74,15 +74,14 @@ class StateSnapshot:
 
 
 class ForkableResource(ABC):
-    """One private, forkable world. Subclass it, and run `reward-kit check module:Class` on the result.
+    """One private, forkable environment. Subclass it, and run `reward-kit check module:Class` on the result.
 
     Attributes:
         fork_kind: how `fork` works; see the module's docstring.
         deterministic: the same seed and actions give the same observations, rewards and state keys.
-        never_waits: once it has begun, its calls compute and wait for nothing, so that no time limit could cut one off;
-            none is set.
-        takes_task_folder: a configuration key `task_folder`, the folder of the task file, is added for this resource,
-            so that it finds files by paths relative to it and refuses those that lead out of it.
+        never_waits: its calls compute without ever waiting, so no time limit could interrupt one; none is set.
+        takes_task_folder: the folder of the task file is added as the configuration key `task_folder`, so that paths
+            are relative to it and those that leave it are refused.
         takes_resource_server: the task's `resource_server` is added as the configuration key of that name.
         per_sample_keys: the configuration keys that a row of a dataset may set in its `resource_config`; a dotted name
             (`env_kwargs.desc`) declares one key of a mapping. Rows are untrusted data, so declare only keys whose whole
@@ -98,24 +97,24 @@ class ForkableResource(ABC):
 
     @classmethod
     def fork_kind_for(cls, config: Mapping[str, Any]) -> ForkKind:
-        """How a world of this configuration forks; a resource whose configuration decides it overrides this."""
+        """Return how an environment of this configuration forks; override it if the configuration decides."""
         return cls.fork_kind
 
     @classmethod
     def is_deterministic_for(cls, config: Mapping[str, Any]) -> bool:
-        """Whether a world of this configuration is deterministic; as `fork_kind_for`."""
+        """Return whether an environment of this configuration is deterministic; as `fork_kind_for`."""
         return cls.deterministic
 
     @classmethod
     def per_sample_keys_for(cls, config: Mapping[str, Any]) -> frozenset[str]:
-        """The keys that a row may set if the task's configuration is `config`; as `fork_kind_for`."""
+        """Return the keys that a row may set if the task's configuration is `config`; as `fork_kind_for`."""
         return cls.per_sample_keys
 
     @classmethod
     def keys_refused_to_rows(
         cls, config: Mapping[str, Any], row: Mapping[str, Any]
     ) -> Iterator[tuple[str, type[ForkableResource]]]:
-        """The keys of a row's `resource_config` that it may not set, dotted, each with the class that refuses it.
+        """Return the dotted keys of a row's `resource_config` that it may not set, each with the class that refuses it.
 
         Args:
             config: the task's configuration.
@@ -132,7 +131,7 @@ class ForkableResource(ABC):
 
     @abstractmethod
     async def setup(self, config: Mapping[str, Any]) -> None:
-        """Build the world from the task's `base_resource_config`. Called once, before anything else.
+        """Build the environment from the task's `base_resource_config`. Called once, before anything else.
 
         Raises:
             ConfigError: a key is unknown or a value is wrong; the message names it.
@@ -143,15 +142,15 @@ class ForkableResource(ABC):
         """Go to the initial condition. The same seed gives the same condition."""
 
     async def fork(self) -> ForkableResource:
-        """An independent world in this state.
+        """Return an independent environment in this state.
 
         Raises:
-            NotImplementedError: where `fork_kind` is "none".
+            NotImplementedError: `fork_kind` is "none".
         """
         raise NotImplementedError(f"{type(self).__name__} declares fork_kind {self.fork_kind!r} and cannot be forked")
 
     async def checkpoint(self) -> Any:
-        """The state as a value that `restore` takes, unaffected by what happens later."""
+        """Return the state as a value that `restore` takes, unaffected by later steps."""
         raise NotImplementedError(f"{type(self).__name__} cannot be checkpointed")
 
     async def restore(self, state: Any) -> None:
@@ -164,48 +163,48 @@ class ForkableResource(ABC):
 
         Raises:
             ToolError: the call cannot be carried out (unknown tool, bad arguments). The agent reads the message; the
-                world is unchanged. Any other exception ends the episode.
+                state is unchanged. Any other exception ends the episode.
         """
 
     async def get_observation(self) -> Any:
-        """What an agent that arrives now is told; None where there is nothing to tell."""
+        """Return the observation of an agent that starts in this state; None if there is none."""
         return None
 
     @abstractmethod
     async def get_tools_spec(self) -> list[ToolSpec]:
-        """The tools an agent can call now, in OpenAI form."""
+        """Return the tools that can be called now, in OpenAI form."""
 
     @abstractmethod
     async def state_key(self) -> str:
-        """The name of the present state; equal keys have equal futures."""
+        """Return the name of the present state; equal keys have equal futures."""
 
     async def final_state(self) -> StateSnapshot | None:
-        """The state for reward functions, taken before `close`; None where there is none to show."""
+        """Return the state for reward functions, taken before `close`; None if there is none."""
         return None
 
     async def close(self) -> None:
-        """Release everything. Called exactly once for each world, also after a failure."""
+        """Release everything. Called exactly once, also after a failure."""
         return
 
     async def reseed_noise(self, seed: int) -> None:
-        """Draw everything random from here on from `seed`. Deterministic worlds have nothing to do."""
+        """Draw all further randomness from `seed`. Deterministic environments have nothing to do."""
         return
 
     async def admissible_actions(self) -> Sequence[Mapping[str, Any]] | None:
-        """Every action that makes sense now, as `{"name", "arguments"}`; None where they cannot be listed."""
+        """Return every action that makes sense now, as `{"name", "arguments"}`; None if they cannot be listed."""
         return None
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """The action an expert takes now, as a policy's action; None where the resource has no expert."""
+        """Return the action an expert takes now, as a policy's action; None if the resource has no expert."""
         return None
 
     def seen_by_tool(self, kind: type[ForkableResource], parameter: str) -> ForkableResource:
-        """What a task's own tool receives whose parameter is annotated with `kind`: the world itself."""
+        """Return the resource for a task's own tool whose parameter is annotated with `kind`."""
         return self
 
 
 def _undeclared(row: Mapping[str, Any], allowed: set[tuple[str, ...]]) -> Iterator[str]:
-    """The keys of `row`, dotted, that no path in `allowed` covers."""
+    """Yield the dotted keys of `row` that no path in `allowed` covers."""
     for key, value in row.items():
         below = {path[1:] for path in allowed if path[0] == key}
         if () in below:
@@ -217,21 +216,55 @@ def _undeclared(row: Mapping[str, Any], allowed: set[tuple[str, ...]]) -> Iterat
 
 
 def tool_spec(name: str, description: str, parameters: Mapping[str, Any] | None = None) -> ToolSpec:
-    """A tool in OpenAI form; `parameters` is a JSON schema, by default that of no parameters."""
+    """Return a tool in OpenAI form; `parameters` is a JSON schema, by default that of no parameters."""
     schema = dict(parameters or {"type": "object", "properties": {}})
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+def strict_tool(name: str, description: str, /, **properties: Mapping[str, Any]) -> ToolSpec:
+    """Return a tool that takes these parameters and no others; one whose schema has no default is required."""
+    schema: dict[str, Any] = {"type": "object", "properties": properties}
+    if required := [key for key, given in properties.items() if "default" not in given]:
+        schema["required"] = required
+    return tool_spec(name, description, {**schema, "additionalProperties": False})
+
+
+def check_call(specs: Mapping[str, ToolSpec], tool: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call to one of the strict tools in `specs`, with defaults filled in.
+
+    Checks names, texts and enumerations; other types are left to the caller.
+
+    Raises:
+        ToolError: there is no such tool, or an argument is unknown, missing or wrong.
+    """
+    if tool not in specs:
+        raise ToolError(f"unknown tool {tool!r}{did_you_mean(tool, specs)}")
+    known: Mapping[str, Mapping[str, Any]] = specs[tool]["function"]["parameters"]["properties"]
+    for name in given:
+        if name not in known:
+            raise ToolError(f"{tool}: unknown argument {name!r}{did_you_mean(str(name), known)}")
+    arguments = {}
+    for name, schema in known.items():
+        if name not in given and "default" not in schema:
+            raise ToolError(f"{tool}: {name}: missing")
+        value = arguments[name] = given.get(name, schema.get("default"))
+        if "enum" in schema and value not in schema["enum"]:
+            raise ToolError(f"{tool}: {name}: {value!r:.80} is none of {', '.join(schema['enum'])}")
+        if schema.get("type") == "string" and not isinstance(value, str):
+            raise ToolError(f"{tool}: {name}: must be text, got {value!r:.80}")
+    return arguments
 
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def canonical_json(value: Any) -> str:
-    """JSON text that is equal for equal values: sorted keys, no spaces, Unicode kept."""
+    """Return JSON text that is equal for equal values: sorted keys, no spaces, Unicode kept."""
     return _CANONICAL.encode(value)
 
 
 def hash_key(*parts: str) -> str:
-    """A 128-bit key for the given texts; their boundaries count."""
+    """Return a 128-bit key for the given texts; their boundaries count."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         data = part.encode("utf-8", "surrogatepass")

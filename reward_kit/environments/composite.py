@@ -1,19 +1,19 @@
-"""Several resources that serve one task, as one world: a database beside a directory, a game beside a notebook.
+"""Several resources that serve one task, as one: a database beside a directory, a game beside a notebook.
 
-What is done to the world is done to each part, concurrently; a step goes to the part whose tool was called. The state
-key is that of the tuple of the parts' keys. The weakest part decides how the world forks and whether it is
-deterministic. A task file writes `resources:`; its parts' tools keep their names, except where two clash.
+Each operation is applied to every part, concurrently; a step goes to the part whose tool was called. The state key is
+that of the tuple of the parts' keys. The weakest part decides how the composite forks and whether it is deterministic.
+A task file writes `resources:`; its parts' tools keep their names, except where two clash.
 
-Keys and tools, which every step asks for, are asked of one part after another: most parts know them, and tasks that run
-together would cost thirty times as much.
+Keys and tools, which every step asks for, are asked of one part after another: most parts know them, and concurrent
+tasks would cost thirty times as much.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
 from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar
 
@@ -21,17 +21,78 @@ import anyio
 from pydantic import BaseModel, ConfigDict
 
 from reward_kit.environments.base import ForkableResource, ForkKind, StateSnapshot, StepOutcome, ToolSpec, hash_key
-from reward_kit.environments.config import overlaid, read_config
-from reward_kit.environments.registry import resource_class
+from reward_kit.environments.config import overlaid, read_config, resource_class
 from reward_kit.environments.snapshots import compose
-from reward_kit.environments.tool_names import ToolNames
 from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, ToolError, boundary, did_you_mean
 from reward_kit.task_parts import ResourceParts
 
 _STRENGTH: dict[ForkKind, int] = {"none": 0, "replay": 1, "native": 2}
 _CLOSE_SECONDS = 60.0
+_LONGEST_NAME = 64
+_DIGEST = 8
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
+
+
+class ToolNames:
+    """Unique names for the tools of several parts; a name keeps the meaning of the last `offer`.
+
+    A tool keeps its own name, or gets its part's before it if two clash. A name that clashed once keeps its prefix,
+    also if the tools of a part change later.
+    """
+
+    def __init__(self) -> None:
+        self._clashed: frozenset[str] = frozenset()
+        self._pairs: list[tuple[str, str]] = []
+        self._shown: dict[tuple[str, str], str] = {}
+        self._meant: dict[str, tuple[str, str]] = {}
+
+    def copy(self) -> ToolNames:
+        """Return a twin that is unaffected by later offers."""
+        twin = ToolNames()
+        twin.__dict__.update(self.__dict__)  # every value is replaced by `offer`, none is changed
+        return twin
+
+    def offer(self, specs: Mapping[str, Sequence[ToolSpec]]) -> list[ToolSpec]:
+        """Return the tools of all parts, by part name, under unique names of at most 64 characters."""
+        pairs = [(part, spec["function"]["name"]) for part, offered in specs.items() for spec in offered]
+        if pairs != self._pairs:
+            self._pairs = pairs
+            while True:
+                self._shown = {pair: self._name(*pair) for pair in pairs}
+                count = Counter(self._shown.values())
+                twice = frozenset(name for name in count if count[name] > 1)
+                if not twice:
+                    break
+                # A name with a prefix may clash too, with another's own; a digest then distinguishes it.
+                self._clashed |= twice
+            self._meant = {name: pair for pair, name in self._shown.items()}
+        renamed = []
+        for pair, spec in zip(pairs, (spec for offered in specs.values() for spec in offered), strict=True):
+            function, name = spec["function"], self._shown[pair]
+            is_own = function["name"] == name
+            renamed.append(spec if is_own else {**spec, "function": {**function, "name": name}})
+        return renamed
+
+    def meant_by(self, name: str) -> tuple[str, str] | None:
+        """Return the part and its tool; None if no tool has the name."""
+        return self._meant.get(name)
+
+    def shown(self, part: str, tool: str) -> str | None:
+        """Return the name under which a part's tool was offered; None if it was not."""
+        return self._shown.get((part, tool))
+
+    def known(self) -> list[str]:
+        """Return all names that were offered."""
+        return list(self._meant)
+
+    def _name(self, part: str, tool: str) -> str:
+        if tool not in self._clashed:
+            return tool
+        name = f"{part}_{tool}"
+        if len(name) <= _LONGEST_NAME and name not in self._clashed:
+            return name
+        return f"{name[: _LONGEST_NAME - _DIGEST - 1]}_{hash_key(part, tool)[:_DIGEST]}"
 
 
 class CompositeConfig(BaseModel):
@@ -43,9 +104,9 @@ class CompositeConfig(BaseModel):
 
 
 class CompositeResource(ForkableResource):
-    """Several worlds that are set up, reset, forked and closed together; see `parts`."""
+    """Several resources that are set up, reset, forked and closed together; see `parts`."""
 
-    # Of a world that is given as it is, without its configuration; a part that cannot be forked then says so itself.
+    # For a resource that is given as an object, without its configuration; a part that cannot be forked then raises.
     fork_kind = "native"
 
     def __init__(self) -> None:
@@ -54,7 +115,7 @@ class CompositeResource(ForkableResource):
 
     @classmethod
     def fork_kind_for(cls, config: Mapping[str, Any]) -> ForkKind:
-        """The weakest of the parts' ways: none, then replay, then native."""
+        """Return the weakest of the parts' kinds: none, then replay, then native."""
         if "resources" not in config:
             return cls.fork_kind
         kinds = [kind.fork_kind_for(own) for kind, own in read_parts(config).values()]
@@ -62,14 +123,14 @@ class CompositeResource(ForkableResource):
 
     @classmethod
     def is_deterministic_for(cls, config: Mapping[str, Any]) -> bool:
-        """Whether every part is."""
+        """Return whether every part is deterministic."""
         if "resources" not in config:
             return cls.deterministic
         return all(kind.is_deterministic_for(own) for kind, own in read_parts(config).values())
 
     @classmethod
     def per_sample_keys_for(cls, config: Mapping[str, Any]) -> frozenset[str]:
-        """Those of each part, below its name."""
+        """Return the keys of each part, below its name."""
         parts = read_parts(config) if "resources" in config else {}
         keys = {name: kind.per_sample_keys_for(own) for name, (kind, own) in parts.items()}
         return frozenset(f"{name}.{key}" for name, own in keys.items() for key in own)
@@ -78,7 +139,7 @@ class CompositeResource(ForkableResource):
     def keys_refused_to_rows(
         cls, config: Mapping[str, Any], row: Mapping[str, Any]
     ) -> Iterator[tuple[str, type[ForkableResource]]]:
-        """Those that a part refuses, and every key that is not the name of a part, `resources` included."""
+        """Yield the keys that a part refuses, and every key that is not the name of a part, `resources` included."""
         parts = read_parts(config) if "resources" in config else {}
         for name, value in row.items():
             if name in parts and isinstance(value, Mapping):
@@ -92,7 +153,7 @@ class CompositeResource(ForkableResource):
         """The parts by name, read-only.
 
         Raises:
-            EnvironmentFailure: the world is closed, or was not set up.
+            EnvironmentFailure: the composite is closed, or was not set up.
         """
         if not self._parts:
             raise EnvironmentFailure("the composite resource is closed, or was not set up")
@@ -118,10 +179,13 @@ class CompositeResource(ForkableResource):
         async def one(name: str, part: ForkableResource) -> None:
             made[name] = await part.fork()
 
-        async with AsyncExitStack() as undo:
-            undo.push_async_callback(_close_quietly, made)
+        try:
             await _each(self.parts, one)
-            undo.pop_all()
+        except BaseException:
+            with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
+                for failure in await _close_all(made):
+                    _logger.warning("%s", failure)
+            raise
         twin._parts, twin._names = {name: made[name] for name in self._parts}, self._names.copy()
         return twin
 
@@ -145,7 +209,7 @@ class CompositeResource(ForkableResource):
             return await self.parts[part].step(tool, action_params)
 
     async def get_tools_spec(self) -> list[ToolSpec]:
-        """The tools of all parts; those whose names clash, or once did, are called `<part>_<tool>`."""
+        """Return the tools of all parts; those whose names clash, or once did, are called `<part>_<tool>`."""
         specs: dict[str, list[ToolSpec]] = {}
         for name, part in self.parts.items():
             with _about_part(name):
@@ -153,12 +217,16 @@ class CompositeResource(ForkableResource):
         return self._names.offer(specs)
 
     async def get_observation(self) -> Any:
-        """What the parts have to tell, under a heading for each where more than one does."""
+        """Return the observations of the parts, under a heading for each if more than one has one."""
         observed = await _each(self.parts, lambda _, part: part.get_observation())
-        told = {name: value for name, value in observed.items() if value is not None and value != ""}
-        if len(told) < 2:
-            return next(iter(told.values()), None)
-        return "\n\n".join(f"## {name}\n\n{_text(value)}" for name, value in told.items())
+        given = {name: value for name, value in observed.items() if value is not None and value != ""}
+        if len(given) < 2:
+            return next(iter(given.values()), None)
+        texts = {
+            name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            for name, value in given.items()
+        }
+        return "\n\n".join(f"## {name}\n\n{text}" for name, text in texts.items())
 
     async def state_key(self) -> str:
         keys = []
@@ -168,20 +236,19 @@ class CompositeResource(ForkableResource):
         return hash_key(*keys)
 
     async def final_state(self) -> StateSnapshot | None:
-        """The final states of the parts that have one, of kind "composite"."""
+        """Return the final states of the parts that have one, of kind "composite"."""
         found = await _each(self.parts, lambda _, part: part.final_state())
         shown = {name: snapshot for name, snapshot in found.items() if snapshot is not None}
         return compose(shown) if shown else None
 
     async def close(self) -> None:
-        """Close every part, also where another cannot be closed; the first failure is raised then."""
+        """Close every part, even if another fails to close; then raise the first failure."""
         parts, self._parts = self._parts, {}
-        failures = await _close_all(parts)
-        if failures:
-            raise failures[0]
+        for failure in await _close_all(parts):
+            raise failure
 
     async def admissible_actions(self) -> Sequence[Mapping[str, Any]] | None:
-        """Those of all parts that can list theirs; None where no part can."""
+        """Return the actions of all parts that can list theirs; None if no part can."""
         listed = await _each(self.parts, lambda _, part: part.admissible_actions())
         if all(actions is None for actions in listed.values()):
             return None
@@ -192,7 +259,7 @@ class CompositeResource(ForkableResource):
         ]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """The action of the first part that has one, in the order of the parts."""
+        """Return the action of the first part that has one, in the order of the parts."""
         for name, part in self.parts.items():
             with _about_part(name):
                 action = await part.expert_action()
@@ -207,7 +274,7 @@ class CompositeResource(ForkableResource):
         return None
 
     def seen_by_tool(self, kind: type[ForkableResource], parameter: str) -> ForkableResource:
-        """The part that a tool of the task's own means; see `part_for_tool`."""
+        """Return the part for a tool of the task's own; see `part_for_tool`."""
         name = part_for_tool({name: type(part) for name, part in self.parts.items()}, kind, parameter)
         return self if name is None else self.parts[name]
 
@@ -218,10 +285,10 @@ class CompositeResource(ForkableResource):
 
 
 def read_parts(config: Mapping[str, Any]) -> dict[str, tuple[type[ForkableResource], dict[str, Any]]]:
-    """The class and the configuration of each part, by name.
+    """Return the class and the configuration of each part, by name.
 
     Raises:
-        ConfigError: a key is no part's name, a type does not exist, or a part is a composite itself.
+        ConfigError: a key is not a part's name, a type does not exist, or a part is a composite itself.
     """
     settings = read_config(CompositeConfig, config, "composite")
     over, names = settings.model_extra or {}, [part.name for part in settings.resources]
@@ -243,14 +310,14 @@ def read_parts(config: Mapping[str, Any]) -> dict[str, tuple[type[ForkableResour
 def part_for_tool(
     kinds: Mapping[str, type[ForkableResource]], wanted: type[ForkableResource], parameter: str
 ) -> str | None:
-    """The name of the part that a tool's parameter receives; None for the composite itself.
+    """Return the name of the part that a tool's parameter receives; None for the composite itself.
 
-    It is the one part of the annotated class, else the one that the parameter is called after. A parameter that could
-    be any resource and is called after none receives the composite.
+    It is the one part of the annotated class, else the part with the parameter's name. A parameter that could be any
+    resource and has no part's name receives the composite.
 
     Args:
         kinds: the parts' classes by name.
-        wanted: what the parameter is annotated with.
+        wanted: the parameter's annotation.
         parameter: its name.
 
     Raises:
@@ -261,7 +328,7 @@ def part_for_tool(
     fitting = [name for name, kind in kinds.items() if issubclass(kind, wanted)]
     if len(fitting) == 1:
         return fitting[0]
-    # A class that was loaded from a file is another one where the tool's module imported it by name.
+    # A class that was loaded from a file differs from the one that the tool's module imported by name.
     if parameter in (fitting or kinds):
         return parameter
     parts = ", ".join(f"{name} ({kind.__name__})" for name, kind in kinds.items())
@@ -273,7 +340,7 @@ def part_for_tool(
 
 
 class _about_part:
-    """Names the part in what goes wrong with it. What the agent is to read, a `ToolError`, passes unchanged."""
+    """Adds the part's name to its errors. A `ToolError`, which the agent reads, passes unchanged."""
 
     __slots__ = ("_name",)
 
@@ -297,7 +364,7 @@ class _about_part:
 async def _each(
     parts: Mapping[str, ForkableResource], call: Callable[[str, ForkableResource], Awaitable[_T]]
 ) -> dict[str, _T]:
-    """`call` for every part, concurrently, and what came of each; the first failure cancels the others."""
+    """Call every part concurrently and return the results; the first failure cancels the others."""
     done: dict[str, _T] = {}
 
     async def one(name: str) -> None:
@@ -320,7 +387,7 @@ async def _each(
 
 
 async def _close_all(parts: Mapping[str, ForkableResource]) -> list[RewardKitError]:
-    """Close every part; what went wrong."""
+    """Close every part and return the failures."""
     failures: list[RewardKitError] = []
 
     async def one(name: str, part: ForkableResource) -> None:
@@ -334,17 +401,6 @@ async def _close_all(parts: Mapping[str, ForkableResource]) -> list[RewardKitErr
     return failures
 
 
-async def _close_quietly(parts: Mapping[str, ForkableResource]) -> None:
-    """Close what a fork that failed had made, also while it is being cancelled."""
-    with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
-        for failure in await _close_all(parts):
-            _logger.warning("%s", failure)
-
-
 def _part_seed(seed: int, name: str) -> int:
-    """A 63-bit seed of its own for each part, so that two parts of one type differ."""
+    """Return a 63-bit seed of its own for each part, so that two parts of one type differ."""
     return int(hash_key("part", str(seed), name)[:16], 16) >> 1
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Reads every resource's configuration in one way: what is unknown, wrong or outside the task's folder is one error.
+"""Built-in resources by name, and the configuration of every resource, read in one way.
 
 A configuration has two sources. The task file is code of its author and may set every key. A row of the dataset is
 data: `merged_config`, the one function that lays a row over a task's configuration, accepts only the keys that the
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -17,16 +18,54 @@ import pydantic
 from pydantic import BaseModel
 
 from reward_kit.environments.base import ForkableResource
-from reward_kit.errors import ConfigError
+from reward_kit.errors import ConfigError, did_you_mean
+from reward_kit.loading import load_object
 from reward_kit.providers.keys import check_allowed, origin_of
 from reward_kit.validation import describe_validation_error
+
+BUILT_IN: dict[str, str] = {
+    "alfworld": "alfworld:AlfworldResource",
+    "alfworld_real": "alfworld:RealAlfworldResource",
+    "composite": "composite:CompositeResource",
+    "filesystem": "filesystem:FilesystemResource",
+    "gymnasium": "gymnasium:GymnasiumResource",
+    "http": "http:HttpResource",
+    "mcp": "mcp:McpResource",
+    "openenv": "openenv:OpenEnvResource",
+    "python_state": "python_state:PythonStateResource",
+    "sokoban": "sokoban:SokobanResource",
+    "sqlite": "sqlite:SqliteResource",
+    "textworld": "textworld:TextworldResource",
+    "webshop": "webshop:WebshopResource",
+}
+"""Name -> module below `reward_kit.environments` and class; loaded on first use."""
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _Config = TypeVar("_Config", bound=BaseModel)
 
 
+def resource_class(name: str) -> type[ForkableResource]:
+    """Return the resource class for a built-in name or a `module:Class` (or `file.py:Class`).
+
+    Raises:
+        ConfigError: it does not exist, is not a `ForkableResource`, or needs a package that is not installed.
+    """
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        found = getattr(import_module(f"reward_kit.environments.{module}"), attribute)
+    elif ":" in name:
+        found = load_object(name)
+    else:
+        raise ConfigError(f"unknown resource {name!r}{did_you_mean(name, BUILT_IN)} (your own is file.py:Class)")
+    if not (isinstance(found, type) and issubclass(found, ForkableResource)):
+        raise ConfigError(f"{name!r} is not a subclass of ForkableResource")
+    if found.__abstractmethods__:
+        raise ConfigError(f"{name!r} cannot be made: it does not define {', '.join(sorted(found.__abstractmethods__))}")
+    return found
+
+
 def read_config(model: type[_Config], config: Mapping[str, Any], resource: str) -> _Config:
-    """`config` as `model`.
+    """Validate `config` as `model`.
 
     Raises:
         ConfigError: one line that names every wrong key, its value and the nearest key.
@@ -39,14 +78,14 @@ def read_config(model: type[_Config], config: Mapping[str, Any], resource: str) 
 
 
 def headers_from_environment(names: Mapping[str, str], url: str, resource: str, started: str = "") -> dict[str, str]:
-    """The headers whose values are environment variables, as `headers_env` names them.
+    """Return the headers whose values are environment variables, as `headers_env` names them.
 
     Args:
         names: header -> variable.
-        url: where they are sent.
+        url: the address they are sent to.
         resource: its type, for messages.
-        started: the address of a server that the task itself starts; "" if none. On this machine it may have what it
-            could be handed by `pass_env` just as well.
+        started: the address of a server that the task itself starts; "" if none. On this machine it may have any
+            variable, since `pass_env` could hand it over just as well.
 
     Raises:
         ConfigError: a variable is not set, or not configured for that origin (`providers/keys.py`).
@@ -65,11 +104,11 @@ def headers_from_environment(names: Mapping[str, str], url: str, resource: str, 
 
 
 def task_path(path: str, task_folder: str | None, key: str) -> Path:
-    """The file or directory that a task names.
+    """Return the file or directory that a task names.
 
     Args:
-        path: as written; relative to the task's folder, or to the working directory where there is no task.
-        task_folder: the folder of the task file, None where the resource is used from Python.
+        path: as written; relative to the task's folder, or to the working directory without one.
+        task_folder: the folder of the task file, None if the resource is used from Python.
         key: the configuration key, for the message.
 
     Raises:
@@ -87,7 +126,7 @@ def task_path(path: str, task_folder: str | None, key: str) -> Path:
 def merged_config(
     kind: type[ForkableResource], base: Mapping[str, Any], row: Mapping[str, Any], where: str
 ) -> dict[str, Any]:
-    """The configuration of one sample: the task's, with the row's `resource_config` laid over it.
+    """Return the configuration of one sample: the task's, with the row's `resource_config` laid over it.
 
     Args:
         kind: the class of the resource.
@@ -118,10 +157,10 @@ def check_row_config(kind: type[ForkableResource], base: Mapping[str, Any], row:
 
 
 def overlaid(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`, key by key, at every depth; neither is changed. Both come from the task's author."""
+    """Return `base` with `over` laid on it, key by key, at every depth. Both come from the task's author."""
     merged = dict(base)
     for key, value in over.items():
         inner = merged.get(key)
         both = isinstance(inner, Mapping) and isinstance(value, Mapping)
-        merged[key] = overlaid(inner, value) if both else value  # type: ignore[arg-type]
+        merged[key] = overlaid(inner, value) if both else value  # type: ignore[arg-type] # both are mappings then
     return merged

@@ -1,21 +1,24 @@
 """Files below one directory that no path can leave, whatever an agent or another process puts there.
 
-A path is taken apart once and walked name by name with `openat` and `O_NOFOLLOW`, from a descriptor of the directory
-that is held open. A symbolic link is therefore refused at the moment of use, so that one made between a check and the
-use leads nowhere. Nothing here trusts a path as a string.
+A path is split once and walked name by name with `openat` and `O_NOFOLLOW`, from a descriptor of the directory that is
+held open. A symbolic link is therefore refused at the moment of use, so that one made between a check and the use leads
+nowhere. No path is trusted as a string.
 """
 
 from __future__ import annotations
 
+import base64
 import errno
+import hashlib
 import os
 import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from reward_kit.environments.base import StateSnapshot, canonical_json, hash_key
 from reward_kit.errors import ToolError
 
 EntryKind = Literal["file", "directory"]
@@ -23,10 +26,10 @@ EntryKind = Literal["file", "directory"]
 _MAX_PATH_BYTES = 4_096
 _MAX_NAME_BYTES = 255
 _MAX_PARTS = 64
-# Windows has none of these flags; the module must be importable there, and `SUPPORTED` says that it cannot be used.
+# Windows has none of these flags; the module is importable there, and `SUPPORTED` is False.
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _DIRECTORY_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _NO_FOLLOW
-# O_NONBLOCK, because opening a named pipe would otherwise wait for a writer for ever.
+# O_NONBLOCK, because opening a named pipe would otherwise wait forever for a writer.
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _NO_FOLLOW
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW
 SUPPORTED = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
@@ -34,7 +37,7 @@ SUPPORTED = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file or directory of a tree, with all that counts of it."""
+    """One file or directory of a tree."""
 
     path: str
     kind: EntryKind
@@ -43,7 +46,7 @@ class Entry:
 
 
 def split_path(path: object) -> tuple[str, ...]:
-    """The names of a relative path; () for the directory itself.
+    """Return the names of a relative path; () for the directory itself.
 
     Raises:
         ToolError: it is absolute, has a `..`, a NUL byte or a name that no file can have.
@@ -71,16 +74,16 @@ def split_path(path: object) -> tuple[str, ...]:
 
 
 def show(parts: tuple[str, ...]) -> str:
-    """The path as messages name it."""
+    """Return the path for a message."""
     return repr("/".join(parts) or ".")
 
 
 @contextmanager
 def open_directory(root: int, parts: tuple[str, ...]) -> Iterator[int]:
-    """A descriptor of the directory at `parts` below the open directory `root`.
+    """Open the directory at `parts` below the open directory `root`.
 
     Raises:
-        ToolError: it does not exist, is no directory, or is or lies behind a symbolic link.
+        ToolError: it does not exist, is not a directory, or is or lies behind a symbolic link.
     """
     current = os.open(".", _DIRECTORY_FLAGS, dir_fd=root)
     try:
@@ -96,7 +99,7 @@ def open_directory(root: int, parts: tuple[str, ...]) -> Iterator[int]:
 
 @contextmanager
 def explained(directory: int, name: str, parts: tuple[str, ...]) -> Iterator[None]:
-    """Turn the system's refusal of a call on `name` into a `ToolError` that names the path and the reason."""
+    """Turn an `OSError` of a call on `name` into a `ToolError` that names the path and the reason."""
     try:
         yield
     except OSError as error:
@@ -114,12 +117,11 @@ def explained(directory: int, name: str, parts: tuple[str, ...]) -> Iterator[Non
 
 
 def kind_at(directory: int, name: str) -> str | None:
-    """ "file", "directory", "symlink" or "other"; None where there is nothing."""
+    """Return "file", "directory", "symlink" or "other"; None if there is nothing."""
     try:
-        mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+        return _kind(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
     except OSError:
         return None
-    return _kind(mode)
 
 
 def _kind(mode: int) -> str:
@@ -131,10 +133,10 @@ def _kind(mode: int) -> str:
 
 
 def read_file(directory: int, parts: tuple[str, ...], max_bytes: int) -> tuple[bytes, bool]:
-    """The content of the file `parts[-1]` in the open `directory`, and whether it is executable.
+    """Return the content of the file `parts[-1]` in the open `directory`, and whether it is executable.
 
     Raises:
-        ToolError: it is no regular file, or is larger than `max_bytes`.
+        ToolError: it is not a regular file, or is larger than `max_bytes`.
     """
     with explained(directory, parts[-1], parts):
         handle = os.open(parts[-1], _READ_FLAGS, dir_fd=directory)
@@ -159,20 +161,19 @@ def create_file(directory: int, name: str, content: bytes, executable: bool = Fa
 
 
 def list_names(directory: int) -> list[tuple[str, str]]:
-    """Names and kinds in the open `directory`, sorted by name."""
+    """Return names and kinds in the open `directory`, sorted by name."""
     with os.scandir(directory) as found:
         return sorted((entry.name, _kind(entry.stat(follow_symlinks=False).st_mode)) for entry in found)
 
 
 def scan(root: int, max_bytes: int, parts: tuple[str, ...] = ()) -> Iterator[Entry]:
-    """Every directory and regular file below `root`, parents first, names sorted. Links and devices are left out.
+    """Yield every directory and regular file below `root`, parents first, names sorted; no links and devices.
 
     Raises:
         ToolError: a file is larger than `max_bytes`, or something changed while it was read.
     """
     with open_directory(root, parts) as directory:
-        names = list_names(directory)
-        for name, kind in names:
+        for name, kind in list_names(directory):
             path = (*parts, name)
             if kind == "file":
                 content, executable = read_file(directory, path, max_bytes)
@@ -199,3 +200,27 @@ def remove(directory: int, name: str) -> None:
         shutil.rmtree(name, dir_fd=directory)
     else:
         os.unlink(name, dir_fd=directory)
+
+
+def files_key(entries: tuple[Entry, ...]) -> str:
+    """Return the state key of a set of files: their paths, contents and executable bits."""
+    parts: list[str] = []
+    for entry in sorted(entries, key=lambda entry: entry.path):
+        content = hashlib.blake2b(entry.content, digest_size=16).hexdigest()
+        parts += [entry.path, entry.kind, content, "x" if entry.executable else "-"]
+    return hash_key(*parts)
+
+
+def files_snapshot(entries: tuple[Entry, ...]) -> StateSnapshot:
+    """Return the final state of kind "files" that `FilesState` opens."""
+    files: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        if entry.kind == "file":
+            try:
+                files[entry.path] = {"text": entry.content.decode("utf-8")}
+            except UnicodeDecodeError:
+                files[entry.path] = {"base64": base64.b64encode(entry.content).decode("ascii")}
+            if entry.executable:
+                files[entry.path]["executable"] = True
+    value = {"directories": [entry.path for entry in entries if entry.kind == "directory"], "files": files}
+    return StateSnapshot("files", canonical_json(value).encode("utf-8", "surrogateescape"))

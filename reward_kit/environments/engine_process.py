@@ -1,9 +1,9 @@
-"""A blocking engine in a worker process of its own, asked one thing at a time: the client of `engine_worker`.
+"""A blocking engine in a worker process, asked one thing at a time: the client of `engine_worker`.
 
 Engines block, their libraries print, and C code in them may hang or crash. None of it can harm this process: a worker
-that dies, says something else than an answer, or does not answer in time is one `EnvironmentFailure`, with the last
-lines it wrote. The worker works in a private folder, which is also its place for temporary files: what it leaves there
-goes with it, and what it started is ended with it.
+that dies, sends anything but an answer, or does not answer in time is one `EnvironmentFailure`, with the last lines it
+wrote. The worker runs in a private folder, which also holds its temporary files and is removed with it; the processes
+that it started are ended with it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOG_LINES = 10
 
 
 def worker_command(module: str) -> list[str]:
-    """The command that runs one of our worker modules with this Python."""
+    """Return the command that runs one of our worker modules with this Python."""
     return [sys.executable, "-m", module]
 
 
@@ -61,10 +61,10 @@ class EngineProcess:
         self._answering = False
 
     async def start(self) -> Any:
-        """Start the worker; what it says when it is ready.
+        """Start the worker and return its first answer.
 
         Raises:
-            ConfigError: the worker says what is missing, or its program cannot be run.
+            ConfigError: something that the worker needs is missing, or its program cannot be run.
             EnvironmentFailure: it does not start.
         """
         self._folder = temporary_folder("engine-")
@@ -99,13 +99,13 @@ class EngineProcess:
             timeout: seconds for this answer, by default those of the constructor.
 
         Raises:
-            ConfigError: the worker says that the request is wrong; it goes on.
-            EnvironmentFailure: it died, does not answer or answers nonsense; it is ended.
+            ConfigError: the request is wrong; the worker goes on.
+            EnvironmentFailure: the worker died, does not answer or answers nonsense; it is ended.
         """
         if self._process is None or self._process.stdin is None:
             raise EnvironmentFailure(f"{self._name}: not running")
         if self._answering:
-            # A call before this one was cancelled, and its answer would be taken for this one's.
+            # An earlier call was cancelled, and its answer would pass for this one's.
             await self._fail("an answer was not waited for")
         try:
             await self._process.stdin.send(json.dumps(request).encode() + b"\n")
@@ -114,7 +114,7 @@ class EngineProcess:
         return await self._receive(self._timeout if timeout is None else timeout)
 
     async def close(self) -> None:
-        """End the worker and what it has started, whatever they are doing. Closing again does nothing."""
+        """End the worker and the processes it started, whatever they are doing. Closing again does nothing."""
         process, self._process = self._process, None
         limit, self._log_limit = self._log_limit, None
         folder, self._folder = self._folder, None
@@ -141,9 +141,12 @@ class EngineProcess:
             await self._fail(f"an answer of more than {shown_size(ENGINE_ANSWER_BYTES)}, which is the limit")
         except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError):
             await self._fail(await self._death())
-        answer = _answer(line)
-        if answer is None:
-            await self._fail(f"it said {line[:100]!r}, which is no answer")
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict) or not ("ok" in answer or "error" in answer):
+            await self._fail(f"it sent {line[:100]!r}, which is not an answer")
         self._answering = False
         if "error" in answer:
             raise ConfigError(str(answer["error"]))
@@ -157,19 +160,8 @@ class EngineProcess:
 
     async def _fail(self, what: str) -> NoReturn:
         """End the worker and raise, with the last lines it wrote."""
-        said = "" if self._log is None else _last_lines(self._log)
+        lines: list[str] = []
+        if self._log is not None:
+            lines = log_end(self._log).decode("utf-8", "replace").rstrip().splitlines()[-_LOG_LINES:]
         await self.close()
-        raise EnvironmentFailure(f"{self._name}: {what}{': ' if said else ''}{said}") from None
-
-
-def _answer(line: bytes) -> dict[str, Any] | None:
-    """What a line of the worker says, None where it is no answer."""
-    try:
-        answer = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return answer if isinstance(answer, dict) and ("ok" in answer or "error" in answer) else None
-
-
-def _last_lines(log: Path) -> str:
-    return "\n".join(log_end(log).decode("utf-8", "replace").rstrip().splitlines()[-_LOG_LINES:])
+        raise EnvironmentFailure(": ".join([f"{self._name}: {what}", *(["\n".join(lines)] if lines else [])])) from None

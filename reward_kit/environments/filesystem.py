@@ -1,16 +1,18 @@
 """A private directory of files, for agents that read and edit; no path, link or race leads out of it.
 
-The world is a fresh directory in the system's place for temporary files, removed by `close` (or when the world is
-collected, or the process ends). Symbolic links are neither followed nor copied, and are no part of the state.
+The files are in a fresh temporary directory, removed by `close` (or when the resource is collected, or the process
+ends). Symbolic links are neither followed nor copied, and are not part of the state. Every tool call takes effect as a
+whole or not at all.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import logging
 import os
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +25,25 @@ from reward_kit.environments.base import (
     StateSnapshot,
     StepOutcome,
     ToolSpec,
-    canonical_json,
-    hash_key,
+    check_call,
+    strict_tool,
 )
 from reward_kit.environments.config import read_config, task_path
-from reward_kit.environments.confined import Entry, split_path
-from reward_kit.environments.file_tools import FILE_TOOLS, FILES_FOLDER, FileCall, FileLimits, FileWorld
-from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, boundary, did_you_mean
+from reward_kit.environments.confined import (
+    Entry,
+    explained,
+    files_key,
+    files_snapshot,
+    kind_at,
+    open_directory,
+    show,
+    split_path,
+)
+from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, boundary
+from reward_kit.processes import remove_folder, temporary_folder
 
+FILES_FOLDER = "files"
+_SCRATCH_FOLDER = "new"
 _logger = logging.getLogger(__name__)
 
 
@@ -45,6 +58,172 @@ class FilesystemConfig(BaseModel):
     max_file_bytes: int = Field(default=1_000_000, gt=0)
     max_files: int = Field(default=1_000, gt=0, description="files and directories together")
     max_total_bytes: int = Field(default=64_000_000, gt=0)
+
+
+class FileWorld:
+    """The directory on disk: the agent sees `files`; a file is written in `new` before it moves there."""
+
+    def __init__(self) -> None:
+        self.path = str(temporary_folder("files-"))
+        for name in (FILES_FOLDER, _SCRATCH_FOLDER):
+            os.mkdir(f"{self.path}/{name}", 0o700)  # noqa: PTH102
+        self.files = os.open(f"{self.path}/{FILES_FOLDER}", os.O_RDONLY)
+        self.scratch = os.open(f"{self.path}/{_SCRATCH_FOLDER}", os.O_RDONLY)
+        self.remove = weakref.finalize(self, _remove_world, self.path, self.files, self.scratch)
+
+    @classmethod
+    def make(cls, entries: tuple[Entry, ...]) -> FileWorld:
+        """Return a new directory with these entries."""
+        world = cls()
+        try:
+            confined.materialise(world.files, entries)
+        except BaseException:
+            world.remove()
+            raise
+        return world
+
+
+def _remove_world(path: str, *handles: int) -> None:
+    for handle in handles:
+        os.close(handle)
+    remove_folder(Path(path))
+
+
+@dataclass(frozen=True, slots=True)
+class FileCall:
+    """One tool call. Every method either has its whole effect or raises `ToolError` and changes nothing."""
+
+    world: FileWorld
+    limits: FilesystemConfig
+
+    def list_directory(self, path: str) -> list[dict[str, str]]:
+        with open_directory(self.world.files, split_path(path)) as directory:
+            return [{"name": name, "type": kind} for name, kind in confined.list_names(directory)]
+
+    def read_file(self, path: str) -> str:
+        with self._parent(path) as (directory, parts):
+            content, _ = confined.read_file(directory, parts, self.limits.max_file_bytes)
+        try:
+            return content.decode("utf-8")
+        except UnicodeDecodeError:
+            raise ToolError(f"{show(parts)} is not UTF-8 text ({len(content)} bytes)") from None
+
+    def write_file(self, path: str, content: str) -> str:
+        with self._parent(path) as (directory, parts):
+            return self._put(directory, parts, b"", content)
+
+    def append_file(self, path: str, content: str) -> str:
+        with self._parent(path) as (directory, parts):
+            before = b""
+            if kind_at(directory, parts[-1]) is not None:
+                before, _ = confined.read_file(directory, parts, self.limits.max_file_bytes)
+            return self._put(directory, parts, before, content)
+
+    def delete_path(self, path: str) -> str:
+        with self._parent(path) as (directory, parts):
+            self._refuse_link(directory, parts)
+            # One rename takes it out of sight, so that a large directory is deleted whole or not at all.
+            with explained(directory, parts[-1], parts):
+                os.rename(parts[-1], "deleted", src_dir_fd=directory, dst_dir_fd=self.world.scratch)
+        confined.remove(self.world.scratch, "deleted")
+        return f"{show(parts)} is deleted"
+
+    def move_path(self, source: str, target: str) -> str:
+        with self._parent(source) as (old, old_parts), self._parent(target) as (new, new_parts):
+            self._refuse_link(old, old_parts)
+            if kind_at(new, new_parts[-1]) is not None:
+                raise ToolError(f"{show(new_parts)} exists already; delete it first")
+            with explained(old, old_parts[-1], old_parts):
+                os.rename(old_parts[-1], new_parts[-1], src_dir_fd=old, dst_dir_fd=new)
+        return f"{show(old_parts)} is now {show(new_parts)}"
+
+    def make_directory(self, path: str) -> str:
+        parts = _named(path)
+        missing = self._missing_directories(parts)
+        self._check_room(more_files=len(missing), more_bytes=0)
+        for made in missing:
+            with open_directory(self.world.files, made[:-1]) as directory, explained(directory, made[-1], made):
+                os.mkdir(made[-1], 0o700, dir_fd=directory)
+        return f"{show(parts)} is there"
+
+    def _missing_directories(self, parts: tuple[str, ...]) -> list[tuple[str, ...]]:
+        for depth in range(len(parts)):
+            with open_directory(self.world.files, parts[:depth]) as directory:
+                if kind_at(directory, parts[depth]) is None:
+                    return [parts[:end] for end in range(depth + 1, len(parts) + 1)]
+        with open_directory(self.world.files, parts):
+            return []
+
+    @contextmanager
+    def _parent(self, path: str) -> Iterator[tuple[int, tuple[str, ...]]]:
+        parts = _named(path)
+        with open_directory(self.world.files, parts[:-1]) as directory:
+            yield directory, parts
+
+    def _refuse_link(self, directory: int, parts: tuple[str, ...]) -> None:
+        kind = kind_at(directory, parts[-1])
+        if kind is None:
+            raise ToolError(f"{show(parts)} does not exist")
+        if kind == "symlink":
+            raise ToolError(f"{show(parts)} is a symbolic link; links are not followed")
+
+    def _put(self, directory: int, parts: tuple[str, ...], before: bytes, text: str) -> str:
+        try:
+            content = before + text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise ToolError("content is not valid Unicode text") from None
+        name, limit = parts[-1], self.limits.max_file_bytes
+        if len(content) > limit:
+            raise ToolError(f"{show(parts)} would be larger than {limit} bytes")
+        executable = False
+        if kind_at(directory, name) is None:
+            self._check_room(more_files=1, more_bytes=len(content))
+        else:
+            # Refuses anything but a regular file, and keeps the executable bit of the file that is replaced.
+            replaced, executable = confined.read_file(directory, parts, self.limits.max_total_bytes)
+            self._check_room(more_files=0, more_bytes=len(content) - len(replaced))
+        confined.create_file(self.world.scratch, name, content, executable)
+        try:
+            with explained(directory, name, parts):
+                os.rename(name, name, src_dir_fd=self.world.scratch, dst_dir_fd=directory)
+        except ToolError:
+            confined.remove(self.world.scratch, name)
+            raise
+        return f"{show(parts)} has {len(content)} bytes"
+
+    def _check_room(self, more_files: int, more_bytes: int) -> None:
+        files = size = 0
+        for _, directories, names, handle in os.fwalk(".", dir_fd=self.world.files):
+            files += len(directories) + len(names)
+            size += sum(os.stat(name, dir_fd=handle, follow_symlinks=False).st_size for name in names)
+        if more_files > 0 and files + more_files > self.limits.max_files:
+            raise ToolError(f"there is room for {self.limits.max_files} files and directories, and {files} are there")
+        if more_bytes > 0 and size + more_bytes > self.limits.max_total_bytes:
+            raise ToolError(f"there is room for {self.limits.max_total_bytes} bytes, and {size} are used")
+
+
+def _named(path: str) -> tuple[str, ...]:
+    parts = split_path(path)
+    if not parts:
+        raise ToolError(f"path {path!r} is the working directory itself; name something in it")
+    return parts
+
+
+_PATH = {"type": "string", "description": "a path relative to the working directory, such as notes/today.txt"}
+_TEXT = {"type": "string", "description": "the text"}
+_TOOLS: dict[str, tuple[Callable[..., Any], bool, ToolSpec]] = {
+    run.__name__: (run, writes, strict_tool(run.__name__, description, **parameters))
+    for run, writes, description, parameters in (
+        (FileCall.list_directory, False, "List a directory.", {"path": {**_PATH, "default": "."}}),
+        (FileCall.read_file, False, "Read a text file.", {"path": _PATH}),
+        (FileCall.write_file, True, "Write a file; its directory must exist.", {"path": _PATH, "content": _TEXT}),
+        (FileCall.append_file, True, "Append text to a file, or create it.", {"path": _PATH, "content": _TEXT}),
+        (FileCall.delete_path, True, "Delete a file, or a directory with all that is in it.", {"path": _PATH}),
+        (FileCall.move_path, True, "Move or rename a file or a directory.", {"source": _PATH, "target": _PATH}),
+        (FileCall.make_directory, True, "Make a directory, and those above it.", {"path": _PATH}),
+    )
+}
+_SPECS = {name: spec for name, (_, _, spec) in _TOOLS.items()}
 
 
 class FilesystemResource(ForkableResource):
@@ -64,14 +243,9 @@ class FilesystemResource(ForkableResource):
     @property
     def root(self) -> Path:
         """The directory itself, for tools that run programs in it."""
-        # From here on others may write, so a key is computed anew each time it is asked for.
+        # From here on others may write, so the key is computed each time.
         self._touched = True
         return Path(self._here.path) / FILES_FOLDER
-
-    @property
-    def _limits(self) -> FileLimits:
-        settings = self._settings
-        return FileLimits(settings.max_file_bytes, settings.max_files, settings.max_total_bytes)
 
     @property
     def _here(self) -> FileWorld:
@@ -84,28 +258,28 @@ class FilesystemResource(ForkableResource):
         if not confined.SUPPORTED:
             raise ConfigError("the filesystem resource needs openat and O_NOFOLLOW, which this system does not have")
         self._initial = await anyio.to_thread.run_sync(_initial_entries, self._settings)
-        await self._replace(self._initial)
+        await self.restore(self._initial)
 
     async def reset(self, seed: int | None = None) -> None:
-        await self._replace(self._initial)
+        await self.restore(self._initial)
 
     async def fork(self) -> ForkableResource:
         twin = type(self)()
         twin._settings, twin._initial = self._settings, self._initial
-        await twin._replace(await self.checkpoint())
+        await twin.restore(await self.checkpoint())
         return twin
 
     async def checkpoint(self) -> Any:
         return await anyio.to_thread.run_sync(self._entries)
 
     async def restore(self, state: Any) -> None:
-        await self._replace(state)
-
-    async def get_observation(self) -> Any:
-        return None
+        fresh = await anyio.to_thread.run_sync(FileWorld.make, state)
+        old, self._world, self._key = self._world, fresh, None
+        if old is not None:
+            await anyio.to_thread.run_sync(old.remove)
 
     async def get_tools_spec(self) -> list[ToolSpec]:
-        return [tool.spec for tool in FILE_TOOLS.values()]
+        return list(_SPECS.values())
 
     async def state_key(self) -> str:
         if self._key is None or self._touched:
@@ -121,14 +295,12 @@ class FilesystemResource(ForkableResource):
             await anyio.to_thread.run_sync(world.remove)
 
     async def step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
-        tool = FILE_TOOLS.get(action_name)
-        if tool is None:
-            raise ToolError(f"unknown tool {action_name!r}{did_you_mean(action_name, FILE_TOOLS)}")
-        arguments = tool.checked(action_params)
-        if tool.writes:
+        arguments = check_call(_SPECS, action_name, action_params)
+        run, writes, _ = _TOOLS[action_name]
+        if writes:
             self._key = None
-        call = FileCall(self._here, self._limits)
-        return StepOutcome(await anyio.to_thread.run_sync(lambda: tool.run(call, **arguments)))
+        call = FileCall(self._here, self._settings)
+        return StepOutcome(await anyio.to_thread.run_sync(lambda: run(call, **arguments)))
 
     def _entries(self) -> tuple[Entry, ...]:
         limit = max(self._settings.max_file_bytes, self._settings.max_total_bytes)
@@ -138,32 +310,36 @@ class FilesystemResource(ForkableResource):
             except ToolError as error:
                 raise EnvironmentFailure(str(error)) from error
 
-    async def _replace(self, entries: tuple[Entry, ...]) -> None:
-        fresh = await anyio.to_thread.run_sync(FileWorld.make, entries)
-        old, self._world, self._key = self._world, fresh, None
-        if old is not None:
-            await anyio.to_thread.run_sync(old.remove)
-
 
 def _initial_entries(settings: FilesystemConfig) -> tuple[Entry, ...]:
     entries = {entry.path: entry for entry in _source_entries(settings)}
+    where = "filesystem resource: files"
     for path, text in settings.files.items():
         try:
             parts = split_path(path)
         except ToolError as error:
-            raise ConfigError(f"filesystem resource: files: {error}") from None
+            raise ConfigError(f"{where}: {error}") from None
         if not parts:
-            raise ConfigError(f"filesystem resource: files: {path!r} names no file")
+            raise ConfigError(f"{where}: {path!r} names no file")
         for depth in range(1, len(parts)):
             folder = "/".join(parts[:depth])
             if entries.setdefault(folder, Entry(folder, "directory")).kind != "directory":
-                raise ConfigError(f"filesystem resource: files: {path!r} lies below {folder!r}, which is a file")
+                raise ConfigError(f"{where}: {path!r} lies below {folder!r}, which is a file")
         name = "/".join(parts)
         if name in entries and entries[name].kind == "directory":
-            raise ConfigError(f"filesystem resource: files: {path!r} is a directory too")
+            raise ConfigError(f"{where}: {path!r} is a directory too")
         entries[name] = Entry(name, "file", text.encode("utf-8", "surrogatepass"))
     ordered = tuple(entries[path] for path in sorted(entries, key=lambda path: path.split("/")))
-    _check_limits(ordered, settings)
+    too_large = [entry.path for entry in ordered if len(entry.content) > settings.max_file_bytes]
+    problem = ""
+    if too_large:
+        problem = f"{too_large[0]!r} is larger than max_file_bytes ({settings.max_file_bytes})"
+    elif len(ordered) > settings.max_files:
+        problem = f"{len(ordered)} files and directories; max_files is {settings.max_files}"
+    elif sum(len(entry.content) for entry in ordered) > settings.max_total_bytes:
+        problem = f"the files together are larger than max_total_bytes ({settings.max_total_bytes})"
+    if problem:
+        raise ConfigError(f"filesystem resource: {problem}")
     return ordered
 
 
@@ -183,43 +359,3 @@ def _source_entries(settings: FilesystemConfig) -> Iterator[Entry]:
     links = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink()]
     if links:
         _logger.warning("source_dir %s: symbolic links are not copied: %s", folder, ", ".join(sorted(links)[:5]))
-
-
-def _check_limits(entries: tuple[Entry, ...], settings: FilesystemConfig) -> None:
-    problem = ""
-    too_large = [entry.path for entry in entries if len(entry.content) > settings.max_file_bytes]
-    if too_large:
-        problem = f"{too_large[0]!r} is larger than max_file_bytes ({settings.max_file_bytes})"
-    elif len(entries) > settings.max_files:
-        problem = f"{len(entries)} files and directories; max_files is {settings.max_files}"
-    elif sum(len(entry.content) for entry in entries) > settings.max_total_bytes:
-        problem = f"the files together are larger than max_total_bytes ({settings.max_total_bytes})"
-    if problem:
-        raise ConfigError(f"filesystem resource: {problem}")
-
-
-def files_key(entries: tuple[Entry, ...]) -> str:
-    """The state key of a set of files: their paths, contents and executable bits."""
-    parts: list[str] = []
-    for entry in sorted(entries, key=lambda entry: entry.path):
-        content = hashlib.blake2b(entry.content, digest_size=16).hexdigest()
-        parts += [entry.path, entry.kind, content, "x" if entry.executable else "-"]
-    return hash_key(*parts)
-
-
-def files_snapshot(entries: tuple[Entry, ...]) -> StateSnapshot:
-    """The final state of kind "files" that `FilesState` opens."""
-    files: dict[str, Any] = {}
-    for entry in entries:
-        if entry.kind == "file":
-            shown: dict[str, Any] = _text_or_base64(entry.content)
-            files[entry.path] = {**shown, "executable": True} if entry.executable else shown
-    value = {"directories": [entry.path for entry in entries if entry.kind == "directory"], "files": files}
-    return StateSnapshot("files", canonical_json(value).encode("utf-8", "surrogateescape"))
-
-
-def _text_or_base64(content: bytes) -> dict[str, str]:
-    try:
-        return {"text": content.decode("utf-8")}
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(content).decode("ascii")}

@@ -1,10 +1,13 @@
-"""Gymnasium's toy-text environments (FrozenLake, Taxi, Blackjack, CliffWalking) as worlds with one typed tool.
+"""Gymnasium's toy-text environments (FrozenLake, Taxi, Blackjack, CliffWalking) with one typed tool.
 
 Any other environment with discrete actions works as well as its rendering and observations allow.
 
-Time is no part of the state key, although Gymnasium's TimeLimit cuts an episode after so many steps: `truncated` says
-that the environment stopped for an outside reason, and a state's value is that of the task without the limit.
-Randomness is noise, and no part of it either: a slippery lake goes on differently from one state with other noise.
+The state key leaves out time, although Gymnasium's TimeLimit cuts an episode after so many steps: `truncated` reports
+that the environment stopped for an outside reason, and a state's value is that of the task without the limit. It also
+leaves out randomness, which is noise: a slippery lake goes on differently from one state with other noise.
+
+Gymnasium's own rendering marks the agent by a terminal colour, which plain text loses, and shows the last action, which
+is not part of the state; so each toy-text environment has a `Family` here that names its actions and draws its state.
 """
 
 from __future__ import annotations
@@ -12,9 +15,12 @@ from __future__ import annotations
 import copy
 import re
 import warnings
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from reward_kit.environments.base import (
@@ -23,21 +29,232 @@ from reward_kit.environments.base import (
     StepOutcome,
     ToolSpec,
     canonical_json,
+    check_call,
     hash_key,
-    tool_spec,
+    strict_tool,
 )
 from reward_kit.environments.config import read_config
-from reward_kit.environments.planning import best_action
-from reward_kit.environments.toy_text import FAMILIES, UNKNOWN, Blackjack, Family, blackjack_strategy
-from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, boundary, did_you_mean, how_to_install
+from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, boundary, how_to_install
 
-_TOOL = "act"
+Transitions = Mapping[int, Mapping[int, Sequence[tuple[float, int, float, bool]]]]
+"""Gymnasium's table: state -> action -> [(probability, next state, reward, terminated)]."""
+
+DISCOUNT = 0.99
+_CACHE_SIZE = 256
+_cache: OrderedDict[str, NDArray[np.float64]] = OrderedDict()
+_COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
+_TAXI_STOPS = ("R", "G", "Y", "B")
+_TAXI_STOP_NAMES = ("R (red)", "G (green)", "Y (yellow)", "B (blue)")
 _DATA_ARGUMENTS = {
     "FrozenLake": ("desc", "map_name", "is_slippery", "success_rate", "reward_schedule"),
     "CliffWalking": ("is_slippery",),
     "Taxi": ("is_rainy", "fickle_passenger"),
     "Blackjack": ("natural", "sab"),
 }
+
+
+def action_values(
+    transitions: Transitions, discount: float = DISCOUNT, tolerance: float = 1e-10
+) -> NDArray[np.float64]:
+    """Return the optimal action values, by value iteration (Sutton and Barto 2018, section 4.4).
+
+        Q(s, a) = Σ p(s', r | s, a) · (r + γ · max_a' Q(s', a'))
+
+    Args:
+        transitions: the table; states and actions are numbered from 0.
+        discount: γ < 1, so that the shorter of two ways is the better one.
+        tolerance: iteration ends when no value moves by more.
+
+    Returns:
+        Q of shape (states, actions).
+    """
+    states, actions = len(transitions), len(transitions[0])
+    width = max(len(outcomes) for row in transitions.values() for outcomes in row.values())
+    probability = np.zeros((states, actions, width))
+    following = np.zeros((states, actions, width), dtype=np.int64)
+    reward = np.zeros((states, actions, width))
+    goes_on = np.zeros((states, actions, width))
+    for state, row in transitions.items():
+        for action, outcomes in row.items():
+            for index, (chance, target, gain, ended) in enumerate(outcomes):
+                probability[state, action, index] = chance
+                following[state, action, index] = target
+                reward[state, action, index] = gain
+                goes_on[state, action, index] = not ended
+    expected_reward = (probability * reward).sum(axis=2)
+    weight = discount * probability * goes_on
+    values = np.zeros(states)
+    while True:
+        q_values: NDArray[np.float64] = expected_reward + (weight * values[following]).sum(axis=2)
+        best = q_values.max(axis=1)
+        if np.abs(best - values).max() <= tolerance:
+            return q_values
+        values = best
+
+
+def best_action(name: str, transitions: Transitions, state: int) -> int:
+    """Return the first of the optimal actions in `state`. Solved once for each `name` of a table."""
+    if name not in _cache:
+        _cache[name] = action_values(transitions)
+        while len(_cache) > _CACHE_SIZE:
+            _cache.popitem(last=False)
+    _cache.move_to_end(name)
+    # Rounded, so that the order of equal actions does not depend on the last bit.
+    return int(np.argmax(np.round(_cache[name][state], 8)))
+
+
+class Family:
+    """The knowledge about one kind of environment with a table. Every method takes the unwrapped environment."""
+
+    actions: tuple[str, ...] = ()
+    legend: str = ""
+    has_table = True
+
+    def text(self, env: Any, observation: Any) -> str:
+        """Return the state as the agent is shown it; equal states have equal text."""
+        raise NotImplementedError
+
+    def state(self, env: Any, observation: Any) -> Any:
+        """Return everything that decides the future beside configuration and noise, as a JSON value."""
+        return int(env.s)
+
+    def succeeded(self, env: Any, reward: float | None, terminated: bool) -> bool | None:
+        """Return whether the goal is reached; None if the environment has none."""
+        return terminated
+
+    def admissible(self, env: Any, count: int) -> list[int]:
+        """Return the actions that make sense now."""
+        return list(range(count))
+
+
+class FrozenLake(Family):
+    actions = ("left", "down", "right", "up")
+    legend = "S start, F frozen, H hole, G goal; you are in the [brackets]. Reach G without falling into H."
+
+    def text(self, env: Any, observation: Any) -> str:
+        return _grid([[cell.decode() for cell in row] for row in env.desc], int(env.s))
+
+    def succeeded(self, env: Any, reward: float | None, terminated: bool) -> bool | None:
+        return bool(env.desc.reshape(-1)[int(env.s)] == b"G")
+
+
+class CliffWalking(Family):
+    actions = ("up", "right", "down", "left")
+    legend = (
+        "S start, G goal, C cliff (it costs 100 and leads back to S); you are in the [brackets]. Each move costs 1."
+    )
+
+    def text(self, env: Any, observation: Any) -> str:
+        cells = [["C" if cliff else "." for cliff in row] for row in env._cliff]
+        cells[-1][0], cells[-1][-1] = "S", "G"
+        return _grid(cells, int(env.s))
+
+
+class Taxi(Family):
+    actions = ("south", "north", "east", "west", "pickup", "dropoff")
+    legend = (
+        "T is your taxi, | a wall, : a way through; R, G, Y and B are the stops. Pick the passenger up and drop them "
+        "off at the destination. Each step costs 1, a wrong pickup or dropoff 10."
+    )
+
+    def text(self, env: Any, observation: Any) -> str:
+        row, column, passenger, destination = env.decode(int(env.s))
+        cells = [[cell.decode() for cell in line] for line in env.desc]
+        cells[1 + row][2 * column + 1] = "T"
+        where = "in the taxi" if passenger == 4 else f"at {_TAXI_STOP_NAMES[passenger]}"
+        here = [_TAXI_STOPS[index] for index, stop in enumerate(env.locs) if tuple(stop) == (row, column)]
+        lines = ["".join(line) for line in cells]
+        lines.append(f"The taxi is in row {row}, column {column}{f', at {here[0]}' if here else ''}.")
+        lines.append(f"The passenger is {where}; the destination is {_TAXI_STOP_NAMES[destination]}.")
+        return "\n".join(lines)
+
+    def state(self, env: Any, observation: Any) -> Any:
+        # A fickle passenger changes their mind once; whether that is still to come is hidden, and decides the future.
+        return [int(env.s), bool(getattr(env, "fickle_step", False))]
+
+    def admissible(self, env: Any, count: int) -> list[int]:
+        return [int(action) for action in np.flatnonzero(env.action_mask(int(env.s)))]
+
+
+class Blackjack(Family):
+    """Cards are drawn with replacement: both hands are the whole state, without the order of one's own."""
+
+    actions = ("stick", "hit")
+    legend = "Come closer to 21 than the dealer without going over. An ace counts 1 or 11, a picture card 10."
+    has_table = False
+
+    def text(self, env: Any, observation: Any) -> str:
+        total, _, usable_ace = observation
+        names = ["A" if card == 1 else str(int(card)) for card in (*sorted(env.player), env.dealer[0])]
+        ace = ", with an ace counted as 11" if usable_ace else ""
+        return f"Your hand: {' '.join(names[:-1])} ({int(total)}{ace}). The dealer shows {names[-1]}."
+
+    def state(self, env: Any, observation: Any) -> Any:
+        return {"player": sorted(int(card) for card in env.player), "dealer": [int(card) for card in env.dealer]}
+
+    def succeeded(self, env: Any, reward: float | None, terminated: bool) -> bool | None:
+        return terminated and reward is not None and reward > 0
+
+
+class Unknown(Family):
+    """Best effort for any other environment with discrete actions: its table's state, or else its last observation."""
+
+    has_table = False
+
+    def text(self, env: Any, observation: Any) -> str:
+        if env.render_mode == "ansi":
+            drawn = env.render()
+            return plain_text(drawn if isinstance(drawn, str) else str(drawn))
+        return str(to_json(observation))
+
+    def state(self, env: Any, observation: Any) -> Any:
+        return to_json(env.s if hasattr(env, "s") else observation)
+
+    def succeeded(self, env: Any, reward: float | None, terminated: bool) -> bool | None:
+        return None
+
+
+FAMILIES: dict[str, Family] = {
+    "FrozenLakeEnv": FrozenLake(),
+    "CliffWalkingEnv": CliffWalking(),
+    "TaxiEnv": Taxi(),
+    "BlackjackEnv": Blackjack(),
+}
+UNKNOWN = Unknown()
+
+
+def blackjack_strategy(total: int, dealer: int, usable_ace: bool) -> int:
+    """Return basic strategy if one can only stick (0) or hit (1); `dealer` is the card shown, an ace is 1."""
+    if usable_ace:
+        return int(total <= 17 or (total == 18 and dealer in (1, 9, 10)))
+    if total <= 11:
+        return 1
+    if total == 12:
+        return int(dealer not in (4, 5, 6))
+    return int(total <= 16 and dealer not in (2, 3, 4, 5, 6))
+
+
+def plain_text(text: str) -> str:
+    """Return terminal text without its colour codes; coloured parts stand in brackets."""
+    return _COLOURED.sub(r"[\1]", text).replace("\x1b", "").strip("\n")
+
+
+def to_json(value: Any) -> Any:
+    """Return an observation as a JSON value."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    return value if value is None or isinstance(value, str | bool | int | float) else str(value)
+
+
+def _grid(cells: list[list[str]], position: int) -> str:
+    row, column = divmod(position, len(cells[0]))
+    shown = [[f" {cell} " for cell in line] for line in cells]
+    shown[row][column] = f"[{cells[row][column]}]"
+    return "\n".join("".join(line).rstrip() for line in shown)
 
 
 class RandomMap(BaseModel):
@@ -79,7 +296,7 @@ class GymnasiumResource(ForkableResource):
 
     @classmethod
     def per_sample_keys_for(cls, config: Mapping[str, Any]) -> frozenset[str]:
-        """`random_map`, and those arguments of a toy-text environment that are data; of others nothing is known."""
+        """Return `random_map`, and the arguments of a toy-text environment that are data; of others none is known."""
         found = re.fullmatch(r"(FrozenLake|CliffWalking|Taxi|Blackjack)\w*(-v\d+)?", str(config.get("env_id")))
         known = _DATA_ARGUMENTS[found[1]] if found else ()
         return cls.per_sample_keys | {f"env_kwargs.{name}" for name in known}
@@ -93,7 +310,10 @@ class GymnasiumResource(ForkableResource):
 
     async def reset(self, seed: int | None = None) -> None:
         if self._settings.random_map:
-            self._build(_random_map(self._settings.random_map, seed))
+            from gymnasium.envs.toy_text.frozen_lake import generate_random_map
+
+            drawn = self._settings.random_map
+            self._build(list(generate_random_map(size=drawn.size, p=drawn.p, seed=seed)))
         self._start(seed)
 
     async def fork(self) -> ForkableResource:
@@ -102,12 +322,13 @@ class GymnasiumResource(ForkableResource):
         return twin
 
     async def checkpoint(self) -> Any:
-        return self._state_fields(self._copied_env())
+        kept = {name: value for name, value in vars(self).items() if name not in ("_settings", "_env")}
+        return {**kept, "_env": self._copied_env()}
 
     async def restore(self, state: Any) -> None:
         old = self._env
         vars(self).update(state)
-        # A copy once more, so that the checkpoint can be restored again.
+        # Another copy, so that the checkpoint can be restored again.
         self._env = self._copied_env()
         old.close()
 
@@ -163,10 +384,10 @@ class GymnasiumResource(ForkableResource):
             return []
         sensible = set(self._family.admissible(self._env.unwrapped, len(self._names)))
         names = [name for index, name in enumerate(self._names) if index in sensible]
-        return [{"name": _TOOL, "arguments": {"action": name}} for name in names]
+        return [{"name": "act", "arguments": {"action": name}} for name in names]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """Optimal for the table environments (value iteration, γ = 0.99), basic strategy for Blackjack, else None."""
+        """Return the optimal action of a table environment (γ = 0.99), basic strategy for Blackjack, else None."""
         env = self._env.unwrapped
         if self._terminated or self._truncated:
             return None
@@ -177,10 +398,10 @@ class GymnasiumResource(ForkableResource):
             index = best_action(self._world_name, env.P, int(env.s))
         else:
             return None
-        return {"type": "tool_call", "name": _TOOL, "arguments": {"action": list(self._names)[index]}}
+        return {"type": "tool_call", "name": "act", "arguments": {"action": list(self._names)[index]}}
 
     def _build(self, desc: list[str] | None) -> None:
-        """Make the environment, with the map `desc` where one was drawn."""
+        """Make the environment, with the map `desc` if one was drawn."""
         if self._env is not None:
             self._env.close()
         kwargs = {**self._settings.env_kwargs, **({"desc": desc} if desc else {})}
@@ -198,8 +419,7 @@ class GymnasiumResource(ForkableResource):
         else:
             self._names = {first + index: first + index for index in range(count)}
             schema = {"type": "integer", "minimum": first, "maximum": first + count - 1}
-        parameters = {"type": "object", "properties": {"action": schema}, "required": ["action"]}
-        self._spec = tool_spec(_TOOL, "Take one action.", {**parameters, "additionalProperties": False})
+        self._spec = strict_tool("act", "Take one action.", action=schema)
 
     def _start(self, seed: int | None) -> None:
         with boundary(EnvironmentFailure, f"{self._settings.env_id}.reset"):
@@ -210,18 +430,11 @@ class GymnasiumResource(ForkableResource):
         return self._family.text(self._env.unwrapped, self._observation)
 
     def _action(self, tool: str, arguments: Mapping[str, Any]) -> int:
-        if tool != _TOOL:
-            raise ToolError(f"unknown tool {tool!r}{did_you_mean(tool, [_TOOL])}")
-        for name in arguments:
-            if name != "action":
-                raise ToolError(f"{_TOOL}: unknown argument {name!r}{did_you_mean(str(name), ['action'])}")
-        if "action" not in arguments:
-            raise ToolError(f"{_TOOL}: action: missing")
-        action = arguments["action"]
+        action = check_call({"act": self._spec}, tool, arguments)["action"]
         # True equals 1 in Python; as an action it is a mistake.
         if isinstance(action, bool) or not isinstance(action, str | int) or action not in self._names:
             shown = [str(name) for name in self._names]
-            raise ToolError(f"{_TOOL}: action: {action!r} is none of {', '.join(shown[:20])}")
+            raise ToolError(f"act: action: {action!r} is none of {', '.join(shown[:20])}")
         if self._terminated or self._truncated:
             raise ToolError("the episode is over; no action changes anything")
         return self._names[action]
@@ -233,13 +446,9 @@ class GymnasiumResource(ForkableResource):
         fixed += [env.action_space, env.observation_space]
         return copy.deepcopy(self._env, {id(value): value for value in fixed if value is not None})
 
-    def _state_fields(self, env: Any) -> dict[str, Any]:
-        kept = {name: value for name, value in vars(self).items() if name not in ("_settings", "_env")}
-        return {**kept, "_env": env}
-
 
 def _make_env(env_id: str, kwargs: Mapping[str, Any]) -> Any:
-    # Importing and making may warn of deprecated modules and older versions, which is nothing a user of ours can mend.
+    # Importing and making may warn of deprecated modules and older versions, which our users cannot fix.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -253,9 +462,3 @@ def _make_env(env_id: str, kwargs: Mapping[str, Any]) -> Any:
             modes = getattr(made, "metadata", {}).get("render_modes", ())
             options: dict[str, Any] = {"render_mode": "ansi"} if "ansi" in modes else {}
             return gymnasium.make(env_id, disable_env_checker=True, **{**options, **kwargs})
-
-
-def _random_map(settings: RandomMap, seed: int | None) -> list[str]:
-    from gymnasium.envs.toy_text.frozen_lake import generate_random_map
-
-    return list(generate_random_map(size=settings.size, p=settings.p, seed=seed))

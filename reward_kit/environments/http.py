@@ -1,54 +1,72 @@
-"""A world behind four URLs (start, step, end, health), so that an environment can be written in any language.
+"""An environment behind four URLs (start, step, end, health), so that it can be written in any language.
 
-Each world is an episode of its own on the server, told apart by the id that the server gave it.
-`docs/guides/environments.md` has the exact JSON. Where the task names a `resource_server`, that server is started for
-it (`servers`).
+Each resource is an episode of its own on the server, identified by the id that the server gave it.
+`docs/guides/environments.md` has the exact JSON. If the task names a `resource_server`, that server is started for it
+(`servers`). `JsonClient` and `connect_server` serve `openenv` too.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import anyio
+import anyio.to_thread
 from pydantic import BaseModel, ConfigDict, Field
 
-from reward_kit.environments.base import (
-    ForkableResource,
-    ForkKind,
-    StateSnapshot,
-    StepOutcome,
-    ToolSpec,
-    canonical_json,
-    hash_key,
-)
+from reward_kit.environments.base import ForkKind, StateSnapshot, StepOutcome, ToolSpec, canonical_json, hash_key
 from reward_kit.environments.config import headers_from_environment, read_config
-from reward_kit.environments.http_client import Answer, JsonClient
 from reward_kit.environments.replay import ReplayForkResource
-from reward_kit.environments.servers import Server, ServerPool, ServerSpec
+from reward_kit.environments.servers import ServerPool, ServerSpec
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, did_you_mean
+from reward_kit.safe_input import (
+    ENVIRONMENT_ANSWER_BYTES,
+    ENVIRONMENT_ANSWER_VALUES,
+    TooLargeError,
+    check_values,
+    read_body,
+    read_strictly,
+)
 from reward_kit.task_parts import ResourceServerConfig
 
 _END_S = 5.0
+_PARSED_IN_A_THREAD = 2**20
+_EXCERPT = 200
+# Shorter than any server's own: a connection that a server closes right now must not be used again.
+_KEEP_ALIVE_S = 1.0
 logger = logging.getLogger("reward_kit.environments")
 
+Obituary = Callable[[], Awaitable[str]]
+"""Returns how a server of ours ended, "" if it runs; added to the message of a broken connection."""
 
-class HttpConfig(BaseModel):
-    """The configuration of `http`."""
+
+class ServerConfig(BaseModel):
+    """The configuration keys of every resource on a server."""
 
     model_config = ConfigDict(extra="forbid")
 
     base_url: str | None = Field(default=None, description="by default the address of the task's resource_server")
+    headers: dict[str, str] = Field(default_factory=dict)
+    headers_env: dict[str, str] = Field(
+        default_factory=dict, description="headers whose values are environment variables, by their names"
+    )
+    resource_server: ResourceServerConfig | None = Field(default=None, description="set by the task's resource_server")
+    task_folder: str | None = Field(default=None, description="set by the task; where the server's command runs")
+
+
+class HttpConfig(ServerConfig):
+    """The configuration of `http`."""
+
     start_episode_endpoint: str = "/start_episode"
     step_endpoint: str = "/step"
     end_episode_endpoint: str = "/end_episode"
     health_endpoint: str | None = Field(
-        default="/health", description="asked once a world, where no resource_server is; null: not asked"
+        default="/health", description="asked once by each resource if there is no resource_server; null: not asked"
     )
     timeout: float = Field(default=30.0, gt=0, description="seconds for one answer")
     config: dict[str, Any] | None = Field(default=None, description="handed to the server at each start")
@@ -57,18 +75,66 @@ class HttpConfig(BaseModel):
     action_form: Literal["call", "value"] = Field(
         default="call", description="call: {name, arguments}; value: the one argument's value alone"
     )
-    headers: dict[str, str] = Field(default_factory=dict)
-    headers_env: dict[str, str] = Field(
-        default_factory=dict, description="headers whose values are environment variables, by their names"
-    )
     fork: Literal["replay", "none"] = "replay"
     deterministic: bool = True
-    resource_server: ResourceServerConfig | None = Field(default=None, description="set by the task's resource_server")
-    task_folder: str | None = Field(default=None, description="set by the task; where the server's command runs")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """The server of a resource.
+
+    Attributes:
+        url: its base URL.
+        headers: sent with every request, those from the environment included.
+        obituary: of a server that the task started, else None.
+        pool: to be closed with the resource, None if the server outlives it.
+    """
+
+    url: str
+    headers: dict[str, str]
+    obituary: Obituary | None
+    pool: ServerPool | None
+
+
+async def connect_server(
+    settings: ServerConfig, resource: str, schemes: tuple[str, ...] = ("http", "https")
+) -> ServerAddress:
+    """Find the server of a configuration, started first if it is the task's `resource_server`.
+
+    Raises:
+        ConfigError: there is no address, it is wrong, or a header's variable is missing or not for it.
+        EnvironmentFailure: the server does not start.
+    """
+    server, pool = None, None
+    if settings.resource_server is not None:
+        shared = ServerPool.current()
+        if shared is None:
+            shared = pool = ServerPool()
+        folder = Path(settings.task_folder) if settings.task_folder else Path.cwd()
+        server = await shared.lease(ServerSpec.of(settings.resource_server, folder))
+    try:
+        where = f"{resource} resource: base_url"
+        url = settings.base_url or (server.address if server is not None else "")
+        if not url:
+            raise ConfigError(f"{where}: missing; give it, or the task's resource_server")
+        if not url.startswith(tuple(f"{scheme}://" for scheme in schemes)):
+            shown = url if "@" not in url else "it"
+            raise ConfigError(f"{where}: {shown!r} is not an address of {' or '.join(schemes)}")
+        if "{port}" in url:
+            if server is None or not server.port:
+                raise ConfigError(f"{where}: {{port}} is that of a resource_server, and there is none")
+            url = url.replace("{port}", str(server.port))
+        started, obituary = (server.address, server.obituary) if server is not None else ("", None)
+        headers = {**settings.headers, **headers_from_environment(settings.headers_env, url, resource, started)}
+        return ServerAddress(url, headers, obituary, pool)
+    except BaseException:
+        if pool is not None:
+            await pool.close()
+        raise
 
 
 class HttpResource(ReplayForkResource):
-    """One episode on a server. Forks start a new episode there and take the same actions again."""
+    """One episode on a server. Forks start a new episode there and repeat the same actions."""
 
     takes_task_folder = True
     takes_resource_server = True
@@ -99,27 +165,20 @@ class HttpResource(ReplayForkResource):
         settings = self._settings = read_config(HttpConfig, config, "http")
         if settings.tools is not None and settings.tools_endpoint is not None:
             raise ConfigError("http resource: give tools or tools_endpoint, not both")
-        tools = _tool_specs(settings.tools or [], ConfigError, "http resource: tools")
-        server = await self._lease(settings)
-        obituary, started = (server.obituary, server.address) if server is not None else (None, "")
-        url = _base_url(settings, server)
-        headers = {**settings.headers, **headers_from_environment(settings.headers_env, url, "http", started)}
-        client = self._client = JsonClient(url, headers, settings.timeout, obituary)
-        async with AsyncExitStack() as undo:
-            undo.push_async_callback(self.close)
-            if server is None and settings.health_endpoint is not None:
+        self._tools = _tool_specs(settings.tools or [], ConfigError, "http resource: tools")
+        server = await connect_server(settings, "http")
+        self._private_servers = server.pool
+        client = self._client = JsonClient(server.url, server.headers, settings.timeout, server.obituary)
+        try:
+            if server.obituary is None and settings.health_endpoint is not None:
                 await client.check_health(settings.health_endpoint)
-            self._tools = tools if settings.tools_endpoint is None else await _listed(client, settings.tools_endpoint)
-            undo.pop_all()
-
-    async def _lease(self, settings: HttpConfig) -> Server | None:
-        if settings.resource_server is None:
-            return None
-        pool = ServerPool.current()
-        if pool is None:
-            pool = self._private_servers = ServerPool()
-        folder = Path(settings.task_folder) if settings.task_folder else Path.cwd()
-        return await pool.lease(ServerSpec.of(settings.resource_server, folder))
+            if settings.tools_endpoint is not None:
+                answer = await client.get(settings.tools_endpoint)
+                listed = answer.value if isinstance(answer.value, list) else answer.fields().get("tools")
+                self._tools = _tool_specs(listed, EnvironmentFailure, answer.source)
+        except BaseException:
+            await self.close()
+            raise
 
     async def _reset(self, seed: int) -> None:
         await self._end_episode()
@@ -145,35 +204,32 @@ class HttpResource(ReplayForkResource):
             raise ToolError(f"unknown tool {action_name!r}{did_you_mean(action_name, names)}")
         if self._is_over:
             raise ToolError("the episode is over; no action changes anything")
-        action = self._action(action_name, action_params)
-        answer = await self._connection.post(
-            self._settings.step_endpoint, {"episode_id": self._episode, "action": action}
-        )
-        fields = answer.value if isinstance(answer.value, Mapping) else {}
-        refusal = answer.refusal or fields.get("error")
+        if self._settings.action_form == "call":
+            action: Any = {"name": action_name, "arguments": dict(action_params)}
+        elif len(action_params) == 1:
+            (action,) = action_params.values()
+        else:
+            raise ToolError(f"{action_name}: expected one argument, got {len(action_params)}")
+        try:
+            json.dumps(action, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ToolError(f"{action_name}: the arguments are not JSON: {error}") from None
+        body = {"episode_id": self._episode, "action": action}
+        answer = await self._connection.post(self._settings.step_endpoint, body)
+        refusal = answer.refusal
+        if refusal is None and isinstance(answer.value, Mapping):
+            refusal = answer.value.get("error")
         if isinstance(refusal, str):
             raise ToolError(refusal)
-        outcome = _outcome(answer, answer.fields())
+        fields = answer.fields()
+        outcome = _outcome(answer, fields)
         self._history_key = hash_key(self._history_key, canonical_json(action))
         self._take(answer, fields)
         self._is_over = outcome.terminated or outcome.truncated
         return outcome
 
-    def _action(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        if self._settings.action_form == "call":
-            action: Any = {"name": name, "arguments": dict(arguments)}
-        elif len(arguments) == 1:
-            (action,) = arguments.values()
-        else:
-            raise ToolError(f"{name}: expected one argument, got {len(arguments)}")
-        try:
-            json.dumps(action, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ToolError(f"{name}: the arguments are not JSON: {error}") from None
-        return action
-
     def _take(self, answer: Answer, fields: Mapping[str, Any]) -> None:
-        """The state after a start or a step."""
+        """Keep the state after a start or a step."""
         if "observation" not in fields:
             raise answer.wrong(f"observation: missing; there are {', '.join(map(str, fields)) or 'no fields'}")
         key = fields.get("state_key")
@@ -196,7 +252,7 @@ class HttpResource(ReplayForkResource):
         return list(self._tools)
 
     async def state_key(self) -> str:
-        """What the server names it, else its `state`, else all that was done since the reset."""
+        """Return a hash of the server's `state_key`, else of its `state`, else of all actions since the reset."""
         if self._given_key is not None:
             return hash_key("given", self._given_key)
         if self._state is not None:
@@ -205,16 +261,6 @@ class HttpResource(ReplayForkResource):
 
     async def final_state(self) -> StateSnapshot | None:
         return None if self._state is None else StateSnapshot.from_json(self._state)
-
-    async def fork(self) -> ForkableResource:
-        if self._settings.fork == "none":
-            raise NotImplementedError("the http resource is configured with fork: none")
-        return await super().fork()
-
-    async def checkpoint(self) -> Any:
-        if self._settings.fork == "none":
-            raise NotImplementedError("the http resource is configured with fork: none")
-        return await super().checkpoint()
 
     async def close(self) -> None:
         with anyio.CancelScope(shield=True):
@@ -227,7 +273,7 @@ class HttpResource(ReplayForkResource):
                 await servers.close()
 
     async def _end_episode(self) -> None:
-        """Tell the server. A server that is gone, or does not want to know, has no episode to end either."""
+        """End the episode on the server; a server that is gone, or refuses, has no episode to end either."""
         episode, self._episode = self._episode, None
         if episode is None or self._client is None:
             return
@@ -235,32 +281,11 @@ class HttpResource(ReplayForkResource):
             try:
                 await self._client.post(self._settings.end_episode_endpoint, {"episode_id": episode})
             except EnvironmentFailure as error:
-                logger.info("the end of episode %r was not taken: %s", episode, error)
-
-
-def _base_url(settings: HttpConfig, server: Server | None) -> str:
-    if settings.base_url is None:
-        if server is None:
-            raise ConfigError("http resource: base_url: missing; give it, or the task's resource_server")
-        return server.address
-    if not settings.base_url.startswith(("http://", "https://")):
-        raise ConfigError(f"http resource: base_url: {settings.base_url!r} is no http address")
-    if "{port}" in settings.base_url:
-        if server is None or not server.port:
-            raise ConfigError("http resource: base_url: {port} is that of a resource_server, and there is none")
-        return settings.base_url.replace("{port}", str(server.port))
-    return settings.base_url
-
-
-async def _listed(client: JsonClient, endpoint: str) -> list[ToolSpec]:
-    """The tools that a server lists."""
-    answer = await client.get(endpoint)
-    listed = answer.value if isinstance(answer.value, list) else answer.fields().get("tools")
-    return _tool_specs(listed, EnvironmentFailure, answer.source)
+                logger.info("the end of episode %r was not accepted: %s", episode, error)
 
 
 def _tool_specs(listed: Any, error_type: type[ConfigError | EnvironmentFailure], where: str) -> list[ToolSpec]:
-    """Tools in OpenAI form; one without the outer `function`, as older servers list them, gets it."""
+    """Return tools in OpenAI form; one without the outer `function`, as older servers list them, gets it."""
     if not isinstance(listed, Sequence) or isinstance(listed, str):
         raise error_type(f"{where}: expected a list of tools, got {listed!r:.80}")
     specs: list[ToolSpec] = []
@@ -290,8 +315,134 @@ def _outcome(answer: Answer, fields: Mapping[str, Any]) -> StepOutcome:
     return StepOutcome(
         observation=fields.get("observation"),
         reward=None if reward is None else float(reward),
-        # An older server says only that it is over.
+        # An older server has only `is_done`.
         terminated=bool(flags["terminated"] or (flags["is_done"] and not flags["truncated"])),
         truncated=bool(flags["truncated"]),
         info=dict(info or {}),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer of a server.
+
+    Attributes:
+        source: method and address, for messages.
+        value: the JSON value.
+        refusal: why the request was refused (status 4xx with `{"error": …}`), None if it was not.
+    """
+
+    source: str
+    value: Any
+    refusal: str | None = None
+
+    def fields(self) -> Mapping[str, Any]:
+        """Return the value as an object.
+
+        Raises:
+            EnvironmentFailure: it is another value, or the request was refused.
+        """
+        if self.refusal is not None:
+            raise self.wrong(f"refused: {self.refusal}")
+        if not isinstance(self.value, Mapping):
+            raise self.wrong(f"expected a JSON object, got {json.dumps(self.value)[:_EXCERPT]}")
+        return self.value
+
+    def wrong(self, problem: str) -> EnvironmentFailure:
+        """Return the failure for an answer of the wrong shape."""
+        return EnvironmentFailure(f"{self.source}: {problem}")
+
+
+class JsonClient:
+    """The connection of one resource to its server, made in the running loop.
+
+    Every fault of the server is one `EnvironmentFailure` that names the address.
+
+    Args:
+        base_url: the endpoints' paths are appended to it.
+        headers: sent with every request.
+        timeout: seconds for one answer.
+        obituary: of a server that the task started.
+    """
+
+    def __init__(
+        self, base_url: str, headers: Mapping[str, str], timeout: float, obituary: Obituary | None = None
+    ) -> None:
+        import aiohttp
+
+        self._base, self._timeout, self._obituary = base_url.rstrip("/"), timeout, obituary
+        self._session = aiohttp.ClientSession(
+            headers={"Content-Type": "application/json", **headers},
+            timeout=aiohttp.ClientTimeout(total=timeout),
+            connector=aiohttp.TCPConnector(keepalive_timeout=_KEEP_ALIVE_S),
+        )
+
+    async def get(self, endpoint: str) -> Answer:
+        """GET an endpoint.
+
+        Raises:
+            EnvironmentFailure: no connection, no answer in time, status 3xx or 5xx, or an answer that is not JSON.
+        """
+        return await self._request("GET", endpoint, None)
+
+    async def post(self, endpoint: str, body: Mapping[str, Any]) -> Answer:
+        """POST a JSON object; raises as `get`."""
+        return await self._request("POST", endpoint, json.dumps(body, allow_nan=False).encode())
+
+    async def check_health(self, endpoint: str) -> None:
+        """GET an endpoint whose status must be 2xx, with any body; raises as `get`."""
+        source, status, body = await self._exchange("GET", endpoint, None)
+        if not 200 <= status < 300:
+            raise EnvironmentFailure(f"{source}: status {status}: {_excerpt(body)}")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._session.close()
+
+    async def _request(self, method: str, endpoint: str, data: bytes | None) -> Answer:
+        source, status, body = await self._exchange(method, endpoint, data)
+        is_large = len(body) > _PARSED_IN_A_THREAD
+        value, problem = await anyio.to_thread.run_sync(_parse, body) if is_large else _parse(body)
+        if 200 <= status < 300:
+            if problem:
+                raise EnvironmentFailure(f"{source}: the answer is not JSON ({problem}): {_excerpt(body)}")
+            return Answer(source, value)
+        refusal = value.get("error") if isinstance(value, Mapping) else None
+        if 400 <= status < 500 and isinstance(refusal, str):
+            return Answer(source, value, refusal)
+        raise EnvironmentFailure(f"{source}: status {status}: {_excerpt(body)}")
+
+    async def _exchange(self, method: str, endpoint: str, data: bytes | None) -> tuple[str, int, bytes]:
+        import aiohttp
+
+        url = f"{self._base}{endpoint}"
+        source = f"{method} {url}"
+        try:
+            async with self._session.request(method, url, data=data, allow_redirects=False) as response:
+                return source, response.status, await read_body(response, ENVIRONMENT_ANSWER_BYTES)
+        except TooLargeError as error:
+            raise EnvironmentFailure(f"{source}: the answer has more than {error}, which is the limit") from None
+        except TimeoutError as error:
+            await self._fail(f"{source}: no answer within {self._timeout:g} s", error)
+        except (aiohttp.ClientError, OSError) as error:
+            await self._fail(f"{source}: {type(error).__name__}: {error}".removesuffix(": "), error)
+
+    async def _fail(self, problem: str, error: Exception) -> NoReturn:
+        end = await self._obituary() if self._obituary is not None else ""
+        raise EnvironmentFailure(f"{problem}{end}") from error
+
+
+def _parse(body: bytes) -> tuple[Any, str]:
+    """Return the JSON value and "", or None and the problem."""
+    try:
+        check_values(body, ENVIRONMENT_ANSWER_VALUES)
+        return read_strictly(body), ""
+    except TooLargeError as error:
+        return None, f"more than {error}, which is the limit"
+    except (ValueError, RecursionError) as error:
+        return None, str(error)
+
+
+def _excerpt(body: bytes) -> str:
+    text = " ".join(body[: 4 * _EXCERPT].decode("utf-8", "replace").split())
+    return text[:_EXCERPT] + ("…" if len(text) > _EXCERPT or len(body) > 4 * _EXCERPT else "") or "(empty)"

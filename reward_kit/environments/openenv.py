@@ -1,26 +1,30 @@
-"""A world on an OpenEnv server: one session of its own, one action a step, the server's reward for each.
+"""An environment on an OpenEnv server: one session, one action a step, the server's reward for each.
 
-OpenEnv says nothing of determinism, and its server drops the seed in silence where the environment's `reset` takes
-none. So nothing is declared by default: `deterministic: false`, no forks, fresh starts that are marked as unverified.
-Where the task says `deterministic: true`, a fork is a new session that takes the same actions again, and every answer
-is compared.
+OpenEnv does not declare determinism, and its server silently drops the seed if the environment's `reset` takes none.
+So nothing is declared by default: `deterministic: false`, no forks, fresh starts that are marked as unverified. If the
+task says `deterministic: true`, a fork is a new session that repeats the same actions, and every answer is compared.
 
-`done` is all that OpenEnv says of an end. It counts as `terminated`, unless the observation or its metadata has a
+`done` is OpenEnv's only sign of an end. It counts as `terminated`, unless the observation or its metadata has a
 `truncated` that is true.
+
+The wire of OpenEnv 0.10 is a few JSON messages over a WebSocket, so it is spoken here with the HTTP client that is
+installed anyway; the `openenv` package would bring a hundred others along. A server pings a client that is silent for
+long, and hangs up without a reply; aiohttp replies only while something reads, so a task of the session always does.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import sys
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
-from pathlib import Path
-from typing import Any, Literal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from pydantic import BaseModel, ConfigDict, Field
+import anyio
+from pydantic import Field
 
 from reward_kit.environments.base import (
-    ForkableResource,
     ForkKind,
     StateSnapshot,
     StepOutcome,
@@ -29,26 +33,41 @@ from reward_kit.environments.base import (
     hash_key,
     tool_spec,
 )
-from reward_kit.environments.config import headers_from_environment, read_config
-from reward_kit.environments.mcp.tools import McpTool
-from reward_kit.environments.openenv_session import OpenEnvSession, RefusedError
+from reward_kit.environments.config import read_config
+from reward_kit.environments.http import JsonClient, Obituary, ServerConfig, connect_server
+from reward_kit.environments.mcp import McpTool
 from reward_kit.environments.replay import ReplayForkResource
-from reward_kit.environments.servers import Server, ServerPool, ServerSpec
-from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, did_you_mean
-from reward_kit.task_parts import ResourceServerConfig
+from reward_kit.errors import ConfigError, DeadlineError, EnvironmentFailure, ToolError, did_you_mean
+from reward_kit.safe_input import (
+    ENVIRONMENT_ANSWER_BYTES,
+    ENVIRONMENT_ANSWER_VALUES,
+    TooLargeError,
+    check_values,
+    read_strictly,
+    shown_size,
+)
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from reward_kit.environments.servers import ServerPool
 
 # As many as NumPy's older generators take.
 _SEEDS = 2**32
 _OF_MCP = ("Action", "CallToolAction", "ListToolsAction")
 _LIST_TOOLS = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+_CLOSE_S = 5.0
+_TOO_BIG = 1009  # RFC 6455, 7.4.1
+_AGAIN_S = 0.2
+_MOST_UNREAD = 2
+_AT_CAPACITY = "CAPACITY_REACHED"
+_NO_SESSION = (_AT_CAPACITY, "FACTORY_ERROR", "SESSION_ERROR")
+_MORE_SESSIONS = "; serve it with a larger max_concurrent_envs, or lower the run's concurrency"
 
 
-class OpenEnvConfig(BaseModel):
+class OpenEnvConfig(ServerConfig):
     """The configuration of `openenv`."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    base_url: str | None = Field(default=None, description="by default the address of the task's resource_server")
     timeout: float = Field(default=60.0, gt=0, description="seconds for one answer")
     connect_timeout: float = Field(default=10.0, gt=0, description="seconds until the server has a free session")
     reset: dict[str, Any] = Field(default_factory=dict, description="handed to the environment's reset, with the seed")
@@ -67,12 +86,6 @@ class OpenEnvConfig(BaseModel):
     execution_errors: Literal["failure", "refusal"] = Field(
         default="failure", description="refusal: an action that raises on the server changed nothing there"
     )
-    headers: dict[str, str] = Field(default_factory=dict)
-    headers_env: dict[str, str] = Field(
-        default_factory=dict, description="headers whose values are environment variables, by their names"
-    )
-    resource_server: ResourceServerConfig | None = Field(default=None, description="set by the task's resource_server")
-    task_folder: str | None = Field(default=None, description="set by the task; where the server's command runs")
 
 
 class OpenEnvResource(ReplayForkResource):
@@ -106,43 +119,46 @@ class OpenEnvResource(ReplayForkResource):
     async def _setup(self, config: Mapping[str, Any]) -> None:
         settings = self._settings = read_config(OpenEnvConfig, config, "openenv")
         if "seed" in settings.reset:
-            raise ConfigError("openenv resource: reset: seed: it is the run's to choose; leave it out")
-        server = await self._lease(settings)
-        url, started = _base_url(settings, server), server.address if server is not None else ""
-        headers = {**settings.headers, **headers_from_environment(settings.headers_env, url, "openenv", started)}
+            raise ConfigError("openenv resource: reset: seed: the run chooses it; leave it out")
+        if "@" in (settings.base_url or ""):  # which is not shown
+            raise ConfigError("openenv resource: base_url: no user name and no password belong in it; use headers_env")
+        server = await connect_server(settings, "openenv", ("http", "https", "ws", "wss"))
+        self._private_servers = server.pool
         self._session = OpenEnvSession(
-            url,
-            headers,
+            server.url,
+            server.headers,
             connect_timeout=settings.connect_timeout,
             timeout=settings.timeout,
-            obituary=server.obituary if server is not None else None,
+            obituary=server.obituary,
         )
-        async with AsyncExitStack() as undo:
-            undo.push_async_callback(self.close)
+        try:
             await self._session.open()
             await self._find_tools(settings, self._session)
-            undo.pop_all()
-
-    async def _lease(self, settings: OpenEnvConfig) -> Server | None:
-        if settings.resource_server is None:
-            return None
-        pool = ServerPool.current()
-        if pool is None:
-            pool = self._private_servers = ServerPool()
-        folder = Path(settings.task_folder) if settings.task_folder else Path.cwd()
-        return await pool.lease(ServerSpec.of(settings.resource_server, folder))
+        except BaseException:
+            await self.close()
+            raise
 
     async def _find_tools(self, settings: OpenEnvConfig, session: OpenEnvSession) -> None:
         schema = settings.action_schema or (await session.schemas()).get("action")
         if not isinstance(schema, Mapping):
             raise EnvironmentFailure(f"openenv resource: the server gave no schema of its actions but {schema!r:.120}")
         self._calls_tools = settings.action_schema is None and schema.get("title") in _OF_MCP
-        if not self._calls_tools:
-            self._tools = {settings.action_tool: McpTool(settings.action_tool, _action_tool(settings, schema))}
-        elif "action_tool" in settings.model_fields_set:
-            raise ConfigError("openenv resource: action_tool has no effect: the server has tools of its own; remove it")
-        else:
+        if self._calls_tools:
+            if "action_tool" in settings.model_fields_set:
+                raise ConfigError(
+                    "openenv resource: action_tool has no effect: the server has tools of its own; remove it"
+                )
             await self._list_tools()
+            return
+        if schema.get("type") != "object":
+            raise ConfigError(
+                f"openenv resource: the action of this server is not an object ({schema.get('title', schema)!r:.80}); "
+                "write action_schema, a JSON schema of type object"
+            )
+        description = schema.get("description") or "Take one action."
+        # An action's metadata are for programs, not for the agent to choose.
+        spec = tool_spec(settings.action_tool, description, _object_schema(schema, without="metadata"))
+        self._tools = {settings.action_tool: McpTool(settings.action_tool, spec)}
 
     async def _list_tools(self) -> None:
         answer = await self._ask("mcp", _LIST_TOOLS)
@@ -158,16 +174,10 @@ class OpenEnvResource(ReplayForkResource):
     async def _reset(self, seed: int) -> None:
         body = {**self._settings.reset, "seed": seed % _SEEDS}
         answer = await self._ask("reset", body)
-        self._is_over = False
         self._history_key = hash_key(canonical_json(body))
         self._take(_outcome(answer, self._settings.observation_field))
         if self._calls_tools:
             await self._list_tools()
-
-    async def step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
-        # A world that is never replayed needs no history.
-        take = super().step if self._settings.deterministic else self._step
-        return await take(action_name, action_params)
 
     async def _step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
         tool = self._tools.get(action_name)
@@ -196,7 +206,7 @@ class OpenEnvResource(ReplayForkResource):
         self._is_over = outcome.terminated or outcome.truncated
 
     async def _ask(self, kind: str, data: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """An answer that no agent asked for: what the server refuses of it is a failure of the world."""
+        """Return an answer that no agent asked for; a refusal of the server is an `EnvironmentFailure`."""
         try:
             return await self._open_session.ask(kind, data)
         except RefusedError as refusal:
@@ -222,7 +232,7 @@ class OpenEnvResource(ReplayForkResource):
         return hash_key(named, canonical_json([seen, self._is_over]))
 
     async def final_state(self) -> StateSnapshot | None:
-        """The server's state, what was seen last, and whether it is over; where history names states, that name too."""
+        """Return the server's state, the last observation, and whether it is over; the history if that names states."""
         seen = {"state": await self._state(), "observation": self._observation, "done": self._is_over}
         history = {"history": self._history_key} if self._settings.state_key == "history" else {}
         return StateSnapshot.from_json({**seen, **history})
@@ -230,12 +240,6 @@ class OpenEnvResource(ReplayForkResource):
     async def _state(self) -> dict[str, Any]:
         state = await self._ask("state")
         return {name: value for name, value in state.items() if name not in self._settings.state_ignores}
-
-    async def fork(self) -> ForkableResource:
-        return await (super().fork() if self._settings.deterministic else ForkableResource.fork(self))
-
-    async def checkpoint(self) -> Any:
-        return await (super().checkpoint() if self._settings.deterministic else ForkableResource.checkpoint(self))
 
     async def close(self) -> None:
         session, self._session = self._session, None
@@ -246,32 +250,6 @@ class OpenEnvResource(ReplayForkResource):
         finally:
             if servers is not None:
                 await servers.close()
-
-
-def _base_url(settings: OpenEnvConfig, server: Server | None) -> str:
-    url = settings.base_url or (server.address if server is not None else "")
-    if not url:
-        raise ConfigError("openenv resource: base_url: missing; give it, or the task's resource_server")
-    if "@" in url:  # and it is not shown
-        raise ConfigError("openenv resource: base_url: it holds no user name and no password; use headers_env instead")
-    if not url.startswith(("http://", "https://", "ws://", "wss://")):
-        raise ConfigError(f"openenv resource: base_url: {url!r} is no http or ws address")
-    if "{port}" in url:
-        if server is None or not server.port:
-            raise ConfigError("openenv resource: base_url: {port} is that of a resource_server, and there is none")
-        return url.replace("{port}", str(server.port))
-    return url
-
-
-def _action_tool(settings: OpenEnvConfig, schema: Mapping[str, Any]) -> ToolSpec:
-    """An action as the one tool; its metadata are for programs and no choice of an agent."""
-    if schema.get("type") != "object":
-        raise ConfigError(
-            f"openenv resource: the action of this server is no object ({schema.get('title', schema)!r:.80}); "
-            "write action_schema, a JSON schema of type object"
-        )
-    description = schema.get("description") or "Take one action."
-    return tool_spec(settings.action_tool, description, _object_schema(schema, without="metadata"))
 
 
 def _object_schema(schema: Any, without: str = "") -> dict[str, Any]:
@@ -288,37 +266,240 @@ def _outcome(answer: Mapping[str, Any], field: str | None) -> StepOutcome:
     # An integer may be beyond every float.
     if reward is not None and not (isinstance(reward, int | float) and abs(reward) <= sys.float_info.max):
         raise EnvironmentFailure(f"openenv resource: reward: expected a finite number, got {reward!r:.80}")
-    told = answer.get("metadata") or seen.get("metadata")
-    metadata = dict(told) if isinstance(told, Mapping) else {}
+    given = answer.get("metadata") or seen.get("metadata")
+    metadata = dict(given) if isinstance(given, Mapping) else {}
     is_truncated = done and (seen.get("truncated") is True or metadata.get("truncated") is True)
-    shown, info = _shown(seen, metadata, field)
-    return StepOutcome(
-        shown, None if reward is None else float(reward), done and not is_truncated, is_truncated, {**metadata, **info}
-    )
-
-
-def _shown(seen: Mapping[str, Any], metadata: Mapping[str, Any], field: str | None) -> tuple[Any, dict[str, Any]]:
-    """What the agent is told, and what the infos have besides."""
     fields = {name: value for name, value in seen.items() if name != "metadata"}
+    info = metadata
     if fields.keys() == {"tool_name", "result", "error"}:  # the answer of an MCP tool
-        if (error := fields["error"]) is not None:
-            message = error.get("message") if isinstance(error, Mapping) else error
-            return str(message), {"is_action_valid": False}
-        return _result(fields["result"]), {}
-    if field is None:
-        # Where an observation has no field of its own, its metadata are all there is to read.
-        return fields or dict(metadata) or None, {}
-    found = fields.get(field, metadata.get(field))
-    if found is None and field not in fields and fields:
-        raise EnvironmentFailure(f"openenv resource: observation_field {field!r}{did_you_mean(field, fields)}")
-    return found, {}
+        error = fields["error"]
+        if error is None:
+            shown = _result(fields["result"])
+        else:
+            shown = str(error.get("message") if isinstance(error, Mapping) else error)
+            info = {**metadata, "is_action_valid": False}
+    elif field is None:
+        # If an observation has no field of its own, its metadata are all there is to read.
+        shown = fields or dict(metadata) or None
+    else:
+        shown = fields.get(field, metadata.get(field))
+        if shown is None and field not in fields and fields:
+            raise EnvironmentFailure(f"openenv resource: observation_field {field!r}{did_you_mean(field, fields)}")
+    return StepOutcome(shown, None if reward is None else float(reward), done and not is_truncated, is_truncated, info)
 
 
 def _result(result: Any) -> Any:
-    """What a tool returned; its texts where the server wraps them as MCP does."""
+    """Return a tool's result; its texts if the server wraps them as MCP does."""
     if not isinstance(result, Mapping) or "content" not in result:
         return result
     if result.get("data") is not None:
         return result["data"]
     texts = [block.get("text") for block in result["content"] if isinstance(block, Mapping)]
     return "\n".join(text for text in texts if isinstance(text, str))
+
+
+class RefusedError(Exception):
+    """The server answered with an error, and the session goes on.
+
+    Attributes:
+        code: as the server calls it, such as "VALIDATION_ERROR".
+        message: for people.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+
+
+class OpenEnvSession:
+    """A private environment on the server, as long as the connection is open.
+
+    Args:
+        base_url: of the server, `http://…` or `ws://…`.
+        headers: sent when the connection is opened.
+        connect_timeout: seconds until there is a session; a full server is asked again until then.
+        timeout: seconds for one answer.
+        obituary: of a server that the task started.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        headers: Mapping[str, str],
+        *,
+        connect_timeout: float,
+        timeout: float,
+        obituary: Obituary | None = None,
+    ) -> None:
+        self._http_url = "http" + base_url.rstrip("/").removeprefix("http").removeprefix("ws")
+        self._url = f"ws{self._http_url.removeprefix('http')}/ws"
+        self._headers = dict(headers)
+        self._connect_timeout, self._timeout, self._obituary = connect_timeout, timeout, obituary
+        self._client: aiohttp.ClientSession | None = None
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._answers: asyncio.Queue[str | None] = asyncio.Queue()
+        self._ended = self._spoilt = ""
+        self._has_begun = False
+
+    async def open(self) -> None:
+        """Connect, and wait until the server has made an environment.
+
+        Raises:
+            EnvironmentFailure: there is no server, it is full, or it cannot make an environment.
+        """
+        full: RefusedError | None = None
+        with anyio.move_on_after(self._connect_timeout):
+            while True:
+                await self._connect()
+                try:
+                    # A server without a free session sends an unasked error, which would pass for the first answer.
+                    await self.ask("state")
+                    return
+                except RefusedError as refusal:
+                    if refusal.code not in _NO_SESSION:
+                        return  # there is an environment, which shows no state before it is reset
+                    full = refusal
+                await self.close()
+                if full.code != _AT_CAPACITY:
+                    raise EnvironmentFailure(f"{self._url}: {full.code}: {full.message}")
+                await anyio.sleep(_AGAIN_S)
+        await self.close()
+        reason = f": {full.message}{_MORE_SESSIONS}" if full is not None else ""
+        await self._fail(f"{self._url}: no session within {self._connect_timeout:g} s{reason}", None, DeadlineError)
+
+    async def _connect(self) -> None:
+        import aiohttp
+
+        trace = aiohttp.TraceConfig()
+        trace.on_request_redirect.append(_refuse_redirect)
+        self._client = aiohttp.ClientSession(headers=self._headers, trace_configs=[trace])
+        self._answers, self._ended, self._spoilt, self._has_begun = asyncio.Queue(), "", "", False
+        try:
+            self._socket = await self._client.ws_connect(self._url, max_msg_size=ENVIRONMENT_ANSWER_BYTES)
+        except (aiohttp.ClientError, OSError) as error:
+            await self.close()
+            await self._fail(f"{self._url}: {type(error).__name__}: {error}".removesuffix(": "), error)
+        self._reader = asyncio.create_task(self._read(self._socket, self._answers))
+
+    async def _read(self, socket: aiohttp.ClientWebSocketResponse, answers: asyncio.Queue[str | None]) -> None:
+        import aiohttp
+
+        try:
+            async for message in socket:
+                # The bound keeps a server from sending more than it is asked for.
+                if message.type is aiohttp.WSMsgType.ERROR or answers.qsize() >= _MOST_UNREAD:
+                    break
+                answers.put_nowait(message.data if message.type is aiohttp.WSMsgType.TEXT else "(a binary message)")
+        finally:
+            problem = f": {socket.exception()}" if socket.exception() else ""
+            if socket.close_code == _TOO_BIG:
+                problem = f": the answer has more than {shown_size(ENVIRONMENT_ANSWER_BYTES)}, which is the limit"
+            code = f" (code {socket.close_code})" if socket.close_code else ""
+            self._ended = f"the connection was closed{code}{problem}"
+            answers.put_nowait(None)
+
+    async def ask(self, kind: str, data: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        """Return the `data` of the server's answer to one message.
+
+        A session is unusable after an answer that did not come in time or was not waited for: it might come later and
+        pass for the answer to the next question. So is one whose server sends an unasked message.
+
+        Raises:
+            RefusedError: the server answered with an error.
+            DeadlineError: it did not answer in time.
+            EnvironmentFailure: the connection broke, or the answer has the wrong shape.
+        """
+        source = f"{kind} at {self._url}"
+        if self._socket is None or self._spoilt:
+            raise EnvironmentFailure(f"{source}: there is no session{f': {self._spoilt}' if self._spoilt else ''}")
+        # Before the first question a server may report that it is full. Later that would shift every answer by one.
+        if self._has_begun and not self._answers.empty():
+            unasked = self._answers.get_nowait()
+            if unasked is not None:
+                self._spoilt = f"the server sent an unasked message: {unasked[:200]}"
+                raise EnvironmentFailure(f"{source}: {self._spoilt}")
+            self._answers.put_nowait(None)  # it hung up
+        self._has_begun = True
+        self._spoilt = "an answer was not waited for"
+        message = json.dumps({"type": kind, **({} if data is None else {"data": dict(data)})}, allow_nan=False)
+        try:
+            with anyio.fail_after(self._timeout):
+                # A server that hangs up may have sent the reason, which is still to be read.
+                with suppress(ConnectionError):
+                    await self._socket.send_str(message)
+                text = await self._answers.get()
+        except TimeoutError as error:
+            self._spoilt = f"no answer within {self._timeout:g} s"
+            raise DeadlineError(f"{source}: {self._spoilt}") from error
+        self._spoilt = ""
+        if text is None:
+            self._spoilt = self._ended
+            await self._fail(f"{source}: {self._ended}", None)
+        return _data_of(text, "observation" if kind in ("reset", "step") else kind, source)
+
+    async def schemas(self) -> Mapping[str, Any]:
+        """Return the JSON schemas of the server's actions, observations and state, under these names.
+
+        Raises:
+            EnvironmentFailure: the server does not give them.
+        """
+        client = JsonClient(self._http_url, self._headers, self._timeout, self._obituary)
+        try:
+            return (await client.get("/schema")).fields()
+        finally:
+            await client.close()
+
+    async def close(self) -> None:
+        """Let the server end the environment, and wait until it has: a full server has room then."""
+        client, socket, reader = self._client, self._socket, self._reader
+        self._client = self._socket = self._reader = None
+        with anyio.CancelScope(shield=True):
+            if socket is not None and reader is not None:
+                # A server that owes an answer does not listen; it learns of the end from the closed connection.
+                with anyio.move_on_after(0.0 if self._spoilt or self._ended else _CLOSE_S), suppress(ConnectionError):
+                    await socket.send_str('{"type": "close"}')
+                    await asyncio.wait([reader])
+                    await socket.close()
+                reader.cancel()
+                await asyncio.wait([reader])
+            if client is not None:
+                await client.close()
+
+    async def _fail(
+        self, problem: str, error: Exception | None, kind: type[EnvironmentFailure | DeadlineError] = EnvironmentFailure
+    ) -> NoReturn:
+        end = await self._obituary() if self._obituary is not None else ""
+        raise kind(f"{problem}{end}") from error
+
+
+async def _refuse_redirect(session: aiohttp.ClientSession, context: object, params: Any) -> None:
+    """Refuse a redirect: the headers, which may hold a key, are for the server that was named."""
+    import aiohttp
+
+    params.response.close()
+    target = params.response.headers.get("Location", "nowhere")
+    raise aiohttp.ClientError(f"it redirects (HTTP {params.response.status}) to {target:.200}; name that address")
+
+
+def _data_of(text: str, expected: str, source: str) -> Mapping[str, Any]:
+    try:
+        check_values(text, ENVIRONMENT_ANSWER_VALUES)
+        answer = read_strictly(text)
+    except TooLargeError as error:
+        raise EnvironmentFailure(f"{source}: the answer has more than {error}, which is the limit") from None
+    except (ValueError, RecursionError) as error:
+        raise EnvironmentFailure(f"{source}: the answer is not JSON ({error}): {text[:200]}") from None
+    kind = answer.get("type") if isinstance(answer, Mapping) else None
+    data = answer.get("data") if isinstance(answer, Mapping) else None
+    if kind not in (expected, "error") or not isinstance(data, Mapping):
+        shape = '{"type": "' + expected + '", "data": {…}}'
+        raise EnvironmentFailure(f"{source}: expected {shape}, got {text[:200]}")
+    if kind == "error":
+        errors = data.get("errors")
+        message = str(data.get("message", "no message"))
+        if isinstance(errors, list) and errors:  # of a refused action each field and its problem
+            listed = [error for error in errors if isinstance(error, Mapping)]
+            message = "; ".join(f"{'.'.join(map(str, error.get('loc', ())))}: {error.get('msg')}" for error in listed)
+        raise RefusedError(str(data.get("code", "")), message)
+    return data

@@ -1,9 +1,9 @@
-"""A world that is one JSON value, for tasks about data and for tests of everything else: it costs microseconds a step.
+"""A resource that is one JSON value, for tasks about data and for tests: it costs microseconds a step.
 
 Paths are dotted: `orders.0.total` is the key "total" of the first item of the list "orders". A key that itself contains
 a dot cannot be reached by a path.
 
-Subclass it for a world with its own tools:
+Subclass it for a resource with its own tools:
 
     class Shop(PythonStateResource):
         registry = ToolRegistry("shop")
@@ -14,8 +14,8 @@ Subclass it for a world with its own tools:
         shop.state["basket"].append(item)
         return "bought"
 
-A tool that raises leaves the state as it was. Keep everything in `self.state`; what a subclass keeps elsewhere is
-copied by `fork` but is neither in the state key nor in a checkpoint.
+A tool that raises leaves the state unchanged. Keep everything in `self.state`; other attributes of a subclass are
+copied by `fork` but are neither in the state key nor in a checkpoint.
 """
 
 from __future__ import annotations
@@ -33,41 +33,32 @@ from reward_kit.environments.base import (
     StepOutcome,
     ToolSpec,
     canonical_json,
+    check_call,
     hash_key,
-    tool_spec,
+    strict_tool,
 )
 from reward_kit.environments.config import read_config
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import ConfigError, ToolError, did_you_mean
 
 _MAX_DEPTH = 32
-_MISSING = object()
-
-_PATH = {"type": "string", "description": "a dotted path such as orders.0.total"}
-_VALUE = {"description": "any JSON value"}
-
-
-def _spec(name: str, description: str, required: list[str], **properties: Any) -> ToolSpec:
-    schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
-    if required:
-        schema["required"] = required
-    return tool_spec(name, description, schema)
-
 
 _WHOLE = {"type": "string", "description": "a dotted path; empty for the whole state", "default": ""}
+_PATH = {"type": "string", "description": "a dotted path such as orders.0.total"}
+_VALUE = {"description": "any JSON value"}
 _SPECS: dict[str, ToolSpec] = {
-    "get_state": _spec("get_state", "Read the value at a path of the state.", [], path=_WHOLE),
-    "set_value": _spec(
-        "set_value",
-        "Set the value at a path. Objects that are missing on the way are made.",
-        ["path", "value"],
-        path=_PATH,
-        value=_VALUE,
-    ),
-    "delete_value": _spec("delete_value", "Remove the key or the list item at a path.", ["path"], path=_PATH),
-    "append_value": _spec(
-        "append_value", "Append a value to the list at a path.", ["path", "value"], path=_PATH, value=_VALUE
-    ),
+    spec["function"]["name"]: spec
+    for spec in (
+        strict_tool("get_state", "Read the value at a path of the state.", path=_WHOLE),
+        strict_tool(
+            "set_value",
+            "Set the value at a path. Objects that are missing on the way are made.",
+            path=_PATH,
+            value=_VALUE,
+        ),
+        strict_tool("delete_value", "Remove the key or the list item at a path.", path=_PATH),
+        strict_tool("append_value", "Append a value to the list at a path.", path=_PATH, value=_VALUE),
+    )
 }
 
 
@@ -112,8 +103,8 @@ class PythonStateResource(ForkableResource):
 
     @property
     def state(self) -> dict[str, Any]:
-        """The state itself; what is changed in it counts at once."""
-        # Whoever holds the state may change it, so the key that was computed before is no longer known to be right.
+        """The state itself; changes in it take effect at once."""
+        # The holder may change the state, so the key that was computed before may be wrong.
         self._key = None
         return self._state
 
@@ -127,13 +118,13 @@ class PythonStateResource(ForkableResource):
         self._offered = frozenset(names)
         self._specs = [_SPECS[name] for name in names] + own
         self._initial = settings.initial_state
-        self._replace(self._initial)
+        await self.restore(self._initial)
 
     async def reset(self, seed: int | None = None) -> None:
-        self._replace(self._initial)
+        await self.restore(self._initial)
 
     async def fork(self) -> ForkableResource:
-        # What never changes is shared, so that a fork costs as much as its state.
+        # Constant parts are shared, so that a fork costs as much as its state.
         shared = {id(value): value for value in (self._specs, self._initial, self._offered)}
         return copy.deepcopy(self, shared)
 
@@ -141,7 +132,7 @@ class PythonStateResource(ForkableResource):
         return copy_json(self._state)
 
     async def restore(self, state: Any) -> None:
-        self._replace(state)
+        self._state, self._key = copy_json(state), None
 
     async def get_tools_spec(self) -> list[ToolSpec]:
         return list(self._specs)
@@ -157,15 +148,12 @@ class PythonStateResource(ForkableResource):
     async def step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
         if action_name in self._offered:
             return StepOutcome(self._built_in(action_name, action_params))
-        return await self._own_tool(action_name, action_params)
-
-    async def _own_tool(self, name: str, arguments: Mapping[str, Any]) -> StepOutcome:
         own = self.registry.get_tools() if self.registry else {}
-        if name not in own:
-            raise ToolError(f"unknown tool {name!r}{did_you_mean(name, [*self._offered, *own])}")
+        if action_name not in own:
+            raise ToolError(f"unknown tool {action_name!r}{did_you_mean(action_name, [*self._offered, *own])}")
         before = copy.deepcopy(self._state)
         try:
-            result = await own[name].call(arguments, self)
+            result = await own[action_name].call(action_params, self)
         except BaseException:
             self._state, self._key = before, None
             raise
@@ -173,7 +161,12 @@ class PythonStateResource(ForkableResource):
         return result if isinstance(result, StepOutcome) else StepOutcome(result)
 
     def _built_in(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        path, value = _checked(name, arguments)
+        given = check_call(_SPECS, name, arguments)
+        path, value = given["path"], given.get("value")
+        if path.count(".") >= _MAX_DEPTH:
+            raise ToolError(f"{name}: path: more than {_MAX_DEPTH} parts")
+        if _depth(value) > _MAX_DEPTH:
+            raise ToolError(f"{name}: value: nested more than {_MAX_DEPTH} levels deep")
         if name == "get_state":
             return copy_json(_lookup(self._state, path))
         if not path:
@@ -188,26 +181,25 @@ class PythonStateResource(ForkableResource):
                 raise ToolError(f"{path!r} is {_kind(target)}, not a list")
             target.append(copy_json(value))
             return f"{path} has {len(target)} items"
-        _delete(self._state, path)
+        way, _, last = path.rpartition(".")
+        parent = _lookup(self._state, way)
+        _child(parent, last, path)
+        del parent[int(last) if isinstance(parent, list) else last]
         return f"{path} is deleted"
-
-    def _replace(self, state: Mapping[str, Any]) -> None:
-        self._state = copy_json(state)
-        self._key = None
 
 
 def copy_json(value: Any, depth: int = 0) -> Any:
-    """An independent copy of a JSON value.
+    """Return an independent copy of a JSON value.
 
     Raises:
-        ToolError: it is no JSON value (NaN and infinity are none), or is nested too deeply.
+        ToolError: it is not a JSON value (NaN and infinity are not), or is nested too deeply.
     """
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
         if math.isfinite(value):
             return value
-        raise ToolError(f"{value} is no JSON number")
+        raise ToolError(f"{value} is not a JSON number")
     # A path adds at most _MAX_DEPTH levels above a value of at most as many, and reading copies both.
     if depth > 2 * _MAX_DEPTH:
         raise ToolError("the value is nested too deeply")
@@ -218,31 +210,11 @@ def copy_json(value: Any, depth: int = 0) -> Any:
             if not isinstance(key, str):
                 raise ToolError(f"the key {key!r} of an object is not text")
         return {key: copy_json(item, depth + 1) for key, item in value.items()}
-    raise ToolError(f"{type(value).__name__} is no JSON value")
-
-
-def _checked(name: str, arguments: Mapping[str, Any]) -> tuple[str, Any]:
-    """The path and the value of a call; the value is `_MISSING` where the tool takes none."""
-    takes_value = name in ("set_value", "append_value")
-    for key in arguments:
-        if key != "path" and not (takes_value and key == "value"):
-            known = ["path", "value"] if takes_value else ["path"]
-            raise ToolError(f"{name}: unknown argument {key!r}{did_you_mean(str(key), known)}")
-    path = arguments.get("path", "" if name == "get_state" else _MISSING)
-    value = arguments.get("value", _MISSING)
-    if path is _MISSING or (takes_value and value is _MISSING):
-        raise ToolError(f"{name}: {'path' if path is _MISSING else 'value'}: missing")
-    if not isinstance(path, str):
-        raise ToolError(f"{name}: path: must be text, got {path!r}")
-    if path.count(".") >= _MAX_DEPTH:
-        raise ToolError(f"{name}: path: more than {_MAX_DEPTH} parts")
-    if takes_value and _depth(value) > _MAX_DEPTH:
-        raise ToolError(f"{name}: value: nested more than {_MAX_DEPTH} levels deep")
-    return path, value
+    raise ToolError(f"{type(value).__name__} is not a JSON value")
 
 
 def _depth(value: Any, limit: int = _MAX_DEPTH + 1) -> int:
-    """How deep a value is nested, counted up to `limit`."""
+    """Return how deep a value is nested, counted up to `limit`."""
     if limit == 0 or not isinstance(value, list | tuple | dict):
         return 0
     items = value.values() if isinstance(value, dict) else value
@@ -261,14 +233,14 @@ def _child(parent: Any, part: str, path: str) -> Any:
         if part not in parent:
             raise ToolError(f"{path!r}: there is no {part!r}{did_you_mean(part, parent)}")
         return parent[part]
-    if isinstance(parent, list):
-        return parent[_index(parent, part, path)]
-    raise ToolError(f"{path!r}: {part!r} leads into {_kind(parent)}, not an object or a list")
+    return parent[_index(parent, part, path)]
 
 
-def _index(items: list[Any], part: str, path: str) -> int:
+def _index(items: Any, part: str, path: str) -> int:
+    if not isinstance(items, list):
+        raise ToolError(f"{path!r}: {part!r} leads into {_kind(items)}, not an object or a list")
     if not (part.isascii() and part.isdigit() and len(part) < 10 and int(part) < len(items)):
-        raise ToolError(f"{path!r}: {part!r} is no index of a list of {len(items)} items")
+        raise ToolError(f"{path!r}: {part!r} is not an index of a list of {len(items)} items")
     return int(part)
 
 
@@ -283,19 +255,7 @@ def _set(state: dict[str, Any], path: str, value: Any) -> None:
             parent[part] = value
             return
         parent = _child(parent, part, path)
-    if isinstance(parent, dict):
-        parent[last] = value
-    elif isinstance(parent, list):
-        parent[_index(parent, last, path)] = value
-    else:
-        raise ToolError(f"{path!r}: {last!r} leads into {_kind(parent)}, not an object or a list")
-
-
-def _delete(state: dict[str, Any], path: str) -> None:
-    way, _, last = path.rpartition(".")
-    parent = _lookup(state, way)
-    _child(parent, last, path)
-    del parent[int(last) if isinstance(parent, list) else last]
+    parent[last if isinstance(parent, dict) else _index(parent, last, path)] = value
 
 
 def _kind(value: Any) -> str:

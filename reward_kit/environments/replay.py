@@ -1,7 +1,8 @@
-"""Forks for worlds that cannot be copied: build a new one, take the same actions again, and compare what it answers.
+"""Forks of environments that cannot be copied: build a new one, repeat the actions, and compare its answers.
 
-A subclass implements `_setup`, `_reset` and `_step` in the place of `setup`, `reset` and `step`, and takes no arguments
-when it is made. Its world must be private: whatever the replayed actions do happens once more.
+A subclass implements `_setup`, `_reset` and `_step` instead of `setup`, `reset` and `step`, and its constructor takes
+no arguments. The environment must be private: whatever the replayed actions do happens once more. A subclass whose
+configuration may rule that out returns "none" from `fork_kind_for`; then nothing is recorded and a fork is refused.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import copy
 import secrets
 from abc import abstractmethod
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from reward_kit.errors import EnvironmentFailure, ToolError
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """One thing that was done to the world: an action with its outcome, or new noise (`outcome` is None)."""
+    """One recorded event: an action with its outcome, or new noise (`outcome` is None)."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -29,7 +29,7 @@ class Replayed:
 
 
 class ReplayForkResource(ForkableResource):
-    """A resource whose `fork`, `checkpoint` and `restore` take the recorded actions again."""
+    """A resource whose `fork`, `checkpoint` and `restore` repeat the recorded actions."""
 
     fork_kind: ClassVar[ForkKind] = "replay"
 
@@ -44,7 +44,7 @@ class ReplayForkResource(ForkableResource):
 
     @abstractmethod
     async def _reset(self, seed: int) -> None:
-        """As `reset`; there is always a seed, so that it can be done again."""
+        """As `reset`; there is always a seed, so that it can be repeated."""
 
     @abstractmethod
     async def _step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
@@ -64,38 +64,52 @@ class ReplayForkResource(ForkableResource):
         await self._reset(self._reset_seed)
 
     async def step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
+        if not self._is_replayed():
+            return await self._step(action_name, action_params)
         arguments = copy.deepcopy(dict(action_params))
-        # A ToolError leaves the world unchanged, so there is nothing to take again.
+        # A ToolError leaves the state unchanged, so there is nothing to repeat.
         outcome = await self._step(action_name, action_params)
         self._history.append(Replayed(action_name, arguments, copy.deepcopy(outcome)))
         return outcome
 
     async def reseed_noise(self, seed: int) -> None:
-        self._history.append(Replayed("reseed_noise", {"seed": seed}, None))
+        if self._is_replayed():
+            self._history.append(Replayed("reseed_noise", {"seed": seed}, None))
         self._reseed(seed)
 
     async def fork(self) -> ForkableResource:
+        self._require_replay()
         twin = type(self)()
-        async with AsyncExitStack() as undo:
-            undo.push_async_callback(twin.close)
+        try:
             await twin.setup(self._config)
             await twin._replay(self._reset_seed, self._history)
             _compare("after the replay", "the state key", await self.state_key(), await twin.state_key())
-            undo.pop_all()
+        except BaseException:
+            await twin.close()
+            raise
         return twin
 
     async def checkpoint(self) -> Any:
+        self._require_replay()
         return (self._reset_seed, tuple(self._history))
 
     async def restore(self, state: Any) -> None:
+        self._require_replay()
         seed, history = state
         await self._replay(seed, list(history))
 
+    def _is_replayed(self) -> bool:
+        return self.fork_kind_for(self._config) == "replay"
+
+    def _require_replay(self) -> None:
+        if not self._is_replayed():
+            raise NotImplementedError(f"{type(self).__name__} is configured not to be forked")
+
     async def _replay(self, seed: int | None, history: list[Replayed]) -> None:
-        """Reset this world and do all of `history` again.
+        """Reset this environment and repeat all of `history`.
 
         Raises:
-            EnvironmentFailure: the world answers otherwise than it did; the message has the first difference.
+            EnvironmentFailure: it answers differently; the message has the first difference.
         """
         await self.reset(seed)
         for number, event in enumerate(history):

@@ -1,7 +1,7 @@
 """Random arguments that fit a JSON schema, for the checker and for policies that act at random.
 
 Covers what tool schemas use: types and lists of types, enum, const, bounds, multipleOf, lengths, arrays, objects,
-references, and anyOf, oneOf and allOf. A `pattern` is not solved: a plain word is given in its place.
+references, and anyOf, oneOf and allOf. A `pattern` is not solved: a plain word is given instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MAX_DEPTH = 6
 
 
 def sample_arguments(schema: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
-    """Arguments for a tool.
+    """Return random arguments for a tool.
 
     Args:
         schema: the tool's `parameters`, a JSON schema of an object.
@@ -27,7 +27,7 @@ def sample_arguments(schema: Mapping[str, Any], rng: random.Random) -> dict[str,
 
 
 def sample_value(schema: Any, rng: random.Random, root: Mapping[str, Any] | None = None, depth: int = 0) -> Any:
-    """A value that fits `schema`; `root` is the schema in which its references are looked up."""
+    """Return a value that fits `schema`; references are looked up in the schema `root`."""
     if not isinstance(schema, Mapping):
         schema = {}
     root = schema if root is None else root
@@ -39,15 +39,35 @@ def sample_value(schema: Any, rng: random.Random, root: Mapping[str, Any] | None
     kind = schema.get("type") or _implied_type(schema)
     if isinstance(kind, list):
         kind = rng.choice(kind)
-    if kind == "object":
-        return _object(schema, rng, root, depth)
-    if kind == "array":
-        return _array(schema, rng, root, depth)
-    return _scalar(str(kind), schema, rng)
+    kind = str(kind)
+    if kind == "any":
+        kind = rng.choice(("string", "integer", "boolean", "null"))
+    match kind:
+        case "object":
+            return _object(schema, rng, root, depth)
+        case "array":
+            return _array(schema, rng, root, depth)
+        case "boolean":
+            return rng.random() < 0.5
+        case "null":
+            return None
+        case "integer":
+            multiple = int(schema.get("multipleOf", 1)) or 1
+            low, high = _bounds(schema, whole=True)
+            first, last = math.ceil(low / multiple), math.floor(high / multiple)
+            return multiple * rng.randint(min(first, last), last)
+        case "number":
+            low, high = _bounds(schema, whole=False)
+            if step := schema.get("multipleOf"):
+                first, last = math.ceil(low / step), math.floor(high / step)
+                return float(step * rng.randint(min(first, last), last))
+            # Strictly inside, which exclusive bounds need.
+            return low + (high - low) * rng.uniform(0.01, 0.99)
+    return _text(schema, rng)
 
 
 def _resolved(schema: Mapping[str, Any], rng: random.Random, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`schema` without references and combinations: one branch of each is taken."""
+    """Return `schema` without references and combinations: one branch of each is taken."""
     for _ in range(32):
         if "$ref" in schema:
             rest = {key: value for key, value in schema.items() if key != "$ref"}
@@ -122,20 +142,6 @@ def _array(schema: Mapping[str, Any], rng: random.Random, root: Mapping[str, Any
     return items
 
 
-def _scalar(kind: str, schema: Mapping[str, Any], rng: random.Random) -> Any:
-    if kind == "any":
-        kind = rng.choice(("string", "integer", "boolean", "null"))
-    if kind == "boolean":
-        return rng.random() < 0.5
-    if kind == "null":
-        return None
-    if kind == "integer":
-        return _integer(schema, rng)
-    if kind == "number":
-        return _number(schema, rng)
-    return _text(schema, rng)
-
-
 def _text(schema: Mapping[str, Any], rng: random.Random) -> str:
     low = int(schema.get("minLength", 0))
     high = schema.get("maxLength")
@@ -161,19 +167,3 @@ def _bounds(schema: Mapping[str, Any], whole: bool) -> tuple[float, float]:
     if math.isinf(low):
         low = -10.0 if math.isinf(high) else min(-10.0, high - 20)
     return low, (low + 20 if math.isinf(high) else high)
-
-
-def _integer(schema: Mapping[str, Any], rng: random.Random) -> int:
-    multiple = int(schema.get("multipleOf", 1)) or 1
-    low, high = _bounds(schema, whole=True)
-    first, last = math.ceil(low / multiple), math.floor(high / multiple)
-    return multiple * rng.randint(min(first, last), last)
-
-
-def _number(schema: Mapping[str, Any], rng: random.Random) -> float:
-    low, high = _bounds(schema, whole=False)
-    if multiple := schema.get("multipleOf"):
-        first, last = math.ceil(low / multiple), math.floor(high / multiple)
-        return float(multiple * rng.randint(min(first, last), last))
-    # Strictly inside, which exclusive bounds need.
-    return low + (high - low) * rng.uniform(0.01, 0.99)

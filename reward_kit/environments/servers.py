@@ -1,7 +1,7 @@
-"""Servers that are started for resources: one for all worlds that ask for the same, on a free port, ended for sure.
+"""Servers that are started for resources: equal specifications share one, on a free port, always ended.
 
-While a `ServerPool` is open, `lease` shares its servers. A server that has died is started again for the next world
-that asks, so that only the episodes that were using it fail.
+While a `ServerPool` is open, `lease` shares its servers. A server that has died is started again for the next resource,
+so that only the episodes that were using it fail.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import os
 import shlex
 import socket
 import sys
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from urllib.parse import urlsplit
 
 import anyio
 
@@ -31,7 +30,7 @@ _PORT_TAKEN = ("address already in use", "address in use", "eaddrinuse", "port i
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """Which server: two worlds with equal specifications share one."""
+    """The specification of a server; resources with equal specifications share one."""
 
     command: str
     health_check_url: str
@@ -42,14 +41,9 @@ class ServerSpec:
 
     @classmethod
     def of(cls, config: ResourceServerConfig, folder: Path) -> ServerSpec:
-        """The server of a task; its command runs in `folder`."""
+        """Return the server of a task; its command runs in `folder`."""
         variables, names = tuple(sorted(config.env.items())), tuple(config.pass_env)
         return cls(config.start_command, config.health_check_url, folder, config.start_timeout_s, variables, names)
-
-    @property
-    def has_free_port(self) -> bool:
-        """The port is ours to choose."""
-        return "{port}" in self.health_check_url
 
 
 @dataclass(slots=True)
@@ -58,7 +52,7 @@ class Server:
 
     Attributes:
         address: scheme, host and port of the health check.
-        port: what `{port}` stands for.
+        port: the value of `{port}`.
     """
 
     address: str
@@ -67,11 +61,11 @@ class Server:
 
     @property
     def is_running(self) -> bool:
-        """The program we started has not ended."""
+        """Whether the program has not ended."""
         return self.process.returncode is None
 
     async def obituary(self) -> str:
-        """How it ended and its last lines, for the end of a message; "" while it runs."""
+        """Return how it ended and its last lines, for the end of a message; "" while it runs."""
         with anyio.move_on_after(0.3):
             # A connection breaks a moment before the process is gone.
             while self.is_running:  # noqa: ASYNC110
@@ -81,7 +75,7 @@ class Server:
 
 @dataclass(slots=True)
 class _Slot:
-    """The place of one server in a pool."""
+    """The state of one server of a pool."""
 
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     server: Server | None = None
@@ -93,7 +87,7 @@ _open_pool: ContextVar[ServerPool | None] = ContextVar("_open_pool", default=Non
 
 
 class ServerPool:
-    """Servers that live as long as the pool is open. Inside another open pool it is that one."""
+    """Servers that live as long as the pool is open. Inside another open pool, entering returns that one."""
 
     def __init__(self) -> None:
         self._slots: dict[ServerSpec, _Slot] = {}
@@ -101,7 +95,7 @@ class ServerPool:
 
     @classmethod
     def current(cls) -> ServerPool | None:
-        """The pool that is open here."""
+        """Return the open pool of this context."""
         return _open_pool.get()
 
     async def __aenter__(self) -> ServerPool:
@@ -119,7 +113,7 @@ class ServerPool:
             await self.close()
 
     async def lease(self, spec: ServerSpec) -> Server:
-        """The running, healthy server of a specification, started where it is not there or has died.
+        """Return the running, healthy server of a specification, started if it is missing or has died.
 
         Raises:
             ConfigError: the command cannot be run, or its fixed port is taken.
@@ -144,7 +138,7 @@ class ServerPool:
             return slot.server
 
     async def close(self) -> None:
-        """End every server, at the same time, with all that it started."""
+        """End every server, concurrently, with all that it started."""
         servers = [slot.server for slot in self._slots.values() if slot.server is not None]
         self._slots.clear()
         with anyio.CancelScope(shield=True):
@@ -154,56 +148,54 @@ class ServerPool:
 
 
 async def _start(spec: ServerSpec) -> Server:
-    """Start a server; once more on another port where the one we found free was taken in between."""
+    """Start a server; again on another port if the one we found free was taken in between."""
+    has_free_port = "{port}" in spec.health_check_url
     for attempt in range(_STARTS):
-        port = _free_port() if spec.has_free_port else 0
+        port = _free_port() if has_free_port else 0
         url = spec.health_check_url.replace("{port}", str(port))
         address = _address(url)
-        if not spec.has_free_port:
+        if not has_free_port:
             await _refuse_taken(address)
         process = await _spawn(spec, port)
-        async with AsyncExitStack() as undo:
-            undo.push_async_callback(process.end)
+        try:
             problem = await _until_healthy(process, url, spec.start_timeout_s)
-            undo.pop_all()
+        except BaseException:
+            await process.end()
+            raise
         if not problem:
             return Server(address, port, process)
-        said = process.log_tail(50).lower()
+        output = process.log_tail(50).lower()
         await process.end()
-        is_taken = spec.has_free_port and any(words in said for words in _PORT_TAKEN)
+        is_taken = has_free_port and any(words in output for words in _PORT_TAKEN)
         if not is_taken or attempt == _STARTS - 1:
             raise EnvironmentFailure(f"resource_server: {spec.command!r}: {problem}")
     raise AssertionError("the last attempt returns or raises")
 
 
 async def _spawn(spec: ServerSpec, port: int) -> ChildProcess:
-    values = {"{port}": str(port), "{python}": sys.executable}
-    variables = {name: _filled(value, values) for name, value in spec.env}
-    # So that `python` is the one that runs us, also where its environment is not activated.
+    def fill(text: str) -> str:
+        return text.replace("{port}", str(port)).replace("{python}", sys.executable)
+
+    variables = {name: fill(value) for name, value in spec.env}
+    # So that `python` is the one that runs us, also if its environment is not activated.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     environment = child_environment({"PATH": path, **variables}, pass_names=spec.pass_env)
-    command = [_filled(word, values) for word in shlex.split(spec.command)]
+    command = [fill(word) for word in shlex.split(spec.command)]
     try:
         return await start_process(command, cwd=spec.folder, env=environment, log_name="resource-server")
     except ConfigError as error:
         raise ConfigError(f"resource_server: {error}") from error
 
 
-def _filled(text: str, values: Mapping[str, str]) -> str:
-    for placeholder, value in values.items():
-        text = text.replace(placeholder, value)
-    return text
-
-
 async def _until_healthy(process: ChildProcess, url: str, seconds: float) -> str:
-    """Ask until the answer is 2xx or the server has ended: "", or what went wrong."""
+    """Ask until the answer is 2xx or the server has ended; return "" or the problem."""
     import aiohttp
 
     last = "no answer"
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_HEALTH_ANSWER_S)) as session:
         with anyio.move_on_after(seconds):
             async with anyio.create_task_group() as tasks:
-                # Where somebody else has the port, the answer may never come, and the server is long gone.
+                # If another program has the port, the answer may never come, and the server has long ended.
                 tasks.start_soon(_cancel_at_the_end, process, tasks.cancel_scope)
                 while True:
                     try:
@@ -231,8 +223,8 @@ def _how_it_ended(process: ChildProcess) -> str:
 
 
 def _last_lines(process: ChildProcess) -> str:
-    said = process.log_tail()
-    return f"; its last lines:\n{said}" if said else "; it wrote nothing"
+    output = process.log_tail()
+    return f"; its last lines:\n{output}" if output else "; it wrote nothing"
 
 
 def _free_port() -> int:
@@ -243,7 +235,7 @@ def _free_port() -> int:
 
 
 async def _refuse_taken(address: str) -> None:
-    """A server of somebody else on a fixed port would be taken for ours."""
+    """Refuse a fixed port that is taken: its server would pass for ours."""
     _, _, place = address.partition("://")
     host, _, port = place.rpartition(":")
     try:
@@ -256,19 +248,17 @@ async def _refuse_taken(address: str) -> None:
 
 
 def _address(url: str) -> str:
-    """Scheme, host and port of a URL.
+    """Return scheme, host and port of a URL.
 
     Raises:
-        ConfigError: it is no http address.
+        ConfigError: it is not an http address.
     """
-    from urllib.parse import urlsplit
-
     try:
         parts = urlsplit(url)
         port = parts.port or {"http": 80, "https": 443}[parts.scheme]
     except (ValueError, KeyError):
         port = 0
     if not port or not parts.hostname:
-        raise ConfigError(f"resource_server: health_check_url: {url!r} is no http address")
+        raise ConfigError(f"resource_server: health_check_url: {url!r} is not an http address")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"{parts.scheme}://{host}:{port}"

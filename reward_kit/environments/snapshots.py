@@ -1,4 +1,4 @@
-"""Opens a stored final state for a reward: a JSON value, a database to query, files to read, or several of these."""
+"""Stored final states, opened for rewards: a JSON value, a database to query, files to read, or several of these."""
 
 from __future__ import annotations
 
@@ -15,13 +15,7 @@ from reward_kit.errors import EnvironmentFailure, did_you_mean
 
 _QUERY_TIME_S = 30.0
 _ALLOWED = frozenset(
-    {
-        sqlite3.SQLITE_SELECT,
-        sqlite3.SQLITE_READ,
-        sqlite3.SQLITE_FUNCTION,
-        sqlite3.SQLITE_RECURSIVE,
-        sqlite3.SQLITE_PRAGMA,
-    }
+    getattr(sqlite3, f"SQLITE_{name}") for name in ("SELECT", "READ", "FUNCTION", "RECURSIVE", "PRAGMA")
 )
 
 
@@ -42,15 +36,15 @@ class SqliteState:
             self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         except sqlite3.Error as error:
             self._connection.close()
-            raise EnvironmentFailure(f"the snapshot is no SQLite database: {error}") from error
+            raise EnvironmentFailure(f"the snapshot is not a SQLite database: {error}") from error
         self._connection.text_factory = lambda data: data.decode("utf-8", "replace")
         self._connection.execute("PRAGMA query_only = ON")
-        # Views and triggers are the agent's; a query must not run for ever because of one.
+        # Views and triggers are the agent's; a query must not run forever because of one.
         self._connection.set_progress_handler(lambda: int(time.monotonic() > self._deadline), 10_000)
         self._connection.set_authorizer(_authorize)
 
     def query(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
-        """The rows of one SELECT, with `params` in the place of its question marks.
+        """Return the rows of one SELECT, with `params` for its question marks.
 
         Raises:
             EnvironmentFailure: the query fails, writes, or takes longer than 30 s.
@@ -62,11 +56,11 @@ class SqliteState:
             raise EnvironmentFailure(f"query on the final state: {error}: {sql}") from error
 
     def tables(self) -> list[str]:
-        """The names of the tables, sorted."""
+        """Return the names of the tables, sorted."""
         return [name for (name,) in self.query("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
 
     def serialize(self) -> bytes:
-        """The database as the bytes of a database file."""
+        """Return the database as the bytes of a database file."""
         return self._connection.serialize()
 
     def close(self) -> None:
@@ -89,16 +83,19 @@ def _authorize(action: int, first: str | None, second: str | None, _db: str | No
 
 
 class FilesState(Mapping[str, str | bytes]):
-    """The files as the agent left them: path to text, or to bytes where a file is no UTF-8 text."""
+    """The files as the agent left them: path to text, or to bytes if a file is not UTF-8 text."""
 
     def __init__(self, payload: bytes) -> None:
         try:
             value = json.loads(payload.decode("utf-8", "surrogateescape"))
-            self._files = {path: _content(entry) for path, entry in value["files"].items()}
+            self._files: dict[str, str | bytes] = {
+                path: entry["text"] if "text" in entry else base64.b64decode(entry["base64"], validate=True)
+                for path, entry in value["files"].items()
+            }
             self.directories: tuple[str, ...] = tuple(value["directories"])
             self.executables = frozenset(path for path, entry in value["files"].items() if entry.get("executable"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise EnvironmentFailure(f"the snapshot is no set of files: {error}") from error
+            raise EnvironmentFailure(f"the snapshot is not a set of files: {error}") from error
 
     def __getitem__(self, path: str) -> str | bytes:
         return self._files[path]
@@ -108,10 +105,6 @@ class FilesState(Mapping[str, str | bytes]):
 
     def __len__(self) -> int:
         return len(self._files)
-
-
-def _content(entry: Mapping[str, str]) -> str | bytes:
-    return entry["text"] if "text" in entry else base64.b64decode(entry["base64"], validate=True)
 
 
 class CompositeState(Mapping[str, Any]):
@@ -127,7 +120,7 @@ class CompositeState(Mapping[str, Any]):
     def __init__(self, payload: bytes) -> None:
         self._states: dict[str, Any] = {}
         try:
-            for name, snapshot in _parts(payload).items():
+            for name, snapshot in decompose(StateSnapshot("composite", payload)).items():
                 self._states[name] = open_snapshot(snapshot)
         except EnvironmentFailure:
             self.close()
@@ -159,7 +152,7 @@ class CompositeState(Mapping[str, Any]):
 
 
 def compose(parts: Mapping[str, StateSnapshot]) -> StateSnapshot:
-    """The snapshots of several resources as one, of kind "composite"."""
+    """Return the snapshots of several resources as one, of kind "composite"."""
     value = {
         name: {"kind": part.kind, "payload": base64.b64encode(part.payload).decode("ascii")}
         for name, part in parts.items()
@@ -168,29 +161,25 @@ def compose(parts: Mapping[str, StateSnapshot]) -> StateSnapshot:
 
 
 def decompose(snapshot: StateSnapshot) -> dict[str, StateSnapshot]:
-    """The inverse of `compose`.
+    """Return the inverse of `compose`.
 
     Raises:
-        EnvironmentFailure: the snapshot is none that `compose` made.
+        EnvironmentFailure: `compose` did not make the snapshot.
     """
-    return _parts(snapshot.payload)
-
-
-def _parts(payload: bytes) -> dict[str, StateSnapshot]:
     try:
         return {
             name: StateSnapshot(part["kind"], base64.b64decode(part["payload"], validate=True))
-            for name, part in json.loads(payload).items()
+            for name, part in json.loads(snapshot.payload).items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise EnvironmentFailure(f"the snapshot is no composite of several: {error}") from error
+        raise EnvironmentFailure(f"the snapshot is not a composite of several: {error}") from error
 
 
 def _json_value(payload: bytes) -> Any:
     try:
         return json.loads(payload.decode("utf-8", "surrogatepass"))
     except ValueError as error:
-        raise EnvironmentFailure(f"the snapshot is no JSON: {error}") from error
+        raise EnvironmentFailure(f"the snapshot is not JSON: {error}") from error
 
 
 _OPENERS: dict[str, Callable[[bytes], Any]] = {
@@ -202,7 +191,7 @@ _OPENERS: dict[str, Callable[[bytes], Any]] = {
 
 
 def open_snapshot(snapshot: StateSnapshot) -> Any:
-    """What a reward sees of a final state.
+    """Open a final state for a reward.
 
     Returns:
         The JSON value of "json"; a `SqliteState` of "sqlite", to be closed; a `FilesState` of "files"; a
@@ -217,6 +206,6 @@ def open_snapshot(snapshot: StateSnapshot) -> Any:
 
 
 def close_state(state: Any) -> None:
-    """Release what an opened state holds, where it holds anything."""
+    """Release the resources of an opened state, if it has any."""
     if isinstance(state, SqliteState | CompositeState):
         state.close()

@@ -1,4 +1,4 @@
-"""A private SQLite database from a seed script, for agents that write SQL; `sqlite_guard` says what it may do."""
+"""A private SQLite database from a seed script, for agents that write SQL; `sqlite_guard` limits it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from typing import Any, cast
 import anyio.to_thread
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from reward_kit.environments.base import ForkableResource, StateSnapshot, StepOutcome, ToolSpec, tool_spec
+from reward_kit.environments.base import ForkableResource, StateSnapshot, StepOutcome, ToolSpec, check_call, strict_tool
 from reward_kit.environments.config import read_config, task_path
-from reward_kit.environments.sqlite_guard import GuardedConnection, SqliteLimits
-from reward_kit.environments.sqlite_seeds import SeedSource
+from reward_kit.environments.sqlite_guard import GuardedConnection, SeedSource, SqliteLimits
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, did_you_mean, why_unreadable
 
 _SEED_TIME_S = 60.0
@@ -53,7 +52,7 @@ class SqliteConfig(BaseModel):
         return self
 
     def limits(self) -> SqliteLimits:
-        """The part that guards the agent's statements."""
+        """Return the limits of the agent's statements."""
         return SqliteLimits(
             self.statement_time_s, self.max_database_bytes, self.max_value_bytes, self.read_only, self.now
         )
@@ -128,9 +127,14 @@ class SqliteResource(ForkableResource):
             await anyio.to_thread.run_sync(database.close)
 
     async def step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
-        if action_name not in _SPECS:
-            raise ToolError(f"unknown tool {action_name!r}{did_you_mean(action_name, _SPECS)}")
-        argument = _argument(action_name, action_params)
+        argument = "".join(check_call(_SPECS, action_name, action_params).values())
+        for name in action_params:
+            if "\0" in argument:
+                raise ToolError(f"{action_name}: {name}: contains a NUL character")
+            try:
+                argument.encode("utf-8")
+            except UnicodeEncodeError:
+                raise ToolError(f"{action_name}: {name}: is not valid Unicode text") from None
         database, max_rows = self._open, self._settings.max_rows
         calls = {
             "execute_sql": lambda: _execute_script(database, argument, max_rows),
@@ -138,17 +142,15 @@ class SqliteResource(ForkableResource):
             "describe_table": lambda: _describe_table(database, argument),
         }
         outcome = StepOutcome(await anyio.to_thread.run_sync(calls[action_name]))
-        if self._expert_queries_left()[:1] == [argument]:
+        if self._settings.expert_queries[self._expert_next : self._expert_next + 1] == [argument]:
             self._expert_next += 1
         return outcome
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """The next of the configured `expert_queries`; None once all have been executed, or where there are none."""
-        left = self._expert_queries_left()
-        return {"type": "tool_call", "name": "execute_sql", "arguments": {"query": left[0]}} if left else None
-
-    def _expert_queries_left(self) -> list[str]:
-        return self._settings.expert_queries[self._expert_next :]
+        """Return the next of the configured `expert_queries`; None once all have been executed."""
+        for query in self._settings.expert_queries[self._expert_next :]:
+            return {"type": "tool_call", "name": "execute_sql", "arguments": {"query": query}}
+        return None
 
     def _replace(self, database: GuardedConnection) -> None:
         database.seed = self._seed
@@ -180,34 +182,12 @@ def _seeded(settings: SqliteConfig) -> GuardedConnection:
         raise ConfigError(f"sqlite resource: {where}: {error}") from None
 
 
-def _argument(tool: str, given: Mapping[str, Any]) -> str:
-    """The tool's one argument; "" where it takes none."""
-    known: Mapping[str, Any] = _SPECS[tool]["function"]["parameters"]["properties"]
-    for name in given:
-        if name not in known:
-            raise ToolError(f"{tool}: unknown argument {name!r}{did_you_mean(str(name), known)}")
-    for name in known:
-        value = given.get(name)
-        if name not in given:
-            raise ToolError(f"{tool}: {name}: missing")
-        if not isinstance(value, str):
-            raise ToolError(f"{tool}: {name}: must be text, got {value!r}")
-        try:
-            value.encode("utf-8")
-        except UnicodeEncodeError:
-            raise ToolError(f"{tool}: {name}: is not valid Unicode text") from None
-        if "\0" in value:
-            raise ToolError(f"{tool}: {name}: contains a NUL character")
-        return value
-    return ""
-
-
 _TOKEN = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/|;""", re.DOTALL)
 _COMMENTS = re.compile(r"--[^\n]*|/\*.*?(?:\*/|$)", re.DOTALL)
 
 
 def split_statements(script: str) -> list[str]:
-    """The statements of an SQL script, without those that are only a comment."""
+    """Return the statements of an SQL script, without those that are only a comment."""
     statements, start = [], 0
     for token in _TOKEN.finditer(script):
         # A trigger's body has semicolons of its own; SQLite knows whether the statement ends here.
@@ -232,7 +212,11 @@ def _execute_script(database: GuardedConnection, query: str, max_rows: int) -> d
         for statement in statements:
             cursor = connection.execute(statement)
             if cursor.description is not None:
-                result = _rows(cursor, max_rows)
+                rows = cursor.fetchmany(max_rows)
+                columns = [column[0] for column in cursor.description]
+                result = {"columns": columns, "rows": [[_cell(value) for value in row] for row in rows]}
+                if len(rows) == max_rows and cursor.fetchone() is not None:
+                    result["cut"] = f"only the first {max_rows} rows are shown; there are more"
             cursor.close()
         changed = connection.total_changes - before
     if changed or "rows" not in result:
@@ -240,19 +224,8 @@ def _execute_script(database: GuardedConnection, query: str, max_rows: int) -> d
     return result
 
 
-def _rows(cursor: sqlite3.Cursor, max_rows: int) -> dict[str, Any]:
-    rows = cursor.fetchmany(max_rows)
-    result: dict[str, Any] = {
-        "columns": [column[0] for column in cursor.description],
-        "rows": [[_cell(value) for value in row] for row in rows],
-    }
-    if len(rows) == max_rows and cursor.fetchone() is not None:
-        result["cut"] = f"only the first {max_rows} rows are shown; there are more"
-    return result
-
-
 def _cell(value: Any) -> Any:
-    """A value of a row as JSON has it."""
+    """Return a value of a row as a JSON value."""
     if isinstance(value, bytes):
         value = f"x'{value[: _MAX_CELL_CHARS // 2 + 1].hex()}'"
     if isinstance(value, float) and not math.isfinite(value):
@@ -300,13 +273,13 @@ def _schema_text(database: GuardedConnection) -> str:
 
 
 def _content_hash(connection: sqlite3.Connection) -> str:
-    """A hash of the schema and of every row in a fixed order.
+    """Return a hash of the schema and of every row in a fixed order.
 
     Row ids count, because they decide the order of an unordered query and the next id; free pages do not.
     """
     digest = hashlib.blake2b(digest_size=16)
     factory = connection.text_factory
-    connection.text_factory = _exact
+    connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
     try:
         schema = connection.execute("SELECT type, name, tbl_name, sql, rootpage FROM sqlite_master ORDER BY rowid")
         tables = []
@@ -333,32 +306,24 @@ def _ordered_rows(connection: sqlite3.Connection, table: str) -> Iterator[tuple[
                 cursor = connection.execute(f"SELECT {row_id}, * FROM {quoted} ORDER BY 1")
             except sqlite3.OperationalError:
                 break  # WITHOUT ROWID
-            return cast(Iterator[tuple[Any, ...]], cursor)
+            return cast("Iterator[tuple[Any, ...]]", cursor)
     order = ", ".join(str(number + 1) for number in range(len(columns)))
-    return cast(Iterator[tuple[Any, ...]], connection.execute(f"SELECT * FROM {quoted} ORDER BY {order}"))
-
-
-def _exact(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")
-
-
-def _one_text(name: str, description: str) -> dict[str, Any]:
-    properties = {name: {"type": "string", "description": description}}
-    return {"type": "object", "properties": properties, "required": [name], "additionalProperties": False}
+    return cast("Iterator[tuple[Any, ...]]", connection.execute(f"SELECT * FROM {quoted} ORDER BY {order}"))
 
 
 _SPECS: dict[str, ToolSpec] = {
-    "execute_sql": tool_spec(
+    "execute_sql": strict_tool(
         "execute_sql",
         "Run SQL (SQLite's dialect). All statements of a call take effect, or none.",
-        _one_text("query", "one or more SQL statements; the rows of the last query are returned"),
+        query={
+            "type": "string",
+            "description": "one or more SQL statements; the rows of the last query are returned",
+        },
     ),
-    "list_tables": tool_spec(
-        "list_tables",
-        "List the tables and views.",
-        {"type": "object", "properties": {}, "additionalProperties": False},
-    ),
-    "describe_table": tool_spec(
-        "describe_table", "Describe the columns of a table or view.", _one_text("name", "the name of the table")
+    "list_tables": strict_tool("list_tables", "List the tables and views."),
+    "describe_table": strict_tool(
+        "describe_table",
+        "Describe the columns of a table or view.",
+        name={"type": "string", "description": "the name of the table"},
     ),
 }

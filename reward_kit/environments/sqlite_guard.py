@@ -1,18 +1,23 @@
 """One private in-memory SQLite database on which an agent's SQL can do nothing but read and change that database.
 
-What may be run is decided by an authorizer that refuses every action code it does not know. A statement ends at its
-deadline through the progress handler, and a database, a row and a statement have a largest size. What would make the
-outcome depend on anything but the database and the seed is pinned or refused:
+An authorizer refuses every action code that it does not know. A statement ends at its deadline through the progress
+handler, and a database, a row and a statement have a largest size. Everything that would make the outcome depend on
+anything but the database and the seed is fixed or refused:
 
-- `random()` and `randomblob()` start anew from the episode's seed at each call of a tool, so that there is no hidden
+- `random()` and `randomblob()` restart from the episode's seed at each call of a tool, so that there is no hidden
   generator whose position a fork or a state key would miss;
 - 'now' and CURRENT_TIMESTAMP are a fixed moment; the modifiers 'localtime' and 'utc' are refused;
-- `last_insert_rowid()`, `changes()` and `total_changes()` are refused: they tell what this connection did before.
-  `RETURNING` and the tool's result say the same.
+- `last_insert_rowid()`, `changes()` and `total_changes()` are refused: they reveal earlier actions of this connection.
+  `RETURNING` and the tool's result give the same.
 
 A short statement can keep SQLite's parser busy without end (a chain of common table expressions, each naming the one
-before twice), before anything that could be interrupted runs. Against that there is only SQLite's heap limit, which all
-databases of the process share: a quarter of its memory, at most 4 GiB. Such a statement then fails after some seconds.
+before twice), before anything that could be interrupted runs. Only SQLite's heap limit, which all databases of the
+process share, stops that: a quarter of the memory, at most 4 GiB. Such a statement then fails after some seconds.
+
+No seed script attaches a database, calls a function that loads code or touches files, or changes a setting that the
+whole process shares. A script in a file is its author's; one in the configuration (`seed_sql`) may come from a
+dataset's row, so it is data: it sets only the pragmas that dumps need, makes no virtual tables and does not write the
+schema directly, since both can make a damaged database.
 """
 
 from __future__ import annotations
@@ -23,33 +28,33 @@ import random
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from reward_kit.environments.sqlite_seeds import DANGEROUS_FUNCTIONS, SeedSource, attaches, seed_problem
 from reward_kit.errors import ToolError
 
-_READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
-_WRITES = frozenset(
-    {
-        sqlite3.SQLITE_INSERT,
-        sqlite3.SQLITE_UPDATE,
-        sqlite3.SQLITE_DELETE,
-        sqlite3.SQLITE_CREATE_TABLE,
-        sqlite3.SQLITE_CREATE_INDEX,
-        sqlite3.SQLITE_CREATE_VIEW,
-        sqlite3.SQLITE_CREATE_TRIGGER,
-        sqlite3.SQLITE_DROP_TABLE,
-        sqlite3.SQLITE_DROP_INDEX,
-        sqlite3.SQLITE_DROP_VIEW,
-        sqlite3.SQLITE_DROP_TRIGGER,
-        sqlite3.SQLITE_ALTER_TABLE,
-        # Creating an index on a table with rows asks for this too.
-        sqlite3.SQLITE_REINDEX,
-    }
+SeedSource = Literal["data", "file"]
+"""Whether a row may have written a seed script, or only the task's author."""
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+def _actions(names: str) -> frozenset[int]:
+    return frozenset(getattr(sqlite3, f"SQLITE_{name}") for name in names.split())
+
+
+_ATTACHING = _actions("ATTACH DETACH")
+"""VACUUM INTO attaches too."""
+_READS = _actions("SELECT READ FUNCTION RECURSIVE")
+# Creating an index on a table with rows asks for REINDEX.
+_WRITES = _actions(
+    "INSERT UPDATE DELETE CREATE_TABLE CREATE_INDEX CREATE_VIEW CREATE_TRIGGER DROP_TABLE DROP_INDEX DROP_VIEW "
+    "DROP_TRIGGER ALTER_TABLE REINDEX"
 )
 _NAMES_OF_ACTIONS = {
     sqlite3.SQLITE_ANALYZE: "ANALYZE",
@@ -66,34 +71,24 @@ _REASONS = {
     sqlite3.SQLITE_SAVEPOINT: "savepoints are refused: each call happens wholly or not at all",
     sqlite3.SQLITE_CREATE_VTABLE: "virtual tables are refused",
 }
-_REFUSED_FUNCTIONS = DANGEROUS_FUNCTIONS | frozenset(
-    {
-        "fts5",
-        "sqlite_log",
-        "sqlite_offset",
-        "sqlite_compileoption_get",
-        "sqlite_compileoption_used",
-        "last_insert_rowid",
-        "changes",
-        "total_changes",
-    }
+# They load code, touch files or take addresses (`fts3_tokenizer`); not even our own statements may call them.
+_DANGEROUS_FUNCTIONS = _words("load_extension readfile writefile edit lsmode fsdir zipfile fts3_tokenizer")
+_REFUSED_FUNCTIONS = _DANGEROUS_FUNCTIONS | _words(
+    "fts5 sqlite_log sqlite_offset sqlite_compileoption_get sqlite_compileoption_used last_insert_rowid changes "
+    "total_changes"
 )
-_REFUSED_TABLES = frozenset({"sqlite_dbpage", "dbstat", "sqlite_stmt", "bytecode", "tables_used", "sqlite_dbdata"})
-_PRAGMAS_WITH_ARGUMENT = frozenset(
-    {
-        "table_info",
-        "table_xinfo",
-        "table_list",
-        "index_list",
-        "index_info",
-        "index_xinfo",
-        "foreign_key_list",
-        "foreign_key_check",
-        "integrity_check",
-        "quick_check",
-    }
+_REFUSED_TABLES = _words("sqlite_dbpage dbstat sqlite_stmt bytecode tables_used sqlite_dbdata")
+_PRAGMAS_WITH_ARGUMENT = _words(
+    "table_info table_xinfo table_list index_list index_info index_xinfo foreign_key_list foreign_key_check "
+    "integrity_check quick_check"
 )
-_PRAGMAS = _PRAGMAS_WITH_ARGUMENT | {"foreign_keys", "user_version", "encoding", "collation_list"}
+_PRAGMAS = _PRAGMAS_WITH_ARGUMENT | _words("foreign_keys user_version encoding collation_list")
+_PRAGMAS_OF_THE_PROCESS = _words("hard_heap_limit soft_heap_limit temp_store_directory data_store_directory")
+_PRAGMAS_OF_DATA = _PRAGMAS | _words(
+    "application_id auto_vacuum cache_size case_sensitive_like defer_foreign_keys ignore_check_constraints "
+    "journal_mode legacy_alter_table locking_mode page_size recursive_triggers reverse_unordered_selects secure_delete "
+    "synchronous temp_store"
+)
 _TIME_FUNCTIONS = ("date", "time", "datetime", "julianday", "strftime", "unixepoch")
 _CONNECTION_PRAGMAS = ("foreign_keys", "recursive_triggers", "ignore_check_constraints", "reverse_unordered_selects")
 _STEPS_BETWEEN_CHECKS = 1_000
@@ -103,7 +98,7 @@ _TRUSTED_TIME_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SqliteLimits:
-    """What an agent's statements may use, and the moment and seed that they see."""
+    """The limits of an agent's statements, and the moment that they see as 'now'."""
 
     statement_time_s: float = 5.0
     max_database_bytes: int = 64_000_000
@@ -113,7 +108,7 @@ class SqliteLimits:
 
 
 class GuardedConnection:
-    """A private database with its guards up. Its methods block; use them in a thread."""
+    """A private, guarded database. Its methods block; use them in a thread."""
 
     def __init__(self, limits: SqliteLimits) -> None:
         self.limits = limits
@@ -135,16 +130,16 @@ class GuardedConnection:
 
     @classmethod
     def seeded(cls, limits: SqliteLimits, script: str, time_s: float, source: SeedSource = "file") -> GuardedConnection:
-        """A database made by a script, which may do what `sqlite_seeds` allows.
+        """Return a database made by a seed script.
 
         Raises:
-            ValueError: the script does what it may not.
+            ValueError: the script does something that is refused.
             sqlite3.Error: the script fails, takes longer than `time_s` or makes too large a database.
         """
         builder = cls(limits)
         builder._seeding = source
         try:
-            # A dump is one long script; what it may not do is attach, or make a value that could not be read later.
+            # A dump is one long script; it may not attach, or make a value that could not be read later.
             builder.connection.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, 1_000_000_000)
             builder.connection.setlimit(sqlite3.SQLITE_LIMIT_VDBE_OP, 250_000_000)
             builder._deadline = time.monotonic() + time_s
@@ -162,7 +157,7 @@ class GuardedConnection:
 
     @classmethod
     def from_bytes(cls, limits: SqliteLimits, data: bytes, pragmas: dict[str, int]) -> GuardedConnection:
-        """A database from what `serialize` gave."""
+        """Return a database from the bytes of `serialize`."""
         made = cls(limits)
         # Deserializing attaches, which the authorizer would refuse.
         made.connection.set_authorizer(None)
@@ -172,7 +167,7 @@ class GuardedConnection:
         return made
 
     def copy(self) -> GuardedConnection:
-        """An independent database in the same state, through SQLite's backup API; anything attached is left behind."""
+        """Return an independent database in the same state, by SQLite's backup API, which leaves out attached ones."""
         with self._lock, self.trusted():
             twin = GuardedConnection(self.limits)
             twin.seed = self.seed
@@ -185,12 +180,12 @@ class GuardedConnection:
             return twin
 
     def serialize(self) -> bytes:
-        """The database as the bytes of a database file."""
+        """Return the database as the bytes of a database file."""
         with self._lock, self.trusted():
             return self.connection.serialize()
 
     def pragmas(self) -> dict[str, int]:
-        """The settings of the connection that a seed script may have changed and a copy must share."""
+        """Return the settings of the connection that a seed script may have changed and a copy must share."""
         with self._lock, self.trusted():
             return {name: self._pragma(name) for name in _CONNECTION_PRAGMAS}
 
@@ -202,10 +197,10 @@ class GuardedConnection:
 
     @contextmanager
     def trusted(self) -> Iterator[sqlite3.Connection]:
-        """The connection for statements of our own, which may not attach or load anything either."""
+        """Yield the connection for statements of our own, which may not attach or load anything either."""
         with self._lock:
             before = self._trusted, self._deadline
-            # An agent's generated columns are computed by our own reads too, and must not keep them for ever.
+            # An agent's generated columns are computed by our own reads too, and must not block them forever.
             self._trusted, self._deadline = True, min(self._deadline, time.monotonic() + _TRUSTED_TIME_S)
             try:
                 yield self.connection
@@ -214,7 +209,7 @@ class GuardedConnection:
 
     @contextmanager
     def atomic(self) -> Iterator[sqlite3.Connection]:
-        """The connection for an agent's statements, within the time limit; undone as a whole where one fails.
+        """Yield the connection for an agent's statements, within the time limit; roll all back if one fails.
 
         Raises:
             ToolError: a statement failed or was refused; the message says why.
@@ -230,15 +225,15 @@ class GuardedConnection:
                 self._trusted = True
                 self.connection.execute("RELEASE tool_call")
             except (sqlite3.Error, sqlite3.Warning, OverflowError, MemoryError) as error:
-                self._undo()
+                self._roll_back()
                 raise ToolError(self._explain(error)) from None
             except BaseException:
-                self._undo()
+                self._roll_back()
                 raise
             finally:
                 self._trusted, self._deadline = True, float("inf")
 
-    def _undo(self) -> None:
+    def _roll_back(self) -> None:
         self._trusted, self._deadline = True, float("inf")
         # SQLite itself may have rolled everything back already (ON CONFLICT ROLLBACK, a full database).
         if self.connection.in_transaction:
@@ -260,8 +255,7 @@ class GuardedConnection:
         return text
 
     def _pragma(self, name: str) -> int:
-        row = self.connection.execute(f"PRAGMA {name}").fetchone()
-        return int(row[0])
+        return int(self.connection.execute(f"PRAGMA {name}").fetchone()[0])
 
     def _set_pragmas(self, pragmas: dict[str, int]) -> None:
         for name, value in pragmas.items():
@@ -288,18 +282,33 @@ class GuardedConnection:
         return int(time.monotonic() > self._deadline)
 
     def _authorize(self, action: int, first: str | None, second: str | None, _db: str | None, _by: str | None) -> int:
+        function = (second or "").lower() if action == sqlite3.SQLITE_FUNCTION else ""
         if self._seeding is not None:
-            problem = seed_problem(self._seeding, action, (first or "").lower(), (second or "").lower())
+            problem = self._seed_problem(action, (first or "").lower(), function)
         elif self._trusted:
-            calls_dangerous = action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in DANGEROUS_FUNCTIONS
-            return sqlite3.SQLITE_DENY if calls_dangerous or attaches(action) else sqlite3.SQLITE_OK
+            is_refused = function in _DANGEROUS_FUNCTIONS or action in _ATTACHING
+            return sqlite3.SQLITE_DENY if is_refused else sqlite3.SQLITE_OK
         else:
             problem = self._problem(action, first or "", second)
         self._refusal = self._refusal or problem
         return sqlite3.SQLITE_DENY if problem else sqlite3.SQLITE_OK
 
+    def _seed_problem(self, action: int, first: str, function: str) -> str:
+        """Return why an action of a seed script is refused; "" if it is allowed."""
+        if action in _ATTACHING:
+            return "ATTACH, DETACH and VACUUM are refused: there is only this database"
+        if function in _DANGEROUS_FUNCTIONS:
+            return f"the function {function}() is refused"
+        is_data = self._seeding == "data"
+        if action == sqlite3.SQLITE_PRAGMA:
+            is_refused = first not in _PRAGMAS_OF_DATA if is_data else first in _PRAGMAS_OF_THE_PROCESS
+            return f"PRAGMA {first} is refused" if is_refused else ""
+        if action == sqlite3.SQLITE_CREATE_VTABLE and is_data:
+            return "virtual tables are refused here; put the script into a file and name it with seed_sql_file"
+        return ""
+
     def _problem(self, action: int, first: str, second: str | None) -> str:
-        """Why an action of an agent's statement is refused; "" where it is allowed."""
+        """Return why an action of an agent's statement is refused; "" if it is allowed."""
         if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in _REFUSED_FUNCTIONS:
             hint = "; use RETURNING" if second == "last_insert_rowid" else ""
             return f"the function {second}() is refused{hint}"
@@ -322,9 +331,9 @@ class GuardedConnection:
         connection.create_function("random", 0, lambda: self._random.randrange(-(2**63), 2**63))
         connection.create_function("randomblob", 1, self._random_blob)
         for name in _TIME_FUNCTIONS:
-            connection.create_function(name, -1, self._time_function(name), deterministic=True)
+            connection.create_function(name, -1, functools.partial(self._time, name), deterministic=True)
         for name, kind in (("current_timestamp", "datetime"), ("current_date", "date"), ("current_time", "time")):
-            connection.create_function(name, 0, self._time_function(kind), deterministic=True)
+            connection.create_function(name, 0, functools.partial(self._time, kind), deterministic=True)
 
     def _random_blob(self, size: Any) -> bytes:
         count = size if isinstance(size, int) and size > 0 else 1
@@ -333,25 +342,22 @@ class GuardedConnection:
             raise ValueError(self._refusal)
         return self._random.randbytes(count)
 
-    def _time_function(self, name: str) -> Callable[..., Any]:
+    def _time(self, name: str, *arguments: Any) -> Any:
         leading = 1 if name == "strftime" else 0
-
-        def call(*arguments: Any) -> Any:
-            values = [self.limits.now if _is_now(value) else value for value in arguments]
-            if len(values) == leading:
-                values.append(self.limits.now)
-            if any(str(value).strip().lower() in ("localtime", "utc") for value in values[leading + 1 :]):
-                self._refusal = "the modifiers 'localtime' and 'utc' are refused: all times are UTC"
-                raise ValueError(self._refusal)
-            marks = ", ".join("?" * len(values))
-            return self._clock.execute(f"SELECT {name}({marks})", values).fetchone()[0]
-
-        return call
+        is_now = [isinstance(value, str) and value.strip().lower() == "now" for value in arguments]
+        values = [self.limits.now if now else value for now, value in zip(is_now, arguments, strict=True)]
+        if len(values) == leading:
+            values.append(self.limits.now)
+        if any(str(value).strip().lower() in ("localtime", "utc") for value in values[leading + 1 :]):
+            self._refusal = "the modifiers 'localtime' and 'utc' are refused: all times are UTC"
+            raise ValueError(self._refusal)
+        marks = ", ".join("?" * len(values))
+        return self._clock.execute(f"SELECT {name}({marks})", values).fetchone()[0]
 
 
 @functools.cache
 def _heap_limit() -> int:
-    """How many bytes SQLite may hold in this process."""
+    """Return how many bytes SQLite may hold in this process."""
     memory = 16 << 30
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -360,10 +366,6 @@ def _heap_limit() -> int:
     return min(memory // 4, 4 << 30)
 
 
-def _is_now(value: Any) -> bool:
-    return isinstance(value, str) and value.strip().lower() == "now"
-
-
 def _readable(data: bytes) -> str:
-    """Text as an agent can be shown it; SQLite does not promise that it is UTF-8."""
+    """Return text that an agent can be shown; SQLite does not promise UTF-8."""
     return data.decode("utf-8", "replace")

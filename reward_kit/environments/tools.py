@@ -1,9 +1,9 @@
 """`ToolRegistry`: typed Python functions as tools.
 
-The JSON schema comes from the signature and the docstring through pydantic; a parameter is required only where it has
-no default. Arguments are validated before the function runs, so a function never sees a wrong type. A parameter
-annotated with `ForkableResource`, or a subclass, receives the episode's resource, or the one that fits where the task
-has several, and is not shown to the agent.
+The JSON schema comes from the signature and the docstring through pydantic; a parameter is required only if it has no
+default. Arguments are validated before the function runs, so a function never sees a wrong type. A parameter annotated
+with `ForkableResource`, or a subclass, receives the episode's resource, or the one that fits if the task has several,
+and is not shown to the agent.
 """
 
 from __future__ import annotations
@@ -42,7 +42,12 @@ class Tool:
         Raises:
             ToolError: the arguments do not fit the schema, or the function raised.
         """
-        values = self._validated(arguments)
+        try:
+            parsed = self.arguments.model_validate(dict(arguments))
+        except pydantic.ValidationError as error:
+            problems = "; ".join(describe_validation_error(error, self.arguments))
+            raise ToolError(f"tool {self.name!r}: {problems}") from None
+        values = {name: getattr(parsed, name) for name in self.arguments.model_fields}
         for name, kind in self.resource_parameters.items():
             values[name] = resource.seen_by_tool(kind, name) if resource is not None else None
         with boundary(ToolError, f"tool {self.name!r}"):
@@ -50,14 +55,6 @@ class Tool:
                 return await self.function(**values)
             result = await anyio.to_thread.run_sync(lambda: self.function(**values), abandon_on_cancel=True)
             return await result if isinstance(result, Awaitable) else result
-
-    def _validated(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        try:
-            parsed = self.arguments.model_validate(dict(arguments))
-        except pydantic.ValidationError as error:
-            problems = "; ".join(describe_validation_error(error, self.arguments))
-            raise ToolError(f"tool {self.name!r}: {problems}") from None
-        return {name: getattr(parsed, name) for name in self.arguments.model_fields}
 
 
 class ToolRegistry:
@@ -106,7 +103,7 @@ class ToolRegistry:
         Args:
             function: the function, sync or async.
             name: the tool's name, by default the function's.
-            description: what the agent reads, by default the docstring's first paragraph.
+            description: for the agent, by default the docstring's first paragraph.
             parameters: a JSON schema shown instead of the derived one; arguments are still validated by signature.
 
         Raises:
@@ -123,21 +120,21 @@ class ToolRegistry:
         return register if function is None else register(function)
 
     def get_tool(self, name: str) -> Tool:
-        """The tool of this name.
+        """Return the tool of this name.
 
         Raises:
-            ToolError: there is none; the nearest name is offered.
+            ToolError: it does not exist; the nearest name is offered.
         """
         if name not in self._tools:
             raise ToolError(f"unknown tool {name!r}{did_you_mean(name, self._tools)}")
         return self._tools[name]
 
     def get_tools(self) -> dict[str, Tool]:
-        """All tools by name."""
+        """Return all tools by name."""
         return dict(self._tools)
 
     def get_openai_tools(self) -> list[ToolSpec]:
-        """All tools in OpenAI form, in the order of registration."""
+        """Return all tools in OpenAI form, in the order of registration."""
         return [tool.spec for tool in self._tools.values()]
 
 
@@ -164,19 +161,15 @@ def _make_tool(
     except pydantic.errors.PydanticUserError as error:
         problem = str(error).splitlines()[0].split(" Set `")[0]
         raise ConfigError(f"tool {name!r}: an annotation has no JSON schema: {problem}") from None
-    schema = parameters or _plain_schema(arguments)
+    schema = parameters
+    if not schema:
+        schema = {"properties": {}, **_without_titles(arguments.model_json_schema())}
     spec = tool_spec(name, description or summary, schema)
     return Tool(name, function, spec, arguments, resource_parameters)
 
 
-def _plain_schema(arguments: type[BaseModel]) -> dict[str, Any]:
-    """The model's JSON schema without the titles that pydantic adds."""
-    schema = _without_titles(arguments.model_json_schema())
-    schema.setdefault("properties", {})
-    return typing.cast(dict[str, Any], schema)
-
-
 def _without_titles(node: Any) -> Any:
+    """Return a JSON schema without the titles that pydantic adds."""
     if isinstance(node, list):
         return [_without_titles(item) for item in node]
     if not isinstance(node, dict):
@@ -195,7 +188,7 @@ _ARGUMENT = re.compile(r"^\s+(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
 def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """The first paragraph of a Google-style docstring, and its arguments' descriptions by name."""
+    """Return the first paragraph of a Google-style docstring, and its arguments' descriptions by name."""
     summary: list[str] = []
     arguments: dict[str, str] = {}
     section, current, indent = "", "", 0

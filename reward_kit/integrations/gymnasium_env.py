@@ -28,7 +28,7 @@ from gymnasium import spaces
 from reward_kit.agent.actions import as_text
 from reward_kit.blocking import LoopThread
 from reward_kit.environments.base import ForkableResource, StepOutcome, ToolSpec
-from reward_kit.environments.registry import resource_class
+from reward_kit.environments.config import resource_class
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
 
 ActionForm = Literal["auto", "discrete", "text", "tool_call"]

@@ -75,7 +75,7 @@ def find_answer(text: str, unmarked: Unmarked = "refuse") -> Found:
 
 
 def last_number(text: str) -> str:
-    """The last number in `text`, as it is written; "" where there is none."""
+    """The last number in `text`, as it is written; "" if there is none."""
     last = ""
     for match in _NUMBER.finditer(text):
         last = match[0]
@@ -311,7 +311,7 @@ def choice_answer(
         zero_based: a position counts from 0, as in MMLU; else from 1.
 
     Raises:
-        ConfigError: letters are no different capital letters.
+        ConfigError: `letters` are not different capital letters.
         RewardError: the ground truth is missing or none of the letters and options, so that the rollout is unscored.
 
     Example:
@@ -463,7 +463,7 @@ def list_answer(
         given = sorted(given, key=str)
     wanted = given if isinstance(given, list | tuple) else read_list(str(given))
     if wanted is None or len(wanted) > MOST_ITEMS:
-        raise RewardError(f"list_answer: the ground_truth is no list of at most {MOST_ITEMS} items")
+        raise RewardError(f"list_answer: the ground_truth is not a list of at most {MOST_ITEMS} items")
     found = read_list(answer_region(last_answer(messages)))
     if found is None:
         return EvaluateResult(score=0.0, reason="the reply lists nothing that can be read")
@@ -476,7 +476,7 @@ def list_answer(
 
 
 def read_list(text: str) -> list[Any] | None:
-    """The items of a list in a text; None where there is none, or it is too long to be read."""
+    """The items of a list in a text; None if there is none, or it is too long to be read."""
     text = text.strip()
     if not text or len(text) > LONGEST:
         return None

@@ -28,7 +28,7 @@ _RECURSION_LIMIT = sys.getrecursionlimit()
 
 
 def encode(value: Any, depth: int = 0) -> Any:
-    """A value as JSON with the kinds that JSON lacks; what is no data becomes `["other", name of its type]`."""
+    """A value as JSON with the kinds that JSON lacks; anything else becomes `["other", name of its type]`."""
     kind = type(value)
     if kind is bool or value is None:
         return value
@@ -94,7 +94,7 @@ def decode(value: Any) -> Any:
         return complex(*map(decode, content))
     if isinstance(content, str) and kind in _FROM_TEXT:
         return _FROM_TEXT[kind](content)
-    raise ValueError(f"the answer is {content!r:.60}, which is no data")
+    raise ValueError(f"the answer is {content!r:.60}, which is not data")
 
 
 _FROM_TEXT: dict[str, Callable[[str], Any]] = {
@@ -202,7 +202,7 @@ def _run_text(text: str, filename: str, module: types.ModuleType) -> None:
 def compiled(
     text: str, filename: str, compile_command: list[str], run_command: list[str], limits: dict[str, float]
 ) -> Callable[[str], Any]:
-    """A program of another language: compiled once, run anew for each input. After a run that was late none is made.
+    """A program of another language: compiled once, run again for each input. After a run that was late none is made.
 
     Args:
         text: the program.

@@ -17,7 +17,7 @@ a small interpreter of Python's expressions that knows constants, comparisons, a
 meets nothing but plain data. Unknown expressions are refused, since the only other way would be to run the assertion
 beside the code that it tests, where that code can read it.
 
-Values that came back are JSON of the form that `code_inside.encode` gives, and whoever wrote it may be hostile.
+Values that came back are JSON of the form that `code_inside.encode` gives, and its author may be hostile.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Rules(NamedTuple):
 def is_same(expected: Any, got: Any, rules: Rules) -> bool:
     """Whether an answer is the expected value, read as data.
 
-    Numbers are equal by value, 1 and 1.0 too; true is no number. A tuple is a list, since JSON has one word for both. A
-    key that is an integer equals its text for the same reason. NaN equals NaN.
+    Numbers are equal by value, 1 and 1.0 too; true is not a number. A tuple is a list, since JSON has one word for
+    both. A key that is an integer equals its text for the same reason. NaN equals NaN.
 
     Args:
         expected: data of the ground truth.
@@ -264,7 +264,7 @@ class Condition(NamedTuple):
 
     Attributes:
         calls: what is asked, each `{"args", "kwargs"}` in the form of `encode`.
-        test: the expression, with a name in the place of each call.
+        test: the expression, with a name instead of each call.
         names: what the names in it stand for, the calls' left out.
         text: the assertion as it was written.
     """
@@ -353,7 +353,7 @@ class _Reader:
                 value = _value(statement.value, self.names, is_ours=True)
                 self.names.update({name.id: value for name in statement.targets if isinstance(name, ast.Name)})
             elif ast.unparse(statement) != f"check({self._function})":  # with which some datasets end
-                raise _Unknown(f"{type(statement).__name__} is no assertion")
+                raise _Unknown(f"{type(statement).__name__} is not an assertion")
         except (_Unknown, *_UNSUITABLE) as error:
             raise RewardError(
                 f"{self._what}, line {statement.lineno}: {ast.unparse(statement)[:120]!r} cannot be asked as a "
@@ -641,7 +641,7 @@ def suite_of(ground_truth: Any) -> Suite:
     if isinstance(data, list):
         data = {"tests": data} if not all(isinstance(item, str) for item in data) else {"test_list": data}
     if not isinstance(data, dict):
-        raise RewardError(f"ground_truth is {kind_of(data)} and no tests; {_FORMS}")
+        raise RewardError(f"ground_truth is {kind_of(data)}, not tests; {_FORMS}")
     if "test_list" in data:
         return _mbpp(data)
     if "test" in data and "entry_point" in data:
@@ -666,7 +666,7 @@ def _parsed(value: Any) -> Any:
     except (ValueError, RecursionError) as error:
         if value.lstrip().startswith("assert"):
             return [value]
-        raise RewardError(f"ground_truth is a text and no JSON ({error}); {_FORMS}") from None
+        raise RewardError(f"ground_truth is a text, but not JSON ({error}); {_FORMS}") from None
 
 
 def _native(data: dict[str, Any]) -> Suite:
@@ -674,7 +674,7 @@ def _native(data: dict[str, Any]) -> Suite:
     tests = _listed(data["tests"], "tests")
     function = _text(data.get("function") or "", "function")
     if function and not all(part.isidentifier() for part in function.split(".")):
-        raise RewardError(f"ground_truth.function is {function!r}, which is no name of a function")
+        raise RewardError(f"ground_truth.function is {function!r}, which is not the name of a function")
     made = [_one(test, function, f"ground_truth.tests[{number}]") for number, test in enumerate(tests)]
     return _suite(function, made, _text(data.get("setup") or "", "setup"))
 
@@ -788,13 +788,13 @@ def _listed(value: Any, name: str) -> list[Any]:
     if isinstance(value, str):
         value = _parsed(value)
     if not isinstance(value, list | tuple):
-        raise RewardError(f"ground_truth.{name} is {kind_of(value)} and no list; {_FORMS}")
+        raise RewardError(f"ground_truth.{name} is {kind_of(value)}, not a list; {_FORMS}")
     return list(value)
 
 
 def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise RewardError(f"{name if '.' in name else f'ground_truth.{name}'} is {kind_of(value)} and no text")
+        raise RewardError(f"{name if '.' in name else f'ground_truth.{name}'} is {kind_of(value)}, not a text")
     return value
 
 

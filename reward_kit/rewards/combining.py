@@ -174,7 +174,7 @@ def combined(id: str, parts: Mapping[str, Reward], combine: _Combine) -> Reward:
         combine: the result of one rollout, from what the parts give when it calls them.
 
     Raises:
-        ConfigError: a part is no pointwise reward.
+        ConfigError: a part is not a pointwise reward.
     """
     specs = {name: fixed(reward_spec(reward), {}) for name, reward in parts.items()}
     for name, spec in specs.items():

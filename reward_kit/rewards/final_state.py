@@ -14,7 +14,7 @@ from reward_kit.errors import ConfigError, EnvironmentFailure, RewardError, did_
 from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.rewards.json_answers import Comparing, as_json, difference, in_short, read_json
 from reward_kit.rewards.option_types import Closeness, check_closeness
-from reward_kit.rewards.replies import needed, shown
+from reward_kit.rewards.replies import needed, shown, truncate
 from reward_kit.rewards.sql import Result, same_rows
 from reward_kit.typed_interface import reward_function
 
@@ -37,7 +37,7 @@ def final_state_matches(
 ) -> EvaluateResult:
     """1 where the resource's final state is the expected one, else 0, or the share of things that `partial` asks for.
 
-    The ground truth has the form that fits the state; a text is read as JSON text. It runs behind walls, since a
+    The ground truth has the form that fits the state; a text is read as JSON text. It runs in the sandbox, since a
     database's views are the agent's.
 
     | state | ground truth | a thing |
@@ -124,7 +124,7 @@ def _result(findings: list[Finding], partial: str) -> EvaluateResult:
     if wrong:
         reason += f"; {shown(wrong[0].name)}: {wrong[0].problem}"
     metrics = {
-        shown(name, 200)[1:-1]: MetricResult(score=float(not problem), reason=problem or "as expected")
+        truncate(name, 200): MetricResult(score=float(not problem), reason=problem or "as expected")
         for name, problem in findings[:_MOST_METRICS]
     }
     score = right / len(findings) if partial == "things" else float(not wrong)
@@ -181,7 +181,9 @@ def file_findings(expected: Any, found: FilesState, how: Checking) -> Iterator[F
         raise RewardError(f"final_state_matches: files are expected as {{path: text}}, not as {kind_of(expected)}")
     spoken_of: set[str] = set()
     for path, content in expected.items():
-        places = [path] if path in found else _matching(path, found) if how.globs else []
+        places = [path] if path in found else []
+        if how.globs and not places:
+            places = [place for place in found if _matches(path.split("/"), place.split("/"))]
         spoken_of.update(places)
         yield Finding(path, _file_problem(content, {place: found[place] for place in places}, how))
     if how.match == "equal":
@@ -203,7 +205,9 @@ def table_findings(expected: Any, found: SqliteState, how: Checking) -> Iterator
 def _follow(value: Any, pointer: str) -> tuple[bool, Any]:
     """Whether a JSON pointer leads somewhere, and where to."""
     if pointer and not pointer.startswith("/"):
-        raise RewardError(f"final_state_matches: {pointer!r} is no JSON pointer; write '/a/0/b', or '' for the whole")
+        raise RewardError(
+            f"final_state_matches: {pointer!r} is not a JSON pointer; write '/a/0/b', or '' for the whole"
+        )
     for part in pointer.split("/")[1:]:
         part = part.replace("~1", "/").replace("~0", "~")
         if isinstance(value, Mapping) and part in value:
@@ -265,10 +269,6 @@ def _excerpt(found: str | bytes, wanted: str | bytes) -> str:
     return f"{len(found.splitlines())} lines, expected {len(wanted.splitlines())}"
 
 
-def _matching(pattern: str, paths: Mapping[str, Any]) -> list[str]:
-    return [path for path in paths if _matches(pattern.split("/"), path.split("/"))]
-
-
 def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
     """Whether a path matches segment by segment; `**` stands for any number of folders."""
     reached = {0}
@@ -282,24 +282,29 @@ def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
 
 def _rows_problem(source: str, rows: Any, found: SqliteState, how: Checking) -> str:
     wanted, columns = _wanted_rows(source, rows)
-    try:
-        got = found.query(_select(source, columns))
+    names = ", ".join(map(_quoted, columns)) or "*"
+    inner = f"({source.strip().rstrip(';')}\n)" if _QUERY.match(source) else _quoted(source)
+    try:  # a view without end is cut off
+        got = found.query(f"SELECT {names} FROM {inner} LIMIT {MOST_ROWS + 1}")
     except EnvironmentFailure as error:
         if _AUTHORS_MISTAKE.match(str(error)):
             raise RewardError(f"final_state_matches: {error}") from None
-        return f"the rows cannot be read: {shown(str(error), 120)[1:-1]}"
+        return f"the rows cannot be read: {truncate(str(error), 120)}"
     if len(got) > MOST_ROWS:
         return f"there are more than {MOST_ROWS:,} rows"
-    width = len(wanted[0]) if wanted else len(got[0]) if got else 0
-    if how.match != "subset":
-        result = Result(len(got[0]) if got else width, got)
-        return same_rows([Result(width, wanted)], result, how.ordered, "in_order", how.tolerance) and _first_row(
-            wanted, got, how.ordered
-        )
-    if how.tolerance or how.ordered:
-        raise RewardError('final_state_matches: rows with match="subset" have neither tolerance nor order')
     missing = Counter(map(_key, wanted)) - Counter(map(_key, got))
-    return f"there is no row {_shown_row(next(row for row in wanted if _key(row) in missing))}" if missing else ""
+    if how.match == "subset":
+        if how.tolerance or how.ordered:
+            raise RewardError('final_state_matches: rows with match="subset" have neither tolerance nor order')
+        return f"there is no row {_shown_row(next(row for row in wanted if _key(row) in missing))}" if missing else ""
+    width = len(wanted[0]) if wanted else len(got[0]) if got else 0
+    result = Result(len(got[0]) if got else width, got)
+    if not same_rows([Result(width, wanted)], result, how.ordered, "in_order", how.tolerance):
+        return ""
+    extra = Counter(map(_key, got)) - Counter(map(_key, wanted))
+    problems = [f"no row {_shown_row(row)} is there" for row in wanted if _key(row) in missing][:1]
+    problems += [f"the row {_shown_row(row)} is not expected" for row in got if _key(row) in extra][:1]
+    return "; ".join(problems) or "the rows are in another order"
 
 
 def _wanted_rows(source: str, rows: Any) -> tuple[list[tuple[Any, ...]], list[str]]:
@@ -320,13 +325,6 @@ def _wanted_rows(source: str, rows: Any) -> tuple[list[tuple[Any, ...]], list[st
     return found, columns
 
 
-def _select(source: str, columns: Sequence[str]) -> str:
-    """The query for a table's rows, or a query's; a view without end is cut off."""
-    names = ", ".join(map(_quoted, columns)) or "*"
-    inner = f"({source.strip().rstrip(';')}\n)" if _QUERY.match(source) else _quoted(source)
-    return f"SELECT {names} FROM {inner} LIMIT {MOST_ROWS + 1}"
-
-
 def _quoted(name: str) -> str:
     """A name in backticks: in double quotes SQLite takes an unknown one for a text."""
     return "`" + name.replace("`", "``") + "`"
@@ -335,15 +333,6 @@ def _quoted(name: str) -> str:
 def _key(row: Sequence[Any]) -> tuple[Any, ...]:
     """A row as a key: 1 and 1.0 are the same, "1" is not."""
     return tuple(("number" if isinstance(cell, int | float) else type(cell).__name__, cell) for cell in row)
-
-
-def _first_row(wanted: Sequence[Sequence[Any]], got: Sequence[Sequence[Any]], is_ordered: bool) -> str:
-    """The first row that is missing or too much, for rows that are not the same."""
-    missing = Counter(map(_key, wanted)) - Counter(map(_key, got))
-    extra = Counter(map(_key, got)) - Counter(map(_key, wanted))
-    told = [f"no row {_shown_row(row)} is there" for row in wanted if _key(row) in missing][:1]
-    told += [f"the row {_shown_row(row)} is not expected" for row in got if _key(row) in extra][:1]
-    return "; ".join(told) or "the rows are in another order"
 
 
 def _shown_row(row: Sequence[Any]) -> str:

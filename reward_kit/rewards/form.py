@@ -34,7 +34,7 @@ def _check_tags(options: Mapping[str, Any]) -> None:
     tags = options["tags"]
     for name in tags:
         if not _NAME.fullmatch(name):
-            raise ConfigError(f"option 'tags': {name!r} is no name; write names without brackets, such as 'think'")
+            raise ConfigError(f"option 'tags': {name!r} is not a name; write names without brackets, such as 'think'")
     if not tags or len(set(tags)) < len(tags):
         raise ConfigError(f"option 'tags': write at least one name, and each once, not {tags!r:.80}")
 
@@ -71,7 +71,7 @@ def tag_format(
             message that only calls tools has no tags.
 
     Raises:
-        ConfigError: `tags` are no different names.
+        ConfigError: `tags` are not different names.
 
     Example:
         ```python
@@ -97,7 +97,7 @@ def tag_format(
 
 
 def _check_pattern(options: Mapping[str, Any]) -> None:
-    # Without a pattern, that it is required is told where the rollout's values are looked through.
+    # A missing pattern is reported together with the rollout's missing values.
     if "pattern" in options:
         _compiled(options["pattern"], options["flags"])
 
@@ -116,8 +116,8 @@ def regex_format(
 ) -> EvaluateResult:
     r"""1 where the agent's last message fits a regular expression of Python's `re`, else 0.
 
-    An expression that backtracks takes forever on a text made for it, so a task runs this reward behind walls, with the
-    limits of its sandbox; a reply on which the limit is reached is unscored. A call by hand has no limit.
+    An expression that backtracks takes forever on a text made for it, so a task runs this reward in the sandbox with
+    its limits; a reply on which a limit is reached is unscored. A call by hand has no limit.
 
     Args:
         messages: the conversation.
@@ -217,7 +217,7 @@ def _compiled(pattern: str, flags: Sequence[Flag]) -> re.Pattern[str]:
     try:
         return re.compile(pattern, sum(getattr(re, flag.upper()) for flag in set(flags)))
     except (re.error, OverflowError, RecursionError) as error:
-        raise ConfigError(f"option 'pattern': {pattern!r} is no regular expression: {error}") from None
+        raise ConfigError(f"option 'pattern': {pattern!r} is not a regular expression: {error}") from None
 
 
 # Written without blanks, so that words have no ends that could be seen: Thai to Khmer, kana, Han.
@@ -225,7 +225,7 @@ _UNSPACED = (range(0x0E00, 0x0F00), range(0x1000, 0x10A0), range(0x1780, 0x1800)
 
 
 def _check_keywords(options: Mapping[str, Any]) -> None:
-    # Without any, that they are required is told with the rollout's values.
+    # Missing keywords are reported together with the rollout's missing values.
     if "keywords" in options:
         _checked(options["keywords"])
 

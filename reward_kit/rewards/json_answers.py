@@ -14,7 +14,7 @@ from reward_kit.errors import ConfigError, RewardError, how_to_install
 from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.option_types import Closeness, check_closeness, check_extra
-from reward_kit.rewards.replies import fenced_blocks, last_answer, needed, passed, shown
+from reward_kit.rewards.replies import fenced_blocks, last_answer, needed, passed, shown, truncate
 from reward_kit.safe_input import Pairs, strict_decoder
 from reward_kit.typed_interface import reward_function
 
@@ -48,7 +48,7 @@ def json_answer(
     """1 where the JSON in the answer is the expected value, else 0, or the share of its fields.
 
     Fields have no order, 1 and 1.0 are the same number, true is not 1, and null is not a field that is missing. What
-    only Python or JavaScript reads (NaN, comments, single quotes, a comma at the end) is no JSON, and neither is an
+    only Python or JavaScript reads (NaN, comments, single quotes, a comma at the end) is not JSON, and neither is an
     object that names a field twice.
 
     Args:
@@ -62,7 +62,7 @@ def json_answer(
         tolerance: how far numbers may lie apart, relative or absolute.
 
     Raises:
-        RewardError: there is no ground truth, or it is no JSON, so that the rollout is unscored.
+        RewardError: there is no ground truth, or it is not JSON, so that the rollout is unscored.
         ConfigError: the tolerance is below 0, or asked for together with "any_order".
 
     Example:
@@ -93,7 +93,7 @@ def _check_schema(options: Mapping[str, Any]) -> None:
     try:
         check_schema(options["schema"])
     except ValueError as error:
-        raise ConfigError(f"option 'schema': it is no JSON schema: {error}") from None
+        raise ConfigError(f"option 'schema': it is not a JSON schema: {error}") from None
 
 
 @reward_function(sandbox="warm")
@@ -108,7 +108,7 @@ def json_schema_answer(
 ) -> EvaluateResult:
     """1 where the JSON in the answer conforms to a schema, else 0. It says nothing of whether what it holds is right.
 
-    It runs behind walls, since a schema's patterns are run on the model's text. References to other documents are not
+    It runs in the sandbox, since a schema's patterns are run on the model's text. References to other documents are not
     followed: `$ref` leads to a part of the schema itself.
 
     Args:
@@ -119,8 +119,8 @@ def json_schema_answer(
         formats: `format` counts as well, as far as the library checks it; else it is a remark, as the standard has it.
 
     Raises:
-        RewardError: there is no schema, or it is none, or jsonschema is not installed: the rollout is unscored.
-        ConfigError: the option `schema` is no schema; when it is loaded, also where the extra `json` is not installed.
+        RewardError: there is no schema, or it is wrong, or jsonschema is not installed: the rollout is unscored.
+        ConfigError: the option `schema` is not a schema; when it is loaded, also if the extra `json` is missing.
 
     Example:
         ```python
@@ -131,16 +131,16 @@ def json_schema_answer(
     if wanted is None:
         wanted = _truth(needed(ground_truth, "json_schema_answer"), "json_schema_answer")
     if not isinstance(wanted, dict):
-        raise RewardError("json_schema_answer: the ground_truth is no JSON schema; write an object")
+        raise RewardError("json_schema_answer: the ground_truth is not a JSON schema; write an object")
     try:
         found, why = find_json(last_answer(messages), answer), ""
     except ValueError as error:
         found, why = None, str(error)
-    try:  # also where there is no answer: a schema that is none is told by the first rollout
+    try:  # also where there is no answer: so that the first rollout reports a wrong schema
         problem = why_not_conforming(found, wanted, formats)
     except ValueError as error:
         kind = ConfigError if schema is not None else RewardError
-        raise kind(f"json_schema_answer: the schema is no JSON schema: {error}") from None
+        raise kind(f"json_schema_answer: the schema is not a JSON schema: {error}") from None
     if why:
         return passed(False, f"no answer: {why}")
     return passed(not problem, f"the answer does not conform: {problem}" if problem else "the answer conforms")
@@ -176,10 +176,10 @@ def find_json(text: str, where: Where = "any") -> Any:
 
 
 def _last_in(text: str) -> Any:
-    """The last object or array in a text, None where there is none.
+    """The last object or array in a text; None if there is none.
 
-    What fails is left behind up to where it fails, so that no part of a broken value is taken for the answer. Each
-    failure costs Python a look at the whole text, to count its lines.
+    A value that fails is skipped up to where it fails, so that no part of it is taken for the answer. Each failure
+    costs Python a look at the whole text, to count its lines.
     """
     found, position, failures = None, 0, 0
     while start := _BRACKET.search(text, position):
@@ -188,7 +188,7 @@ def _last_in(text: str) -> Any:
         except json.JSONDecodeError as error:
             position, failures = max(error.pos, start.end()), failures + 1
             if failures > _MOST_FAILURES:
-                raise ValueError("the reply has too many brackets that are no JSON") from None
+                raise ValueError("the reply has too many brackets that are not JSON") from None
         except RecursionError:
             raise ValueError("it nests too deeply") from None
     return found
@@ -231,7 +231,7 @@ def read_json(text: str) -> Any:
     try:
         value = decoder.decode(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"it is no JSON: {error.msg} in line {error.lineno}") from None
+        raise ValueError(f"it is not JSON: {error.msg} in line {error.lineno}") from None
     except RecursionError:
         raise ValueError(f"it nests deeper than {DEEPEST} levels") from None
     return as_json(value)
@@ -254,7 +254,7 @@ def as_json(value: Any) -> Any:
 def difference(expected: Any, found: Any, how: Comparing, path: str = "") -> str:
     """Where and how two values first differ, such as " at .a[0]: expected 3, found 4"; "" where they are the same.
 
-    1 and 1.0 are the same number; true is none. Fields of an object have no order.
+    1 and 1.0 are the same number; true is not a number. Fields of an object have no order.
     """
     if isinstance(expected, Mapping) and isinstance(found, Mapping):
         return _field_difference(expected, found, how, path)
@@ -347,14 +347,12 @@ def _item_difference(expected: Sequence[Any], found: Sequence[Any], how: Compari
 
 
 def _same_scalar(expected: Any, found: Any, tolerance: float) -> bool:
-    if is_number(expected) and is_number(found):
-        return bool(expected == found) or (tolerance > 0 and _is_close(expected, found, tolerance))
-    return type(expected) is type(found) and bool(expected == found)
-
-
-def _is_close(one: float, other: float, tolerance: float) -> bool:
+    if not (is_number(expected) and is_number(found)):
+        return type(expected) is type(found) and bool(expected == found)
+    if expected == found or not tolerance:
+        return bool(expected == found)
     try:
-        return math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
+        return math.isclose(expected, found, rel_tol=tolerance, abs_tol=tolerance)
     except OverflowError:  # a whole number beyond every float
         return False
 
@@ -368,9 +366,9 @@ def _inside(value: Any) -> Iterator[Any]:
         yield from value
     elif isinstance(value, float):
         if not math.isfinite(value):
-            raise ValueError(f"{value} is no JSON")
+            raise ValueError(f"{value} is not JSON")
     elif value is not None and not isinstance(value, str | int):
-        raise ValueError(f"{type(value).__name__} is no JSON")
+        raise ValueError(f"{type(value).__name__} is not JSON")
 
 
 def _field(path: str, name: str) -> str:
@@ -427,15 +425,15 @@ def why_not_conforming(value: Any, schema: Any, formats: bool) -> str:
         raise RewardError("the schema refers to itself without end") from None
     if error is None:
         return ""
-    return f"{shown(error.json_path)}: {shown(error.message, 120)[1:-1]}"
+    return f"{shown(error.json_path)}: {truncate(error.message, 120)}"
 
 
 def check_schema(schema: Any) -> None:
-    """Refuse what is no schema, without a value.
+    """Reject what is not a schema, without a value.
 
     Raises:
         RewardError: jsonschema is not installed.
-        ValueError: it is none.
+        ValueError: it is not a schema.
     """
     _validator(json.dumps(as_json(schema), sort_keys=True), formats=False)
 
@@ -453,7 +451,7 @@ def _validator(text: str, formats: bool) -> jsonschema.protocols.Validator:
     try:
         draft.check_schema(schema)
     except jsonschema.SchemaError as error:
-        raise ValueError(f"{shown(error.json_path)}: {shown(error.message, 120)[1:-1]}") from None
+        raise ValueError(f"{shown(error.json_path)}: {truncate(error.message, 120)}") from None
     bounded = jsonschema.validators.extend(draft, {"uniqueItems": _unique_items})
     checker = draft.FORMAT_CHECKER if formats else None
     return bounded(schema, registry=jsonschema_specifications.REGISTRY, format_checker=checker)

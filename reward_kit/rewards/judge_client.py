@@ -204,7 +204,9 @@ class AnswerCache:
             self._append(_HEADER)
             return
         if _parsed(lines[0]) != _HEADER:
-            raise ConfigError(f"{path} is no cache of a judge: its first line is {lines[0][:80]!r}; name another file")
+            raise ConfigError(
+                f"{path} is not a cache of a judge: its first line is {lines[0][:80]!r}; name another file"
+            )
         for line in lines[1:]:
             entry = _parsed(line)
             if isinstance(entry, dict) and isinstance(entry.get("key"), str) and isinstance(entry.get("text"), str):
@@ -326,11 +328,6 @@ async def together(*asked: Awaitable[T]) -> list[T]:
     return [result for result in results if not isinstance(result, BaseException)]
 
 
-class _Said(NamedTuple):
-    answer: Answer
-    is_known: bool
-
-
 class JudgeClient:
     """One judge.
 
@@ -407,65 +404,57 @@ class JudgeClient:
 
     async def _verdict(self, question: Question, seed: int | None, usage: JudgeUsage, *, again: bool) -> dict[str, Any]:
         """One answer, read, and kept where it can be."""
-        prompt = prompt_of(question, again=again)
-        request = self._request(prompt.messages, question, seed)
-        key = key_of(self._url, request)
-        said = await self._said(key, request)
-        if said.is_known:
-            usage.cached += 1
-        else:
-            usage.add_call(said.answer.prompt_tokens, said.answer.completion_tokens, said.answer.cost)
-        if problem := _CUT.get(said.answer.finish_reason or ""):
-            raise UnreadableVerdict(problem)
-        verdict = verdict_of(said.answer.text, question, prompt.code)
-        self._cache.keep(key, said.answer)
-        return verdict
-
-    def _request(self, messages: list[dict[str, str]], question: Question, seed: int | None) -> dict[str, Any]:
-        options = self._options
+        prompt, options = prompt_of(question, again=again), self._options
         given = {"temperature": options.temperature, "max_tokens": options.max_tokens, "seed": seed}
-        request: dict[str, Any] = {"model": self._model, "messages": messages, **options.extra_body}
+        request: dict[str, Any] = {"model": self._model, "messages": prompt.messages, **options.extra_body}
         request.update({name: value for name, value in given.items() if value is not None})
         if options.answer_form in ("auto", "json_schema"):
             schema = {"name": question.name, "strict": True, "schema": question.whole_form.schema()}
             request["response_format"] = {"type": "json_schema", "json_schema": schema}
         elif options.answer_form == "json_object":
             request["response_format"] = {"type": "json_object"}
-        return request
+        key = key_of(self._url, request)
+        answer, is_known = await self._answer(key, request)
+        if is_known:
+            usage.cached += 1
+        else:
+            usage.add_call(answer.prompt_tokens, answer.completion_tokens, answer.cost)
+        if problem := _CUT.get(answer.finish_reason or ""):
+            raise UnreadableVerdict(problem)
+        verdict = verdict_of(answer.text, question, prompt.code)
+        self._cache.keep(key, answer)
+        return verdict
 
-    async def _said(self, key: str, request: Mapping[str, Any]) -> _Said:
-        """The answer to a request: a known one, the one that another score is waiting for, or a new one."""
+    async def _answer(self, key: str, request: Mapping[str, Any]) -> tuple[Answer, bool]:
+        """The answer to a request and whether it is a known one, or the one that another score is waiting for."""
         while True:
             if (known := self._cache.get(key)) is not None:
-                return _Said(known, True)
+                return known, True
             if (pending := self._pending.get(key)) is None:
                 break
             await asyncio.wait([pending])
-            if not pending.cancelled():  # else whoever asked was cancelled, and somebody has to ask again
-                return _Said(pending.result(), True)
+            if not pending.cancelled():  # else it has to be asked again
+                return pending.result(), True
         answered = self._pending[key] = asyncio.get_running_loop().create_future()
         try:
             answer = await self._complete(request)
             answered.set_result(answer)
         except Exception as error:
             answered.set_exception(error)
-            answered.exception()  # it is raised here; that nobody else waits for it is no mistake
+            answered.exception()  # it is raised here, whether or not another score waits for it
             raise
         finally:
             answered.cancel()
             del self._pending[key]
-        return _Said(answer, False)
+        return answer, False
 
     async def _complete(self, request: Mapping[str, Any]) -> Answer:
         without = {name: value for name, value in request.items() if name != "response_format"}
-        if self._options.answer_form != "auto":
-            return await self._send(request)
-        if self._is_schema_refused:
-            return await self._send(without)
+        is_auto = self._options.answer_form == "auto"
         try:
-            return await self._send(request)
+            return await self._send(without if is_auto and self._is_schema_refused else request)
         except ProviderError as error:
-            if not _REFUSED_FORM.search(str(error)):
+            if not is_auto or self._is_schema_refused or not _REFUSED_FORM.search(str(error)):
                 raise
         answer = await self._send(without)
         self._is_schema_refused = True

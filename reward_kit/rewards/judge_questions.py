@@ -31,7 +31,7 @@ from reward_kit.task_parts import CriterionModel
 from reward_kit.validation import describe_validation_error
 
 # Control and format characters (bidirectional marks, zero widths, tags, variation selectors but the one of emoji), line
-# separators, surrogates, private use and what is no character.
+# separators, surrogates, private use and non-characters.
 _UNSEEN = (
     "\u007f-\u009f\u00ad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4\u17b5\u180b-\u180f"
     "\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\uf8ff\ufe00-\ufe0e\ufeff\uffa0\ufff0-\uffff"
@@ -140,7 +140,7 @@ _MOST_LISTED = 12
 
 
 class UnreadableVerdict(ValueError):
-    """What came back is no verdict of the form."""
+    """The answer is not a verdict of the form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,7 +386,7 @@ def check_scale(scale: Sequence[int]) -> tuple[int, int]:
     """The scale, lowest first.
 
     Raises:
-        ConfigError: it is no range of whole numbers.
+        ConfigError: it is not a range of whole numbers.
     """
     lowest, highest = scale
     if not 0 <= lowest < highest <= 100:

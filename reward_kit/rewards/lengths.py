@@ -91,7 +91,7 @@ def measured_length(
     unit: Unit = "characters",
     of: Part = "whole",
 ) -> EvaluateResult:
-    """The length itself, as a part for combinations; it is no score in [0, 1]."""
+    """The length itself, as a part for combinations; it is not a score in [0, 1]."""
     return EvaluateResult(score=float(length_of(messages, assistant_turns, unit, of)))
 
 

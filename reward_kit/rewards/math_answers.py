@@ -113,8 +113,8 @@ def number_answer(
     r"""1 where the final answer is the expected number, compared as exact fractions; else 0. As in GSM8K (Cobbe 2021).
 
     The answer is found as by `math_answer`. It counts where it is a number: with a sign, thousands separators,
-    decimals, an exponent, a fraction, a currency, a percentage or a unit, or "x = 5". Several numbers are no answer. It
-    needs no package and takes microseconds, and so runs where it is called.
+    decimals, an exponent, a fraction, a currency, a percentage or a unit, or "x = 5". Several numbers are not an
+    answer. It needs no package and takes microseconds, and so runs where it is called.
 
     Args:
         messages: the conversation; its last assistant message is read.

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from reward_kit.rewards.replies import composed
 
 LONGEST_NUMBER: Final = 400
-"""Characters of a number. A longer one is no answer to a question."""
+"""Characters of a number. A longer one is not an answer to a question."""
 
 LARGEST_EXPONENT: Final = 1_000
 """Of a power of ten, either sign."""

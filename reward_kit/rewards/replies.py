@@ -167,7 +167,7 @@ def fenced_blocks(text: str) -> list[Block]:
 
 
 def block_of(text: str, tags: Collection[str], choice: Choice) -> str | None:
-    """The text of the block that is meant; None where there is none.
+    """The text of the block that is meant; None if there is none.
 
     Blocks with one of `tags` are meant; where no block has one, those without a tag. Blocks of other languages, such as
     a shell session or an example of output, never are.

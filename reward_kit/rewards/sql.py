@@ -3,7 +3,7 @@
 Execution accuracy as of Spider (Yu et al. 2018, arXiv:1809.08887; test suites: Zhong et al. 2020, arXiv:2010.02840)
 and BIRD (Li et al. 2023, arXiv:2305.03111), without the traps by which wrong queries pass there: duplicates count, the
 order counts where the gold query has one, and where a gold query leaves open what it returns, as with LIMIT among
-equals, that is told and not decided by chance.
+equals, that is reported and not decided by chance.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Database(NamedTuple):
             with connection.atomic() as guarded:
                 cursor = guarded.execute(query)
                 if cursor.description is None:
-                    raise ToolError("it is no query: it returns no columns")
+                    raise ToolError("it is not a query: it returns no columns")
                 rows = cursor.fetchmany(self.max_rows + 1)
                 width = len(cursor.description)
                 cursor.close()
@@ -102,7 +102,7 @@ def sql_result(
     the episode ended. They can read it and nothing else: ATTACH, writes, and functions of the file system are refused.
 
     Rows are compared as a multiset, so that a missing DISTINCT is wrong; in order where the gold query ends with ORDER
-    BY, rows that it holds for equal in any order. NULL equals NULL only, 1 equals 1.0, a text is no number. Names of
+    BY, rows that it holds for equal in any order. NULL equals NULL only, 1 equals 1.0, a text is not a number. Names of
     columns do not count, their number and order do. Where other plans of the gold query return other rows (LIMIT among
     equals, LIMIT without ORDER BY), the rollout is unscored and the reason says so.
 
@@ -139,7 +139,10 @@ def sql_result(
     results = [_gold_results(database, query, ordered, ties) for query in queries]
     if empty == "unscored" and not any(one.rows for several in results for one in several):
         raise RewardError("the gold query returns no rows, which any wrong query may do too")
-    query = _query(messages, unfenced)
+    answer = last_answer(messages)
+    block = block_of(answer, _TAGS, "last")
+    query = block if block is not None else answer if unfenced == "whole" else ""
+    query = query.encode("utf-8", "replace").decode("utf-8").strip()
     if not query:
         return passed(False, "the reply has no query")
     try:
@@ -149,27 +152,13 @@ def sql_result(
     problem = ""
     for gold, several in zip(queries, results, strict=True):
         counts = ordered == "always" or (ordered == "as_gold" and has_order(gold))
-        choices = _choices(several, has_order(gold), ties)
+        # Sets of results, any one of which may be what was returned.
+        choices = [[one] for one in several] if ties == "any" else [several if has_order(gold) else several[:1]]
         found = [same_rows(golds, result, counts, columns, tolerance) for golds in choices]
         if "" in found:
             return passed(True, f"it returns what the gold query returns; rows: {len(result.rows)}")
         problem = problem or found[0]
     return passed(False, problem)
-
-
-def _choices(several: list[Result], has_order: bool, ties: str) -> list[list[Result]]:
-    """The results of one gold query, in the sets of which any may be what was returned."""
-    if ties == "any":
-        return [[one] for one in several]
-    return [several if has_order else several[:1]]
-
-
-def _query(messages: list[Message], unfenced: str) -> str:
-    answer = last_answer(messages)
-    found = block_of(answer, _TAGS, "last")
-    if found is None:
-        found = answer if unfenced == "whole" else ""
-    return found.encode("utf-8", "replace").decode("utf-8").strip()
 
 
 def _golds(ground_truth: Any) -> tuple[list[str], Mapping[str, Any]]:
@@ -181,7 +170,7 @@ def _golds(ground_truth: Any) -> tuple[list[str], Mapping[str, Any]]:
         place, ground_truth = ground_truth, ground_truth.get("query")
     queries = list(ground_truth) if isinstance(ground_truth, list | tuple) else [ground_truth]
     if not queries or not all(isinstance(query, str) and query.strip() for query in queries):
-        raise RewardError(f"ground_truth holds {kind_of(ground_truth)} in the place of a query; {_FORM}")
+        raise RewardError(f"ground_truth holds {kind_of(ground_truth)} instead of a query; {_FORM}")
     return queries, place
 
 
@@ -225,7 +214,7 @@ def _read(path: str) -> bytes:
     except OSError as error:
         raise RewardError(f"database {path} cannot be read ({error.strerror}); name it in sandbox.read_paths") from None
     if not data.startswith(b"SQLite format 3\0"):
-        raise RewardError(f"database {path} is no SQLite database")
+        raise RewardError(f"database {path} is not a SQLite database")
     # In a copy in memory there is no write-ahead log, which these two bytes would ask for.
     return data[:18] + b"\1\1" + data[20:]
 
@@ -310,19 +299,15 @@ def _blocks(golds: Sequence[Result]) -> list[tuple[int, int]]:
     balances: list[Counter[Any]] = [Counter() for _ in others]
     for place, row in enumerate(golds[0].rows):
         for balance, rows in zip(balances, others, strict=True):
-            _move(balance, row, 1)
-            _move(balance, rows[place], -1)
+            for moved, by in ((row, 1), (rows[place], -1)):
+                key = _exact(moved)
+                balance[key] += by
+                if not balance[key]:
+                    del balance[key]
         if not any(balances):
             blocks.append((start, place + 1))
             start = place + 1
     return blocks + ([(start, len(golds[0].rows))] if start < len(golds[0].rows) else [])
-
-
-def _move(balance: Counter[Any], row: tuple[Any, ...], by: int) -> None:
-    key = _exact(row)
-    balance[key] += by
-    if not balance[key]:
-        del balance[key]
 
 
 def _exact(row: Sequence[Any]) -> tuple[Any, ...]:
@@ -336,10 +321,14 @@ def _are_same(gold: Sequence[Sequence[Any]], rows: Sequence[Sequence[Any]], tole
         return True
     if not tolerance:
         return False
-    pairs = zip(sorted(gold, key=_rough), sorted(rows, key=_rough), strict=True)
-    return all(
-        _is_close(one, other, tolerance) for left, right in pairs for one, other in zip(left, right, strict=True)
-    )
+    for left, right in zip(sorted(gold, key=_rough), sorted(rows, key=_rough), strict=True):
+        for one, other in zip(left, right, strict=True):
+            if _RANKS[type(one)] != _RANKS[type(other)]:
+                return False
+            is_float = isinstance(one, float) or isinstance(other, float)
+            if one != other and not (is_float and math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)):
+                return False
+    return True
 
 
 def _rough(row: Sequence[Any]) -> tuple[Any, ...]:
@@ -350,14 +339,6 @@ def _rough(row: Sequence[Any]) -> tuple[Any, ...]:
         else (_RANKS[type(value)], value)
         for value in row
     )
-
-
-def _is_close(one: Any, other: Any, tolerance: float) -> bool:
-    if _RANKS[type(one)] != _RANKS[type(other)]:
-        return False
-    if isinstance(one, int | float) and not (isinstance(one, int) and isinstance(other, int)):
-        return one == other or math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
-    return bool(one == other)
 
 
 def _assignments(gold: Result, result: Result) -> Iterator[Sequence[int]]:
@@ -402,7 +383,7 @@ def _plain(query: str) -> str:
 
 
 def _terms(text: str) -> int | None:
-    """Where the terms of the outermost ORDER BY end; None where there is none."""
+    """Where the terms of the outermost ORDER BY end; None if there is none."""
     depth, before, end = 0, "", None
     for match in _TOKEN.finditer(text):
         depth += {"(": 1, ")": -1}.get(match[0], 0)

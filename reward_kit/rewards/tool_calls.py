@@ -85,8 +85,8 @@ def tool_calls_match(
     """1 where the calls that were made are the expected ones, else 0, or a share where `partial` asks for one.
 
     Where tool specifications are known, a call that no tool would carry out earns nothing, even if the same call is
-    expected: unknown tool, arguments that are no JSON object or do not fit the schema. An argument left out is the same
-    as its default, 5 is 5.0 where the schema wants a number or an integer, and arrays with `uniqueItems` have no order.
+    expected: unknown tool, arguments that are not a JSON object or do not fit. An argument left out is the same as
+    its default, 5 is 5.0 where the schema wants a number or an integer, and arrays with `uniqueItems` have no order.
     Metrics: `calls`, `names` and `arguments`, each the share that is right.
 
     Args:
@@ -105,7 +105,7 @@ def tool_calls_match(
         tools: the specifications, as in a request: `{"type": "function", "function": {"name", "parameters"}}`, or that
             inner part alone.
         validate: "names" checks only the names of a call's arguments against its schema, not their values; it is what
-            the leaderboard's truths need that expect a variable's name in the place of a number.
+            the leaderboard's truths need that expect a variable's name instead of a number.
         strings: "casefold" ignores case, in enums too; "bfcl" also drops blanks and ,./-_*^ as the leaderboard does,
             so that "1.5" is "15".
         coerce: "5" is 5, and "true" is true, where the schema wants that; it needs specifications.
@@ -207,7 +207,7 @@ def _made(call: _Written, schemas: Mapping[str, ToolSchema] | None, validate: st
     except ValueError as error:
         return MadeCall(call.name, {}, f"its arguments cannot be read: {error}")
     if not isinstance(arguments, dict):
-        return MadeCall(call.name, {}, "its arguments are no JSON object")
+        return MadeCall(call.name, {}, "its arguments are not a JSON object")
     if schemas is None:
         return MadeCall(call.name, arguments)
     if call.name not in schemas:
@@ -270,7 +270,7 @@ def _by_name(given: Any, same: Same, error: type[Exception], where: str) -> dict
         inner = item.get("function", item) if isinstance(item, Mapping) else None
         name = inner.get("name") if isinstance(inner, Mapping) else None
         if not isinstance(inner, Mapping) or not isinstance(name, str):
-            raise error(f'{where}[{index}] is no tool; write {{"name": …, "parameters": {{…}}}}')
+            raise error(f'{where}[{index}] is not a tool; write {{"name": …, "parameters": {{…}}}}')
         try:
             schema = as_json(inner.get("parameters", True))
         except ValueError as problem:

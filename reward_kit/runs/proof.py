@@ -18,7 +18,7 @@ from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
 from reward_kit.agent.simulated_user import SimulatedUser
 from reward_kit.environments.base import ForkableResource
-from reward_kit.environments.registry import resource_class
+from reward_kit.environments.config import resource_class
 from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, PolicyError, boundary
 from reward_kit.reward_agent.levels import scorer_of

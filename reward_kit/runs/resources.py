@@ -14,8 +14,7 @@ from reward_kit.agent.samples import Sample
 from reward_kit.agent.starts import GroupStart
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.composite import CompositeConfig, part_for_tool, read_parts
-from reward_kit.environments.config import check_row_config, read_config
-from reward_kit.environments.registry import resource_class
+from reward_kit.environments.config import check_row_config, read_config, resource_class
 from reward_kit.environments.servers import ServerPool
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import ConfigError, EnvironmentFailure, boundary, did_you_mean

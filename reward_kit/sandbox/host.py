@@ -18,7 +18,7 @@ from reward_kit.errors import ConfigError, Failure
 from reward_kit.sandbox.frames import encode_request
 from reward_kit.sandbox.linux import SetupError
 from reward_kit.sandbox.outcome import Evidence, Level, Outcome, Strength, judge
-from reward_kit.sandbox.program import Limits, Program, World, world_for
+from reward_kit.sandbox.program import Limits, Program, ZygoteSpec, zygote_spec_for
 from reward_kit.sandbox.zygote import Ended
 from reward_kit.sandbox.zygote_process import Child, ZygoteProcess
 
@@ -54,9 +54,9 @@ class Sandbox:
         self._wanted: Strength | Literal["auto"] = strength
         self._slots = slots or len(os.sched_getaffinity(0))
         self._free = asyncio.Semaphore(self._slots)
-        self._idle: OrderedDict[ZygoteProcess, World] = OrderedDict()
-        self._warm: OrderedDict[ChildSession, tuple[_WarmKey, World, ZygoteProcess]] = OrderedDict()
-        self._worlds: dict[tuple[object, ...], World] = {}
+        self._idle: OrderedDict[ZygoteProcess, ZygoteSpec] = OrderedDict()
+        self._warm: OrderedDict[ChildSession, tuple[_WarmKey, ZygoteSpec, ZygoteProcess]] = OrderedDict()
+        self._specs: dict[tuple[object, ...], ZygoteSpec] = {}
         self._strength: Strength | None = None
         self._is_open = False
 
@@ -147,7 +147,7 @@ class Sandbox:
         failure = Failure("refused", "Sandbox", f"nothing was run: {error}")
         return Outcome(None, failure, "setup", level=level, strength=self.strength)
 
-    def _world(self, program: Program, limits: Limits) -> World:
+    def _spec(self, program: Program, limits: Limits) -> ZygoteSpec:
         may_start = limits.processes > 0
         if may_start and self.strength == "landlock":
             raise ConfigError(
@@ -156,34 +156,34 @@ class Sandbox:
             )
         needs = (program.imports, program.read_paths, program.search_paths, program.is_async, program.library_path)
         key = (may_start, *needs)
-        if key not in self._worlds:
-            self._worlds[key] = world_for(program, may_start_processes=may_start)
-        return self._worlds[key]
+        if key not in self._specs:
+            self._specs[key] = zygote_spec_for(program, may_start_processes=may_start)
+        return self._specs[key]
 
     @asynccontextmanager
     async def _zygote(self, program: Program, limits: Limits) -> AsyncIterator[ZygoteProcess]:
-        """A zygote of the program's world for one call; it goes back to the others if it lives."""
-        world = self._world(program, limits)
-        zygote = await self._take(world, limits, program)
+        """A zygote for one call of the program; it goes back to the others if it lives."""
+        spec = self._spec(program, limits)
+        zygote = await self._take(spec, limits, program)
         try:
             yield zygote
         finally:
-            await self._give_back(zygote, world)
+            await self._give_back(zygote, spec)
 
-    async def _take(self, world: World, limits: Limits, program: Program) -> ZygoteProcess:
-        """A zygote of this world, before others one that has a child ready."""
+    async def _take(self, spec: ZygoteSpec, limits: Limits, program: Program) -> ZygoteProcess:
+        """Return a zygote of this spec, preferably one that has a child ready."""
         if not self._is_open:
             raise ConfigError("the sandbox is used outside of its `async with`")
         while dead := next((zygote for zygote in self._idle if not zygote.is_alive), None):
             del self._idle[dead]
             await dead.close()
-        if fitting := [zygote for zygote, other in self._idle.items() if other == world]:
+        if fitting := [zygote for zygote, other in self._idle.items() if other == spec]:
             zygote = next((zygote for zygote in fitting if zygote.is_prepared(limits, program)), fitting[0])
             del self._idle[zygote]
             return zygote
         while len(self._idle) + len(self._warm) >= 2 * self._slots + 2 and (self._idle or self._warm):
             await self._give_up_one()
-        return await ZygoteProcess.start(world, self.strength)
+        return await ZygoteProcess.start(spec, self.strength)
 
     async def _give_up_one(self) -> None:
         """End the zygote that has been idle longest."""
@@ -194,35 +194,35 @@ class Sandbox:
             await session.close()
         await zygote.close()
 
-    async def _give_back(self, zygote: ZygoteProcess, world: World) -> None:
+    async def _give_back(self, zygote: ZygoteProcess, spec: ZygoteSpec) -> None:
         if zygote.is_alive and self._is_open:
-            self._idle[zygote] = world
+            self._idle[zygote] = spec
         else:
             await zygote.close()
 
     async def _call_warm(self, program: Program, payload: bytes, limits: Limits) -> Outcome:
-        session, world, zygote = await self._take_warm(program, limits)
+        session, spec, zygote = await self._take_warm(program, limits)
         try:
             return await session.call(payload, limits.wall_s)
         finally:
             if session.is_usable and self._is_open:
-                self._warm[session] = ((program, limits), world, zygote)
+                self._warm[session] = ((program, limits), spec, zygote)
             else:
                 await session.close()
-                await self._give_back(zygote, world)
+                await self._give_back(zygote, spec)
 
-    async def _take_warm(self, program: Program, limits: Limits) -> tuple[ChildSession, World, ZygoteProcess]:
+    async def _take_warm(self, program: Program, limits: Limits) -> tuple[ChildSession, ZygoteSpec, ZygoteProcess]:
         key = (program, limits)
         for session in [session for session, (other, _, _) in self._warm.items() if other == key]:
-            _, world, zygote = self._warm.pop(session)
+            _, spec, zygote = self._warm.pop(session)
             if session.is_clean():
-                return session, world, zygote
+                return session, spec, zygote
             await session.close()
-            await self._give_back(zygote, world)
-        world = self._world(program, limits)
-        zygote = await self._take(world, limits, program)
+            await self._give_back(zygote, spec)
+        spec = self._spec(program, limits)
+        zygote = await self._take(spec, limits, program)
         session = await ChildSession.start(zygote, program, limits, self.strength, "warm")
-        return session, world, zygote
+        return session, spec, zygote
 
 
 def encode_call(program: Program, request: Any) -> bytes:
@@ -463,15 +463,15 @@ class Availability:
 
 
 async def probe() -> tuple[Availability, ...]:
-    """Try every strength, strongest first; what was found holds for this process's life."""
+    """Try every strength, strongest first; the results hold for the life of this process."""
     return tuple([await _availability(strength) for strength in STRENGTHS])
 
 
 async def best_strength(wanted: Strength | Literal["auto"]) -> Strength:
-    """The strength to use.
+    """Return the strength to use.
 
     Raises:
-        ConfigError: it, or for "auto" any that confines, is not to be had here.
+        ConfigError: it, or for "auto" any that confines, does not work here.
     """
     candidates = _CONFINING if wanted == "auto" else (wanted,)
     missing = []
@@ -494,7 +494,7 @@ async def _try(strength: Strength) -> Availability:
         return Availability(strength, False, f"it needs Linux, and this is {sys.platform}")
     program = Program(_TRIAL, "trial", form="plain")
     try:
-        zygote = await ZygoteProcess.start(world_for(program, may_start_processes=False), strength)
+        zygote = await ZygoteProcess.start(zygote_spec_for(program, may_start_processes=False), strength)
     except SetupError as error:
         return Availability(strength, False, str(error))
     try:

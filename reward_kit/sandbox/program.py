@@ -84,7 +84,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class ZygoteSpec:
     """The configuration of a zygote; programs with the same one share zygotes.
 
     Attributes:
@@ -100,11 +100,11 @@ class World:
     may_start_processes: bool
 
 
-def world_for(program: Program, *, may_start_processes: bool) -> World:
-    """The world that `program` needs on this machine.
+def zygote_spec_for(program: Program, *, may_start_processes: bool) -> ZygoteSpec:
+    """Return the spec of zygotes for a program on this machine.
 
     Raises:
-        ConfigError: a path that it is to read is not there, or is closed.
+        ConfigError: a path that it is to read does not exist, or is closed.
     """
     for path in (*program.read_paths, *program.search_paths, *program.library_path):
         _check_readable(path)
@@ -118,18 +118,18 @@ def world_for(program: Program, *, may_start_processes: bool) -> World:
     paths += [*program.read_paths, *program.search_paths]
     real = {path: os.path.realpath(path) for path in paths if os.path.exists(path)}  # noqa: PTH110
     sys_path = (*library, *own, *program.search_paths)
-    return World(imports, sys_path, tuple(sorted(real.items())), may_start_processes)
+    return ZygoteSpec(imports, sys_path, tuple(sorted(real.items())), may_start_processes)
 
 
 def library_path() -> list[str]:
-    """The entries of `sys.path` that are the standard library or installed packages; no folder of a project."""
+    """Return the entries of `sys.path` that are the standard library or installed packages; no folder of a project."""
     standard = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     roots = {*standard, sysconfig.get_config_var("DESTSHARED"), *site.getsitepackages()}
     return [entry for entry in sys.path if entry in roots and os.path.isdir(entry)]  # noqa: PTH112
 
 
 def standard_library() -> list[str]:
-    """The entries of `sys.path` that are the standard library."""
+    """Return the entries of `sys.path` that are the standard library."""
     roots = {*map(sysconfig.get_path, ("stdlib", "platstdlib")), sysconfig.get_config_var("DESTSHARED")}
     return [entry for entry in library_path() if entry in roots]
 

@@ -28,7 +28,7 @@ from reward_kit.sandbox import zygote
 from reward_kit.sandbox.frames import HEADER, NONCE_BYTES, READY, FrameError, answer_end, pack, read_answer
 from reward_kit.sandbox.linux import MEBIBYTE, SetupError
 from reward_kit.sandbox.outcome import Evidence, Strength
-from reward_kit.sandbox.program import Limits, Program, World
+from reward_kit.sandbox.program import Limits, Program, ZygoteSpec
 from reward_kit.sandbox.zygote import BY_ITSELF, ENDED, KILL, TOO_MUCH_DISK, Ended, Spawn
 
 _ENVIRONMENT = {
@@ -70,13 +70,13 @@ class ZygoteProcess:
         self.facts: dict[str, Any] = {}
 
     @classmethod
-    async def start(cls, world: World, strength: Strength) -> ZygoteProcess:
+    async def start(cls, spec: ZygoteSpec, strength: Strength) -> ZygoteProcess:
         """Start one and wait until it has imported everything.
 
         Raises:
             SetupError: it cannot be confined here, or an import failed.
         """
-        config, work_root = _configuration(world, strength)
+        config, work_root = _configuration(spec, strength)
         control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far:
             control.setblocking(False)
@@ -252,20 +252,20 @@ def spawn_record(limits: Limits, *, is_single: bool, cpu_s: float) -> Spawn:
     )
 
 
-def _configuration(world: World, strength: Strength) -> tuple[dict[str, Any], Path | None]:
+def _configuration(spec: ZygoteSpec, strength: Strength) -> tuple[dict[str, Any], Path | None]:
     is_root = os.geteuid() == 0
     user = _FIRST_UNUSED_ID + secrets.randbelow(1 << 24) if is_root and strength != "process" else None
     work_root = None if strength == "namespaces" else _work_root(user)
     has_namespaces = strength == "namespaces"
     config = {
         "strength": strength,
-        "imports": world.imports,
-        "sys_path": world.sys_path,
-        "read_paths": world.read_paths,
-        "may_start_processes": world.may_start_processes,
+        "imports": spec.imports,
+        "sys_path": spec.sys_path,
+        "read_paths": spec.read_paths,
+        "may_start_processes": spec.may_start_processes,
         "outer_user": user,
         "work_root": str(work_root or ""),
-        "keep_read_search": user is not None and not has_namespaces and not _is_open_to_all(world),
+        "keep_read_search": user is not None and not has_namespaces and not _is_open_to_all(spec),
         # Before Linux 5.14 tasks are counted by user id alone, the same inside a namespace and outside.
         "shares_user": user is None and not (has_namespaces and _kernel() >= (5, 14)),
     }
@@ -285,9 +285,9 @@ def _work_root(user: int | None) -> Path:
     return folder
 
 
-def _is_open_to_all(world: World) -> bool:
-    """Return whether any user may reach what the world shows, by the folders on the way to it."""
-    ways = {parent for _, real in world.read_paths for parent in Path(real).parents}
+def _is_open_to_all(spec: ZygoteSpec) -> bool:
+    """Return whether any user may reach what zygotes show, by the folders on the way to it."""
+    ways = {parent for _, real in spec.read_paths for parent in Path(real).parents}
     return all(stat.S_IMODE(parent.stat().st_mode) & 0o001 for parent in ways)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reward_kit.environments.mcp.resource import McpResource
+from reward_kit.environments.mcp import McpResource
 from reward_kit.processes import temporary_root
 
 HERE = Path(__file__).parent

@@ -25,7 +25,7 @@ from reward_kit.environments import (
     open_snapshot,
     tool_spec,
 )
-from reward_kit.environments.tool_names import ToolNames
+from reward_kit.environments.composite import ToolNames
 from reward_kit.errors import ConfigError, DeadlineError, EnvironmentFailure, ToolError
 from reward_kit.models import TaskDefinitionModel
 

@@ -11,8 +11,8 @@ import pytest
 from tests.endless import Peak, endless, peak
 
 MCP = """
-from reward_kit.environments.mcp.resource import McpResource
-import reward_kit.environments.mcp.http, reward_kit.environments.mcp.session, reward_kit.environments.mcp.stdio
+from reward_kit.environments.mcp import McpResource
+import reward_kit.environments.mcp_session, reward_kit.environments.mcp_session, reward_kit.environments.mcp_session
 """
 SET_UP = """
 world = McpResource()
@@ -107,7 +107,7 @@ def test_endless_errors_of_an_mcp_server_do_not_fill_the_disk(tmp_path: Path) ->
 
 
 HTTP = """
-from reward_kit.environments.http_client import JsonClient
+from reward_kit.environments.http import JsonClient
 import aiohttp
 """
 ASK_HTTP = """
@@ -130,7 +130,7 @@ def test_an_endless_answer_of_an_http_environment_is_cut(kind: str, method: str)
 
 OPENENV = """
 import aiohttp
-from reward_kit.environments.openenv_session import OpenEnvSession
+from reward_kit.environments.openenv import OpenEnvSession
 """
 ASK_OPENENV = """
 session = OpenEnvSession("http://127.0.0.1:{port}", {{}}, connect_timeout=30, timeout=30)

@@ -135,7 +135,7 @@ async def test_a_worker_that_hangs_is_ended() -> None:
 @pytest.mark.parametrize("said", ["hello", "[1]", '{"what": 1}', "[" * 100_000])
 async def test_a_worker_that_says_something_else_is_ended(said: str) -> None:
     engine = await started(broken(f"print({said[:1]!r} * {len(said)} if {len(said) > 100} else {said[:100]!r})"))
-    with pytest.raises(EnvironmentFailure, match="which is no answer"):
+    with pytest.raises(EnvironmentFailure, match="which is not an answer"):
         await engine.ask({})
     with pytest.raises(EnvironmentFailure, match="not running"):
         await engine.ask({})

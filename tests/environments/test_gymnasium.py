@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from reward_kit.environments import GymnasiumResource, open_snapshot
-from reward_kit.environments.planning import action_values
-from reward_kit.environments.toy_text import blackjack_strategy, plain_text
+from reward_kit.environments.gymnasium import action_values, blackjack_strategy, plain_text
 from reward_kit.errors import ConfigError, ToolError
 
 TOYS = ["FrozenLake-v1", "Taxi-v4", "Blackjack-v1", "CliffWalking-v1"]

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from reward_kit.environments import HttpResource, check_resource, http_client, resource_class
+from reward_kit.environments import HttpResource, check_resource, resource_class
+from reward_kit.environments import http as http_client
 from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
 from reward_kit.process_guardian import MARK, running
@@ -148,7 +149,7 @@ async def test_no_fork_where_it_is_none(shared) -> None:
     assert HttpResource.fork_kind_for({}) == "replay"
     world = await made(**shared, fork="none")
     for call in (world.fork, world.checkpoint):
-        with pytest.raises(NotImplementedError, match="fork: none"):
+        with pytest.raises(NotImplementedError, match="not to be forked"):
             await call()
     await world.close()
 
@@ -260,7 +261,7 @@ async def test_the_older_form_of_actions_and_tools(shared) -> None:
     [
         ({"base_ur": "x"}, "base_ur: unknown key; did you mean 'base_url'"),
         ({"resource_server": None}, "base_url: missing"),
-        ({"base_url": "localhost:80"}, "'localhost:80' is no http address"),
+        ({"base_url": "localhost:80"}, "'localhost:80' is not an address of http or https"),
         ({"resource_server": None, "base_url": "http://x:{port}"}, "that of a resource_server, and there is none"),
         ({"tools": []}, "give tools or tools_endpoint, not both"),
         ({"tools_endpoint": None, "tools": [{"type": "function"}]}, "a tool is {type: function"),

@@ -15,8 +15,7 @@ import anyio
 import pytest
 from aiohttp import web
 
-from reward_kit.environments.mcp.resource import McpResource
-from reward_kit.environments.mcp.tools import result_text
+from reward_kit.environments.mcp import McpResource, result_text
 from reward_kit.errors import DeadlineError, EnvironmentFailure, ToolError
 from reward_kit.processes import LOG_FOLDER
 from tests.agent.worlds import call, calls, collected, failure, reason, tool_answers
@@ -175,12 +174,12 @@ async def test_a_refusal_by_the_protocol_changes_nothing_and_an_answer_that_is_n
         with pytest.raises(ToolError, match="refuse: not today"):
             await ask(world, "refuse")
         assert await world.state_key() == start
-        with pytest.raises(ToolError, match="garbled: the server's answer is no result"):
+        with pytest.raises(ToolError, match="garbled: the server's answer is not a result"):
             await ask(world, "garbled")
         assert await world.state_key() != start
     async with opened(fork="replay", call_timeout_s=0.1) as world:
         # What happened cannot be taken again, so this world is given up.
-        with pytest.raises(EnvironmentFailure, match="no result"):
+        with pytest.raises(EnvironmentFailure, match="not a result"):
             await ask(world, "garbled")
         with pytest.raises(DeadlineError, match="did not answer"):
             await ask(world, "wait")
@@ -191,7 +190,7 @@ async def test_half_characters_and_nul_survive_both_ways() -> None:
         assert await ask(world, "half") == "a\ufffdb\0"
         with pytest.raises(ToolError, match="not valid Unicode text"):
             await ask(world, "put", word="\ud800")
-        with pytest.raises(ToolError, match="no JSON"):
+        with pytest.raises(ToolError, match="not JSON"):
             await ask(world, "put", word=float("nan"))
         assert await ask(world, "put", word="\0") == "\0"
 
@@ -250,7 +249,7 @@ async def test_noise_at_the_start_is_no_harm(tmp_path) -> None:
     token = LOG_FOLDER.set(tmp_path)
     async with opened(["{python}", "-S", "-c", NOISE + AFTER]) as world:
         assert await ask(world, "put", word="a") == "a"
-        with pytest.raises(EnvironmentFailure, match=r"4 lines on its standard output are no messages, .* 'Welcome!'"):
+        with pytest.raises(EnvironmentFailure, match=r"4 lines on its standard output are not messages, .* 'Welcome!'"):
             await ask(world, "quit")
     LOG_FOLDER.reset(token)
     (log,) = tmp_path.iterdir()

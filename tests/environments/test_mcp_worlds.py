@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from reward_kit.environments import check_resource, open_snapshot
-from reward_kit.environments.mcp import stdio
-from reward_kit.environments.mcp.resource import McpResource
+from reward_kit.environments import mcp_session as stdio
+from reward_kit.environments.mcp import McpResource
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
 from tests.environments.mcp_worlds import AFTER, TINY, ask, copies, opened
 
@@ -33,7 +33,7 @@ async def failed_start(*command: str, **config) -> str:
 async def test_a_server_that_ends_at_the_start_is_one_failure_with_its_exit_code_and_its_last_words() -> None:
     message = await failed_start("{python}", "-S", "-c", "import sys; print('noise'); sys.exit('no licence')")
     assert "could not be started: Connection closed; exit code 1" in message
-    assert "1 lines on its standard output are no messages, the first 'noise'" in message
+    assert "1 lines on its standard output are not messages, the first 'noise'" in message
     assert message.endswith("its log ends with:\nno licence")
 
 
@@ -84,7 +84,7 @@ async def test_a_wrong_configuration_is_one_error(config, message) -> None:
 def test_without_the_sdk_the_error_names_the_extra() -> None:
     code = (
         "import sys, asyncio; sys.modules['mcp'] = None\n"
-        "from reward_kit.environments.mcp.resource import McpResource\n"
+        "from reward_kit.environments.mcp import McpResource\n"
         "asyncio.run(McpResource().setup({'command': 'a'}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -288,7 +288,7 @@ open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntry:\n {AFTER.stri
 
 KILLED = """
 import asyncio, sys
-from reward_kit.environments.mcp.resource import McpResource
+from reward_kit.environments.mcp import McpResource
 async def main():
     world = McpResource()
     await world.setup({"command": sys.argv[2:], "working_copy": sys.argv[1]})

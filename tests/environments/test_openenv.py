@@ -171,7 +171,7 @@ async def test_an_agents_mistake_is_a_tool_error_and_changes_nothing(server: Ope
         ("act", {}, "amount: missing"),
         ("act", {"amount": "two"}, "act: amount: Input should be an integer"),
         ("act", {"amount": 9}, "act: amount must be 1, 2 or 3"),
-        ("act", {"amount": float("inf")}, "the arguments are no JSON"),
+        ("act", {"amount": float("inf")}, "the arguments are not JSON"),
     ):
         with pytest.raises(ToolError, match=message):
             await world.step(name, arguments)
@@ -232,9 +232,9 @@ async def test_what_nobody_asked_for_is_not_taken_for_an_answer(server: OpenEnvS
     world = await made(server, reset={"fault": "twice"})
     assert (await act(world, 1)).observation == {"value": 7}
     await asyncio.sleep(0.05)
-    with pytest.raises(EnvironmentFailure, match=r'step at .*: the server said what nobody had asked for: {"type": '):
+    with pytest.raises(EnvironmentFailure, match=r'step at .*: the server sent an unasked message: {"type": '):
         await act(world, 1)
-    with pytest.raises(EnvironmentFailure, match="there is no session: the server said what nobody"):
+    with pytest.raises(EnvironmentFailure, match="there is no session: the server sent an unasked"):
         await world.final_state()
     await world.close()
 
@@ -245,7 +245,7 @@ async def test_a_server_that_floods_waits_with_what_nobody_reads(server: OpenEnv
     await asyncio.sleep(0.3)
     assert world._session is not None
     assert world._session._answers.qsize() <= 3  # two messages, and that nothing more is read
-    with pytest.raises(EnvironmentFailure, match="the server said what nobody had asked for"):
+    with pytest.raises(EnvironmentFailure, match="the server sent an unasked message"):
         await act(world, 1)
     await world.close()
 
@@ -312,10 +312,12 @@ async def test_a_redirect_is_not_followed_since_the_headers_would_go_with_it(ser
 
 WRONG = {
     "base_url: missing": {},
-    "'ftp://x' is no http or ws address": {"base_url": "ftp://x"},
-    "base_url: it holds no user name and no password; use headers_env": {"base_url": "http://me:hunter2@127.0.0.1:1"},
+    "'ftp://x' is not an address of http or https or ws or wss": {"base_url": "ftp://x"},
+    "base_url: no user name and no password belong in it; use headers_env": {
+        "base_url": "http://me:hunter2@127.0.0.1:1"
+    },
     "that of a resource_server, and there is none": {"base_url": "http://x:{port}"},
-    "reset: seed: it is the run's to choose": {"base_url": "http://x", "reset": {"seed": 1}},
+    "reset: seed: the run chooses it": {"base_url": "http://x", "reset": {"seed": 1}},
     "headers_env: A: the environment variable NO_SUCH_ONE is not set": {
         "base_url": "http://x",
         "headers_env": {"A": "NO_SUCH_ONE"},

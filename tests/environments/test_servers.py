@@ -181,8 +181,8 @@ async def test_a_fixed_port_that_is_free_is_used() -> None:
     ("command", "health", "problem"),
     [
         ("no-such-program --port {port}", HEALTH, "no-such-program --port .* cannot be started: No such file"),
-        ("sleep {port}", "127.0.0.1:{port}/health", "is no http address"),
-        ("sleep {port}", "http://127.0.0.1:{port}x/health", "is no http address"),
+        ("sleep {port}", "127.0.0.1:{port}/health", "is not an http address"),
+        ("sleep {port}", "http://127.0.0.1:{port}x/health", "is not an http address"),
         ("sleep 'x {port}", HEALTH, "start_command: cannot be split into words: No closing quotation"),
         ("", "http://127.0.0.1:80", "start_command: names no program"),
         ("sleep 100", HEALTH, r"\{port\} must stand in health_check_url and in start_command"),

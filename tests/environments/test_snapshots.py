@@ -65,12 +65,12 @@ def test_a_closed_state_says_so() -> None:
     ("snapshot", "message"),
     [
         (StateSnapshot("pickle", b""), "unknown kind of snapshot 'pickle'; known: json, sqlite, files, composite"),
-        (StateSnapshot("json", b"{"), "no JSON"),
-        (StateSnapshot("sqlite", b"not a database at all" * 100), "no SQLite database"),
-        (StateSnapshot("files", b"{}"), "no set of files"),
-        (StateSnapshot("composite", b"[]"), "no composite of several"),
-        (StateSnapshot("composite", b'{"a": {"kind": "json", "payload": "?"}}'), "no composite of several"),
-        (StateSnapshot("files", b'{"files": {"a": {}}, "directories": []}'), "no set of files"),
+        (StateSnapshot("json", b"{"), "not JSON"),
+        (StateSnapshot("sqlite", b"not a database at all" * 100), "not a SQLite database"),
+        (StateSnapshot("files", b"{}"), "not a set of files"),
+        (StateSnapshot("composite", b"[]"), "not a composite of several"),
+        (StateSnapshot("composite", b'{"a": {"kind": "json", "payload": "?"}}'), "not a composite of several"),
+        (StateSnapshot("files", b'{"files": {"a": {}}, "directories": []}'), "not a set of files"),
     ],
 )
 def test_a_damaged_or_unknown_snapshot_is_one_clear_error(snapshot, message) -> None:
@@ -90,7 +90,7 @@ def test_where_one_part_is_damaged_the_others_are_closed(monkeypatch: pytest.Mon
     closed = []
     monkeypatch.setattr(SqliteState, "close", lambda state: closed.append(state))
     parts = {"db": database("CREATE TABLE t (a);"), "notes": StateSnapshot("json", b"{")}
-    with pytest.raises(EnvironmentFailure, match="no JSON"):
+    with pytest.raises(EnvironmentFailure, match="not JSON"):
         open_snapshot(compose(parts))
     assert len(closed) == 1
     monkeypatch.undo()

@@ -8,9 +8,16 @@ from collections import deque
 import pytest
 
 from reward_kit.environments import SokobanResource, check_resource, open_snapshot
-from reward_kit.environments.sokoban.generator import BoardSpec, generate
-from reward_kit.environments.sokoban.level import DIRECTIONS, Level, Position, read_level
-from reward_kit.environments.sokoban.solver import pushes_left, solve
+from reward_kit.environments.sokoban_solver import (
+    DIRECTIONS,
+    BoardSpec,
+    Level,
+    Position,
+    generate,
+    pushes_left,
+    read_level,
+    solve,
+)
 from reward_kit.errors import ConfigError, LimitError, ToolError
 
 CORRIDOR = "#######\n#@ $ .#\n#######"
@@ -296,7 +303,7 @@ async def test_the_first_observation_explains_the_marks_and_the_task() -> None:
     ("tool", "arguments", "message"),
     [
         ("mvoe", {"direction": "up"}, "did you mean 'move'"),
-        ("move", {}, "None is none of up, down, left, right"),
+        ("move", {}, "direction: missing"),
         ("move", {"direction": "north"}, "'north' is none of"),
         ("move", {"direction": ["up"]}, "is none of"),
         ("move", {"direction": "up", "times": 2}, "unknown argument 'times'"),

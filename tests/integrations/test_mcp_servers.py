@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from reward_kit.environments import check_resource, open_snapshot
-from reward_kit.environments.mcp.resource import McpResource
+from reward_kit.environments.mcp import McpResource
 from tests.agent.worlds import call, reason, tool_answers, worker_of
 
 pytestmark = pytest.mark.campaign

@@ -219,7 +219,7 @@ def test_each_thing_is_a_metric() -> None:
     [
         (StateSnapshot.from_json(WORLD), None, {}, "sample has none"),
         (StateSnapshot.from_json(WORLD), "{oops", {}, "cannot be read"),
-        (StateSnapshot.from_json(WORLD), {"balance": 3}, {"match": "paths"}, "no JSON pointer"),
+        (StateSnapshot.from_json(WORLD), {"balance": 3}, {"match": "paths"}, "not a JSON pointer"),
         (StateSnapshot.from_json(WORLD), [1], {"match": "paths"}, '"/a/0/b"'),
         (StateSnapshot.from_json(WORLD), {}, {"match": "paths"}, "nothing to compare"),
         (FILES, ["report.txt"], {}, "{path: text}"),

@@ -237,7 +237,7 @@ def test_a_schema_that_is_none_is_told() -> None:
     for truth in (None, "no JSON", [], 7, {"type": "strnig"}, {"required": "city"}):
         with pytest.raises(RewardError, match="json_schema_answer"):
             ask(json_schema_answer, "", truth)
-    with pytest.raises(ConfigError, match="no JSON schema"):
+    with pytest.raises(ConfigError, match="not a JSON schema"):
         ask(json_schema_answer, "", None, schema={"type": "strnig"})
     with pytest.raises(RewardError, match="without end"):
         ask(json_schema_answer, "1", {"$ref": "#"})

@@ -386,7 +386,7 @@ def test_calls_written_as_text_count_by_option_only(text: str, score: float) -> 
     ("truth", "why"),
     [
         (None, "sample has none"),
-        ("get_weather(city='Oslo')", "no JSON"),
+        ("get_weather(city='Oslo')", "not JSON"),
         (7, "an int"),
         ({}, "names no function"),
         ([{"arguments": {}}], "names no function"),
@@ -406,9 +406,9 @@ def test_a_ground_truth_that_cannot_be_read_leaves_the_rollout_unscored(truth: A
 
 
 def test_specifications_that_cannot_be_read_are_told() -> None:
-    with pytest.raises(ConfigError, match=r"option 'tools': tools\[0\] is no tool"):
+    with pytest.raises(ConfigError, match=r"option 'tools': tools\[0\] is not a tool"):
         ask(call("f"), call("f"), tools=[{"type": "function"}])
-    with pytest.raises(RewardError, match=r"field 'tools'\[0\] is no tool"):
+    with pytest.raises(RewardError, match=r"field 'tools'\[0\] is not a tool"):
         ask(call("f"), call("f"), sample={"tools": ["f"]})
     with pytest.raises(RewardError, match="'tools' cannot be read"):
         ask(call("f"), call("f"), sample={"tools": "[oops"})
@@ -428,7 +428,7 @@ def test_specifications_that_cannot_be_read_are_told() -> None:
         (call("get_weather", **ARGUMENTS, day=1), 'argument "day" is 1, it was not expected'),
         (OTHER, '"get_weather" was not called, "get_time" was'),
         ([FLAT, OTHER], 'a call of "get_time" was not expected'),
-        ({"name": "get_weather", "arguments": "{"}, "its arguments cannot be read: it is no JSON"),
+        ({"name": "get_weather", "arguments": "{"}, "its arguments cannot be read: it is not JSON"),
         ([], '"get_weather" was not called'),
     ],
 )

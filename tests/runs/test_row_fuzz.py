@@ -26,18 +26,17 @@ from reward_kit.agent.policies.simple_policies import ExpertPolicy, ScriptedPoli
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Prompt, Sample
 from reward_kit.environments.alfworld import AlfworldConfig
-from reward_kit.environments.config import merged_config
+from reward_kit.environments.config import merged_config, resource_class
 from reward_kit.environments.filesystem import FilesystemConfig
 from reward_kit.environments.gymnasium import GymnasiumConfig
 from reward_kit.environments.http import HttpConfig
-from reward_kit.environments.mcp.config import McpConfig
+from reward_kit.environments.mcp import McpConfig
 from reward_kit.environments.openenv import OpenEnvConfig
 from reward_kit.environments.python_state import PythonStateConfig
-from reward_kit.environments.registry import resource_class
-from reward_kit.environments.sokoban.resource import SokobanConfig
+from reward_kit.environments.sokoban import SokobanConfig
 from reward_kit.environments.sqlite import SqliteConfig
-from reward_kit.environments.textworld.options import TextworldConfig
-from reward_kit.environments.webshop.resource import WebshopConfig
+from reward_kit.environments.textworld import TextworldConfig
+from reward_kit.environments.webshop import WebshopConfig
 from reward_kit.episodes.json_codec import compact_json
 from reward_kit.episodes.record import episode_to_record
 from reward_kit.errors import ConfigError, RewardKitError

@@ -22,8 +22,8 @@ from reward_kit.environments.alfworld import _game_file as game_file
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.composite import CompositeResource, read_parts
 from reward_kit.environments.config import merged_config
-from reward_kit.environments.household.generator import problem as household
-from reward_kit.environments.household.problem import TaskType
+from reward_kit.environments.household_problems import TaskType
+from reward_kit.environments.household_problems import generate_problem as household
 from reward_kit.environments.python_state import PythonStateResource
 from reward_kit.episodes.record import facts_of
 from reward_kit.errors import ConfigError

@@ -28,8 +28,7 @@ from reward_kit.agent.models import StopReason
 from reward_kit.agent.rl_rollout_worker import LiveEpisode
 from reward_kit.agent.samples import Sample
 from reward_kit.agent.starts import GroupStart
-from reward_kit.environments.config import merged_config
-from reward_kit.environments.registry import resource_class
+from reward_kit.environments.config import merged_config, resource_class
 from reward_kit.episodes.record import episode_from_record, facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import Failure

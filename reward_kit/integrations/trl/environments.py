@@ -17,8 +17,7 @@ from reward_kit.agent.samples import derive_seed
 from reward_kit.agent.starts import close_quietly, environment_call
 from reward_kit.blocking import LoopThread
 from reward_kit.environments.base import ForkableResource, StateSnapshot, ToolSpec, canonical_json
-from reward_kit.environments.config import merged_config
-from reward_kit.environments.registry import resource_class
+from reward_kit.environments.config import merged_config, resource_class
 from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, EnvironmentFailure, Failure, RewardKitError, ToolError, boundary, kind_of
 from reward_kit.integrations.trl.tool_methods import tool_method

@@ -15,7 +15,7 @@ from reward_kit.agent.policies.hf.model import PolicyWithValue, remember, rememb
 from reward_kit.agent.policies.hf_policy import HFAgentPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker, collect_group
 from reward_kit.agent.samples import Sample
-from reward_kit.environments.household.domain import HOLDS
+from reward_kit.environments.household_problems import HOLDS
 from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.errors import ConfigError, PolicyError
 from reward_kit.models import Message, TaskDefinitionModel

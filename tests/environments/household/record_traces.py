@@ -26,10 +26,17 @@ from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from reward_kit.environments.household.domain import KNIVES, OPENABLE
-from reward_kit.environments.household.generator import SPLITS, problem
-from reward_kit.environments.household.problem import Problem, Receptacle, TaskType, Thing
-from reward_kit.environments.household.real_worker import Game
+from reward_kit.environments.household_problems import (
+    KNIVES,
+    OPENABLE,
+    SPLITS,
+    Problem,
+    Receptacle,
+    TaskType,
+    Thing,
+    generate_problem,
+)
+from reward_kit.environments.household_worker import Game
 
 KINDS = ("expert", "uniform", "noisy_expert", "by_verb", "uniform", "expert_then_random")
 FIRST_WORKOUT = 1_740
@@ -68,7 +75,7 @@ def trace_problem(index: int) -> Problem:
     split = SPLITS[index // (len(TaskType) * len(KINDS)) % len(SPLITS)]
     large = index // len(TaskType) % LARGE_EVERY == 0
     for seed in range(SEED, SEED + 100_000):
-        drawn = problem(split, index, seed, task_type)
+        drawn = generate_problem(split, index, seed, task_type)
         if _suits(drawn, kind) and (large or len(drawn.receptacles) <= SMALL):
             return drawn
     raise AssertionError("no such problem")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 
-from reward_kit.environments.household.domain import OPENABLE, can_hold
-from reward_kit.environments.household.native import HouseholdEngine, Tables
-from reward_kit.environments.household.problem import Problem, Receptacle, TaskType, Thing
+from reward_kit.environments.household_engine import HouseholdEngine, Tables
+from reward_kit.environments.household_problems import OPENABLE, Problem, Receptacle, TaskType, Thing, can_hold
 
 APPLIANCE = {TaskType.CLEAN: "sinkbasin", TaskType.HEAT: "microwave", TaskType.COOL: "fridge"}
 FLAG = {TaskType.CLEAN: "cleanable", TaskType.HEAT: "heatable", TaskType.COOL: "coolable"}

@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 
 from reward_kit.environments import alfworld, check_resource, open_snapshot, resource_class
+from reward_kit.environments import household_problems as generator
 from reward_kit.environments.alfworld import AlfworldResource, RealAlfworldResource
 from reward_kit.environments.base import ForkableResource
-from reward_kit.environments.household import generator
-from reward_kit.environments.household.expert import shortest_plan
-from reward_kit.environments.household.native import HouseholdEngine
-from reward_kit.environments.household.problem import Problem, TaskType
-from reward_kit.environments.household.view import View
+from reward_kit.environments.household_engine import HouseholdEngine, View, shortest_plan
+from reward_kit.environments.household_problems import Problem, TaskType
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
 from tests.environments.household.small import household, thing
 
@@ -367,7 +365,7 @@ async def test_a_planner_whose_plan_is_left_gives_none(stand_in: type[StandIn], 
 async def test_chance_seldom_succeeds() -> None:
     wins = 0
     for index in range(120):
-        engine, rng = HouseholdEngine(generator.problem("development", index)), random.Random(index)
+        engine, rng = HouseholdEngine(generator.generate_problem("development", index)), random.Random(index)
         engine.reset()
         wins += any(engine.step(rng.choice(engine.admissible())).won for _ in range(30))
     assert wins < 12

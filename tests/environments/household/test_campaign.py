@@ -14,7 +14,7 @@ from reward_kit import RLRolloutWorker, TaskDefinitionModel
 from reward_kit.agent.policies.simple_policies import ExpertPolicy, RandomPolicy
 from reward_kit.agent.rl_rollout_worker import collect_group
 from reward_kit.agent.samples import Sample
-from reward_kit.environments.household.problem import TaskType
+from reward_kit.environments.household_problems import TaskType
 
 INSTALLED = all(importlib.util.find_spec(name) for name in ("textworld", "alfworld"))
 

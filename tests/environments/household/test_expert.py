@@ -7,10 +7,9 @@ from collections import deque
 
 import pytest
 
-from reward_kit.environments.household import generator
-from reward_kit.environments.household.expert import shortest_plan
-from reward_kit.environments.household.native import HouseholdEngine, Tables
-from reward_kit.environments.household.problem import Problem, TaskType
+from reward_kit.environments import household_problems as generator
+from reward_kit.environments.household_engine import HouseholdEngine, Tables, shortest_plan
+from reward_kit.environments.household_problems import Problem, TaskType
 from tests.environments.household.small import all_states, household, random_household, raw_state, thing
 
 
@@ -56,7 +55,7 @@ def test_no_plan_is_shorter_from_any_state(task_type: TaskType, seed: int) -> No
 def test_generated_problems_are_solved_and_again_after_a_random_walk(task_type: TaskType) -> None:
     rng = random.Random(1)
     for index in range(40):
-        engine = HouseholdEngine(generator.problem("development", index, 7, task_type))
+        engine = HouseholdEngine(generator.generate_problem("development", index, 7, task_type))
         plan = shortest_plan(engine)
         assert plan and follow(engine.fork(), plan)
         for _ in range(15):
@@ -112,7 +111,7 @@ def longest(per_type: int, most: int) -> list[tuple[int, Problem]]:
     found = []
     for task_type in TaskType:
         for index in range(per_type):
-            problem = generator.problem("held_out", index, 0, task_type)
+            problem = generator.generate_problem("held_out", index, 0, task_type)
             plan = shortest_plan(HouseholdEngine(problem))
             assert plan and follow(HouseholdEngine(problem), plan)
             found.append((len(plan), problem))
@@ -121,7 +120,7 @@ def longest(per_type: int, most: int) -> list[tuple[int, Problem]]:
 
 def test_a_plain_search_finds_nothing_shorter_for_some_problems_of_every_type() -> None:
     for task_type in TaskType:
-        problem = generator.problem("held_out", 4, 0, task_type)
+        problem = generator.generate_problem("held_out", 4, 0, task_type)
         plan = shortest_plan(HouseholdEngine(problem))
         assert plan is not None and states_searched(problem, len(plan))
 

@@ -5,9 +5,15 @@ from functools import cache
 
 import pytest
 
-from reward_kit.environments.household import domain
-from reward_kit.environments.household.generator import SPLITS, generate, problem, split_of_layout
-from reward_kit.environments.household.problem import Problem, TaskType
+from reward_kit.environments import household_problems as domain
+from reward_kit.environments.household_problems import (
+    SPLITS,
+    Problem,
+    TaskType,
+    generate,
+    generate_problem,
+    split_of_layout,
+)
 from reward_kit.errors import ConfigError
 
 COUNT = 3_000
@@ -36,14 +42,14 @@ def type_of(name: str) -> str:
 
 def test_same_arguments_give_the_same_problem():
     assert list(generate("train", 30, seed=4)) == list(generate("train", 30, seed=4))
-    assert problem("train", 8, seed=4) == next(p for n, p in enumerate(generate("train", 9, seed=4)) if n == 8)
-    assert problem("train", 8, seed=4) == problem("train", 8, 4, "pick_clean_then_place_in_recep")
-    assert content(problem("train", 8, seed=4)) != content(problem("train", 8, seed=5))
+    assert generate_problem("train", 8, seed=4) == next(p for n, p in enumerate(generate("train", 9, seed=4)) if n == 8)
+    assert generate_problem("train", 8, seed=4) == generate_problem("train", 8, 4, "pick_clean_then_place_in_recep")
+    assert content(generate_problem("train", 8, seed=4)) != content(generate_problem("train", 8, seed=5))
 
 
 def test_a_known_problem_stays_what_it_is():
     """Recorded results name problems by their ids: a change of the generator is a change of the benchmark."""
-    drawn = problem("held_out", 3)
+    drawn = generate_problem("held_out", 3)
     assert drawn.id == "held_out-pick_heat_then_place_in_recep-0-3"
     assert drawn.goal == "put a hot cup in diningtable."
     assert drawn.layout == (
@@ -162,7 +168,7 @@ def test_problems_survive_json():
 )
 def test_unknown_names_are_refused(arguments, said):
     with pytest.raises(ConfigError, match=said):
-        problem(*arguments)
+        generate_problem(*arguments)
 
 
 def test_no_task_types_is_refused():

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from reward_kit.environments.household import native
-from reward_kit.environments.household.native import HouseholdEngine as Engine
-from reward_kit.environments.household.problem import TaskType
+from reward_kit.environments import household_engine as native
+from reward_kit.environments.household_engine import HouseholdEngine as Engine
+from reward_kit.environments.household_problems import TaskType
 from tests.environments.household.test_traces import difference, traces
 
 Patch = Callable[[Any, str, Any], None]
@@ -130,7 +130,7 @@ MUTANTS: dict[str, Callable[[Patch], None]] = {
     "a knife needs an open door": with_commands(drop("slice", lambda engine: not engine.is_open(engine.at))),
     "a full hand uses no lamp": with_commands(drop("use", lambda engine: engine.holding >= 0)),
     "the fridge does not cool": with_commands(drop("cool", lambda engine: True)),
-    "a butterknife does not slice": lambda patch: patch(native.domain, "KNIVES", frozenset({"knife"})),
+    "a butterknife does not slice": lambda patch: patch(native, "KNIVES", frozenset({"knife"})),
     "everything fits everywhere": lambda patch: patch(native.Tables, "can_hold", lambda *_: True),
     "outer white space counts": lambda patch: patch(
         Engine,

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from reward_kit.environments.household import generator
-from reward_kit.environments.household.native import NOTHING, HouseholdEngine, Tables
-from reward_kit.environments.household.problem import Problem, TaskType
+from reward_kit.environments import household_problems as generator
+from reward_kit.environments.household_engine import NOTHING, HouseholdEngine, Tables
+from reward_kit.environments.household_problems import Problem, TaskType
 from tests.environments.household.small import all_states, household, random_household, raw_state, thing
 
 KITCHEN = ["cabinet 1", "cabinet 2", "countertop 1", "fridge 1", "microwave 1", "sidetable 1", "sinkbasin 1"]
@@ -141,7 +141,7 @@ def test_engines_of_one_problem_have_one_key_and_other_problems_another() -> Non
 def test_the_admissible_commands_are_those_that_do_something(seed: int) -> None:
     """`admissible` is remembered by situation; a fresh engine that is brought to the state finds the same list."""
     rng = random.Random(seed)
-    problem = generator.problem("train", seed)
+    problem = generator.generate_problem("train", seed)
     engine, taken = HouseholdEngine(problem), []
     for _ in range(30):
         taken.append(rng.choice(engine.admissible()))

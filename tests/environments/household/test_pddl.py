@@ -4,10 +4,9 @@ import re
 
 import pytest
 
-from reward_kit.environments.household import domain
-from reward_kit.environments.household.generator import SPLITS, generate
-from reward_kit.environments.household.pddl import entity_names, game_data, pddl_name, pddl_problem
-from reward_kit.environments.household.problem import Problem, Receptacle, TaskType, Thing
+from reward_kit.environments import household_problems as domain
+from reward_kit.environments.household_problems import SPLITS, Problem, Receptacle, TaskType, Thing, generate
+from reward_kit.environments.household_worker import entity_names, game_data, pddl_name, pddl_problem
 
 DRAWN = [drawn for split in SPLITS for drawn in generate(split, 120)]
 

@@ -7,11 +7,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from reward_kit.environments.household.generator import problem
-from reward_kit.environments.household.pddl import game_data, pddl_name
-from reward_kit.environments.household.problem import TaskType
-from reward_kit.environments.household.real import RealEngine, game_files
-from reward_kit.environments.household.real_worker import PACKAGES
+from reward_kit.environments.alfworld import RealEngine, game_files
+from reward_kit.environments.household_problems import TaskType, generate_problem
+from reward_kit.environments.household_worker import PACKAGES, game_data, pddl_name
 from reward_kit.errors import ConfigError, EnvironmentFailure
 
 INSTALLED = all(find_spec(name) for name in PACKAGES)
@@ -29,7 +27,7 @@ async def engine():
 @needs_engine
 @pytest.mark.parametrize("task_type", list(TaskType))
 async def test_the_planner_solves_a_generated_problem(engine, task_type):
-    drawn = problem("train", 0, seed=1, task_type=task_type)
+    drawn = generate_problem("train", 0, seed=1, task_type=task_type)
     view = await engine.load(drawn)
     assert view.observation.startswith("-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room.")
     assert view.observation.endswith(f"Your task is to: {drawn.goal}")
@@ -44,14 +42,14 @@ async def test_the_planner_solves_a_generated_problem(engine, task_type):
 
 @needs_engine
 async def test_what_is_not_admissible_changes_nothing(engine):
-    start = await engine.load(problem("train", 0))
+    start = await engine.load(generate_problem("train", 0))
     view = await engine.step("take the moon from sidetable 1")
     assert view == start._replace(observation="Nothing happens.")
 
 
 @needs_engine
 async def test_the_planner_is_asked_before_the_first_step(engine):
-    await engine.load(problem("train", 0))
+    await engine.load(generate_problem("train", 0))
     await engine.step("look")
     with pytest.raises(EnvironmentFailure, match="before the first step"):
         await engine.expert()
@@ -59,14 +57,14 @@ async def test_the_planner_is_asked_before_the_first_step(engine):
 
 @needs_engine
 async def test_one_engine_plays_one_game_after_another(engine):
-    views = [await engine.load(problem("train", index)) for index in (0, 1, 0)]
+    views = [await engine.load(generate_problem("train", index)) for index in (0, 1, 0)]
     assert views[0] == views[2] != views[1]
 
 
 @needs_engine
 async def test_a_published_game_file_is_played_with_its_own_names(engine, tmp_path):
     """Its identifiers are the simulator's, and the package's own code numbers them."""
-    drawn = problem("train", 0)
+    drawn = generate_problem("train", 0)
     data = resources.files("alfworld.data")
     game = game_data(drawn, data.joinpath("alfred.pddl").read_text(), data.joinpath("alfred.twl2").read_text())
     for item in (*drawn.receptacles, *drawn.things):
@@ -87,7 +85,7 @@ async def test_a_file_that_is_no_game_is_refused_and_the_engine_goes_on(engine, 
         await engine.load(tmp_path / "game.tw-pddl")
     with pytest.raises(ConfigError, match="no game file"):
         await engine.load(tmp_path / "none")
-    assert "sidetable" in (await engine.load(problem("train", 0))).observation
+    assert "sidetable" in (await engine.load(generate_problem("train", 0))).observation
 
 
 @pytest.mark.skipif(INSTALLED, reason="the packages are installed")

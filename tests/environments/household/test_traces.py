@@ -10,9 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from reward_kit.environments.household.native import HouseholdEngine
-from reward_kit.environments.household.problem import Problem, TaskType
-from reward_kit.environments.household.view import View
+from reward_kit.environments.household_engine import HouseholdEngine, View
+from reward_kit.environments.household_problems import Problem, TaskType
 from tests.environments.household.record_traces import commands_after
 
 HERE = Path(__file__).parent

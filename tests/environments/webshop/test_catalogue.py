@@ -10,10 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_kit.environments.webshop.catalogue import MAX_RESULTS, Catalogue, catalogue
-from reward_kit.environments.webshop.goals import draw_goal, satisfies
-from reward_kit.environments.webshop.reward import token_set_ratio
-from reward_kit.environments.webshop.words import KINDS
+from reward_kit.environments.webshop import (
+    KINDS,
+    MAX_RESULTS,
+    Catalogue,
+    catalogue,
+    draw_goal,
+    satisfies,
+    token_set_ratio,
+)
 from reward_kit.errors import ToolError
 
 SIZE = 200
@@ -23,7 +28,7 @@ def test_a_catalogue_follows_its_seed_and_a_smaller_one_is_the_beginning_of_it()
     products = catalogue(SIZE, 0).products
     assert Catalogue(50, 0).products == products[:50]
     assert Catalogue(50, 1).products[0] != products[0]
-    assert len({product.id for product in products}) == SIZE
+    assert len({product.product_id for product in products}) == SIZE
     assert {product.query for product in products} == {kind.name for kind in KINDS}
 
 

@@ -7,9 +7,7 @@ import random
 import pytest
 
 from reward_kit.environments import WebshopResource, check_resource, open_snapshot
-from reward_kit.environments.webshop.catalogue import catalogue
-from reward_kit.environments.webshop.goals import draw_goal
-from reward_kit.environments.webshop.reward import Goal, Purchase, match_purchase
+from reward_kit.environments.webshop import Purchase, ShoppingGoal, catalogue, draw_goal, match_purchase
 from reward_kit.errors import ConfigError, ToolError
 
 SIZE = 200
@@ -66,7 +64,7 @@ async def test_the_expert_finds_its_way_from_a_wrong_product_page_and_option() -
     while (action := await resource.expert_action())["name"] != "choose":
         await resource.step(action["name"], action["arguments"])
     name, value = next(iter(goal.options.items()))
-    wrong = next(other for other in resource._shop.opened(resource._visit).options[name] if other != value)
+    wrong = next(other for other in resource._open_product().options[name] if other != value)
     await call(resource, "choose", option=name, value=wrong)
     rewards, _ = await play_expert(resource)
     assert rewards[-1] == 1.0
@@ -128,7 +126,7 @@ async def test_the_final_state_lets_a_reward_be_computed_again() -> None:
     await at_a_product(resource)
     outcome = await call(resource, "buy")
     state = open_snapshot(await resource.final_state())
-    match = match_purchase(Goal(**state["goal"]), Purchase(**state["purchase"]))
+    match = match_purchase(ShoppingGoal(**state["goal"]), Purchase(**state["purchase"]))
     assert match.reward == state["reward"] == outcome.reward == outcome.info["reward"]
     assert 0.0 < match.reward < 1.0 and state["actions"] == 3
 
@@ -232,7 +230,7 @@ async def test_a_wrong_call_is_refused_and_changes_nothing(tool, arguments, mess
     ("tool", "arguments", "message"),
     [
         ("choose", {"option": "colour", "value": "red"}, "option: 'colour'"),
-        ("choose", {"option": "color", "value": "plaid"}, "'plaid' is no color; there are"),
+        ("choose", {"option": "color", "value": "plaid"}, "'plaid' is not a color; there are"),
         ("view", {"section": "reviews"}, "section: 'reviews'"),
         ("next_page", {}, "no results on this page"),
     ],

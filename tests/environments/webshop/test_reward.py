@@ -8,12 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_kit.environments.webshop.catalogue import catalogue
-from reward_kit.environments.webshop.goals import draw_goal, satisfies
-from reward_kit.environments.webshop.reward import Goal, Purchase, match_purchase, token_set_ratio, type_factor
+from reward_kit.environments.webshop import (
+    Purchase,
+    ShoppingGoal,
+    catalogue,
+    draw_goal,
+    match_purchase,
+    satisfies,
+    token_set_ratio,
+    type_factor,
+)
 
 SIZE = 200
-GOAL = Goal(
+GOAL = ShoppingGoal(
     instruction="",
     product_id="B000000001",
     query="rain jacket",
@@ -110,7 +117,9 @@ def test_a_reward_is_a_share_and_full_only_where_all_is_met(data) -> None:
     fields = {
         name: getattr(product, name) for name in ("title", "query", "category", "nouns", "attributes", "features")
     }
-    bought = Purchase(product.id, **fields, description=product.description, options=chosen, price=product.price)
+    bought = Purchase(
+        product.product_id, **fields, description=product.description, options=chosen, price=product.price
+    )
     match = match_purchase(goal, bought)
     assert 0.0 <= match.reward <= 1.0
     assert (match.reward == 1.0) == (

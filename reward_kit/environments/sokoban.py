@@ -1,7 +1,7 @@
 """Sokoban as a resource: push every box onto a goal, one move at a time.
 
-The reward is 1 for the move that solves the level, which ends the episode, and 0 for every other. A limit on moves is
-no part of the state key: `truncated` says that the episode stopped for an outside reason.
+The reward is 1 for the move that solves the level, which ends the episode, and 0 for every other. The state key leaves
+out a limit on moves: `truncated` reports that the episode stopped for an outside reason.
 """
 
 from __future__ import annotations
@@ -15,26 +15,40 @@ from typing import Any
 import anyio.to_thread
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from reward_kit.environments.base import ForkableResource, StateSnapshot, StepOutcome, ToolSpec, hash_key, tool_spec
+from reward_kit.environments.base import (
+    ForkableResource,
+    StateSnapshot,
+    StepOutcome,
+    ToolSpec,
+    check_call,
+    hash_key,
+    strict_tool,
+)
 from reward_kit.environments.config import read_config
-from reward_kit.environments.sokoban.generator import Board, BoardSpec, generate
-from reward_kit.environments.sokoban.level import DIRECTIONS, LEGEND, Level, Position, read_level
-from reward_kit.environments.sokoban.solver import Plan, pushes_left, solve
-from reward_kit.errors import ConfigError, LimitError, ToolError, did_you_mean
+from reward_kit.environments.sokoban_solver import (
+    DIRECTIONS,
+    LEGEND,
+    Board,
+    BoardSpec,
+    Level,
+    Plan,
+    Position,
+    generate,
+    pushes_left,
+    read_level,
+    solve,
+)
+from reward_kit.errors import ConfigError, LimitError, ToolError
 
-_TOOL = "move"
 _NODE_LIMIT = 50_000
 _TASK = "Push every box onto a goal. Walking into a box pushes it; you cannot pull one, nor push two at once."
-_SPEC: ToolSpec = tool_spec(
-    _TOOL,
-    "Walk one cell, pushing the box that stands there.",
-    {
-        "type": "object",
-        "properties": {"direction": {"type": "string", "enum": list(DIRECTIONS)}},
-        "required": ["direction"],
-        "additionalProperties": False,
-    },
-)
+_SPECS: dict[str, ToolSpec] = {
+    "move": strict_tool(
+        "move",
+        "Walk one cell, pushing the box that stands there.",
+        direction={"type": "string", "enum": list(DIRECTIONS)},
+    )
+}
 
 
 class SokobanConfig(BaseModel):
@@ -60,10 +74,6 @@ class SokobanConfig(BaseModel):
         if self.min_solution > self.max_solution:
             raise ValueError(f"min_solution {self.min_solution} is above max_solution {self.max_solution}")
         return self
-
-    def spec(self) -> BoardSpec:
-        """What a drawn board must be like."""
-        return BoardSpec(self.width, self.height, self.boxes, self.wall_density, self.min_solution, self.max_solution)
 
 
 class SokobanResource(ForkableResource):
@@ -103,7 +113,7 @@ class SokobanResource(ForkableResource):
         self._moves = self._pushes = 0
 
     async def fork(self) -> ForkableResource:
-        # Whatever a step changes it replaces, so two worlds may hold the same values.
+        # A step replaces the values that it changes, so copies may share them.
         return copy.copy(self)
 
     async def checkpoint(self) -> Any:
@@ -113,7 +123,9 @@ class SokobanResource(ForkableResource):
         vars(self).update(state)
 
     async def step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
-        direction = self._direction(action_name, action_params)
+        direction = check_call(_SPECS, action_name, action_params)["direction"]
+        if self._is_over():
+            raise ToolError("the episode is over; no move changes anything")
         before, after = self._position, self._level.move(self._position, self._steps[direction])
         self._moves += 1
         if after is not None:
@@ -135,7 +147,7 @@ class SokobanResource(ForkableResource):
         return f"{self._level.text(self._position)}\n\n{LEGEND}\n{_TASK}"
 
     async def get_tools_spec(self) -> list[ToolSpec]:
-        return [_SPEC]
+        return list(_SPECS.values())
 
     async def state_key(self) -> str:
         return hash_key(self._name, f"{self._position.player} {self._position.boxes:x}")
@@ -155,36 +167,23 @@ class SokobanResource(ForkableResource):
         )
 
     async def admissible_actions(self) -> Sequence[Mapping[str, Any]]:
-        """The directions in which something moves."""
+        """Return the directions in which something moves."""
         if self._is_over():
             return []
         possible = [name for name, step in self._steps.items() if self._level.move(self._position, step)]
-        return [{"name": _TOOL, "arguments": {"direction": name}} for name in possible]
+        return [{"name": "move", "arguments": {"direction": name}} for name in possible]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """The first move of a shortest solution; None where there is none left, or none was found in bounded time."""
+        """Return the first move of a shortest solution; None if there is none, or none was found in bounded time."""
         if self._is_over():
             return None
         if self._plan is None:
-            # A plan is no part of the state: it is what the solver would find again.
+            # A plan is not part of the state: the solver would find it again.
             level, position = self._level, self._position
             self._plan = await anyio.to_thread.run_sync(_plan_from, level, position, abandon_on_cancel=True)
         if not self._plan:
             return None
-        return {"type": "tool_call", "name": _TOOL, "arguments": {"direction": self._plan[0]}}
-
-    def _direction(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        if tool != _TOOL:
-            raise ToolError(f"unknown tool {tool!r}{did_you_mean(tool, [_TOOL])}")
-        for name in arguments:
-            if name != "direction":
-                raise ToolError(f"{_TOOL}: unknown argument {name!r}{did_you_mean(str(name), ['direction'])}")
-        direction = arguments.get("direction")
-        if not isinstance(direction, str) or direction not in DIRECTIONS:
-            raise ToolError(f"{_TOOL}: direction: {direction!r:.80} is none of {', '.join(DIRECTIONS)}")
-        if self._is_over():
-            raise ToolError("the episode is over; no move changes anything")
-        return direction
+        return {"type": "tool_call", "name": "move", "arguments": {"direction": self._plan[0]}}
 
     def _on_goals(self) -> int:
         return (self._position.boxes & self._level.goals).bit_count()
@@ -200,24 +199,30 @@ class SokobanResource(ForkableResource):
 
 
 def _own_board(text: str) -> Board:
-    """The level of the configuration, which must not be solved, nor be known to have no solution."""
+    """Read the level of the configuration, which must not be solved, nor be known to have no solution."""
     level = read_level(text)
     solution = _plan_from(level, level.start)
     if solution == ():
-        raise ConfigError("sokoban resource: level: it is solved already" if level.is_solved(level.start) else _LOST)
+        problem = "it is solved already" if level.is_solved(level.start) else "it has no solution"
+        raise ConfigError(f"sokoban resource: level: {problem}")
     return Board(level, solution)
 
 
 def _drawn_board(settings: SokobanConfig, seed: int | None) -> Board:
     index = settings.index if settings.index is not None else random.Random(seed).randrange(2**32)
-    return generate(settings.spec(), index)
-
-
-_LOST = "sokoban resource: level: it has no solution"
+    spec = BoardSpec(
+        settings.width,
+        settings.height,
+        settings.boxes,
+        settings.wall_density,
+        settings.min_solution,
+        settings.max_solution,
+    )
+    return generate(spec, index)
 
 
 def _plan_from(level: Level, position: Position) -> Plan | None:
-    """A shortest solution; () where there is none, None where the search was given up."""
+    """Return a shortest solution; () if there is none, None if the search was given up."""
     try:
         return solve(level, position, _NODE_LIMIT) or ()
     except LimitError:

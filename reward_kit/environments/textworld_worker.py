@@ -1,14 +1,15 @@
 """The worker process that makes TextWorld's games and plays one of them.
 
-    python -m reward_kit.environments.textworld.worker
+    python -m reward_kit.environments.textworld_worker
 
 Requests, as `engine_worker` has them: `{"op": "make", "maker", "options", "seed", "folder"}`, `{"op": "load", "path",
-"seed"}`, `{"op": "step", "command"}`. The last two are answered with a view (`view.View`).
+"seed"}`, `{"op": "step", "command"}`. The last two are answered with a view (`textworld.View`).
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from importlib import import_module
@@ -17,15 +18,27 @@ from typing import Any
 
 from reward_kit.environments.base import hash_key
 from reward_kit.environments.engine_worker import Operations, run
-from reward_kit.environments.textworld.text import answer_text
 from reward_kit.errors import ConfigError, boundary
 
+_LOGO = re.compile(r"\A(?:[ _|\\/$<>]*\n)+")
+_STATUS_LINE = re.compile(r">?[ ]{10,}-= .+? =-\s*-?\d+/\d+\s*\Z")
+_PROMPT = re.compile(r"\n>\s*\Z")
+_AT_THE_END = re.compile(r"\s*Would you like to RESTART\b.*\Z", re.DOTALL)
+_CENTRED = re.compile(r"^[ ]{10,}", re.MULTILINE)
+_BLANK_LINES = re.compile(r"\n\s*\n")
 _ASKED_FOR = ("won", "lost", "score", "max_score", "moves", "objective", "inventory", "description")
 _TRACKED = ("admissible_commands", "policy_commands", "facts")
 
 
+def answer_text(feedback: str) -> str:
+    """Return the game's own text, without TextWorld's logo, the status line, the prompt and the offer to restart."""
+    text = _STATUS_LINE.sub("", _LOGO.sub("", feedback))
+    text = _AT_THE_END.sub("", _PROMPT.sub("", text))
+    return _BLANK_LINES.sub("\n\n", _CENTRED.sub("", text)).strip()
+
+
 def make(request: Mapping[str, Any]) -> str:
-    """Make a game into a folder, as `game.z8` and `game.json`; a folder that is there already is left as it is."""
+    """Make a game into a folder, as `game.z8` and `game.json`; an existing folder is left as it is."""
     folder = Path(request["folder"])
     aside = folder.with_name(f"{folder.name}.{os.getpid()}")
     aside.mkdir()
@@ -35,7 +48,7 @@ def make(request: Mapping[str, Any]) -> str:
             _make(maker, options, seed, aside / "game.z8")
         aside.rename(folder)
     except OSError:
-        # Another worker may have made the same game meanwhile; then that one is taken.
+        # Another worker may have made the same game meanwhile; then its game is used.
         if not folder.is_dir():
             raise
     finally:
@@ -45,21 +58,16 @@ def make(request: Mapping[str, Any]) -> str:
 
 def _make(maker: str, options: Mapping[str, Any], seed: int, path: Path) -> None:
     textworld = import_module("textworld")
-    # What a maker does not draw from its own generators it draws from this one.
+    # Makers draw from their own generators and from this one.
     textworld.g_rng.set_seed(seed)
     settings = textworld.GameOptions()
     settings.seeds, settings.path, settings.file_ext = seed, str(path), ".z8"
-    if maker == "custom":
-        _set_custom(settings, options)
-        textworld.make(settings)
+    if maker != "custom":
+        challenges = import_module("textworld.challenges").CHALLENGES
+        game = challenges[f"tw-{maker}"][1](dict(options), settings)
+        import_module("textworld.generator").compile_game(game, settings)
         return
-    challenges = import_module("textworld.challenges").CHALLENGES
-    game = challenges[f"tw-{maker}"][1](dict(options), settings)
-    import_module("textworld.generator").compile_game(game, settings)
-
-
-def _set_custom(settings: Any, options: Mapping[str, Any]) -> None:
-    """Set the options of a custom game, under the names that `tw-make` gives them."""
+    # The names that `tw-make` gives to the options of a custom game.
     settings.nb_rooms, settings.nb_objects = options["world_size"], options["nb_objects"]
     settings.nb_parallel_quests = options["nb_parallel_quests"]
     length, breadth = options["quest_length"], options["quest_breadth"]
@@ -73,6 +81,7 @@ def _set_custom(settings: Any, options: Mapping[str, Any]) -> None:
     grammar.allowed_variables_numbering = options["entity_numbering"]
     for name in ("theme", "include_adj", "only_last_action", "blend_instructions", "blend_descriptions"):
         setattr(grammar, name, options[name])
+    textworld.make(settings)
 
 
 class Player:
@@ -84,7 +93,7 @@ class Player:
         self._walkthrough: list[str] = []
 
     def operations(self) -> Operations:
-        """What can be asked of it."""
+        """Return the operations of the worker by name."""
         return {"make": make, "load": self.load, "step": self.step}
 
     def load(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,7 +102,7 @@ class Player:
         is_tracked = path.with_suffix(".json").is_file()
         asked_for = (*_ASKED_FOR, *(_TRACKED if is_tracked else ()))
         infos = self._textworld.EnvInfos(**dict.fromkeys(asked_for, True), extras=["walkthrough"])
-        with boundary(ConfigError, f"textworld: {path} is no game that can be played"):
+        with boundary(ConfigError, f"textworld: {path} is not a game that can be played"):
             self._env = self._textworld.start(str(path), infos)
             self._env.seed(request["seed"])
             state = self._env.reset()
@@ -119,10 +128,10 @@ class Player:
 
 
 def _state(state: Mapping[str, Any]) -> str | None:
-    """A name of the game's state, None where it is not tracked.
+    """Return a name of the game's state, None if it is not tracked.
 
-    The facts have the entities' ids here, because some entities have no name. Which quests were completed is no fact:
-    a quest that is done stays done.
+    The facts have the entities' ids here, because some entities have no name. Completed quests are not facts: a quest
+    that is done stays done.
     """
     progression = state.get("_game_progression")
     if progression is None:

@@ -1,0 +1,527 @@
+"""One session with an MCP server, and its two transports: a child process (stdio) and a URL (streamable HTTP).
+
+The SDK's client must be entered and left by one task, but a resource is set up, used and closed by several, each in its
+own cancel scope. So a task of the session owns the client and waits for the end; calls are made by the tasks that need
+an answer, and an abandoned call sends the protocol's cancellation and leaves the session as it was.
+
+`StdioServer` replaces the SDK's `stdio_client`, which reads a message of n bytes in O(n²), logs a traceback for every
+line that is not a message, hides the exit status, and starts processes that our guardian does not know.
+`HttpServer` counts every answer on its way to the SDK, which reads a JSON answer whole, whatever its size: one that is
+too large breaks its stream, which closes the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import anyio
+import httpx2
+import mcp_types
+import pydantic
+from mcp import Client, MCPError
+from mcp.client import Transport
+from mcp.client.streamable_http import streamable_http_client
+from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
+from mcp.shared.message import SessionMessage
+
+from reward_kit.errors import DeadlineError, EnvironmentFailure, RewardKitError, ToolError, boundary
+from reward_kit.processes import ChildProcess, child_environment, start_process
+from reward_kit.safe_input import (
+    MCP_MESSAGE_BYTES,
+    MCP_MESSAGE_VALUES,
+    MCP_STREAM_BYTES,
+    MCP_TOOLS_BYTES,
+    TooLargeError,
+    check_values,
+    shown_size,
+)
+
+if TYPE_CHECKING:
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+    from mcp.client._transport import TransportStreams
+
+_MAX_PAGES = 1_000
+_LOGGED_CHARS = 2_000
+_CLOSE_S = 20.0
+_SESSION_GONE = "Session terminated"
+
+# The SDK logs a traceback for an answer that it cannot hand on; the session's own error says what happened. A program
+# that configures logging still gets it.
+logging.getLogger("mcp").addHandler(logging.NullHandler())
+
+logger = logging.getLogger("reward_kit.environments.mcp")
+
+
+class NoAnswerError(Exception):
+    """A call was made, and the answer does not tell its effect."""
+
+
+class Server(Protocol):
+    """A transport."""
+
+    def connect(self) -> Transport:
+        """Yield the streams of messages from and to the server."""
+        ...
+
+    async def exited(self, seconds: float) -> bool:
+        """Wait until the server is known to be gone; return whether it is."""
+        ...
+
+    def describe(self) -> str:
+        """Return what is known of the server's end, for messages."""
+        ...
+
+
+class McpSession:
+    """A session: `start` it, list and call tools, `close` it.
+
+    Attributes:
+        tools_changed: the server reported that its tools have changed; `list_tools` clears it.
+    """
+
+    def __init__(
+        self, server: Server, name: str, *, start_timeout_s: float, call_timeout_s: float, root: Path | None = None
+    ) -> None:
+        self._server, self._name, self._root = server, name, root
+        self._start_timeout_s, self._call_timeout_s = start_timeout_s, call_timeout_s
+        self._task: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[Client] | None = None
+        self._closing = asyncio.Event()
+        self.tools_changed = False
+
+    async def start(self) -> None:
+        """Connect and shake hands.
+
+        Raises:
+            ConfigError: there is no such program.
+            EnvironmentFailure: the server crashed, cannot be reached, or speaks something else.
+        """
+        ready = self._ready = asyncio.get_running_loop().create_future()
+        task = self._task = asyncio.create_task(self._serve(), name=f"session with {self._name}")
+        try:
+            with anyio.move_on_after(self._start_timeout_s):
+                await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done() and not task.done():
+                late = f"{self._name} did not answer within {self._start_timeout_s:g} s (start_timeout_s)"
+                raise EnvironmentFailure(self._described(late))
+            if not ready.done():
+                raise self._end_of(task, "could not be started")
+        except BaseException:
+            await self.close()
+            raise
+
+    @property
+    def instructions(self) -> str | None:
+        """The server's instructions for an agent."""
+        return self._client().instructions
+
+    async def list_tools(self) -> list[mcp_types.Tool]:
+        """Return all tools, over all pages.
+
+        Raises:
+            EnvironmentFailure: the server does not list them.
+        """
+        self.tools_changed = False
+        tools: list[mcp_types.Tool] = []
+        cursor, size = None, 0
+        with boundary(EnvironmentFailure, f"the tools of {self._name}"):
+            for _ in range(_MAX_PAGES):
+                try:
+                    with anyio.fail_after(self._call_timeout_s):
+                        page = await self._client().list_tools(cursor=cursor, cache_mode="bypass")
+                except MCPError as error:
+                    raise await self._lost(f"did not list its tools: {error.message}") from error
+                tools += page.tools
+                size += len(page.model_dump_json())
+                if size > MCP_TOOLS_BYTES:
+                    raise EnvironmentFailure(
+                        f"{self._name} lists tools of more than {shown_size(MCP_TOOLS_BYTES)}, which is the limit"
+                    )
+                cursor = page.next_cursor
+                if cursor is None:
+                    return tools
+        raise EnvironmentFailure(f"{self._name} lists its tools on more than {_MAX_PAGES} pages")
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> mcp_types.CallToolResult:
+        """Call a tool.
+
+        Raises:
+            ToolError: the server refuses the call.
+            NoAnswerError: the answer breaks the protocol, or the tool's own output schema.
+            DeadlineError: no answer came in time; the call was cancelled and the session goes on.
+            EnvironmentFailure: the server is gone.
+        """
+        client = self._client()
+        try:
+            with anyio.move_on_after(self._call_timeout_s):
+                return await client.call_tool(tool, arguments, progress_callback=self._on_progress)
+        except MCPError as error:
+            if error.code == mcp_types.CONNECTION_CLOSED or error.message == _SESSION_GONE:
+                raise await self._lost(f"is gone during {tool!r}") from error
+            raise ToolError(f"{tool}: {error.message}") from error
+        except pydantic.ValidationError as error:
+            raise NoAnswerError(f"{tool}: the server's answer is not a result: {error.errors()[0]['msg']}") from error
+        except RuntimeError as error:  # of the SDK, for an answer that breaks the tool's output schema
+            raise NoAnswerError(f"{tool}: {error}") from error
+        raise DeadlineError(
+            f"{tool} did not answer within {self._call_timeout_s:g} s and was cancelled (call_timeout_s)"
+        )
+
+    async def close(self) -> None:
+        """End the session and the server that it started, also while this task is being cancelled."""
+        task, ready = self._task, self._ready
+        if task is None or ready is None:
+            return
+        self._closing.set()
+        if not ready.done():
+            task.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait({task}, timeout=_CLOSE_S)
+        if not task.done():
+            task.cancel()
+        elif not task.cancelled() and (error := task.exception()) is not None:
+            logger.debug("%s ended with %s", self._name, error)
+
+    async def _serve(self) -> None:
+        assert self._ready is not None
+        with boundary(EnvironmentFailure, self._name):
+            try:
+                async with Client(
+                    self._server.connect(),
+                    cache=None,
+                    log_level="info",
+                    logging_callback=self._on_log,
+                    message_handler=self._on_message,
+                    list_roots_callback=self._on_roots if self._root is not None else None,
+                ) as client:
+                    self._ready.set_result(client)
+                    async with anyio.create_task_group() as tasks:
+                        tasks.start_soon(self._listen, client)
+                        await self._closing.wait()
+                        tasks.cancel_scope.cancel()
+            except BaseExceptionGroup as group:
+                raise _first(group) from group
+
+    async def _listen(self, client: Client) -> None:
+        """Subscribe to changes of the tools, if the protocol's version needs that."""
+        offered = client.server_capabilities.tools
+        if offered is None or not offered.list_changed:
+            return
+        try:
+            async with client.listen(tools_list_changed=True) as changes:
+                async for _ in changes:
+                    self.tools_changed = True
+        except ListenNotSupportedError:
+            return  # an older version, which sends the news unasked
+        except (SubscriptionLost, MCPError, TimeoutError) as error:
+            logger.debug("%s: no news of changed tools: %s", self._name, error)
+
+    def _client(self) -> Client:
+        if self._task is None or self._ready is None or self._closing.is_set():
+            raise EnvironmentFailure(f"the session with {self._name} is closed, or was not started")
+        if self._task.done():
+            raise self._end_of(self._task, "is gone")
+        return self._ready.result()
+
+    async def _lost(self, what: str) -> RewardKitError:
+        """Return the failure of a server that is gone, with what is known of its end."""
+        assert self._task is not None
+        if not await self._server.exited(1.0):
+            await asyncio.wait({self._task}, timeout=0.2)
+        if self._task.done():
+            return self._end_of(self._task, what)
+        return EnvironmentFailure(self._described(f"{self._name} {what}"))
+
+    def _end_of(self, task: asyncio.Task[None], what: str) -> RewardKitError:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, RewardKitError) and not isinstance(error, EnvironmentFailure):
+            return error
+        cause = error.__cause__ if error is not None and error.__cause__ is not None else error
+        detail = cause.message if isinstance(cause, MCPError) else str(cause or "")
+        failure = EnvironmentFailure(self._described(f"{self._name} {what}{f': {detail}' if detail else ''}"))
+        failure.__cause__ = cause
+        return failure
+
+    def _described(self, message: str) -> str:
+        found = self._server.describe()
+        return f"{message}; {found}" if found else message
+
+    async def _on_message(self, message: Any) -> None:
+        if isinstance(message, mcp_types.ToolListChangedNotification):
+            self.tools_changed = True
+        elif isinstance(message, Exception):
+            logger.debug("%s sent a line that is not a message: %s", self._name, message)
+
+    async def _on_log(self, params: mcp_types.LoggingMessageNotificationParams) -> None:
+        logger.info("%s says (%s): %.*s", self._name, params.level, _LOGGED_CHARS, params.data)
+
+    async def _on_progress(self, progress: float, total: float | None, message: str | None) -> None:
+        logger.debug("%s is at %s of %s: %.*s", self._name, progress, total, _LOGGED_CHARS, message)
+
+    async def _on_roots(self, context: Any) -> mcp_types.ListRootsResult:
+        assert self._root is not None
+        uri = pydantic.FileUrl(self._root.as_uri())
+        return mcp_types.ListRootsResult(roots=[mcp_types.Root(uri=uri, name="working copy")])
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first single error in a group, which is the one that ended the others."""
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+_CHUNK_BYTES = 1 << 20
+
+_FLUSH_S = 0.5
+
+_GRACE_S = 2.0
+
+_SHOWN_CHARS = 200
+
+
+class StdioServer:
+    """A server in a child process: messages are lines on its standard input and output, its errors go to a log."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        pass_env: Sequence[str],
+        cwd: Path | None,
+        log_name: str,
+    ) -> None:
+        self.command, self._env, self._pass_env, self._cwd = command, env, pass_env, cwd
+        self._log_name = log_name
+        self._child: ChildProcess | None = None
+        self._strays = 0
+        self._first_stray = ""
+        self._problem = ""
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncGenerator[TransportStreams, None]:
+        """Start the server, exchange messages with it, and end it with all that it has started.
+
+        Raises:
+            ConfigError: there is no such program, or it cannot be run.
+        """
+        environment = child_environment(self._env, pass_names=self._pass_env)
+        child = self._child = await start_process(
+            self.command, cwd=self._cwd, env=environment, log_name=self._log_name, piped=True
+        )
+        arrive, arrived = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        leave, leaving = anyio.create_memory_object_stream[SessionMessage](0)
+        try:
+            async with arrive, arrived, leave, leaving, anyio.create_task_group() as tasks:
+                reader, writer = await _pipes(child)
+                tasks.start_soon(self._read, reader, arrive)
+                written = anyio.Event()
+                tasks.start_soon(self._write, leaving, writer, written, arrive)
+                try:
+                    yield arrived, leave
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        # What the server still wants to say is read and dropped, or it could not read our farewell.
+                        arrived.close()
+                        leave.close()
+                        with anyio.move_on_after(_FLUSH_S):
+                            await written.wait()
+                        writer.close()
+                        await self.exited(_GRACE_S)
+                        await child.end(_GRACE_S)
+                    tasks.cancel_scope.cancel()
+        finally:
+            await child.end(_GRACE_S)
+
+    async def exited(self, seconds: float) -> bool:
+        """Wait for the process to exit by itself; return whether it did."""
+        with anyio.move_on_after(seconds):
+            # A status that is not reaped yet can only be polled.
+            while self._child is not None and self._child.returncode is None:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        return self._child is not None and self._child.returncode is not None
+
+    def describe(self) -> str:
+        """Return its exit status, the lines that were not messages, and the end of its log."""
+        if self._child is None:
+            return ""
+        code = self._child.returncode
+        parts = [self._problem] if self._problem else []
+        if code is not None:
+            parts.append(f"exit code {code}" if code >= 0 else f"ended by signal {-code}")
+        if self._strays:
+            parts.append(f"{self._strays} lines on its standard output are not messages, the first {self._first_stray}")
+        tail = self._child.log_tail()
+        return "; ".join([*parts, f"its log ends with:\n{tail}" if tail else "its log is empty"])
+
+    async def _read(
+        self, reader: asyncio.StreamReader, arrive: MemoryObjectSendStream[SessionMessage | Exception]
+    ) -> None:
+        is_open = True
+        async with arrive:
+            try:
+                async for line in _limited_lines(reader):
+                    message = _message(line) if is_open and line.strip() else None
+                    if message is not None:
+                        try:
+                            await arrive.send(message)
+                        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                            is_open = False
+                    elif is_open and line.strip():
+                        self._note_stray(line)
+            except TooLargeError as error:
+                self._problem = f"it sent a message of more than {error}, which is the limit"
+
+    def _note_stray(self, line: bytes) -> None:
+        self._strays += 1
+        if self._strays == 1:
+            shown = repr(line[:_SHOWN_CHARS].decode("utf-8", "replace")) + (" …" if len(line) > _SHOWN_CHARS else "")
+            self._first_stray = shown
+            logger.info("%s prints a line that is not a message: %s", self.command[0], shown)
+
+    async def _write(
+        self,
+        leaving: MemoryObjectReceiveStream[SessionMessage],
+        writer: asyncio.StreamWriter,
+        written: anyio.Event,
+        arrive: MemoryObjectSendStream[SessionMessage | Exception],
+    ) -> None:
+        try:
+            async with leaving:
+                async for message in leaving:
+                    text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+                    writer.write(f"{text}\n".encode())
+                    await writer.drain()
+        except OSError:
+            # It no longer reads. Callers that wait for an answer learn it from the closed stream.
+            self._problem = self._problem or "it closed its standard input"
+            arrive.close()
+        finally:
+            written.set()
+
+
+async def _limited_lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Yield each line without its end.
+
+    Raises:
+        TooLargeError: a line has too many bytes, or too many JSON values.
+    """
+    line = bytearray()
+    while chunk := await reader.read(_CHUNK_BYTES):
+        *ended, rest = chunk.split(b"\n")
+        for piece in ended:
+            line += piece
+            whole, line = bytes(line), bytearray()
+            check_values(whole, MCP_MESSAGE_VALUES)
+            yield whole
+        line += rest
+        if len(line) > MCP_MESSAGE_BYTES:
+            raise TooLargeError(shown_size(MCP_MESSAGE_BYTES))
+
+
+def _message(line: bytes) -> SessionMessage | None:
+    """Return the message of a line, with half characters, which JSON can write and UTF-8 cannot, as U+FFFD."""
+    with suppress(ValueError):
+        return SessionMessage(mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False))
+    try:
+        text = json.dumps(json.loads(line.decode("utf-8", "replace")), ensure_ascii=False)
+        whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return SessionMessage(mcp_types.jsonrpc_message_adapter.validate_json(whole, by_name=False))
+    except (ValueError, RecursionError):
+        return None
+
+
+async def _pipes(child: ChildProcess) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Return the child's pipes as asyncio's streams."""
+    loop = asyncio.get_running_loop()
+    stdin, stdout = child.pipes
+    reader = asyncio.StreamReader(limit=_CHUNK_BYTES)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stdout)
+    # The writing end needs a protocol with flow control; the reader in it reads nothing.
+    transport, protocol = await loop.connect_write_pipe(
+        lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), stdin
+    )
+    return reader, asyncio.StreamWriter(transport, protocol, None, loop)
+
+
+class HttpServer:
+    """A server behind a URL (streamable HTTP), with limits on what is read of its answers."""
+
+    def __init__(self, url: str, headers: dict[str, str], call_timeout_s: float) -> None:
+        # Compressed, a small answer could be of any size.
+        self._url, self._headers = url, {**headers, "Accept-Encoding": "identity"}
+        # The call's own deadline ends it, so that it ends with the protocol's cancellation.
+        self._timeout = httpx2.Timeout(30.0, read=call_timeout_s + 30.0)
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncGenerator[TransportStreams, None]:
+        """Yield the streams of messages; the protocol's session ends with them."""
+        hooks = {"response": [_limit]}
+        async with (
+            httpx2.AsyncClient(headers=self._headers, timeout=self._timeout, event_hooks=hooks) as client,
+            streamable_http_client(self._url, http_client=client, max_sse_event_size=MCP_MESSAGE_BYTES) as streams,
+        ):
+            yield streams
+
+    async def exited(self, seconds: float) -> bool:
+        """Return False: nothing is known of a process behind a URL."""
+        return False
+
+    def describe(self) -> str:
+        """Return "": nothing is known beside the error."""
+        return ""
+
+
+class AnswerTooLargeError(httpx2.SSEError):
+    """An answer is larger than its limit. The SDK hands on errors of this base class with their message."""
+
+
+async def _limit(response: httpx2.Response) -> None:
+    """Count the body of an answer while it is read."""
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding != "identity":
+        raise AnswerTooLargeError(f"the answer is compressed ({encoding:.20}), which was not requested")
+    assert isinstance(response.stream, httpx2.AsyncByteStream)
+    if response.request.method == "DELETE":  # the end of the session, whose answer has no content
+        await response.stream.aclose()
+        response.stream = httpx2.ByteStream(b"")
+        return
+    if not response.headers.get("Content-Type", "").lower().startswith("text/event-stream"):
+        response.stream = _CountedStream(response.stream, MCP_MESSAGE_BYTES, is_events=False)
+    else:
+        # The stream of a GET lasts as long as the session; its events are limited one by one.
+        most = None if response.request.method == "GET" else MCP_STREAM_BYTES
+        response.stream = _CountedStream(response.stream, most, is_events=True)
+
+
+class _CountedStream(httpx2.AsyncByteStream):
+    """A body that ends with an error if it is too large; `most_bytes=None` is no limit, events count values each."""
+
+    def __init__(self, body: httpx2.AsyncByteStream, most_bytes: int | None, *, is_events: bool) -> None:
+        self._body, self._most_bytes, self._is_events = body, most_bytes, is_events
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = values = 0
+        async for piece in self._body:
+            size += len(piece)
+            if self._most_bytes is not None and size > self._most_bytes:
+                raise AnswerTooLargeError(
+                    f"the answer has more than {shown_size(self._most_bytes)}, which is the limit"
+                )
+            end = piece.rfind(b"\n\n") + 1 if self._is_events else 0
+            values = _count_values(piece[end:]) + (0 if end else values)
+            if values > MCP_MESSAGE_VALUES:
+                raise AnswerTooLargeError(f"the answer has more than {MCP_MESSAGE_VALUES:,} JSON values")
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._body.aclose()
+
+
+def _count_values(piece: bytes) -> int:
+    return piece.count(b",") + piece.count(b"[") + piece.count(b"{")

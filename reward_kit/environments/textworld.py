@@ -1,0 +1,407 @@
+"""TextWorld's games as a resource: `act(command)` is the only tool, in the words of the game.
+
+A game is made by one of TextWorld's own makers, offline and from a seed: the same maker, options and seed give the
+same game. Or it is a game file; if the `.json` that TextWorld writes lies beside it, the state is tracked. Every
+resource plays in a worker process of its own and forks by replay. The options of the makers are those of `tw-make` in
+TextWorld 1.7 (`textworld/challenges/*/`, `scripts/tw-make`), with underscores.
+
+The reward of a command is the score it gained, as a part of the game's highest score: the rewards of a won game add up
+to 1. Winning and losing terminate, `max_moves` truncates.
+
+The state key names the facts that hold and the quests that were completed. It leaves out turns, the order of things and
+the meaning of "it"; but if the game has asked something, the question is part of it. The key of a game that is not
+tracked is its history.
+
+An interpreter of interactive fiction also takes commands to itself. Refused are those that leave the game or change it
+unseen by the tracked state (`restart`, `restore`, `undo`), write files (`save`, `script`), change its later answers
+(`brief`), or were left in by TextWorld's compiler (`print_state` reveals everything).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from reward_kit.environments.base import (
+    StateSnapshot,
+    StepOutcome,
+    ToolSpec,
+    canonical_json,
+    check_call,
+    hash_key,
+    strict_tool,
+)
+from reward_kit.environments.config import read_config, task_path
+from reward_kit.environments.engine_process import EngineProcess, worker_command
+from reward_kit.environments.replay import ReplayForkResource
+from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, how_to_install
+from reward_kit.processes import shared_folder
+from reward_kit.validation import describe_validation_error
+
+Maker = Literal["cooking", "coin_collector", "treasure_hunter", "simple", "custom"]
+Section = Literal["objective", "description", "inventory", "admissible_commands"]
+
+LONGEST_COMMAND = 180
+"""In characters; the interpreter's line holds little more, and silently drops the rest."""
+
+_MOST_ROOMS = 100
+_MAKING_TIMEOUT = 300.0
+_WORKER = "reward_kit.environments.textworld_worker"
+_SPECS: dict[str, ToolSpec] = {
+    "act": strict_tool(
+        "act",
+        'Carry out one command of the game, such as "go north" or "take apple from table". "help" lists the verbs.',
+        command={"type": "string", "description": "one command, in the words of the game"},
+    )
+}
+_TITLES: dict[str, str] = {
+    "objective": "Objective",
+    "description": "Room",
+    "inventory": "Inventory",
+    "admissible_commands": "Commands",
+}
+_REFUSED = (
+    "quit q restart restore undo oops o save script unscript noscript transcript brief superbrief verbose short long "
+    "normal notify verify version print_state enable disable restrict tw"
+)
+# The interpreter reads the first nine letters of a word.
+_REFUSED_WORDS = frozenset(word[:9] for word in _REFUSED.split())
+_COMMANDS = re.compile(r"[.,;]|\bthen\b")
+_FIRST_WORD = re.compile(r"[a-z_]+")
+
+
+class _Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class CookingOptions(_Options):
+    """A meal to cook by the cookbook in the kitchen (the First TextWorld Problems competition)."""
+
+    recipe: int = Field(default=1, ge=1, le=5, description="ingredients")
+    take: int = Field(default=0, ge=0, description="ingredients that must be found; the others are carried")
+    go: Literal[1, 6, 9, 12] = Field(default=1, description="rooms")
+    open: bool = Field(default=False, description="containers and doors are closed")
+    cook: bool = False
+    cut: bool = False
+    drop: bool = Field(default=False, description="few things can be carried at once")
+    recipe_seed: int = Field(default=0, ge=0, description="above 0: another recipe in the same house")
+    split: Literal["train", "valid", "test"] | None = Field(default=None, description="which foods there are")
+
+    @model_validator(mode="after")
+    def _fits(self) -> CookingOptions:
+        if self.take > self.recipe:
+            raise ValueError(f"take: {self.take} is more than the recipe's {self.recipe} ingredients")
+        if self.recipe_seed and not self.take:
+            raise ValueError("recipe_seed: another recipe needs ingredients to take")
+        return self
+
+
+class CoinCollectorOptions(_Options):
+    """A coin at the end of a chain of `(level - 1) % 100 + 1` rooms; from 101 on with dead ends beside it."""
+
+    level: int = Field(ge=1, le=300)
+
+    @field_validator("level")
+    @classmethod
+    def _fits(cls, level: int) -> int:
+        rooms = ((level - 1) // 100 + 1) * ((level - 1) % 100 + 1)
+        if rooms > _MOST_ROOMS:
+            raise ValueError(f"would have {rooms} rooms, and TextWorld's games have {_MOST_ROOMS} at most")
+        return level
+
+
+class TreasureHunterOptions(_Options):
+    """One of two things to take: from 11 on behind doors and in containers, from 21 on behind locks."""
+
+    level: int = Field(ge=1, le=30)
+
+
+class SimpleOptions(_Options):
+    """Out of a locked bedroom, and food on the stove; always the same house."""
+
+    rewards: Literal["dense", "balanced", "sparse"] = "dense"
+    goal: Literal["detailed", "brief", "none"] = "detailed"
+    test: bool = Field(default=False, description="foods that the other games do not have")
+
+
+class CustomOptions(_Options):
+    """A house and quests drawn at random. `ambiguous_instructions` is not offered: it fails in TextWorld 1.7."""
+
+    world_size: int = Field(default=5, ge=1, le=_MOST_ROOMS)
+    nb_objects: int = Field(default=10, ge=1)
+    nb_parallel_quests: int = Field(default=1, ge=1)
+    quest_length: int | None = Field(default=None, ge=1, description="shorthand for its minimum, maximum and depth")
+    quest_breadth: int | None = Field(default=None, ge=1, description="shorthand for its minimum and maximum")
+    quest_min_length: int = Field(default=1, ge=1)
+    quest_max_length: int = Field(default=5, ge=1)
+    quest_min_breadth: int = Field(default=1, ge=1)
+    quest_max_breadth: int = Field(default=5, ge=1)
+    quest_min_depth: int = Field(default=1, ge=1)
+    quest_max_depth: int = Field(default=5, ge=1)
+    theme: Literal["house", "basic"] = "house"
+    include_adj: bool = False
+    only_last_action: bool = False
+    blend_instructions: bool = False
+    blend_descriptions: bool = False
+    entity_numbering: bool = False
+
+
+OPTIONS: dict[Maker, type[_Options]] = {
+    "cooking": CookingOptions,
+    "coin_collector": CoinCollectorOptions,
+    "treasure_hunter": TreasureHunterOptions,
+    "simple": SimpleOptions,
+    "custom": CustomOptions,
+}
+
+
+class TextworldConfig(BaseModel):
+    """The configuration of `textworld`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    game: str | None = Field(default=None, description="a game file (.z1 to .z8), relative to the task's folder")
+    maker: Maker | None = None
+    options: dict[str, Any] = Field(default_factory=dict, description="the maker's")
+    game_seed: int | None = Field(default=None, ge=0, lt=2**32, description="of the maker; by default the reset's seed")
+    max_moves: int | None = Field(default=None, ge=1, description="after so many commands the episode is truncated")
+    show: list[Section] = Field(default_factory=list, description="what every observation tells besides the answer")
+    task_folder: str | None = None
+
+    @model_validator(mode="after")
+    def _is_one_game(self) -> TextworldConfig:
+        if (self.game is None) == (self.maker is None):
+            raise ValueError("name either a game file (game) or a maker")
+        if self.game is not None and (self.options or self.game_seed is not None):
+            raise ValueError("options and game_seed are a maker's; a game file is made already")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One answer of the game; None for everything that is unknown or not tracked.
+
+    Attributes:
+        lost: the game can no longer be won, and is over.
+        max_score: the points of a won game.
+        moves: how many of the game's actions were carried out.
+        admissible_commands: every command that does something now, sorted.
+        expert: the next command of a winning plan.
+        facts: all that hold, sorted.
+        state: names the game's state.
+    """
+
+    observation: str
+    won: bool | None = None
+    lost: bool | None = None
+    score: int | None = None
+    max_score: int | None = None
+    moves: int | None = None
+    admissible_commands: list[str] | None = None
+    objective: str | None = None
+    inventory: str | None = None
+    description: str | None = None
+    expert: str | None = None
+    facts: list[str] = field(default_factory=list)
+    state: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the game is over."""
+        return bool(self.won or self.lost)
+
+    def section(self, name: Section) -> str | None:
+        """Return the text of a section, None if it is not known."""
+        value: Any = getattr(self, name)
+        return ", ".join(value) if isinstance(value, list) else value
+
+
+class TextworldResource(ReplayForkResource):
+    """One game, in a worker process of its own."""
+
+    takes_task_folder = True
+    # Not `game`: a game file runs in an interpreter, and its grammar is evaluated as Python.
+    per_sample_keys = frozenset({"maker", "options", "game_seed", "max_moves"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._settings = TextworldConfig(maker="simple")
+        self._engine: EngineProcess | None = None
+        self._game_id = ""
+        self._start = self._view = View("")
+        self._commands: list[str] = []
+
+    async def _setup(self, config: Mapping[str, Any]) -> None:
+        self._settings = _read(config)
+        if self._settings.game is not None:
+            _game_file(self._settings)
+        if find_spec("textworld") is None:
+            raise ConfigError(
+                f"the textworld resource needs textworld; {how_to_install('text-games')}, with Python 3.11 or 3.12, "
+                "where TextWorld runs"
+            )
+        # Some of a game's texts, and the order of a plan's commands, come from sets of strings.
+        engine = EngineProcess("textworld", worker_command(_WORKER), environment={"PYTHONHASHSEED": "0"})
+        await engine.start()
+        self._engine = engine
+
+    async def _reset(self, seed: int) -> None:
+        if self._settings.game is not None:
+            path = _game_file(self._settings)
+            self._game_id = hashlib.sha256(path.read_bytes()).hexdigest()
+        else:
+            path = await self._made(seed)
+        # The interpreter's generator has 16 bits, and 0 stands for one that cannot be repeated.
+        request = {"op": "load", "path": str(path), "seed": seed % 2**15 + 1}
+        self._start = self._view = View(**await self._worker().ask(request))
+        self._commands = []
+        unknown = [name for name in self._settings.show if self._view.section(name) is None]
+        if unknown:
+            raise ConfigError(
+                f"textworld resource: show: {', '.join(unknown)} is unknown for {self._settings.game}, which has no "
+                f"{path.with_suffix('.json').name} beside it"
+            )
+        if self._view.state is None:
+            self._game_id = hash_key(self._game_id, str(request["seed"]))
+
+    async def _step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
+        command = command_line(check_call(_SPECS, action_name, action_params)["command"])
+        if self._is_over():
+            raise ToolError("the episode is over; no command changes anything")
+        before, self._view = self._view, View(**await self._worker().ask({"op": "step", "command": command}))
+        self._commands.append(command)
+        info: dict[str, Any] = {"score": self._view.score, "max_score": self._view.max_score, "won": self._view.won}
+        if self._view.moves is not None and before.moves is not None:
+            info["is_action_valid"] = self._view.moves > before.moves
+        reward = None
+        if before.score is not None and self._view.score is not None and self._view.max_score:
+            reward = (self._view.score - before.score) / self._view.max_score
+        text = self._shown(self._view.observation)
+        return StepOutcome(text, reward, self._view.is_over, self._is_out_of_moves(), info)
+
+    async def close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.close()
+
+    async def get_observation(self) -> Any:
+        """Return the beginning, and the answer to the last command."""
+        start = self._start.observation
+        return self._shown(start if not self._commands else f"{start}\n\n{self._view.observation}")
+
+    async def get_tools_spec(self) -> list[ToolSpec]:
+        return list(_SPECS.values())
+
+    async def state_key(self) -> str:
+        if self._view.state is None:
+            return hash_key(self._game_id, *self._commands)
+        # "Which do you mean, …?": the next command is the answer.
+        question = self._view.observation if self._view.observation.endswith("?") else ""
+        return hash_key(self._game_id, self._view.state, question)
+
+    async def final_state(self) -> StateSnapshot:
+        view = self._view
+        facts: dict[str, Any] = {"won": bool(view.won), "lost": bool(view.lost), "score": view.score}
+        facts |= {
+            "max_score": view.max_score,
+            "commands": list(self._commands),
+            "observation": view.observation,
+            "objective": view.objective,
+        }
+        return StateSnapshot.from_json({**facts, "inventory": view.inventory, "facts": view.facts})
+
+    async def admissible_actions(self) -> Sequence[Mapping[str, Any]] | None:
+        """Return every command that does something now; None if the game is not tracked."""
+        if self._is_over():
+            return []
+        commands = self._view.admissible_commands
+        return None if commands is None else [_call(command) for command in commands]
+
+    async def expert_action(self) -> Mapping[str, Any] | None:
+        """Return the next command of TextWorld's own plan, from any state of the game; None if it knows none.
+
+        For games without such a plan (cooking with `drop`) it is that of the maker's walkthrough, while it is followed.
+        """
+        command = self._view.expert
+        return None if command is None or self._is_over() else {"type": "tool_call", **_call(command)}
+
+    async def _made(self, seed: int) -> Path:
+        """Return the file of the maker's game, made once in this process."""
+        settings = self._settings
+        game_seed = seed % 2**32 if settings.game_seed is None else settings.game_seed
+        self._game_id = hash_key(str(settings.maker), canonical_json(settings.options), str(game_seed))
+        folder = shared_folder("textworld-games") / self._game_id
+        if not folder.is_dir():
+            request = {"op": "make", "maker": settings.maker, "options": settings.options, "seed": game_seed}
+            await self._worker().ask({**request, "folder": str(folder)}, _MAKING_TIMEOUT)
+        return folder / "game.z8"
+
+    def _shown(self, text: str) -> str:
+        if self._view.is_over:
+            return text
+        sections = [f"{_TITLES[name]}: {self._view.section(name)}" for name in self._settings.show]
+        return "\n\n".join([text, *sections])
+
+    def _is_out_of_moves(self) -> bool:
+        return self._settings.max_moves is not None and len(self._commands) >= self._settings.max_moves
+
+    def _is_over(self) -> bool:
+        return self._view.is_over or self._is_out_of_moves()
+
+    def _worker(self) -> EngineProcess:
+        if self._engine is None:
+            raise EnvironmentFailure("textworld: closed, or not set up")
+        return self._engine
+
+
+def _read(config: Mapping[str, Any]) -> TextworldConfig:
+    settings = read_config(TextworldConfig, config, "textworld")
+    if settings.maker is None:
+        return settings
+    model = OPTIONS[settings.maker]
+    try:
+        options = model.model_validate(settings.options)
+    except ValidationError as error:
+        problems = "; ".join(describe_validation_error(error, model))
+        raise ConfigError(f"textworld resource: options of {settings.maker}: {problems}") from None
+    return settings.model_copy(update={"options": options.model_dump()})
+
+
+def _game_file(settings: TextworldConfig) -> Path:
+    path = task_path(settings.game or "", settings.task_folder, "game")
+    if path.suffix == ".ulx":
+        raise ConfigError(f"textworld resource: game: {path.name!r}: TextWorld 1.7 plays no Glulx games, only .z8")
+    if path.suffix not in {f".z{version}" for version in range(1, 9)}:
+        raise ConfigError(f"textworld resource: game: {path.name!r} is not a game file (.z1 to .z8)")
+    if not path.is_file():
+        raise ConfigError(f"textworld resource: game: no file {path}")
+    return path
+
+
+def command_line(text: str) -> str:
+    """Return a command as the interpreter gets it.
+
+    Raises:
+        ToolError: it is too long, not plain ASCII, or meant for the interpreter.
+    """
+    command = " ".join(text.split())
+    if len(command) > LONGEST_COMMAND:
+        raise ToolError(f"a command has {LONGEST_COMMAND} characters at most, this one {len(command)}")
+    if not (command.isascii() and command.isprintable()):
+        raise ToolError("a command is plain ASCII text")
+    for part in _COMMANDS.split(command.lower()):
+        word = _FIRST_WORD.match(part.strip())
+        if word and word[0][:9] in _REFUSED_WORDS:
+            raise ToolError(f"{word[0]!r} is a command to the interpreter, which takes none here")
+    return command
+
+
+def _call(command: str) -> dict[str, Any]:
+    return {"name": "act", "arguments": {"command": command}}
