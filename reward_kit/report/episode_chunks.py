@@ -28,11 +28,10 @@ from reward_kit.episodes.json_codec import TAG, from_json_value
 from reward_kit.errors import StoreError
 from reward_kit.private_files import make_private_folder
 from reward_kit.report.run_data import EpisodeOutline, RunFacts, grouped
-from reward_kit.runs.files import read_json, told_of, write_atomically
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.places import STEP, Place, credit_places
+from reward_kit.runs.files import TRAINING, read_json, told_of, write_atomically
 from reward_kit.runs.redaction import HIDDEN
-from reward_kit.runs.training_files import TRAINING
+from reward_kit.runs.results import STEP, Place, credit_places
+from reward_kit.runs.run_folder import RunHeader
 
 MOST_TOGETHER = 64
 """Episodes of a group that are shown side by side; of a larger one in parts."""

@@ -16,9 +16,8 @@ from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.reward_agent.stats import cost_of
 from reward_kit.rewards.judge_questions import METRIC
 from reward_kit.runs.files import read_line
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.places import Place
-from reward_kit.runs.store import check_score, line_record, placed_lines
+from reward_kit.runs.results import Place
+from reward_kit.runs.run_folder import RunHeader, check_score, line_record, placed_lines
 from reward_kit.runs.summary import EpisodeRow
 
 _KEPT_TEXT = 2_000
