@@ -21,8 +21,8 @@ from reward_kit.rl.training.plan import TrainingPlan, check_policy, load_plan
 from reward_kit.rl.training.run_folder import RunFolder, changes_since, header_of
 from reward_kit.rl.training.session import Outcome, train
 from reward_kit.rl.training.setup import Factories, help_to_train, sharded_by
-from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.plan import Control
+from reward_kit.runs.run_folder import FILE, RunHeader
 
 _KEYS = ("train_file", "run", "overrides")
 
