@@ -36,9 +36,8 @@ from reward_kit.episodes.record import episode_to_record  # noqa: E402
 from reward_kit.integrations.ray.engine import RayEngine  # noqa: E402
 from reward_kit.integrations.ray.options import RayOptions  # noqa: E402
 from reward_kit.providers.session import ProviderSession  # noqa: E402
-from reward_kit.runs.engine import Engine, LocalEngine, RolloutWorker  # noqa: E402
-from reward_kit.runs.preparation import plan_of  # noqa: E402
-from reward_kit.runs.request import Request  # noqa: E402
+from reward_kit.runs.plan import RunArgs, plan_run  # noqa: E402
+from reward_kit.runs.runner import Engine, LocalEngine, RolloutWorker  # noqa: E402
 from reward_kit.runs.tasks import load_task  # noqa: E402
 
 NODES, IN_FLIGHT, GROUP = 4, 16, 4
@@ -98,7 +97,7 @@ class Bench:
         (folder / "parts.py").write_text(PARTS)
         (folder / "task.yaml").write_text(TASK % (turns, turns, wait_s))
         self.path = folder / "task.yaml"
-        self._request = Request(self.path, {}, (), (), None, None, None, (), 0)
+        self._request = RunArgs(task_path=self.path)
         self._round = 0
 
     def ray_engine(self, workers: int) -> RayEngine:
@@ -108,7 +107,7 @@ class Bench:
     @asynccontextmanager
     async def open(self, engine: Engine) -> AsyncIterator[RolloutWorker]:
         """The worker of an engine, warm."""
-        plan, _ = plan_of(load_task(self.path), self._request, 1_000, ProviderSession())
+        plan = plan_run(load_task(self.path), self._request, max_concurrency=1_000, traffic=ProviderSession())
         async with engine.workers(plan, RunBudget()) as workers:
             worker = next(iter(workers.values()))
             await self.collect(worker, 32, 8)

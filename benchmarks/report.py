@@ -40,7 +40,7 @@ import reward_kit.cli.outcome  # noqa: E402
 import reward_kit.runs.runner  # noqa: E402
 from reward_kit.cli.main import program  # noqa: E402
 from reward_kit.report.run_page import write_report  # noqa: E402
-from reward_kit.runs.store import RunStore  # noqa: E402
+from reward_kit.runs.run_folder import RunStore  # noqa: E402
 from reward_kit.runs.summary import EpisodeRow  # noqa: E402
 
 SAMPLES, ROLLOUTS, STEPS = 250, 4, 10

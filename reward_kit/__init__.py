@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from reward_kit.reward_calls import with_options as with_options
     from reward_kit.rl_helpers import system_apply_gigpo_to_batch_steps as system_apply_gigpo_to_batch_steps
     from reward_kit.rl_processing import RLDataAligner as RLDataAligner
+    from reward_kit.runs.evaluation import Task as Task
     from reward_kit.runs.evaluation import evaluate as evaluate
     from reward_kit.runs.evaluation import evaluate_async as evaluate_async
     from reward_kit.runs.evaluation import score_transcripts as score_transcripts
     from reward_kit.runs.finished import FinishedRun as FinishedRun
-    from reward_kit.runs.python_tasks import Task as Task
     from reward_kit.tokens.checking.episodes import check_episode as check_episode
     from reward_kit.typed_interface import reward_function as reward_function
 
@@ -59,7 +59,7 @@ _HOMES = {
     "StepOutcome": "environments.base",
     "StepOutput": "models",
     "StopReason": "agent.models",
-    "Task": "runs.python_tasks",
+    "Task": "runs.evaluation",
     "TaskDefinitionModel": "models",
     "ToolCall": "models",
     "ToolRegistry": "environments.tools",

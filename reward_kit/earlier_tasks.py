@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 
 class _Resource(NamedTuple):
-    """How a resource was named.
+    """The earlier name of a resource.
 
     Attributes:
         name: what it is called now.
         options: of each option that has another name now, that name.
-        without_effect: options that said where something lies, which is private and temporary now, each with why.
+        without_effect: options for the place of something that is private and temporary now, each with the reason.
     """
 
     name: str
@@ -60,7 +60,7 @@ def read_as_now(data: Any) -> Any:
 
 
 def notes_on(data: Any) -> list[str]:
-    """What a user of such a file should know, a line each.
+    """Return notes for the user of such a file.
 
     Args:
         data: what the file says.
@@ -98,7 +98,7 @@ _MAKE: dict[str, Callable[[_Resource, Mapping[str, Any]], dict[str, Any]]] = {"s
 
 
 def _with_truth(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Rewards of 0.4 got what the criteria said of the truth as `ground_truth`; where it is given now, it stays."""
+    """Give rewards the criteria as `ground_truth`, as in 0.4, unless the file has a ground truth of its own."""
     criteria = data.get("evaluation_criteria")
     if "ground_truth" in data or not isinstance(criteria, Mapping) or not _CRITERIA.keys() & criteria.keys():
         return data

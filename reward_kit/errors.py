@@ -107,7 +107,7 @@ class RewardError(RewardKitError):
 
     Likely cause: a rollout of a form that the function did not expect: no tool calls, an empty answer, odd characters.
 
-    What to do: `reward-kit check my_reward.py:function` tries such rollouts; score again with `reward-kit rescore`.
+    What to do: `reward-kit check my_reward.py:function` tries such rollouts; score again with `reward-kit score RUN`.
     """
 
 

@@ -1,7 +1,7 @@
 """The data that crosses our edges: messages, results of reward functions, and the task file.
 
 Everything here is pydantic and refuses what it does not know: a misspelt key is an error that names the field and shows
-the value, never a default that nobody asked for. `Message` and its tool calls alone keep unknown keys, because
+the value, never a silent default. `Message` and its tool calls alone keep unknown keys, because
 transcripts come from providers that add their own and want them back.
 """
 
@@ -43,12 +43,12 @@ class FunctionCall(BaseModel):
 
 
 class ToolCall(BaseModel):
-    """One tool call of an assistant message, in OpenAI chat form. Accepts the `openai` package's own objects."""
+    """A tool call of an assistant message, in OpenAI chat form. Accepts the `openai` package's own objects."""
 
     model_config = ConfigDict(from_attributes=True, extra="allow")
 
     id: str = Field(description="the result's tool_call_id is the same")
-    type: Literal["function"] = Field(default="function", description="there is no other kind")
+    type: Literal["function"] = Field(default="function", description="the only kind")
     function: FunctionCall
 
     def to_chat(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class ToolCall(BaseModel):
 
 
 class Message(BaseModel):
-    """One message of a conversation, in OpenAI chat form.
+    """A message of a conversation, in OpenAI chat form.
 
     `content` is text, a list of content parts (`{"type": "text", "text": …}`, …) or None.
     """
@@ -85,7 +85,7 @@ class Message(BaseModel):
 
     @property
     def text(self) -> str:
-        """The text of the message: its content, or its text parts joined; "" where there is none."""
+        """The text of the message: its content, or its text parts joined; "" without any."""
         if isinstance(self.content, str):
             return self.content
         return "".join(str(part.get("text", "")) for part in self.content or [])
@@ -128,7 +128,9 @@ class _MappingModel(BaseModel):
 
     def __getitem__(self, key: str) -> Any:
         if key not in type(self).model_fields:
-            raise KeyError(f"{key!r} is no field of {type(self).__name__}{did_you_mean(key, type(self).model_fields)}")
+            raise KeyError(
+                f"{key!r} is not a field of {type(self).__name__}{did_you_mean(key, type(self).model_fields)}"
+            )
         return getattr(self, key)
 
     def __contains__(self, key: object) -> bool:
@@ -141,7 +143,7 @@ class _MappingModel(BaseModel):
         return {name: getattr(self, name) for name in type(self).model_fields}
 
     def get(self, key: str, default: Any = None) -> Any:
-        """`self[key]`, or `default` where there is no such field."""
+        """Return `self[key]`, or `default` for an unknown field."""
         return getattr(self, key) if key in type(self).model_fields else default
 
     def keys(self) -> KeysView[str]:
@@ -158,7 +160,7 @@ class _MappingModel(BaseModel):
 
 
 class MetricResult(_MappingModel):
-    """One named component of a score, in [0, 1]."""
+    """A named component of a score, in [0, 1]."""
 
     is_score_valid: bool = True
     score: Score = Field(ge=0.0, le=1.0)
@@ -199,10 +201,10 @@ def match_to_steps(outputs: Iterable[StepOutput] | None, steps: Collection[str],
 
 
 class EvaluateResult(_MappingModel):
-    """What a reward function says of one rollout.
+    """The result of a reward function for one rollout.
 
     A result with `is_score_valid=False` or with `error` set leaves the rollout unscored: its `score` is not used.
-    `query` and `response` are what a judge was asked and what it said; they are kept with the score. Where scores of a
+    `query` and `response` are the question to a judge and its answer; they are kept with the score. Where scores of a
     group were processed further, `raw_score` is the score before, and `is_imputed` says that there was none.
     """
 
@@ -240,7 +242,7 @@ class TaskDefinitionModel(BaseModel):
         default_factory=dict, description="the resource's configuration; a row's resource_config is laid over it"
     )
     resources: ResourceParts | None = Field(
-        default=None, description="several resources, in the place of resource_type and base_resource_config"
+        default=None, description="several resources, instead of resource_type and base_resource_config"
     )
     tools_module_path: str | None = Field(default=None, description="file.py or dotted module with a ToolRegistry")
     reward_function_path: str | None = Field(
@@ -250,7 +252,7 @@ class TaskDefinitionModel(BaseModel):
         default_factory=dict, description="keyword parameters of the reward function, fixed for all its calls"
     )
     custom_reward_function: CustomRewardModel | None = Field(
-        default=None, description="the reward as verl names it, in the place of reward_function_path and reward_options"
+        default=None, description="the reward as verl names it, instead of reward_function_path and reward_options"
     )
     goal_description: str | None = Field(default=None, description="handed to reward functions")
     evaluation_criteria: EvaluationCriteriaModel | None = Field(
@@ -293,7 +295,7 @@ class TaskDefinitionModel(BaseModel):
     user: UserModel | None = Field(default=None, description="who answers the agent's texts")
     limits: LimitsModel = Field(default_factory=LimitsModel, description="bounds on one episode")
     run_limits: RunLimitsModel = Field(default_factory=RunLimitsModel, description="bounds on a whole run")
-    sandbox: SandboxModel = Field(default_factory=SandboxModel, description="behind which walls the reward runs")
+    sandbox: SandboxModel = Field(default_factory=SandboxModel, description="how the reward is confined")
     credit: CreditModel | None = Field(default=None, description="how each step is credited when the run is over")
     redact: str | None = Field(default=None, description="file.py:function, text to text, applied before it is stored")
 
@@ -313,7 +315,7 @@ class TaskDefinitionModel(BaseModel):
     @classmethod
     def _stand_alone(cls, parts: Any, info: ValidationInfo) -> Any:
         if parts is not None and (info.data.get("resource_type") or info.data.get("base_resource_config")):
-            raise ValueError("resources stands in the place of resource_type and base_resource_config; keep one form")
+            raise ValueError("resources replaces resource_type and base_resource_config; keep one form")
         return parts
 
     @model_validator(mode="after")
@@ -330,9 +332,7 @@ class TaskDefinitionModel(BaseModel):
         # As with the resources: one form from here on.
         if (named := self.custom_reward_function) is not None:
             if self.reward_function_path is not None or self.reward_options:
-                raise ValueError(
-                    "custom_reward_function stands in the place of reward_function_path with reward_options; keep one"
-                )
+                raise ValueError("custom_reward_function replaces reward_function_path with reward_options; keep one")
             self.reward_function_path = f"{named.path}:{named.name}"
             self.reward_options = dict(named.reward_kwargs)
             self.custom_reward_function = None

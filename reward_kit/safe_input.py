@@ -1,4 +1,4 @@
-"""Limits on input from outside, the functions that apply them, and a strict JSON reader.
+"""Limits on input from outside, the functions that apply them, a strict JSON reader, and a reader of appended lines.
 
 Each limit is well above what real use needs and low enough that an endless answer costs less than 200 MB. What is
 larger is cut: reading stops, the connection is closed or the process ended, and one error names the limit. JSON of
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -198,3 +199,20 @@ def _finite(text: str) -> float:
 
 
 _decode = strict_decoder().decode
+
+
+def complete_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file that is only appended to, each with the offset at which it begins.
+
+    The torn last line that a killed writer leaves is left out.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    offset = 0
+    with path.open("rb", buffering=1 << 18) as lines:  # lines are longer than Python's own buffer
+        for line in lines:
+            if not line.endswith(b"\n"):
+                return
+            yield offset, line
+            offset += len(line)

@@ -13,7 +13,7 @@ STOP_PHRASE = "###STOP###"
 """With which a simulated user ends a conversation, unless the task says otherwise."""
 
 SandboxLevel = Literal["in_process", "warm", "isolated"]
-"""Where a reward runs: without walls, in a confined process that stays, or in a fresh one for each call."""
+"""The confinement of a reward: none, a confined process that stays, or a fresh one for each call."""
 
 BY_NAME: JsonDict = {"type": ["object", "string"]}
 """In a schema: the block may be written as a name alone."""
@@ -33,7 +33,7 @@ Word = Annotated[str, BeforeValidator(_written, json_schema_input_type=str | int
 
 
 class ResourcePartModel(BaseModel):
-    """One of several resources that serve one task."""
+    """A resource among several that serve one task."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -61,7 +61,7 @@ ResourceParts = Annotated[list[ResourcePartModel], Field(min_length=1), AfterVal
 
 
 class ResourceServerConfig(BaseModel):
-    """How to start the server behind an `http` resource.
+    """The command that starts the server behind an `http` resource.
 
     `{port}` in the command, the address and the variables is a free port; without it the address is fixed. `{python}`
     in the command and the variables is the Python that runs this.
@@ -90,14 +90,14 @@ class ResourceServerConfig(BaseModel):
 
     @model_validator(mode="after")
     def _the_server_is_told_its_port(self) -> ResourceServerConfig:
-        told = any("{port}" in text for text in (self.start_command, *self.env.values()))
-        if told != ("{port}" in self.health_check_url):
+        is_given = any("{port}" in text for text in (self.start_command, *self.env.values()))
+        if is_given != ("{port}" in self.health_check_url):
             raise ValueError("{port} must stand in health_check_url and in start_command (or env), or in none of them")
         return self
 
 
 class CriterionModel(BaseModel):
-    """One dimension of a rubric: what an LLM judge is to look at, and how much it counts."""
+    """A dimension of a rubric: the quality that an LLM judge looks at, and its weight."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -106,7 +106,7 @@ class CriterionModel(BaseModel):
 
 
 class EvaluationCriteriaModel(BaseModel):
-    """What a reward may compare a final state with. Handed to reward functions as `evaluation_criteria`."""
+    """The expected final state and tool calls. Handed to reward functions as `evaluation_criteria`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -154,7 +154,7 @@ class SandboxLimitsModel(BaseModel):
 
 
 class SandboxModel(BaseModel):
-    """Behind which walls the reward function runs."""
+    """The confinement of the reward function."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -178,7 +178,7 @@ class RunLimitsModel(BaseModel):
 
 
 class PolicyModel(BaseModel):
-    """Which policy acts, and its own keys; the policy refuses keys it does not know."""
+    """The policy that acts, and its own keys; unknown keys are errors."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=BY_NAME)
 
@@ -192,12 +192,12 @@ class PolicyModel(BaseModel):
         return {"type": data} if isinstance(data, str) else data
 
     def options(self) -> dict[str, Any]:
-        """The keys besides `type`."""
+        """Return the keys other than `type`."""
         return dict(self.model_extra or {})
 
 
 class UserModel(PolicyModel):
-    """Who plays the user, what they are told, and the keys of the policy that does it."""
+    """The simulated user: its instructions, and the keys of the policy that plays it."""
 
     type: str = Field(description="`openai`, `scripted`, `human`, or module:Class")
     instructions: str | None = Field(
@@ -218,7 +218,7 @@ class CustomRewardModel(BaseModel):
 
 
 class CreditModel(BaseModel):
-    """Which estimator says what each step was worth, and its own keys; keys that it does not know are refused."""
+    """The estimator of each step's credit, and its own keys; unknown keys are errors."""
 
     model_config = ConfigDict(extra="allow", frozen=True, json_schema_extra=BY_NAME)
 

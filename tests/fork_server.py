@@ -54,7 +54,7 @@ if __name__ == "__main__":
     for name in (
         *USED_BY_ALL,
         *IMPORTED_LATE,
-        *(f"reward_kit.cli.{verb.replace('-', '_')}" for verb in command_line.VERBS),
+        *map(command_line.module_of, command_line.VERBS),
     ):
         importlib.import_module(name)
     gc.freeze()  # a collection in a fork would copy every page it looks at

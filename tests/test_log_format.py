@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from reward_kit.runs.events import logged_to
 from reward_kit.runs.redaction import Redaction
-from reward_kit.runs.run_log import logged_to
 
 FORGED = "2026-01-01 00:00:00,000 ERROR reward_kit.runs forged line"
 HOSTILE = f"an answer\n{FORGED}\r\n{FORGED}\x1b]0;title\x07\x1b[2J\u2028{FORGED}\u202e\x9b31m"

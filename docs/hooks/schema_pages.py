@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from markdown_texts import code, inline, sentence, table
 
-from reward_kit.cli.schema import task_schema, train_schema
+from reward_kit.cli.setup import task_schema, train_schema
 
 Schema = dict[str, Any]
 _TASK = """# Task file

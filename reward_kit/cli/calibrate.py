@@ -15,10 +15,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from reward_kit.cli import completing
 from reward_kit.cli.echo import echo, echo_json
-from reward_kit.cli.numbers import WholeNumber
-from reward_kit.cli.reward_flags import keys_of_walls, where_it_runs
+from reward_kit.cli.options import WholeNumber, complete_rewards, sandbox_keys, sandbox_options
 from reward_kit.cli.trust import require_trust_in, trust_option
 from reward_kit.console import SafeConsole
 from reward_kit.errors import ConfigError
@@ -28,7 +26,7 @@ from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.runs.calibration import Calibration, Disagreement, Figure, Settings, calibrate
 from reward_kit.runs.labels import LabelColumns, Pairs, read_labels
-from reward_kit.runs.overrides import overlaid, parse_override
+from reward_kit.runs.task_file import overlaid, parse_override
 from reward_kit.runs.tasks import load_tasks_reward
 from reward_kit.validation import describe_validation_error
 
@@ -51,7 +49,7 @@ def _columns(command: Any) -> Any:
     "--reward",
     required=True,
     metavar="FILE.py:FUNCTION",
-    shell_complete=completing.rewards,
+    shell_complete=complete_rewards,
     help="The reward, or reward_kit.rewards:NAME.",
 )
 @click.option(
@@ -79,7 +77,7 @@ def _columns(command: Any) -> Any:
     help="Where labels are yes or no: a score from here on is yes.",
 )
 @click.option("--levels", metavar="X,Y,…", help="The labels that there are, where not each of them occurs.")
-@where_it_runs()
+@sandbox_options()
 @click.option("--max-concurrency", type=WholeNumber(1), default=16, show_default=True, help="Calls in flight.")
 @click.option("--seed", type=WholeNumber(0), default=0, show_default=True, help="Of the intervals.")
 @click.option(
@@ -122,7 +120,7 @@ def command(
     names = LabelColumns(**{name.removesuffix("_column"): value for name, value in columns.items()})
     rows = read_labels(labels, names, data=data, pairs=pairs)
     require_trust_in([reward])
-    walls = keys_of_walls(sandbox)
+    walls = sandbox_keys(sandbox)
     loaded, deadline_s = _loaded(reward, labels.stem, walls, options)
     requests = [request for row in rows for request in row.requests]
     fields = (key for request in requests for key in request.sample)

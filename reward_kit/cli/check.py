@@ -12,12 +12,17 @@ import click
 from click.core import ParameterSource
 
 from reward_kit.agent.actions import as_text
-from reward_kit.cli import completing
 from reward_kit.cli.check_reward import FAIL_ON, Asked, check_rewards, is_reward, prove_task, why_not_free
 from reward_kit.cli.check_run import check_file, check_run, is_foreign_file, is_run
 from reward_kit.cli.echo import echo
-from reward_kit.cli.numbers import Number, WholeNumber
-from reward_kit.cli.reward_flags import keys_of_walls
+from reward_kit.cli.options import (
+    Number,
+    WholeNumber,
+    complete_policies,
+    complete_rewards,
+    complete_targets,
+    sandbox_keys,
+)
 from reward_kit.cli.trust import described, require_trust_in, require_trust_in_file, trust_option
 from reward_kit.display_text import counted
 from reward_kit.environments.base import ForkableResource
@@ -27,10 +32,9 @@ from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, b
 from reward_kit.findings import Finding
 from reward_kit.reward_agent.sources import read_source
 from reward_kit.reward_checks.source_facts import rewards_in
-from reward_kit.runs.overrides import parse_override
-from reward_kit.runs.preparation import prepare
-from reward_kit.runs.resources import check_world
-from reward_kit.runs.tasks import load_task, read_task
+from reward_kit.runs.plan import RunArgs, plan_run
+from reward_kit.runs.task_file import parse_override
+from reward_kit.runs.tasks import check_world, load_task, read_task
 from reward_kit.runs.trust import code_of_file
 from reward_kit.tokens.checking.foreign import FORMATS
 
@@ -48,7 +52,7 @@ _FOR = {
 
 
 @click.command(name="check")
-@click.argument("target", shell_complete=completing.targets)
+@click.argument("target", shell_complete=complete_targets)
 @click.option(
     "-c",
     "--config",
@@ -81,7 +85,7 @@ _FOR = {
 @click.option(
     "--against",
     metavar="FILE.py:FUNCTION",
-    shell_complete=completing.rewards,
+    shell_complete=complete_rewards,
     help="Reward: a second one to compare it with.",
 )
 @click.option(
@@ -104,7 +108,7 @@ _FOR = {
 @click.option(
     "--gold-policy",
     metavar="NAME",
-    shell_complete=completing.policies,
+    shell_complete=complete_policies,
     help="Task file: a policy that solves it; default: the resource's expert.",
 )
 @click.option(
@@ -219,8 +223,8 @@ def _read_task(path: Path) -> None:
 
 
 def _check_task(path: Path, asked: Asked) -> None:
-    task = load_task(path, keys_of_walls(asked.sandbox))
-    prepared = prepare(task, needs_policy=False)
+    task = load_task(path, sandbox_keys(asked.sandbox))
+    plan = plan_run(task, RunArgs(task_path=path), needs_policy=False)
     for note in task.notes:
         echo(note, err=True)
     if not anyio.run(check_world, task.definition, task.samples, task.located) and task.tools is None:
@@ -228,17 +232,13 @@ def _check_task(path: Path, asked: Asked) -> None:
         echo(f"warning: resource {kind!r} offers no tools, and an agent can only write texts", err=asked.as_json)
     episodes = len(task.samples) * task.rollouts_per_sample
     reward = f"scored by {task.reward.id}" if task.reward else "not scored"
-    by = (
-        f"by {', '.join(named.label for named in prepared.policies)}"
-        if prepared.policies
-        else "by the policy that you name"
-    )
+    by = f"by {', '.join(named.label for named in plan.policies)}" if plan.policies else "by the policy that you name"
     size = f"{counted(len(task.samples), 'sample')}, {counted(episodes, 'episode')}"
     echo(f"{path}: the file is ok. {size} {by}, {reward}.", err=asked.as_json)
-    if task.reward is not None and (why := why_not_free(task, prepared)):
+    if task.reward is not None and (why := why_not_free(task, plan)):
         echo(f"not checked: that what is right scores 1 and nothing scores 0: {why}", err=asked.as_json)
     elif task.reward is not None:
-        prove_task(task, prepared, asked)
+        prove_task(task, plan, asked)
 
 
 def _check_resource(target: str, config: dict[str, Any], steps: int, seed: int) -> None:

@@ -24,10 +24,10 @@ from reward_kit.reward_checks.checking import Plan, check_reward, exit_code, loa
 from reward_kit.reward_checks.grounds import Given
 from reward_kit.reward_checks.report import Report, shown
 from reward_kit.reward_checks.source_facts import kind_in
-from reward_kit.runs.preparation import Prepared
+from reward_kit.runs.plan import RunPlan
 from reward_kit.runs.proof import SampleProof, prove
+from reward_kit.runs.scoring import read_transcripts
 from reward_kit.runs.tasks import LoadedTask, selected
-from reward_kit.runs.transcripts import read_transcripts
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import RewardSpec
 
@@ -116,9 +116,9 @@ def check_rewards(target: str, asked: Asked) -> None:
     sys.exit(exit_code([report], asked.fail_on))
 
 
-def why_not_free(task: LoadedTask, prepared: Prepared) -> str:
+def why_not_free(task: LoadedTask, planned: RunPlan) -> str:
     """Why proving the task would cost money; "" where it would not."""
-    if prepared.user is not None and not prepared.user.is_free:
+    if planned.user is not None and not planned.user.is_free:
         return "its user is a model, which costs money"
     asks = task.reward is not None and _asks_models(task.reward)
     return "its reward asks a model, which costs money" if asks else ""
@@ -130,7 +130,7 @@ def _asks_models(reward: Reward) -> bool:
     return any(getattr(resource, "asks_models", False) for resource in resources)
 
 
-def prove_task(task: LoadedTask, prepared: Prepared, asked: Asked) -> None:
+def prove_task(task: LoadedTask, planned: RunPlan, asked: Asked) -> None:
     """Prove a task's samples, check its reward on their ends, and leave where something is wrong."""
     samples = selected(task, asked.limit)
     policy = None
@@ -142,7 +142,7 @@ def prove_task(task: LoadedTask, prepared: Prepared, asked: Asked) -> None:
             progress.tell(f"sample {proof.sample.id}")
 
         async def run() -> list[SampleProof]:
-            return await prove(task, samples, prepared.user, policy, seed=asked.seed, tell=tell)
+            return await prove(task, samples, planned.user, policy, seed=asked.seed, tell=tell)
 
         proofs = anyio.run(run)
         report = _reward_report(task, proofs, asked, progress)

@@ -20,8 +20,7 @@ from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, EpisodeError, RewardKitError, StoreError, boundary, did_you_mean
 from reward_kit.reward_checks.report import shown
 from reward_kit.runs.files import state_file, told_of
-from reward_kit.runs.header import FILE, RunHeader
-from reward_kit.runs.store import read_scores
+from reward_kit.runs.run_folder import FILE, RunHeader, placed_lines, read_scores
 from reward_kit.tokens.checking.episodes import EpisodeFinding, check_episode
 from reward_kit.tokens.checking.findings import Found
 from reward_kit.tokens.checking.foreign import FORMATS, check_foreign_file
@@ -184,18 +183,15 @@ def _findings_of(run: Path, credit: _CreditLines) -> Iterator[list[EpisodeFindin
     """The findings about each line of `episodes.jsonl`. Of scores one bit is kept, of credit where its lines are."""
     is_scored = _scores_of(run)
     groups, progress = BatchChecks(), _Progress(run / _EPISODES)
-    with told_of("read", run / _EPISODES), (run / _EPISODES).open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.endswith(b"\n"):
-                break  # a kill left a part of a line; a resume cuts it off
-            progress.tell(number, len(line))
-            try:
-                with boundary(EpisodeError, "it cannot be read as an episode"):
-                    found = _check_line(json.loads(line), run, is_scored, credit, groups)
-            except RewardKitError as error:
-                found = Found(f"{_EPISODES}:{number}")
-                found.error("unreadable", f"{error}; the file was edited, or written by another version")
-            yield found.findings
+    for number, (_, line) in enumerate(placed_lines(run / _EPISODES), 1):
+        progress.tell(number, len(line))
+        try:
+            with boundary(EpisodeError, "it cannot be read as an episode"):
+                found = _check_line(json.loads(line), run, is_scored, credit, groups)
+        except RewardKitError as error:
+            found = Found(f"{_EPISODES}:{number}")
+            found.error("unreadable", f"{error}; the file was edited, or written by another version")
+        yield found.findings
     progress.done()
 
 
@@ -313,16 +309,13 @@ class _CreditLines:
 
 def _attempts(path: Path) -> Iterator[tuple[str, int] | None]:
     """Each line's episode and which attempt of it that is; None for a damaged line, which others report."""
-    with told_of("read", path), path.open("rb") as lines:
-        for line in lines:
-            if not line.endswith(b"\n"):
-                return
-            try:
-                record = json.loads(line)
-                known = str(record["rollout_id"]), operator.index(attempt_of(record))
-            except (ValueError, KeyError, TypeError, AttributeError):
-                known = None
-            yield known
+    for _, line in placed_lines(path):
+        try:
+            record = json.loads(line)
+            known = str(record["rollout_id"]), operator.index(attempt_of(record))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            known = None
+        yield known
 
 
 def _line(line: bytes, place: str) -> dict[str, Any]:

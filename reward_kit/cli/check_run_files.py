@@ -10,7 +10,7 @@ from reward_kit.errors import RewardKitError, StoreError
 from reward_kit.runs.credit import FILE as CREDIT
 from reward_kit.runs.credit import scores_digest, settings_of
 from reward_kit.runs.files import read_json
-from reward_kit.runs.header import FILE, RunHeader
+from reward_kit.runs.run_folder import FILE, RunHeader
 from reward_kit.tokens.checking.findings import EpisodeFinding, Found
 
 SUMMARY = "summary.json"

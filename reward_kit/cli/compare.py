@@ -9,10 +9,8 @@ from typing import Any
 import click
 from rich.console import Console
 
-from reward_kit.cli import completing
 from reward_kit.cli.echo import echo_json
-from reward_kit.cli.newest import two_newest, where_runs_are
-from reward_kit.cli.numbers import Number, WholeNumber
+from reward_kit.cli.options import Number, WholeNumber, complete_runs, newest_run_option, two_newest
 from reward_kit.cli.outcome import note_console
 from reward_kit.console import SafeConsole
 from reward_kit.display_text import shown
@@ -37,7 +35,7 @@ class _Margin(Number):
     nargs=-1,
     type=click.Path(path_type=Path),
     metavar="[RUN]...",
-    shell_complete=completing.runs,
+    shell_complete=complete_runs,
 )
 @click.option(
     "--policy",
@@ -47,7 +45,7 @@ class _Margin(Number):
     metavar="NAME",
     help="Of a run with several policies, the one to compare; may be repeated.",
 )
-@where_runs_are("the two newest runs are")
+@newest_run_option("the two newest runs are")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Write a page, such as compare.html."
 )

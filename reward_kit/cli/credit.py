@@ -14,17 +14,14 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from reward_kit.cli import completing
 from reward_kit.cli.echo import echo_json
-from reward_kit.cli.newest import run_or_newest, where_runs_are
-from reward_kit.cli.numbers import WholeNumber
+from reward_kit.cli.options import WholeNumber, complete_estimators, complete_runs, newest_run_option, run_or_newest
 from reward_kit.cli.outcome import note_console, write_page
 from reward_kit.console import SafeConsole
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.runs.credit import RunCredit, assign_credit, extreme_steps, headline, write_section
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.overrides import parse_override
-from reward_kit.runs.store import episode_at, is_open_elsewhere
+from reward_kit.runs.run_folder import RunHeader, episode_at, is_open_elsewhere
+from reward_kit.runs.task_file import parse_override
 from reward_kit.task_parts import CreditModel
 from reward_kit.validation import describe_validation_error
 
@@ -35,11 +32,11 @@ _DIGEST, _DIGEST_SHOWN = re.compile("[0-9a-f]{32,}"), 8
 
 
 @click.command(name="credit")
-@click.argument("run", required=False, type=click.Path(path_type=Path), shell_complete=completing.runs)
+@click.argument("run", required=False, type=click.Path(path_type=Path), shell_complete=complete_runs)
 @click.option(
     "--estimator",
     metavar="NAME",
-    shell_complete=completing.estimators,
+    shell_complete=complete_estimators,
     help="Default: that of the task's `credit:` block, else gigpo.",
 )
 @click.option(
@@ -51,7 +48,7 @@ _DIGEST, _DIGEST_SHOWN = re.compile("[0-9a-f]{32,}"), 8
     metavar="KEY=VALUE",
     help="An option of the estimator, or step_rewards.",
 )
-@where_runs_are()
+@newest_run_option()
 @click.option("--top", type=WholeNumber(0), default=5, show_default=True, help="Best and worst steps to show.")
 @click.option(
     "--json",

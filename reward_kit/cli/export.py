@@ -13,10 +13,8 @@ from typing import Any
 
 import click
 
-from reward_kit.cli import completing
 from reward_kit.cli.echo import echo
-from reward_kit.cli.newest import run_or_newest, where_runs_are
-from reward_kit.cli.numbers import Number
+from reward_kit.cli.options import Number, complete_runs, newest_run_option, run_or_newest
 from reward_kit.cli.trust import require_trust_in_file, trust_option
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.private_files import make_private_folder
@@ -33,14 +31,14 @@ from reward_kit.runs.export import (
     rows_of,
     selected,
 )
-from reward_kit.runs.header import RunHeader
 from reward_kit.runs.results import Result
+from reward_kit.runs.run_folder import RunHeader
 
 CHATS = "openai-jsonl"
 
 
 @click.command(name="export")
-@click.argument("run", required=False, type=click.Path(path_type=Path), shell_complete=completing.runs)
+@click.argument("run", required=False, type=click.Path(path_type=Path), shell_complete=complete_runs)
 @click.option(
     "--format",
     "form",
@@ -56,7 +54,7 @@ CHATS = "openai-jsonl"
     metavar="FILE",
     help="Where to; a folder for several tables; - is standard output. Default: RUN/export/.",
 )
-@where_runs_are()
+@newest_run_option()
 @click.option(
     "--table",
     "tables",

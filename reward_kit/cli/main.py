@@ -1,4 +1,4 @@
-"""`reward-kit`: finds the verb, loads its file alone, and turns errors into one line and an exit code."""
+"""`reward-kit`: find the command, import its module alone, and turn errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -21,25 +21,55 @@ if TYPE_CHECKING:
 
 _PREFIX = "REWARD_KIT"
 COMPLETE_VARIABLE = "_REWARD_KIT_COMPLETE"  # set by the script of a shell, when it asks
-VERBS: dict[str, str] = {
-    "init": "Write a small project that works, to be changed into your own.",
-    "run": "Run a task file: collect episodes, score them, show a table.",
-    "score": "Score transcripts you already have.",
-    "rescore": "Score the episodes of a run again by another reward, and show what changed.",
-    "export": "Write a run as tables or as chats for fine-tuning: Parquet, CSV, JSON lines.",
-    "report": "Write one page on a run: scores, failures, cost, times, every episode.",
-    "view": "Show the pages of all runs of a folder in a browser, live while runs go on.",
-    "compare": "Set runs beside the first: differences with intervals, samples won and lost, gates for CI.",
-    "credit": "Say what each step of a run was worth, by any estimator.",
-    "train": "Train a policy as a train file says, with everything on disk that a resume needs.",
-    "calibrate": "Set a reward, such as an LLM judge, against human labels.",
-    "check": "Check a task, a reward or a resource before it costs anything, or a run after it.",
-    "serve": "Serve reward functions over HTTP, to trainers on other machines.",
-    "doctor": "Show what this machine offers, and what is missing.",
-    "runs": "List runs, and remove old ones.",
+_SETUP = "setup"
+GROUPS: dict[str, dict[str, str]] = {
+    "Evaluate": {
+        "run": "Run a task file: collect episodes, score them, show a table.",
+        "score": "Score transcripts, or the episodes of a run by another reward.",
+        "view": "Show the pages of all runs in a browser, live; or write the page of one.",
+        "compare": "Compare runs: differences with intervals, samples won and lost, gates for CI.",
+        "credit": "Show the value of each step of a run, by any estimator.",
+        "export": "Write a run as tables or as chats for fine-tuning: Parquet, CSV, JSON lines.",
+        "check": "Check a task, a reward or a resource before it costs anything, or a run after it.",
+        "calibrate": "Compare a reward, such as an LLM judge, with human labels.",
+    },
+    "Train": {
+        "train": "Train a policy from a train file, with everything on disk that a resume needs.",
+        "serve": "Serve reward functions over HTTP, to trainers on other machines.",
+    },
+    "Setup": {
+        "init": "Write a small project that works, to be changed into your own.",
+        "doctor": "Show what this machine offers, and what is missing.",
+        "runs": "List runs, and remove old ones.",
+    },
+}
+"""The visible commands with their summaries, in the groups of `--help`."""
+HIDDEN = {
     "schema": "Print the JSON schema of task files or train files, for your editor.",
     "completion": "Print the script by which your shell completes commands at TAB.",
 }
+"""Commands that `--help` leaves out."""
+VERBS = {name: summary for group in (*GROUPS.values(), HIDDEN) for name, summary in group.items()}
+_MODULES = {"init": _SETUP, "schema": _SETUP, "completion": _SETUP}
+"""The module of a command, if it is not the command's own; the command is then its function of that name."""
+_MEANT = {
+    "rescore": "score RUN",
+    "explain": "train --dry-run",
+    "report": "view RUN -o report.html",
+    **dict.fromkeys(("eval", "evaluate", "start", "exec", "resume"), "run"),
+    **dict.fromkeys(("test", "lint", "validate", "verify"), "check"),
+    **dict.fromkeys(("grade", "judge"), "score"),
+    **dict.fromkeys(("diff", "cmp"), "compare"),
+    **dict.fromkeys(("show", "open", "ui", "web"), "view"),
+    **dict.fromkeys(("advantages", "estimate"), "credit"),
+    **dict.fromkeys(("convert", "dump", "save"), "export"),
+    **dict.fromkeys(("finetune", "fit", "learn"), "train"),
+    **dict.fromkeys(("server",), "serve"),
+    **dict.fromkeys(("new", "create", "quickstart"), "init"),
+    **dict.fromkeys(("info", "status", "env"), "doctor"),
+    **dict.fromkeys(("list", "ls", "logs", "prune", "clean"), "runs"),
+}
+"""The command for a word of another program, or of an earlier release."""
 
 
 EXIT_CODES = {
@@ -49,42 +79,53 @@ EXIT_CODES = {
     3: "The run itself failed, or every episode of it broke.",
     130: "It was stopped, by Ctrl-C or SIGTERM; what was done is kept, and `--resume` goes on.",
 }
-"""What each exit code of the program says."""
+"""The meaning of each exit code."""
 
 
 class LazyGroup(click.Group):
-    """A group whose verbs are imported when they are called, so that --help and a typo cost nothing."""
+    """A group that imports a command when it is called, so that --help and a typo cost nothing."""
 
     def list_commands(self, context: click.Context) -> list[str]:
-        """The verbs in the order a newcomer needs them."""
-        return list(VERBS)
+        """Return the visible commands, in the order of `--help`."""
+        return [name for group in GROUPS.values() for name in group]
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """The verb of this name, loaded now."""
+        """Import and return a command."""
         if name not in VERBS:
             return None
-        command: click.Command = import_module(f"reward_kit.cli.{name.replace('-', '_')}").command
-        return _as_every_verb(command, f"{_PREFIX}_{name}")
+        module = import_module(module_of(name))
+        command: click.Command = getattr(module, name if name in _MODULES else "command")
+        return _with_common_options(command, f"{_PREFIX}_{name}")
 
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with the nearest verb offered for a misspelt one."""
+        """Resolve as click does, and suggest the nearest command for an unknown one."""
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            context.fail(f"no command {args[0]!r}{did_you_mean(args[0], VERBS)}")
+            meant = _MEANT.get(args[0])
+            near = f"; did you mean {meant!r}?" if meant else did_you_mean(args[0], VERBS)
+            context.fail(f"no command {args[0]!r}{near}")
         return super().resolve_command(context, args)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """The verbs with their summaries, without importing any."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(VERBS.items()))
+        """Write the commands with their summaries, without importing any."""
+        width = max(len(name) for group in GROUPS.values() for name in group)
+        for title, group in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), summary) for name, summary in group.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The verbs and options that begin so, without importing any verb."""
+        """Offer commands and options, without importing any command."""
         from click.shell_completion import CompletionItem
 
-        verbs = [CompletionItem(name, help=told) for name, told in VERBS.items() if name.startswith(incomplete)]
-        return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        commands = [CompletionItem(name, help=VERBS[name]) for name in names]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
+
+
+def module_of(name: str) -> str:
+    """Return the module of a command."""
+    return f"reward_kit.cli.{_MODULES.get(name, name).replace('-', '_')}"
 
 
 def _verbose() -> click.Option:
@@ -105,23 +146,21 @@ def _show_logs(context: click.Context, times: int) -> None:
         operator_log.begin(told["verbose"])
 
 
-def _as_every_verb(command: click.Command, prefix: str) -> click.Command:
-    """With what every verb has: `-v`, and a line on how the environment gives its options."""
+def _with_common_options(command: click.Command, prefix: str) -> click.Command:
+    """Give a command `-v`, and each of its options an environment variable named after it."""
     for name, inner in getattr(command, "commands", {}).items():
-        _as_every_verb(inner, f"{prefix}_{name}")
+        _with_common_options(inner, f"{prefix}_{name}")
     if any("--verbose" in option.opts for option in command.params):
         return command
     options = [option for option in command.params if isinstance(option, click.Option)]
+    for option in options:
+        longest = max(option.opts, key=len)
+        option.envvar = option.envvar or f"{prefix}_{longest.removeprefix('--')}".replace("-", "_").upper()
     if options:
-        command.epilog = f"Options may stand in the environment too: {_by_environment(options[0], prefix)}."
+        example = max(options[0].opts, key=len)
+        command.epilog = f"Options may stand in the environment too: {example} as {options[0].envvar}."
     command.params.append(_verbose())
     return command
-
-
-def _by_environment(option: click.Option, prefix: str) -> str:
-    longest = max(option.opts, key=len)
-    variable = f"{prefix}_{longest.removeprefix('--')}".replace("-", "_").upper()
-    return f"{longest} as {variable}"
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, params=[_verbose()])
@@ -139,7 +178,6 @@ def program() -> None:
 
 def main() -> None:
     """The console entry point, which exits with one of `EXIT_CODES`."""
-    _complete_whole_words()
     sys.excepthook = show_exception
     try:
         code = program(auto_envvar_prefix=_PREFIX, complete_var=COMPLETE_VARIABLE, standalone_mode=False)
@@ -159,16 +197,6 @@ def main() -> None:
     except SystemExit as leaving:
         _leave(leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None))
     _leave(code if isinstance(code, int) else 0)
-
-
-def _complete_whole_words() -> None:
-    """Have click answer bash in our way, where it is bash that asks."""
-    if COMPLETE_VARIABLE in os.environ:
-        from click.shell_completion import add_completion_class
-
-        from reward_kit.cli.completing import WholeWords
-
-        add_completion_class(WholeWords)
 
 
 def _first_of_ours(group: ExceptionGroup[Exception]) -> RewardKitError:

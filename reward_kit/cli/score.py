@@ -1,36 +1,304 @@
-"""`reward-kit score`: a reward function on transcripts one already has."""
+"""`reward-kit score`: a reward function on transcripts, or another reward on the stored episodes of a run."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
+from reward_kit.cli.echo import echo
+from reward_kit.cli.options import (
+    Number,
+    SectionedCommand,
+    complete_rewards,
+    complete_runs,
+    display_option,
+    json_option,
+    log_dir_option,
+    run_or_newest,
+    sandbox_keys,
+    sandbox_options,
+    set_option,
+)
 from reward_kit.cli.outcome import Ending, run_into
-from reward_kit.cli.scoring import Asked, made_ready, scoring_flags
-from reward_kit.runs.scoring_given import origin_of_data, scoring_run
+from reward_kit.cli.trust import require_trust_in, trust_option
+from reward_kit.display_text import printable
+from reward_kit.errors import ConfigError, StoreError
+from reward_kit.processes import SECRET_NAME
+from reward_kit.runs.display import difference_text, figure, interval_text
+from reward_kit.runs.inputs import digest_of, scorer_hash
+from reward_kit.runs.plan import RunPlan
+from reward_kit.runs.redaction import HIDDEN, without_secrets
+from reward_kit.runs.rescoring import Counts, PolicyChange, ScoreChanges, changes_of, scores_of
+from reward_kit.runs.run_folder import FILE, RunHeader, RunStore, is_open_elsewhere, new_run_path
+from reward_kit.runs.scoring import (
+    Origin,
+    Ready,
+    Source,
+    check_reward,
+    checked_facts,
+    copy_results,
+    origin_of,
+    origin_of_data,
+    ready_to_score,
+    scoring_run,
+    source_of,
+)
+from reward_kit.runs.summary import EpisodeRow
+from reward_kit.runs.task_file import parse_override
+
+_MUST_HOLD = {"run": "episodes of another run", "files": "the run has changed since", "scorer": "another reward"}
+_SECTIONS = {
+    "Reward and sandbox": (
+        *("reward", "options", "sandbox"),
+        *("overrides", "pass_threshold", "trust"),
+    ),
+    "Limits": ("fail_under",),
+    "Of a run": ("output", "only_failed"),
+    "Output": ("log_dir", "display", "as_json", "verbose"),
+}
 
 
-@click.command(name="score")
-@click.argument("data", type=click.Path(path_type=Path))
-@scoring_flags("score")
-def command(data: Path, asked: Asked) -> None:
-    """Score DATA with a reward function: a JSONL, CSV or YAML file whose rows have `messages`.
+@dataclass(frozen=True, slots=True)
+class ScoreArgs:
+    """The options of `score`.
 
-    A row may have `id`, `ground_truth` and `policy`. The `episodes.jsonl` of a run is such a file too; `rescore` scores
-    those of a whole run, and says what changed.
+    Attributes:
+        reward: FILE.py:FUNCTION.
+        options: of the reward.
+        changes: dotted keys of a task file, with their values.
+        pass_threshold: a score of this or more passes; None for that of the run, or 1.
+        log_dir: where the new run's folder is made.
+        fail_under: the gate on mean scores.
+        display: the kind of progress.
+        as_json: print the summary as JSON on standard output.
+    """
+
+    reward: str
+    options: Mapping[str, Any]
+    changes: Mapping[str, Any]
+    pass_threshold: float | None
+    log_dir: Path
+    fail_under: float | None
+    display: str | None
+    as_json: bool
+
+
+@click.command(name="score", cls=SectionedCommand, sections=_SECTIONS)
+@click.argument(
+    "data", required=False, type=click.Path(path_type=Path), metavar="[DATA|RUN]", shell_complete=complete_runs
+)
+@click.option(
+    "--reward",
+    required=True,
+    metavar="FILE.py:FUNCTION",
+    shell_complete=complete_rewards,
+    help="The reward function.",
+)
+@set_option("An option of the reward.", ("-O", "--option", "options"))
+@sandbox_options()
+@set_option("Set sandbox.KEY, limits.reward_time_s or redact, as in a task file.")
+@click.option("--pass-threshold", type=Number(), help="A score of this or more passes; default 1, or the run's.")
+@trust_option
+@click.option("--fail-under", type=Number(), metavar="X", help="Exit 1 if a mean score is below X.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="The new run's folder; one that this command began is continued. Default: a new one in --log-dir.",
+)
+@click.option("--only-failed", is_flag=True, help="With -o: score again what the reward failed on.")
+@log_dir_option("Where the new run's folder is made; without DATA, also where the newest run is looked for.")
+@display_option()
+@json_option()
+def command(data: Path | None, output: Path | None, only_failed: bool, **options: Any) -> None:
+    """Score DATA with a reward function: a JSONL, CSV or YAML file whose rows have `messages`. Or score RUN again.
+
+    A row may have `id`, `ground_truth` and `policy`. RUN is the folder of a run: its stored episodes are scored again
+    without the model, in a run of its own, and what changed is shown. RUN stays as it is. Texts that were redacted are
+    scored as they are stored. Without RUN, the newest is taken.
 
     \b
-    Example: reward-kit score transcripts.jsonl --reward my_reward.py:exact
+    Examples:
+      reward-kit score transcripts.jsonl --reward my_reward.py:exact
+      reward-kit score runs/my-run --reward my_reward.py:stricter
+      reward-kit score runs/my-run --reward my_reward.py:stricter -o runs/stricter
     """
-    ready = made_ready(origin_of_data(data), asked)
-    run = scoring_run(data, ready, asked.reward, asked.log_dir)
+    reward_options = dict(parse_override(item, "-O") for item in options.pop("options"))
+    changes = dict(parse_override(item) for item in options.pop("overrides"))
+    changes |= {f"reward_options.{key}": value for key, value in reward_options.items()}
+    changes |= sandbox_keys(options.pop("sandbox"))
+    args = ScoreArgs(options=reward_options, changes=changes, **options)
+    if data is None or data.is_dir():
+        sys.exit(_score_run(run_or_newest(data, args.log_dir, except_for=output), args, output, only_failed))
+    if output is not None or only_failed:
+        raise click.UsageError(f"{'-o' if output is not None else '--only-failed'} goes with RUN, the folder of a run")
+    ready = _load_reward(origin_of_data(data), args)
+    scored = scoring_run(data, ready, args.reward, args.log_dir)
+    ending = Ending(scored.title, scored.plan.total, args.fail_under, args.as_json)
+    sys.exit(run_into(scored.plan, scored.store, ending, display=args.display, given=scored.episodes))
+
+
+def _load_reward(origin: Origin, args: ScoreArgs) -> Ready:
+    """Load the reward, once the user trusts it; notes on it go to standard error."""
+    hook = args.changes.get("redact")
+    require_trust_in([args.reward, *([hook] if isinstance(hook, str) else [])])
+    with contextlib.redirect_stdout(sys.stderr):  # a user's module may print when it is loaded
+        ready = ready_to_score(origin, args.reward, args.changes, args.pass_threshold)
+    for note in ready.notes:
+        echo(note, err=True)
+    return ready
+
+
+# The episodes of a run
+
+
+def _score_run(run: Path, args: ScoreArgs, output: Path | None, only_failed: bool) -> int:
+    source = source_of(run)
+    ready = _load_reward(origin_of(source.header) or Origin({"name": source.header.task_name}, Path.cwd()), args)
+    # The model's costs and limits were those of the run; here nothing but the reward runs.
+    definition = ready.definition.model_copy(update={"run_limits": type(ready.definition.run_limits)()})
+    ready = ready._replace(definition=definition)
+    check_reward(ready.reward, checked_facts(source))
+    plan = RunPlan(definition, reward=ready.reward, given=len(source.places.episodes), redaction=ready.redaction)
+    folder = _new_or_begun(output, _header(source, args, ready, plan), args, ready)
+    if only_failed and output is None:
+        raise ConfigError("--only-failed scores again what an earlier scoring failed on; name its folder with -o")
+    if not (folder.path / "episodes.jsonl").exists():
+        copied = copy_results(source, folder.path, ready.redaction)
+        if source.redact:
+            echo(f"the texts went through {source.redact} when they were stored; they are scored as stored", err=True)
+        if copied.blotted:
+            of = f"{copied.blotted:,} of {copied.episodes:,} episodes"
+            echo(f"secrets are hidden in {of}; they are scored as stored, with {HIDDEN!r} there", err=True)
+    before = scores_of(source)
+
+    def changes(rows: Sequence[EpisodeRow]) -> ScoreChanges:
+        return changes_of(before, rows, definition.pass_threshold)
+
     ending = Ending(
-        title=run.title,
-        pass_threshold=ready.definition.pass_threshold,
-        expected=run.plan.total,
-        fail_under=asked.fail_under,
-        as_json=asked.as_json,
+        title=f"{source.path.name}  scored again by {args.reward}",
+        expected=plan.total,
+        fail_under=args.fail_under,
+        as_json=args.as_json,
+        resume_command=_same_command(run, args, folder.path),
+        further=lambda rows: {"changes": changes(rows).to_json()},
+        shown=lambda rows: [_changes_table(changes(rows))],
     )
-    sys.exit(run_into(run.plan, run.store, ending, display=asked.display, given=run.episodes))
+    return run_into(plan, folder, ending, display=args.display, only_failed=only_failed)
+
+
+def _header(source: Source, args: ScoreArgs, ready: Ready, plan: RunPlan) -> RunHeader:
+    """Return the header of the new run: the task as it was, by this reward, and where its episodes came from."""
+    earlier = source.header
+    files = {name: source.path / name for name in ("episodes.jsonl", "scores.jsonl")}
+    rescored_from = {
+        "run": str(source.path.resolve()),
+        "run_id": earlier.run_id or source.path.name,
+        "task_path": earlier.task_path or (earlier.rescored_from or {}).get("task_path"),
+        "files": {name: digest_of(file) for name, file in files.items() if file.exists()},
+        "scorer": {"id": ready.reward.id, "hash": scorer_hash(ready.reward)},
+        "options": without_secrets(dict(args.options)),
+    }
+    return RunHeader(
+        task_name=ready.definition.name,
+        data=str((source.path / "episodes.jsonl").resolve()),
+        reward=args.reward,
+        rescored_from=rescored_from,
+        task=without_secrets(ready.definition.model_dump(mode="json", exclude_defaults=True)),
+        seed=earlier.seed,
+        total=plan.total,
+    )
+
+
+def _new_or_begun(output: Path | None, header: RunHeader, args: ScoreArgs, ready: Ready) -> RunStore:
+    """Return the new run's folder, or the one that an earlier call of the same command began.
+
+    Raises:
+        ConfigError: the folder belongs to something else.
+        StoreError: another process has it open.
+    """
+    path = output or new_run_path(args.log_dir, header.task_name)
+    if not path.exists():
+        return RunStore.create(path, header.with_(run_id=path.name), ready.redaction)
+    if not (path / FILE).is_file():
+        raise ConfigError(f"-o {path}: this exists, and is not a run; name a folder that does not exist yet")
+    if is_open_elsewhere(path):
+        raise StoreError(f"{path} is open in another process; wait for it to end")
+    begun = RunHeader.read(path).rescored_from or {}
+    for key, difference in _MUST_HOLD.items():
+        if begun.get(key) != (header.rescored_from or {})[key]:
+            raise ConfigError(f"-o {path}: it cannot go on ({difference}); name a folder that does not exist yet")
+    return RunStore(path, ready.redaction)
+
+
+def _same_command(run: Path, args: ScoreArgs, path: Path) -> list[str]:
+    """Return the command that goes on, with secrets left for the user to give again."""
+    command = ["reward-kit", "score", str(run), "--reward", args.reward]
+    for key, value in args.changes.items():
+        option = key.removeprefix("reward_options.")
+        typed = value if isinstance(value, str) else json.dumps(value)
+        shown = "…" if SECRET_NAME.search(option) else typed
+        command += ["-O" if option != key else "-T", f"{option}={shown}"]
+    command += ["--pass-threshold", f"{args.pass_threshold:g}"] if args.pass_threshold is not None else []
+    return [*command, "-o", str(path)]
+
+
+def _changes_table(changes: ScoreChanges) -> RenderableType:
+    """Return a column for each policy, and below it the episodes that moved most."""
+    table = Table(title=Text("What changed", "bold"), box=box.SIMPLE_HEAVY, title_justify="left")
+    table.add_column("", style="dim", no_wrap=True)
+    for policy in changes.policies:
+        table.add_column(Text(printable(policy.policy)), justify="right", overflow="fold")
+    for name, cells in _lines(changes.policies):
+        table.add_row(name, *cells)
+    return Group(table, _moved(changes)) if changes.moved else table
+
+
+def _lines(policies: Sequence[PolicyChange]) -> list[tuple[str, list[str]]]:
+    def counted(name: str) -> list[str]:
+        return [f"{getattr(one.episodes, name):,}" for one in policies]
+
+    lines = [
+        ("mean score before", [interval_text(one.before) for one in policies]),
+        ("mean score now", [interval_text(one.after) for one in policies]),
+        ("difference, paired", [difference_text(one.difference) for one in policies]),
+        ("episodes scored both times", [f"{one.paired:,}" for one in policies]),
+        ("higher / lower / equal", [_ways(one.episodes) for one in policies]),
+        ("failed before, pass now", counted("to_passed")),
+        ("passed before, fail now", counted("to_failed")),
+        ("samples higher / lower / equal", [_samples(one) for one in policies]),
+    ]
+    for name, title in (("lost", "scored before, not now"), ("gained", "scored now, not before")):
+        if any(getattr(one.episodes, name) for one in policies):
+            lines.append((title, counted(name)))
+    return lines
+
+
+def _ways(counts: Counts) -> str:
+    return f"{counts.up:,} / {counts.down:,} / {counts.same:,}"
+
+
+def _samples(change: PolicyChange) -> str:
+    return f"{change.samples_up:,} / {change.samples_down:,} / {change.samples_same:,}"
+
+
+def _moved(changes: ScoreChanges) -> RenderableType:
+    table = Table(title=Text("Moved most", "bold"), box=box.SIMPLE, title_justify="left")
+    table.add_column("episode", overflow="fold")
+    for name in ("before", "now"):
+        table.add_column(name, justify="right")
+    for one in changes.moved:
+        table.add_row(Text(printable(one.rollout_id)), figure(one.before), figure(one.after))
+    return table

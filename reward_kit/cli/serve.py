@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import click
 
-from reward_kit.cli import completing, operator_log
+from reward_kit.cli import operator_log
 from reward_kit.cli.echo import echo
-from reward_kit.cli.numbers import Number, WholeNumber
-from reward_kit.cli.reward_flags import where_it_runs
+from reward_kit.cli.options import Number, WholeNumber, complete_rewards, sandbox_options
 from reward_kit.cli.trust import require_trust_in, trust_option
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.levels import SandboxChoice
 from reward_kit.reward_agent.remote import KEY_VARIABLE
-from reward_kit.runs.overrides import parse_override
+from reward_kit.runs.task_file import parse_override
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -34,9 +33,7 @@ _EXAMPLE = '{"messages": [{"role": "assistant", "content": "42"}], "ground_truth
 
 
 @click.command(name="serve")
-@click.argument(
-    "rewards", nargs=-1, required=True, metavar="[NAME=]FILE.py:FUNCTION…", shell_complete=completing.rewards
-)
+@click.argument("rewards", nargs=-1, required=True, metavar="[NAME=]FILE.py:FUNCTION…", shell_complete=complete_rewards)
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=WholeNumber(0, 65535), default=8700, show_default=True, help="0 takes a free one.")
 @click.option(
@@ -53,7 +50,7 @@ _EXAMPLE = '{"messages": [{"role": "assistant", "content": "42"}], "ground_truth
     envvar="REWARD_KIT_SERVE_OPTION",
     help="An option of the reward; of several rewards NAME.KEY=VALUE.",
 )
-@where_it_runs()
+@sandbox_options()
 @click.option(
     "--deadline", type=Number(0.001), default=600.0, show_default=True, metavar="S", help="Seconds for one call."
 )

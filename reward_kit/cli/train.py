@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from reward_kit.cli.going_on import goes_on
+from reward_kit.cli.options import resume_options
 from reward_kit.cli.trust import trust_option
 from reward_kit.errors import ConfigError, how_to_install
 
@@ -42,7 +42,7 @@ def needs_to_learn(what: str) -> Iterator[None]:
     metavar="KEY=VALUE",
     help="Set a key of the train file (dotted for inner; task.KEY for one of the task).",
 )
-@goes_on
+@resume_options
 @click.option("--force", is_flag=True, help="With --resume: continue though the files changed.")
 @click.option("--display", type=click.Choice(["rich", "plain", "none"]), help="Progress; default by terminal.")
 @click.option(

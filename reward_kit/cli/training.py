@@ -14,7 +14,7 @@ import anyio
 import click
 
 from reward_kit.cli.echo import echo, echo_json
-from reward_kit.cli.going_on import LATEST
+from reward_kit.cli.options import LATEST, report_hidden_secrets
 from reward_kit.cli.outcome import (
     allow_many_connections,
     display_kind,
@@ -23,7 +23,6 @@ from reward_kit.cli.outcome import (
     note_console,
     write_page,
 )
-from reward_kit.cli.resumed_secrets import told_of_hidden
 from reward_kit.cli.trust import require_trust_in_file
 from reward_kit.display_text import counted
 from reward_kit.errors import ConfigError
@@ -44,13 +43,12 @@ from reward_kit.rl.training.run_folder import (
 from reward_kit.rl.training.session import INTERRUPTED, Outcome, train
 from reward_kit.rl.training.setup import Factories, help_to_train, sharded_by
 from reward_kit.runs import events
-from reward_kit.runs.header import FILE, RunHeader
-from reward_kit.runs.overrides import parse_override
+from reward_kit.runs.files import METRICS
 from reward_kit.runs.plan import Control
 from reward_kit.runs.redaction import without_hidden
-from reward_kit.runs.resources import check_world
-from reward_kit.runs.store import new_run_path
-from reward_kit.runs.training_files import METRICS
+from reward_kit.runs.run_folder import FILE, RunHeader, new_run_path
+from reward_kit.runs.task_file import parse_override
+from reward_kit.runs.tasks import check_world
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +148,7 @@ def _plan_to_resume(args: TrainArgs, given: dict[str, object]) -> tuple[Path, Tr
     training = training_of(header, path)
     train_file = Path(training.train_path)
     is_agreed = require_trust_in_file(train_file, given, training.overrides)
-    hidden = told_of_hidden(training.overrides, given)
+    hidden = report_hidden_secrets(training.overrides, given)
     for key in given:
         if key.partition(".")[0] not in CHANGEABLE and key not in hidden:
             raise ConfigError(

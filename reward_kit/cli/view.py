@@ -1,4 +1,4 @@
-"""`reward-kit view`: the pages of all runs of a folder in the browser, live while runs go on."""
+"""`reward-kit view`: the pages of all runs of a folder in the browser, live; or the page of one run as a file."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import anyio
 import anyio.to_thread
 import click
 
-from reward_kit.cli import completing
 from reward_kit.cli.echo import echo
+from reward_kit.cli.options import complete_runs, run_or_newest
 from reward_kit.errors import ConfigError
+from reward_kit.report.run_page import write_report
 from reward_kit.report.viewer_runs import RunCatalogue
-from reward_kit.runs.header import FILE
+from reward_kit.runs.run_folder import FILE
 
 
 @click.command(name="view")
@@ -23,8 +24,8 @@ from reward_kit.runs.header import FILE
     required=False,
     type=click.Path(path_type=Path),
     default=Path("runs"),
-    metavar="[DIR]",
-    shell_complete=completing.runs,
+    metavar="[DIR|RUN]",
+    shell_complete=complete_runs,
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: a free one.")
 @click.option(
@@ -34,18 +35,34 @@ from reward_kit.runs.header import FILE
     envvar="REWARD_KIT_VIEW_OPEN",
     help="Open the address in the browser of this machine.",
 )
-def command(folder: Path, port: int, opens: bool) -> None:
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the page of one run to FILE, such as report.html, and serve nothing.",
+)
+def command(folder: Path, port: int, opens: bool, output: Path | None) -> None:
     """Serve the pages of the runs in DIR ("runs" by default), or of one run, to a browser on this machine alone.
 
     The address has a token, without which nothing is shown. Episodes of a run that goes on appear as they finish.
     Nothing in DIR is changed. Ctrl-C ends it.
 
+    With -o, the page of one run is written to a file: the run that DIR is, else the newest in DIR. It has the episodes
+    of a large run in a folder beside it, and loads nothing else.
+
     \b
     Examples:
       reward-kit view
       reward-kit view runs/clock-20260101T120000Z-ab12cd --open
+      reward-kit view runs/clock-20260101T120000Z-ab12cd -o clock.html
     """
-    anyio.run(_serve, _catalogue_of(folder), port, opens)
+    if output is None:
+        anyio.run(_serve, _catalogue_of(folder), port, opens)
+        return
+    is_of_runs = not (folder / FILE).is_file() and any(folder.glob(f"*/{FILE}"))
+    run = run_or_newest(None, folder, training=True) if is_of_runs else folder
+    echo(str(write_report(run, None if output == run / "report.html" else output)))
 
 
 def _catalogue_of(folder: Path) -> RunCatalogue:

@@ -12,9 +12,9 @@ from reward_kit.report.rendering import NAME_LENGTH, Drawing, as_script_data, bu
 from reward_kit.report.run_figures import Cell, DataTable, TableColumn, digits, tables_data
 from reward_kit.runs.comparison import CONFIDENCE, Comparison, Difference, SampleScores, Side
 from reward_kit.runs.comparison_table import lines, notes_of, sentence
+from reward_kit.runs.display import signed
 from reward_kit.runs.files import write_atomically
-from reward_kit.runs.header import this_software
-from reward_kit.runs.tables import signed
+from reward_kit.runs.run_folder import this_software
 
 _MOST_ROWS = 60_000  # of samples; a page of more than a few megabytes is slow to open
 _SENTENCE_LENGTH = 1_000

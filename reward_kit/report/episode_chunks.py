@@ -28,11 +28,10 @@ from reward_kit.episodes.json_codec import TAG, from_json_value
 from reward_kit.errors import StoreError
 from reward_kit.private_files import make_private_folder
 from reward_kit.report.run_data import EpisodeOutline, RunFacts, grouped
-from reward_kit.runs.files import read_json, told_of, write_atomically
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.places import STEP, Place, credit_places
+from reward_kit.runs.files import TRAINING, read_json, told_of, write_atomically
 from reward_kit.runs.redaction import HIDDEN
-from reward_kit.runs.training_files import TRAINING
+from reward_kit.runs.results import STEP, Place, credit_places
+from reward_kit.runs.run_folder import RunHeader
 
 MOST_TOGETHER = 64
 """Episodes of a group that are shown side by side; of a larger one in parts."""
@@ -341,7 +340,8 @@ def _steps(stored: Mapping[str, Any], training: Mapping[str, Any]) -> list[dict[
     ids, segments = stored["ids"], stored["segments"]
     advantages, ratios = training.get("advantages"), training.get("ratios")
     allowed = stored.get("allowed_ids") or {"places": [], "which": [], "sets": []}
-    sizes = [_set_size(one) for one in allowed["sets"]]
+    # The number of ids in each set; runs are [first, length, first, length …].
+    sizes = [sum(one["runs"][1::2]) if isinstance(one, Mapping) else len(one) for one in allowed["sets"]]
     found: list[dict[str, Any]] = []
     seen = before = 0
     for number, (step, segment, start, stop, version) in enumerate(stored["actions"]):
@@ -359,11 +359,6 @@ def _steps(stored: Mapping[str, Any], training: Mapping[str, Any]) -> list[dict[
         found.append(row)
         seen, before = stop, segment
     return found
-
-
-def _set_size(one: Any) -> int:
-    """The number of ids in a set; runs are [first, length, first, length …]."""
-    return sum(one["runs"][1::2]) if isinstance(one, Mapping) else len(one)
 
 
 def _choices(allowed: Mapping[str, Any], sizes: Sequence[int], start: int, stop: int) -> list[int | None] | None:

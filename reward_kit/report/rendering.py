@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from reward_kit.display_text import shown
-from reward_kit.runs.tables import figure
+from reward_kit.runs.display import figure
 
 if TYPE_CHECKING:
     from jinja2 import Environment

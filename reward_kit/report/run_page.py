@@ -27,7 +27,7 @@ from reward_kit.report.timeline import MOST_BARS, RunTimeline, draw_timeline, le
 from reward_kit.report.training_data import read_training
 from reward_kit.report.training_page import training_page
 from reward_kit.runs.files import write_atomically
-from reward_kit.runs.header import RunHeader
+from reward_kit.runs.run_folder import RunHeader
 from reward_kit.runs.statistics import Interval
 from reward_kit.runs.summary import PolicySummary, summarise
 

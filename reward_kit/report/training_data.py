@@ -22,10 +22,8 @@ from reward_kit.errors import ConfigError, StoreError
 from reward_kit.report.episode_chunks import ChunkData, GroupPart, LineFitter, StoredLines, group_text
 from reward_kit.report.rendering import NAME_LENGTH, number
 from reward_kit.report.run_data import EpisodeOutline, episode_outline
-from reward_kit.runs.files import read_json, told_of
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.store import line_record
-from reward_kit.runs.training_files import HELD_OUT_SCORE, METRICS, TRAINING, kept_files
+from reward_kit.runs.files import HELD_OUT_SCORE, METRICS, TRAINING, kept_files, read_json, told_of
+from reward_kit.runs.run_folder import RunHeader, line_record
 
 # Figures
 
@@ -346,7 +344,7 @@ _CREDIT = ("estimator", "step_rewards", "gamma", "omega", "combination", "step_w
 
 
 class _Kept(NamedTuple):
-    """One episode: its lines as a run would have stored them, and what is known of it."""
+    """One episode: its lines as a run would have stored them, and its facts."""
 
     lines: StoredLines
     facts: EpisodeOutline

@@ -46,7 +46,7 @@ from reward_kit.report.training_pictures import (
     draw,
     short,
 )
-from reward_kit.runs.training_files import HELD_OUT_SCORE
+from reward_kit.runs.files import HELD_OUT_SCORE
 
 _CONFIG_LENGTH = 60_000
 _MOST_STOPS = 4

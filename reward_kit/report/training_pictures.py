@@ -14,7 +14,7 @@ import numpy as np
 
 from reward_kit.report.rendering import round_step
 from reward_kit.report.training_data import Curve, TrainingFacts, curve_of
-from reward_kit.runs.training_files import HELD_OUT_SCORE
+from reward_kit.runs.files import HELD_OUT_SCORE
 
 
 class Line(NamedTuple):

@@ -29,12 +29,10 @@ from reward_kit.errors import ConfigError, RewardKitError, StoreError, boundary
 from reward_kit.report.episode_chunks import StoredLines, parts_of
 from reward_kit.report.rendering import NAME_LENGTH
 from reward_kit.report.run_data import EpisodeOutline, RunFacts, episode_outline, lean_score
-from reward_kit.runs.files import read_json, told_of
-from reward_kit.runs.header import FILE, RunHeader
-from reward_kit.runs.places import Place, credit_places
-from reward_kit.runs.store import check_score, is_open_elsewhere, line_record
+from reward_kit.runs.files import EPISODES, HELD_OUT_SCORE, METRICS, read_json, told_of
+from reward_kit.runs.results import Place, credit_places
+from reward_kit.runs.run_folder import FILE, RunHeader, check_score, is_open_elsewhere, line_record
 from reward_kit.runs.summary import PolicySummary, summarise, summary_from_json
-from reward_kit.runs.training_files import EPISODES, HELD_OUT_SCORE, METRICS
 
 # Files that grow
 

@@ -35,8 +35,8 @@ from reward_kit.report.training_data import read_training
 from reward_kit.report.training_page import training_page
 from reward_kit.report.viewer_access import TOKEN, Access
 from reward_kit.report.viewer_runs import SUMMARY, GroupLines, RunCatalogue, RunRow, WatchedRun
-from reward_kit.runs.header import FILE, RunHeader
-from reward_kit.runs.training_files import EPISODES, METRICS
+from reward_kit.runs.files import EPISODES, METRICS
+from reward_kit.runs.run_folder import FILE, RunHeader
 
 LOOPBACK = "127.0.0.1"
 _LOOK_EVERY_S = 0.5

@@ -25,8 +25,8 @@ from reward_kit.agent.tool_execution import Toolbox
 from reward_kit.environments.servers import ServerPool
 from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.errors import ConfigError, RewardKitError
-from reward_kit.runs.header import RunHeader
 from reward_kit.runs.redaction import without_hidden
+from reward_kit.runs.run_folder import RunHeader
 from reward_kit.runs.tasks import LoadedTask, load_task
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

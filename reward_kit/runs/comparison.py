@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from reward_kit.errors import ConfigError, StoreError, boundary, did_you_mean
-from reward_kit.runs.header import RunHeader
+from reward_kit.runs.display import figure, signed
 from reward_kit.runs.results import read_results
+from reward_kit.runs.run_folder import RunHeader
 from reward_kit.runs.statistics import (
     PairedFigures,
     benjamini_hochberg,
@@ -20,7 +21,6 @@ from reward_kit.runs.statistics import (
     paired_figures,
 )
 from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise
-from reward_kit.runs.tables import figure, signed
 
 _LARGEST = 1e99  # of which differences, and squares of sums of them, are finite
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from reward_kit.display_text import shown
 from reward_kit.runs.comparison import Comparison, Difference, SamplePair, Side
-from reward_kit.runs.tables import difference_text, figure, interval_text
+from reward_kit.runs.display import difference_text, figure, interval_text
 
 _NAMES_SHOWN = 10
 

@@ -11,7 +11,7 @@ from typing import Any
 from reward_kit.agent.samples import Sample
 from reward_kit.errors import ConfigError, did_you_mean, kind_of
 from reward_kit.models import TaskDefinitionModel
-from reward_kit.runs.yaml_lines import LocatedYaml, siblings
+from reward_kit.runs.task_file import LocatedYaml
 from reward_kit.safe_input import NESTING, is_nested_too_deeply
 
 _TOO_DEEP = f"a value is nested more than {NESTING} levels deep"
@@ -60,7 +60,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of a JSONL, CSV or YAML dataset, each with its `file:line`.
 
     Raises:
-        ConfigError: the file does not exist, is of another kind, or a row is no mapping.
+        ConfigError: the file does not exist, is of another kind, or a row is not a mapping.
     """
     check_dataset(path)
     try:
@@ -76,12 +76,13 @@ def check_dataset(path: Path) -> None:
     """See that a dataset is there, and of a kind that can be read.
 
     Raises:
-        ConfigError: it is not; the nearest name is told.
+        ConfigError: it is not; the message names the nearest file.
     """
     if path.suffix not in _readers():
         raise ConfigError(f"dataset {path}: unknown kind {path.suffix!r}; known: {', '.join(_readers())}")
     if not path.is_file():
-        near = did_you_mean(path.name, siblings(path))
+        beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = did_you_mean(path.name, beside)
         raise ConfigError(f"dataset {path} does not exist{near if '?' in near else ''}")
 
 
@@ -97,8 +98,8 @@ def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
-                told = f"{error.msg}, at character {error.pos + 1}"
-                raise ConfigError(f"{path}:{number}: not JSON: {told}; a JSONL file has one object a line") from None
+                problem = f"{error.msg}, at character {error.pos + 1}"
+                raise ConfigError(f"{path}:{number}: not JSON: {problem}; a JSONL file has one object a line") from None
             except (ValueError, RecursionError) as error:  # a number of thousands of digits; endless brackets
                 problem = _TOO_DEEP if isinstance(error, RecursionError) else str(error)[:80]
                 raise ConfigError(f"{path}:{number}: {problem}") from None

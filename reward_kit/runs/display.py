@@ -1,27 +1,139 @@
-"""Live progress on standard error: running score with its interval, rate, errors and time left.
-
-`rich` redraws one line on a terminal; `plain` prints a line now and then, for logs; `none` is silent.
-"""
+"""The closing table of a run: what each policy scored, how sure that is, and what went wrong."""
 
 from __future__ import annotations
 
+import io
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Self
 
+from rich import box
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from reward_kit.console import SafeConsole
+from reward_kit.display_text import printable
 from reward_kit.reward_agent.stats import AgentStats
-from reward_kit.runs.summary import EpisodeRow, score_interval
-from reward_kit.runs.tables import figure
+from reward_kit.runs.statistics import Interval
+from reward_kit.runs.summary import EpisodeRow, PolicySummary, score_interval
+
+_MOST_LINES = 8
+
+
+def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableType:
+    """Return a column for each policy, and below them the first error of each."""
+    # Names are Text, since brackets in a plain string would be taken for markup.
+    table = Table(title=Text(printable(title), "bold"), box=box.SIMPLE_HEAVY, title_justify="left")
+    table.add_column("", style="dim", no_wrap=True)
+    for summary in summaries:
+        table.add_column(Text(printable(summary.policy)), justify="right", overflow="fold")
+    for name, cells in _lines(summaries):
+        table.add_row(name, *cells)
+    return Group(table, *(_first_error(summary) for summary in summaries if summary.first_error))
+
+
+def as_text(summaries: Sequence[PolicySummary], title: str) -> str:
+    """`summary_table` as plain text, 120 columns wide."""
+    console = SafeConsole(width=120, file=io.StringIO(), color_system=None, force_jupyter=False)
+    with console.capture() as captured:
+        console.print(summary_table(summaries, title))
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()).strip("\n")
+
+
+def _lines(summaries: Sequence[PolicySummary]) -> list[tuple[str, list[str]]]:
+    lines = [
+        ("mean score", [interval_text(summary.score) for summary in summaries]),
+        ("pass@1", [_share(summary.pass_at_1) for summary in summaries]),
+    ]
+    # Where attempts broke, policies may differ in the k that they have complete samples of.
+    for k in sorted({summary.k for summary in summaries if summary.k > 1}):
+        lines += [
+            (f"pass@{k}", [_share(summary.pass_at_k if summary.k == k else None) for summary in summaries]),
+            (f"pass^{k}", [_share(summary.pass_hat_k if summary.k == k else None) for summary in summaries]),
+        ]
+    lines += [
+        ("episodes (scored)", [f"{summary.episodes} ({summary.scored})" for summary in summaries]),
+        ("failures (scored, not passed)", [str(summary.failures) for summary in summaries]),
+        *([("imputed scores", [str(s.imputed) for s in summaries])] if any(s.imputed for s in summaries) else []),
+        ("errors", [_counts(summary.errors) for summary in summaries]),
+        ("limits (cut off)", [str(summary.limits) for summary in summaries]),
+        ("stop reasons", [_counts(summary.stop_reasons) for summary in summaries]),
+        ("tool errors", [str(summary.tool_errors) for summary in summaries]),
+        ("environment return", [_number(summary.mean_return) for summary in summaries]),
+        ("steps per episode", [f"{summary.mean_steps:.1f}" for summary in summaries]),
+    ]
+    if any(summary.tokens for summary in summaries):
+        lines.append(("tokens", [f"{summary.tokens:,}" for summary in summaries]))
+        lines.append(("cost", [_cost(summary.cost) for summary in summaries]))
+    return lines
+
+
+def interval_text(interval: Interval | None) -> str:
+    """Return a mean with its interval, or "unscored"."""
+    return "unscored" if interval is None else _with_bounds(interval, figure)
+
+
+def difference_text(interval: Interval | None) -> str:
+    """Return a difference with its interval, or a dash."""
+    return "–" if interval is None else _with_bounds(interval, signed)
+
+
+def _with_bounds(interval: Interval, text: Callable[[float], str]) -> str:
+    if interval.low is None or interval.high is None:
+        return text(interval.mean)
+    return f"{text(interval.mean)}  [{text(interval.low)}, {text(interval.high)}]"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
+def figure(value: float) -> str:
+    """A score for people: three digits after the point, and of a large one six in all."""
+    return f"{value:.3f}" if abs(value) < 1000 else f"{value:.6g}"
+
+
+def signed(value: float | None) -> str:
+    """Return a difference with its sign, or a dash."""
+    if value is None:
+        return "–"
+    text = figure(abs(value))
+    return f"{'−' if value < 0 else '+'}{text}" if float(text) else text
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else figure(value)
+
+
+def _cost(value: float | None) -> str:
+    return "unknown" if value is None else f"${value:.4f}"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return "\n".join(f"{name} {count}" for name, count in counts.items()) or "0"
+
+
+def _first_error(summary: PolicySummary) -> RenderableType:
+    """Return the first error: its first line, the end of the rest, and the user's own frames if there are any."""
+    first, *more = printable(summary.first_error or "").splitlines()
+    if len(more) > _MOST_LINES:  # of a server's log, the end says why it ended
+        more = ["…", *more[1 - _MOST_LINES :]]
+    frames = printable(summary.first_traceback or "").splitlines()[1:]
+    parts = [Text(f"first error of {printable(summary.policy)}: {first[:500]}", style="red")]
+    if more:
+        parts.append(Text("\n".join(more), style="red", no_wrap=True, overflow="ellipsis"))
+    if frames:
+        parts.append(Text("\n".join(frames[:13]), style="red"))
+    return Group(*parts)
+
 
 DisplayKind = Literal["rich", "plain", "none"]
+
 _FEWEST_SAMPLES = 5  # an interval from fewer says nothing while the run goes on
 
 
@@ -34,7 +146,7 @@ class Display:
         console: where it draws, standard error by default.
 
     Attributes:
-        scoring: tells how the scoring goes, where the run scores; None until somebody says who does.
+        scoring: returns the statistics of the reward agent; None before there is one.
     """
 
     def __init__(self, kind: DisplayKind, total: int, console: SafeConsole | None = None) -> None:
@@ -49,7 +161,7 @@ class Display:
         self._next_line = self._began + 5.0
 
     def __enter__(self) -> Self:
-        # What was told before was there already, and says nothing about the rate.
+        # Earlier episodes were there already, and do not count towards the rate.
         self._began, self._resumed, self._scored_before = time.monotonic(), self._stopped, self._scored
         if self._live is not None:
             self._live.__enter__()
@@ -121,11 +233,11 @@ class Display:
         stats = self.scoring()
         if not self._waiting or (stats is None and not self._scored):
             return []
-        told = f"{self._waiting} waiting for a score"
+        text = f"{self._waiting} waiting for a score"
         if stats is not None:
             median = "" if stats.latency_p50_s is None else f", p50 {stats.latency_p50_s:.2f}s"
-            told += f" ({stats.in_flight} in flight{median})"
-        return [told]
+            text += f" ({stats.in_flight} in flight{median})"
+        return [text]
 
     def _print_now_and_then(self) -> None:
         if self._kind != "plain":

@@ -7,51 +7,46 @@ asynchronous itself. Nothing is printed. Keys of endpoints come from the environ
 from __future__ import annotations
 
 import inspect
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Self
 
+from reward_kit.agent.samples import Prompt, Sample
 from reward_kit.blocking import run_blocking
 from reward_kit.display_text import counted
+from reward_kit.environments.base import ForkableResource
+from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, ProviderError, RewardKitError, StoreError, boundary, kind_of
-from reward_kit.processes import LOG_FOLDER
-from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
-from reward_kit.report.run_page import write_report
-from reward_kit.runs import events
-from reward_kit.runs.credit import assign_credit, write_section
+from reward_kit.errors import ConfigError, ProviderError, kind_of
+from reward_kit.models import Message, TaskDefinitionModel
+from reward_kit.notebook_html import code, folded, line, strong, table, whole
+from reward_kit.providers.session import ProviderSession
 from reward_kit.runs.finished import FinishedRun
-from reward_kit.runs.given import LivePolicy, is_live, label_each, lent_policies
-from reward_kit.runs.overrides import given_in_python
-from reward_kit.runs.plan import Control, Plan
-from reward_kit.runs.preparation import new_store, plan_of
-from reward_kit.runs.request import Request
-from reward_kit.runs.resources import check_world
-from reward_kit.runs.run_log import logged_to
-from reward_kit.runs.runner import Run
-from reward_kit.runs.scoring_given import origin_of_data, ready_to_score, scoring_run
-from reward_kit.runs.store import RunStore
-from reward_kit.runs.summary import summarise, summary_to_json
-from reward_kit.runs.tasks import LoadedTask, load_task
-from reward_kit.task_parts import CreditModel
+from reward_kit.runs.plan import Control, RunArgs, RunPlan, begin_run, label_each, plan_run
+from reward_kit.runs.run_folder import RunStore
+from reward_kit.runs.runner import run
+from reward_kit.runs.scoring import origin_of_data, ready_to_score, scoring_run
+from reward_kit.runs.task_file import LocatedYaml, given_in_python
+from reward_kit.runs.task_objects import (
+    Kept,
+    LivePolicy,
+    TaskObjects,
+    given_rows,
+    is_live,
+    kept_rows,
+    kept_sources,
+    name_of,
+    named_resource,
+    place_of_task,
+)
+from reward_kit.runs.tasks import LoadedTask, check_world, load_task, resolve_task
 from reward_kit.validation import check_number
 
-logger = logging.getLogger("reward_kit.runs")
 Policies = str | LivePolicy | Sequence[str | LivePolicy] | Mapping[str, LivePolicy]
 
 
-@runtime_checkable
-class RunnableTask(Protocol):
-    """A task that is no file; `python_tasks.Task` is the one that there is."""
-
-    def load(self, overrides: Mapping[str, Any]) -> LoadedTask:
-        """The task with these keys laid over its own."""
-
-
-def evaluate(task: str | Path | RunnableTask, **options: Any) -> FinishedRun:
+def evaluate(task: str | Path | Task, **options: Any) -> FinishedRun:
     """Run a task and score its episodes; `evaluate_async`, to the end.
 
     Args:
@@ -62,13 +57,13 @@ def evaluate(task: str | Path | RunnableTask, **options: Any) -> FinishedRun:
         ConfigError: something is wrong with the task or an option; nothing was written.
         RewardKitError: the run itself failed.
     """
-    inspect.signature(evaluate_async).bind(task, **options)  # what is misspelt is told before a coroutine is made
+    inspect.signature(evaluate_async).bind(task, **options)  # report a misspelt option before a coroutine is made
     finished: FinishedRun = run_blocking(evaluate_async(task, **options))
     return finished
 
 
 async def evaluate_async(
-    task: str | Path | RunnableTask,
+    task: str | Path | Task,
     *,
     models: str | Sequence[str] = (),
     policies: Policies = (),
@@ -106,13 +101,14 @@ async def evaluate_async(
         if count is not None:
             check_number(name, count, whole=True)
     models, names, live = _several("models", models), *_chosen(policies)
+    keys = _keys("overrides", overrides)
     with given_in_python():
-        loaded = _loaded(task, _keys("overrides", overrides))
-    if not (models or names or live) and loaded.given.policy is not None:
-        live = label_each([loaded.given.policy])
-    request = Request(
+        loaded = _loaded(task, keys)
+    if not (models or names or live) and loaded.objects.policy is not None:
+        live = label_each([loaded.objects.policy])
+    args = RunArgs(
         task_path=loaded.path,
-        overrides=_keys("overrides", overrides),
+        overrides=keys,
         models=models,
         policies=names,
         base_url=base_url,
@@ -123,12 +119,11 @@ async def evaluate_async(
     )
     traffic = ProviderSession()
     try:
-        plan, redaction = plan_of(loaded, request, max_concurrency, traffic, lent_policies(live))
+        plan = plan_run(loaded, args, max_concurrency=max_concurrency, traffic=traffic, live=live)
         await check_world(loaded.definition, loaded.samples, loaded.located)
-        acting = {f"policy {label}": one for label, one in live.items()}
-        store = new_store(Path(log_dir), loaded, plan, request, redaction, acting)
+        folder = begin_run(Path(log_dir), loaded, plan, args, live)
         title = f"{loaded.definition.name}  ({counted(len(plan.samples), 'sample')} × {plan.rollouts})"
-        finished = await _carried_out(plan, store, title, traffic)
+        finished = await _run(plan, folder, title, traffic)
     finally:
         traffic.close()
     return replace(finished, notes=loaded.notes)
@@ -169,83 +164,41 @@ def score_transcripts(
     origin = origin_of_data(data)
     with given_in_python():
         ready = ready_to_score(origin, reward, changes, pass_threshold, Path(folder) if folder is not None else None)
-    run = scoring_run(data, ready, reward, Path(log_dir))
-    finished: FinishedRun = run_blocking(_carried_out(run.plan, run.store, run.title, None, run.episodes))
+    scored = scoring_run(data, ready, reward, Path(log_dir))
+    finished: FinishedRun = run_blocking(_run(scored.plan, scored.store, scored.title, None, scored.episodes))
     return replace(finished, notes=ready.notes)
 
 
-async def _carried_out(
-    plan: Plan, store: RunStore, title: str, traffic: ProviderSession | None, given: Sequence[SingleAgentEpisode] = ()
+async def _run(
+    plan: RunPlan,
+    folder: RunStore,
+    title: str,
+    traffic: ProviderSession | None,
+    given: Sequence[SingleAgentEpisode] = (),
 ) -> FinishedRun:
-    """Run a plan into its new store, and write what is written at the end."""
+    """Run a plan into its new folder."""
     control = Control()
-    with store, logged_to(store.path / "run.log", store.redaction), _surroundings(store, traffic):
-        if traffic is not None:
-            traffic.gave_up = control.give_up
-        run = Run(plan, store, control=control)
-        run.take_given(given)
-        events.began(store.path, "run", plan.total)
-        try:
-            await run.execute()
-        except BaseException as error:
-            error.add_note(f"what was collected is in {store.path}")
-            raise
-        events.ended(store.path, "run", store.header.status)
-        rows = list(run.rows.values())
-        policies = summarise(rows, plan.definition.pass_threshold)
-        store.write_summary(summary_to_json(policies))
-        _credit(store, plan.definition.credit)
-        _page(store)
+    try:
+        outcome = await run(plan, folder, control=control, traffic=traffic, given=given)
+    except BaseException as error:
+        error.add_note(f"what was collected is in {folder.path}")
+        raise
     if control.is_failure:
-        raise ProviderError(f"{store.path}: {control.stop_reason}")
-    stopped = control.stop_reason if run.missing() else None
-    return FinishedRun(
-        store.path, title, store.header.status, stopped, rows, policies, plan.definition.pass_threshold
-    )  # fmt: skip
-
-
-@contextmanager
-def _surroundings(store: RunStore, traffic: ProviderSession | None) -> Iterator[None]:
-    """Where servers log, and what rewards ask models through: for the run, and not for what its caller does next."""
-    logs, asked = LOG_FOLDER.set(store.path / "logs"), CURRENT_PROVIDER_SESSION.set(traffic)
-    try:
-        yield
-    finally:
-        LOG_FOLDER.reset(logs)
-        CURRENT_PROVIDER_SESSION.reset(asked)
-
-
-def _credit(store: RunStore, asked: CreditModel | None) -> None:
-    """Assign credit where the task asks for it. A failure leaves the run as it is, and stands in its log."""
-    if asked is None:
-        return
-    try:
-        write_section(store.path, assign_credit(store.path, asked))
-    except RewardKitError as error:
-        logger.warning("no credit: %s", error)
-
-
-def _page(store: RunStore) -> None:
-    """Write the report. A failure leaves the run as it is, and stands in its log; `reward-kit report` tries again."""
-    try:
-        with boundary(StoreError, "the report"):
-            write_report(store.path)
-    except RewardKitError as error:
-        logger.warning("no report: %s", error)
+        raise ProviderError(f"{folder.path}: {control.stop_reason}")
+    stopped = outcome.stop_reason if outcome.missing else None
+    threshold = plan.definition.pass_threshold
+    return FinishedRun(folder.path, title, outcome.status, stopped, outcome.rows, outcome.policies, threshold)
 
 
 def _loaded(task: object, overrides: Mapping[str, Any]) -> LoadedTask:
-    """A task, from its file or as it was made in Python."""
-    if isinstance(task, RunnableTask):
-        return task.load(overrides)
-    return load_task(_path("task", task), overrides)
+    return task.load(overrides) if isinstance(task, Task) else load_task(_path("task", task), overrides)
 
 
 def _chosen(policies: object) -> tuple[tuple[str, ...], dict[str, LivePolicy]]:
     """Policies by their names, and those that are Python objects by their labels."""
     if isinstance(policies, Mapping):
         if wrong := [one for one in policies.values() if not is_live(one)]:
-            raise ConfigError(f"policies: a dict has a label for each AgentPolicy; {kind_of(wrong[0])} is none")
+            raise ConfigError(f"policies: a dict has a label for each AgentPolicy; {kind_of(wrong[0])} is not one")
         return (), {str(label): one for label, one in policies.items()}
     several = list(policies) if isinstance(policies, list | tuple) else [policies]
     live = [one for one in several if is_live(one)]
@@ -267,5 +220,206 @@ def _keys(name: str, given: object) -> dict[str, Any]:
 def _several(name: str, given: object) -> tuple[str, ...]:
     several = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list | tuple) else (given,)
     if wrong := [one for one in several if not isinstance(one, str)]:
-        raise ConfigError(f"{name} is a name or a list of names; {kind_of(wrong[0])} is none")
+        raise ConfigError(f"{name} is a name or a list of names; {kind_of(wrong[0])} is not one")
     return several
+
+
+def task_html(task: LoadedTask) -> str:
+    """A loaded task."""
+    definition, given = task.definition, task.objects
+    policy = definition.policy.type if definition.policy else getattr(given.policy, "__name__", None)
+    policy = policy or (type(given.policy).__name__ if given.policy is not None else "named by each run")
+    facts = {
+        "samples": f"{len(task.samples):,} × {task.rollouts_per_sample} episodes",
+        "policy": policy,
+        "reward": task.reward.id if task.reward is not None else "none: episodes are only collected",
+        "tools": ", ".join(sorted(task.tools.get_tools())) if task.tools is not None else "",
+        "resource": definition.resource_type or "",
+    }
+    parts = [line(strong(f"Task {definition.name}"))]
+    parts.append(table(["", ""], [(name, value) for name, value in facts.items() if value]))
+    if definition.initial_user_prompt:
+        parts.append(folded("prompt", code(definition.initial_user_prompt)))
+    parts += [line(note) for note in task.notes]
+    return whole(*parts)
+
+
+_PLAIN = {
+    "reward": "reward_function_path",
+    "tools": "tools_module_path",
+    "dataset": "dataset_path",
+    "resource": "resource_type",
+}
+
+"""What may be given as an object, with the key of a task file that names it."""
+
+
+class Task:
+    """A task that is made in Python, checked as soon as it is made.
+
+    Args:
+        name: of the task; the folders of its runs begin with it.
+        reward: a reward function or class, which then runs in this process, unconfined; or its reference,
+            `file.py:function`, which runs in the sandbox.
+        policy: an `AgentPolicy`, as an instance or a class that is made without arguments; a built-in name;
+            `openai/NAME`; `file.py:Class`; or the keys of a `policy:` block. A run may name others.
+        tools: a `ToolRegistry`, or the file of one.
+        dataset: rows, each a dict; or the path of a JSONL, CSV or YAML file.
+        resource: a built-in name, `file.py:Class`, or a subclass of `ForkableResource`.
+        folder: what paths are relative to; by default the working directory.
+        **keys: the further keys of a task file, such as `initial_user_prompt`, `num_rollouts_per_sample` or `limits`.
+
+    Raises:
+        ConfigError: something is wrong; the message has one line for each problem.
+
+    Example:
+        ```python
+        task = Task("capitals", reward=right, policy=MyPolicy, dataset=rows, initial_user_prompt="{{ question }}")
+        run = task.run(rollouts=4)
+        ```
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        reward: str | Callable[..., Any] | None = None,
+        policy: str | Mapping[str, Any] | LivePolicy | None = None,
+        tools: str | ToolRegistry | None = None,
+        dataset: str | Path | Iterable[Mapping[str, Any]] | None = None,
+        resource: str | type[ForkableResource] | None = None,
+        folder: str | Path | None = None,
+        **keys: Any,
+    ) -> None:
+        if not isinstance(name, str):
+            raise ConfigError(f"a task's name is a text, not {kind_of(name)}; Task.from_file reads a task file")
+        objects = {"reward": reward, "tools": tools, "dataset": dataset, "resource": resource}
+        values, given = _read(name, objects, policy, keys)
+        place = place_of_task(Path(folder) if folder is not None else None, name)
+        self._begin(lambda overrides: resolve_task(LocatedYaml.of_values(values, place), overrides, given))
+
+    def _begin(self, load: Callable[[Mapping[str, Any]], LoadedTask]) -> None:
+        self._load = load
+        self._loaded = load({})
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """Return the task of a task file, which is read again for each run.
+
+        Raises:
+            ConfigError: something is wrong with it; the message has one line for each problem.
+        """
+        task = cls.__new__(cls)
+        task._begin(lambda overrides: load_task(Path(path), overrides))
+        return task
+
+    @property
+    def name(self) -> str:
+        """Of the task."""
+        return self._loaded.definition.name
+
+    @property
+    def definition(self) -> TaskDefinitionModel:
+        """Its keys, with their defaults."""
+        return self._loaded.definition
+
+    @property
+    def samples(self) -> Sequence[Sample]:
+        """Its initial conditions, in the order of the dataset."""
+        return self._loaded.samples
+
+    def messages(self, sample: int = 0) -> list[Message]:
+        """Return the first messages of a sample, without those of its environment.
+
+        Args:
+            sample: its place in `samples`.
+        """
+        return Prompt(self.definition).render(self.samples[sample])
+
+    def load(self, overrides: Mapping[str, Any]) -> LoadedTask:
+        """The task with other values for some keys; `evaluate` asks for it.
+
+        Raises:
+            ConfigError: it cannot be loaded so.
+        """
+        return self._load(overrides)
+
+    def run(self, **options: Any) -> FinishedRun:
+        """Run the task and score its episodes. It blocks, also where an event loop runs already, as in a notebook.
+
+        Args:
+            **options: as of `evaluate`.
+
+        Raises:
+            ConfigError: something is wrong with the task or an option; nothing was written.
+            RewardKitError: the run itself failed.
+        """
+        return evaluate(self, **options)
+
+    async def run_async(self, **options: Any) -> FinishedRun:
+        """`run`, for code that is asynchronous itself.
+
+        Args:
+            **options: as of `evaluate`.
+
+        Raises:
+            ConfigError: something is wrong with the task or an option; nothing was written.
+            RewardKitError: the run itself failed.
+        """
+        return await evaluate_async(self, **options)
+
+    def __repr__(self) -> str:
+        return f"Task({self.name!r}, {counted(len(self.samples), 'sample')})"
+
+    def _repr_html_(self) -> str:
+        return task_html(self._loaded)
+
+
+_options = list(inspect.signature(evaluate_async).parameters.values())[1:]
+_self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+Task.run.__signature__ = inspect.Signature([_self, *_options])  # type: ignore[attr-defined]  # for help and editors
+Task.run_async.__signature__ = Task.run.__signature__  # type: ignore[attr-defined]
+
+
+def _read(
+    name: str, objects: Mapping[str, Any], policy: Any, keys: Mapping[str, Any]
+) -> tuple[dict[str, Any], TaskObjects]:
+    """The keys of a task file that these come to, and what no file could say."""
+    values: dict[str, Any] = {"name": name, **keys}
+    live = {what: one for what, one in objects.items() if one is not None and not isinstance(one, str | Path)}
+    for what, one in {**objects, "policy": policy}.items():
+        key = _PLAIN.get(what, what)
+        if one is not None and key in keys:
+            raise ConfigError(f"Task {name!r}: {what} and {key} are two names of one thing; keep one of them")
+        if isinstance(one, str | Path) and what in _PLAIN:
+            values[key] = str(one)
+    if "resource" in live:
+        values["resource_type"] = named_resource(live["resource"])
+    if "reward" in live:
+        values["reward_function_path"] = name_of(live["reward"])
+    if "tools" in live and not isinstance(live["tools"], ToolRegistry):
+        raise ConfigError(f"tools: expected a ToolRegistry or the file of one, got {kind_of(live['tools'])}")
+    rows = given_rows(live["dataset"]) if "dataset" in live else None
+    if policy is not None and not is_live(policy):
+        values["policy"] = _block(policy)
+    return values, _given(name, {**live, **({"policy": policy} if is_live(policy) else {})}, rows)
+
+
+def _block(policy: Any) -> dict[str, Any]:
+    """The `policy:` block that a name means, or the keys of one."""
+    if isinstance(policy, Mapping):
+        return dict(policy)
+    if not isinstance(policy, str):
+        raise ConfigError(f"policy: expected an AgentPolicy, a name or a dict of keys, got {kind_of(policy)}")
+    provider, separator, model = policy.partition("/")
+    return {"type": "openai", "model": model} if separator and provider == "openai" else {"type": policy}
+
+
+def _given(name: str, live: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] | None) -> TaskObjects:
+    names: dict[str, Any] = {"task": name}
+    names |= {what: name_of(one) for what, one in live.items() if what in ("reward", "resource")}
+    names |= {"dataset": counted(len(rows), "row")} if rows is not None else {}
+    names |= {"tools": sorted(live["tools"].get_tools())} if "tools" in live else {}
+    texts = {what: live[what] for what in ("reward", "resource") if what in live}
+    kept: dict[str, Kept] = {**kept_sources(texts), **({"dataset": kept_rows(rows)} if rows is not None else {})}
+    return TaskObjects(live.get("reward"), live.get("tools"), rows, live.get("policy"), names, kept)

@@ -24,9 +24,8 @@ from reward_kit.display_text import printable
 from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.errors import ConfigError, StoreError, did_you_mean, how_to_install
 from reward_kit.runs.files import open_part, told_of
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.places import credit_places
-from reward_kit.runs.results import Result, read_results
+from reward_kit.runs.results import Result, credit_places, read_results
+from reward_kit.runs.run_folder import RunHeader
 from reward_kit.runs.summary import whole_usage
 
 STDOUT = Path("-")

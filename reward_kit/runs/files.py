@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 import pydantic_core
 
@@ -18,12 +18,13 @@ from reward_kit.errors import StoreError
 from reward_kit.private_files import private_opener
 
 STATES = "states"
+
 _STATE_NAME = re.compile(r"[0-9a-f]{64}\.[A-Za-z0-9_-]{1,64}")
 
 
 @contextmanager
 def told_of(verb: str, path: Path) -> Iterator[None]:
-    """What the system refuses, as an error that names the file.
+    """Turn an OSError into an error that names the file.
 
     Raises:
         StoreError: "cannot `verb` `path`", and why.
@@ -58,7 +59,7 @@ def refuse_links_out(run: Path) -> None:
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
-    """What is in a folder; nothing if it cannot be read, which its reader reports."""
+    """Return the entries of a folder; none if it cannot be read, which its reader reports."""
     try:
         with os.scandir(folder) as found:
             return sorted(found, key=lambda entry: entry.name)
@@ -97,10 +98,10 @@ def state_file(run: Path, rollout_id: str, stored: Mapping[str, Any]) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """One JSON object.
+    """Read one JSON object.
 
     Raises:
-        StoreError: the file is missing or is none.
+        StoreError: the file is missing or is not one.
     """
     try:
         with told_of("read", path):
@@ -116,7 +117,7 @@ def read_line(line: bytes) -> Any:
     """The value of one line of JSON, the same as `json.loads` gives and in half the time.
 
     Raises:
-        ValueError: it is no JSON; the message says why.
+        ValueError: it is not JSON; the message says why.
         RecursionError: it nests deeper than Python can go.
     """
     try:
@@ -188,3 +189,31 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes], *, is_private: b
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
+
+
+METRICS: Final = "metrics.jsonl"
+
+"""A line for each update, with its figures."""
+
+HELD_OUT_SCORE: Final = "held_out/score"
+
+"""The figure of an evaluation: the mean score on the samples that are not trained on."""
+
+EPISODES: Final = "episodes"
+
+"""The folder of the episodes that were kept, a file for each update of which they were."""
+
+TRAINING: Final = "training"
+
+"""The key of a kept episode's line under which stands what the update made of it; see `rl/training/kept.py`."""
+
+
+def kept_file(run: Path, update: int) -> Path:
+    """Return the file of the kept episodes of an update."""
+    return run / EPISODES / f"update-{update:06d}.jsonl"
+
+
+def kept_files(run: Path) -> dict[int, Path]:
+    """The files of the updates whose episodes were kept, by the number of the update, ascending."""
+    named = {file.stem.removeprefix("update-"): file for file in (run / EPISODES).glob("update-*.jsonl")}
+    return dict(sorted((int(number), file) for number, file in named.items() if number.isdecimal()))

@@ -9,9 +9,9 @@ from pathlib import Path
 from reward_kit.display_text import counted
 from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.notebook_html import Html, element, escaped, faint, folded, line, link, strong, table, whole
+from reward_kit.runs.display import as_text, figure, interval_text
 from reward_kit.runs.results import Result, read_results
 from reward_kit.runs.summary import EpisodeRow, PolicySummary
-from reward_kit.runs.tables import as_text, figure, interval_text
 
 
 @dataclass(frozen=True, slots=True, repr=False)

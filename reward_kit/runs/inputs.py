@@ -25,8 +25,8 @@ from reward_kit.reward_agent.scoring import Reward
 from reward_kit.reward_agent.sources import sources_of, user_roots
 from reward_kit.reward_calls import REFERENCE
 from reward_kit.runs.files import told_of, write_atomically
-from reward_kit.runs.source_texts import source_of
-from reward_kit.runs.store import RunStore
+from reward_kit.runs.run_folder import RunStore
+from reward_kit.runs.task_objects import source_of
 from reward_kit.typed_interface import RewardSpec
 
 FOLDER = "inputs"
@@ -50,7 +50,7 @@ def inputs_of(
     Args:
         path: the task file; None where the task was made in Python.
         folder: what its paths are relative to.
-        definition: what it says.
+        definition: its keys.
         reward: the reward that it names, loaded.
 
     Returns:
@@ -94,7 +94,7 @@ def own_modules(file: Path, module: str) -> tuple[Path, ...]:
 
 
 def files_of(reward: Reward) -> tuple[Path, ...]:
-    """What decides the scores of a reward: its own files, and what it may read on this machine."""
+    """Return the files that decide the scores of a reward: its own, and those that it may read on this machine."""
     if isinstance(reward, ConfinedReward):
         return reward.files
     if isinstance(reward, RewardSpec) and reward.origin is not None:
@@ -103,37 +103,28 @@ def files_of(reward: Reward) -> tuple[Path, ...]:
 
 
 def scorer_hash(reward: Reward) -> str:
-    """What scored, whatever it is called: SHA-256 of the reward's file where nothing else decides its scores.
+    """Return the identity of a reward: the SHA-256 of its file if nothing else decides its scores.
 
-    Else of the SHA-256s of all that does, sorted, a line each: its files, and its options. Of one behind HTTP: of its
-    URL and what its server says in this way.
+    Else that of the sorted SHA-256s of its files and options, a line each; of a reward behind HTTP, of its URL and its
+    server's digest.
     """
     if reward.origin is None:
         from reward_kit.reward_agent.remote import RemoteReward
 
-        told = f"{reward.url}\n{reward.digest}" if isinstance(reward, RemoteReward) else _written(reward)
-        digests = [hashlib.sha256(told.encode()).hexdigest()]
+        identity = f"{reward.url}\n{reward.digest}" if isinstance(reward, RemoteReward) else _written(reward)
+        digests = [hashlib.sha256(identity.encode()).hexdigest()]
     else:
         digests = sorted({digest_of(file) for file in {reward.origin.file, *files_of(reward)} if file.exists()})
     if reward.options:
-        told = json.dumps(dict(reward.options), sort_keys=True, default=repr)
-        digests = sorted([*digests, hashlib.sha256(told.encode()).hexdigest()])
+        identity = json.dumps(dict(reward.options), sort_keys=True, default=repr)
+        digests = sorted([*digests, hashlib.sha256(identity.encode()).hexdigest()])
     return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def _written(reward: Reward) -> str:
-    """What a reward is that stands in no file, such as in a cell of a notebook: its text, where Python knows it."""
+    """Return the identity of a reward without a file, such as one in a notebook: its id and, if known, its text."""
     text = source_of(reward.function) if isinstance(reward, RewardSpec) else ""
     return f"{reward.id}\n{text}" if text else reward.id
-
-
-def digests_of(inputs: Mapping[str, Path]) -> dict[str, str]:
-    """The SHA-256 of each input.
-
-    Raises:
-        ConfigError: one cannot be read.
-    """
-    return {name: digest_of(path) for name, path in inputs.items()}
 
 
 def digest_of(path: Path) -> str:
@@ -154,8 +145,8 @@ def digest_of(path: Path) -> str:
     is_small = sum(facts.st_size for facts in files.values()) <= _LARGEST_FOLDER
     whole = hashlib.sha256()
     for file, facts in files.items():
-        told = _content(file) if is_small else [facts.st_size, facts.st_mtime_ns]
-        whole.update(json.dumps([os.fsencode(file.relative_to(path)).hex(), told]).encode() + b"\n")
+        content = _content(file) if is_small else [facts.st_size, facts.st_mtime_ns]
+        whole.update(json.dumps([os.fsencode(file.relative_to(path)).hex(), content]).encode() + b"\n")
     return whole.hexdigest()
 
 
@@ -166,7 +157,7 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
 
 def _facts(file: Path) -> os.stat_result | None:
-    """None for what is no file, and for a link that leads nowhere."""
+    """Return None unless it is a file, or a link to one."""
     return file.stat() if file.is_file() else None
 
 
@@ -245,7 +236,7 @@ def keep_inputs(
 
 
 def differences(run: Path, before: Mapping[str, str], now: Mapping[str, str], inputs: Mapping[str, Path]) -> list[str]:
-    """How a run's inputs differ from what they were: a line for each, followed by the lines that changed.
+    """Return a text for each input of a run that changed, followed by the lines that changed.
 
     Args:
         run: the run's folder.

@@ -19,7 +19,7 @@ from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.models import Message
 from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.runs.datasets import read_rows
-from reward_kit.runs.transcripts import read_transcripts
+from reward_kit.runs.scoring import read_transcripts
 from reward_kit.validation import describe_validation_error
 
 Pairs = Literal["scores", "judge"]

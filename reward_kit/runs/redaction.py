@@ -1,4 +1,4 @@
-"""What is kept out of a run's files: values of secrets that this process knows, and what the task's own hook blots out.
+"""Redaction of a run's files: the secrets that this process knows, and the task's own hook.
 
 The hook is a function from text to text, named by `redact:` in the task file. It is applied to every text of every
 record before it is written, so that a resume and a later scoring see the redacted text too.
@@ -36,7 +36,7 @@ _SHORTEST_SECRET = 8  # a shorter value would blot out ordinary words
 
 
 def wrapped(data: bytes) -> bytes:
-    """As such a text is stored."""
+    """Return bytes in their stored form."""
     return base64.b64encode(data)
 
 
@@ -70,7 +70,7 @@ class Redaction:
         """The record with the hook applied to its texts; keys, and what joins records, stay as they are.
 
         Raises:
-            StoreError: the hook raised, or returned something that is no text.
+            StoreError: the hook raised, or returned something that is not text.
         """
         if self._hook is None:
             return record
@@ -131,7 +131,7 @@ def _is_secret(key: Any, value: Any) -> bool:
 
 
 def is_hidden(value: Any) -> bool:
-    """Whether a text, or one in a list, is not what it was: a secret in it was hidden before it was stored."""
+    """Return True if a secret was hidden in a text, or in one of a list, before it was stored."""
     return HIDDEN in value if isinstance(value, str) else isinstance(value, list) and any(map(is_hidden, value))
 
 
@@ -206,14 +206,14 @@ def _secrets_in(value: Any, is_secret: bool = False) -> Iterator[str]:
 
 
 def redaction_of(definition: TaskDefinitionModel, folder: Path) -> Redaction:
-    """What is kept out of the files of a run: the secrets that this process knows, and what the task's hook finds.
+    """Return the redaction of a run: the secrets that this process knows, and the task's hook.
 
     Args:
         definition: of the task.
         folder: where its file lies.
 
     Raises:
-        ConfigError: its `redact` cannot be loaded, or is no function.
+        ConfigError: its `redact` cannot be loaded, or is not a function.
     """
     return Redaction(known_secrets(definition.model_dump(mode="json")), load_hook(definition.redact, folder))
 
@@ -222,7 +222,7 @@ def load_hook(location: str | None, folder: Path) -> Callable[[str], str] | None
     """The function that a task's `redact` names.
 
     Raises:
-        ConfigError: it cannot be loaded, or is no function.
+        ConfigError: it cannot be loaded, or is not a function.
     """
     if location is None:
         return None

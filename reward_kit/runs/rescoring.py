@@ -1,132 +1,19 @@
-"""The episodes of a run scored again by another reward, in a folder of their own, and what that changed.
-
-The new folder holds the episodes as they were stored, byte for byte, and their final states; its `run.json` says under
-`rescored_from` where they came from. The earlier run is read and never written.
-"""
+"""The changes that another reward makes to the scores of a run."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from reward_kit.errors import ConfigError
-from reward_kit.private_files import make_private_folder
-from reward_kit.runs.files import STATES, open_part, state_file, told_of, write_atomically
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.redaction import HIDDEN, Redaction
-from reward_kit.runs.results import Places, places_of, read_results
+from reward_kit.runs.run_folder import placed_scores
+from reward_kit.runs.scoring import Source
 from reward_kit.runs.statistics import Interval, mean_interval
-from reward_kit.runs.store import placed_scores
 from reward_kit.runs.summary import EpisodeRow, score_interval
-from reward_kit.runs.training_files import kept_files
 
 _MOST_EXAMPLES = 10
 _SAME = 1e-12  # what differs by less differs by rounding
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The run whose episodes are scored again.
-
-    Attributes:
-        path: its folder.
-        header: its `run.json`.
-        places: of its lines that count.
-    """
-
-    path: Path
-    header: RunHeader
-    places: Places
-
-    @property
-    def redact(self) -> str | None:
-        """The function that its texts went through before they were stored, where there is one."""
-        return self.header.task.get("redact")
-
-
-def source_of(run: Path) -> Source:
-    """The run in a folder, checked.
-
-    Raises:
-        ConfigError: it is no run with episodes.
-        StoreError: a file of it is damaged.
-    """
-    header = RunHeader.of_folder(run)
-    if header.training is not None:
-        kept = list(kept_files(run).values())
-        told = f"score those it kept: reward-kit score {kept[-1]}" if kept else "it kept none (logs.episodes_every)"
-        raise ConfigError(f"{run} is a training run, which has no episodes.jsonl; {told}")
-    places = places_of(run)
-    if not places.episodes:
-        raise ConfigError(f"{run} has no episode that could be scored")
-    return Source(run, header, places)
-
-
-class Copied(NamedTuple):
-    """The number of episodes that were copied, and of those in which a secret is blotted out."""
-
-    episodes: int
-    blotted: int
-
-
-def copy_results(source: Source, target: Path, redaction: Redaction) -> Copied:
-    """Put the episodes of a run, and their final states, into the folder of a new one.
-
-    Secrets that are known by now are blotted out; apart from that each line is as it was.
-
-    Args:
-        source: the earlier run.
-        target: the folder of the new one.
-        redaction: keeps secrets out of it.
-
-    Raises:
-        StoreError: a final state is missing, or a file cannot be written.
-    """
-    blotted = 0
-
-    def lines() -> Iterator[bytes]:
-        nonlocal blotted
-        for result in read_results(source.path, source.places):
-            if state := result.episode.get("final_state"):
-                _copy_state(state_file(source.path, result.episode["rollout_id"], state), target)
-            line = redaction.of_line(result.line.rstrip(b"\n")) + b"\n"
-            blotted += HIDDEN.encode() in line
-            yield line
-
-    write_atomically(target / "episodes.jsonl", lines())
-    return Copied(len(source.places.episodes), blotted)
-
-
-def checked_facts(source: Source) -> Iterator[Mapping[str, Any]]:
-    """The facts of each episode, after checking that its final state is there.
-
-    Raises:
-        StoreError: a final state is missing; the first one is named.
-    """
-    for result in read_results(source.path, source.places):
-        if state := result.episode.get("final_state"):
-            state_file(source.path, result.episode["rollout_id"], state)
-        yield {key: result.episode.get(key) for key in ("ground_truth", "sample")}
-
-
-def _copy_state(file: Path, target: Path) -> None:
-    """A second name for the same file where the disk can do that; states are never written twice."""
-    place = target / STATES / file.name
-    if place.exists():
-        return
-    with told_of("write", place):
-        make_private_folder(place.parent, exist_ok=True)
-        with contextlib.suppress(OSError):
-            os.link(file, place)
-            return
-        with file.open("rb") as source, open_part(place, place, is_private=True) as copy:
-            shutil.copyfileobj(source, copy)
 
 
 class Counts(NamedTuple):

@@ -1,7 +1,7 @@
-"""What a run came to, an episode after the other: the latest attempt of each, with the score that counts.
+"""Results of a run: for each episode, its latest attempt with the score that counts.
 
-The files are read twice, first to learn which lines count and then those lines alone, so that memory does not grow with
-what episodes and scores hold.
+The files are read twice, first to find the lines that count and then those lines alone, so that memory does not grow
+with the content of episodes and scores.
 """
 
 from __future__ import annotations
@@ -17,12 +17,40 @@ from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.models import EvaluateResult
 from reward_kit.notebook_html import Html, line, strong, whole
 from reward_kit.runs.files import told_of
-from reward_kit.runs.store import placed_episodes, placed_scores
+from reward_kit.runs.run_folder import line_record, placed_episodes, placed_lines, placed_scores
 from reward_kit.runs.summary import EpisodeRow
+
+STEP = b'"step":'
+
+"""What follows, in a line of `credit.jsonl`, on all that the lines of one episode begin with."""
+
+
+class Place(NamedTuple):
+    """The first byte and the length of one or several consecutive lines of a file."""
+
+    offset: int
+    length: int
+
+
+def credit_places(run: Path) -> Mapping[str, Place]:
+    """Return the place of each episode's consecutive lines in the `credit.jsonl` of a run.
+
+    Raises:
+        StoreError: the file is damaged.
+    """
+    path, places = run / "credit.jsonl", {}
+    name, start, prefix = "", 0, b"\n"
+    for number, (offset, text) in enumerate(placed_lines(path), 1):
+        if not text.startswith(prefix):
+            name, start = line_record(path, number, text)["rollout_id"], offset
+            # Up to the number of the step, all lines of an episode are alike.
+            prefix = text[: text.find(STEP)] if STEP in text else text
+        places[name] = Place(start, offset + len(text) - start)
+    return places
 
 
 class Result(NamedTuple):
-    """One episode and its score.
+    """An episode and its score.
 
     Attributes:
         line: of `episodes.jsonl`, as bytes, with its line break.
@@ -35,7 +63,7 @@ class Result(NamedTuple):
     score: Mapping[str, Any] | None
 
     def row(self) -> EpisodeRow:
-        """What a summary needs of it."""
+        """Return the row for a summary."""
         row = EpisodeRow.of(self.episode)
         if self.score is not None:
             row.add_score(self.score)
@@ -50,13 +78,13 @@ class Result(NamedTuple):
         return episode_from_record(self.episode)
 
     def to_result(self) -> EvaluateResult | None:
-        """What the reward returned; None where it waits for a score, or has none because something broke."""
-        told = (self.score or {}).get("result")
-        return EvaluateResult.model_validate(told) if told is not None else None
+        """Return the result of the reward; None if it waits for a score, or something broke."""
+        result = (self.score or {}).get("result")
+        return EvaluateResult.model_validate(result) if result is not None else None
 
     def __repr__(self) -> str:
-        told = "waits for its score" if self.score is None else self.score["score"]
-        return f"Result({self.episode['rollout_id']!r}, {'unscored' if told is None else told})"
+        score = "waits for its score" if self.score is None else self.score["score"]
+        return f"Result({self.episode['rollout_id']!r}, {'unscored' if score is None else score})"
 
     def _repr_html_(self) -> str:
         result, failure = self.to_result(), (self.score or {}).get("failure")
@@ -67,7 +95,7 @@ class Result(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where the lines of a run begin that count; what a limit of the run cut off is no result, and has no place.
+    """Offsets of the lines of a run that count; an episode that a limit of the run cut off does not.
 
     Attributes:
         episodes: of each episode by its `rollout_id`, in the order of the file.

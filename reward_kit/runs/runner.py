@@ -7,15 +7,21 @@ number of slots changes only the order of the lines.
 
 from __future__ import annotations
 
+import asyncio
+import datetime
+import hashlib
+import json
 import logging
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import anyio
 import anyio.abc
@@ -23,38 +29,384 @@ import anyio.to_thread
 
 from reward_kit.agent.limits import RunBudget, Used
 from reward_kit.agent.policy_interface import AgentPolicy
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample, make_group_id, make_rollout_id
 from reward_kit.agent.simulated_user import WHO, SimulatedUser
 from reward_kit.agent.starts import CLOSE_SECONDS
+from reward_kit.agent.tool_execution import CURRENT_TOOL_ERRORS, ToolErrors
 from reward_kit.environments.servers import ServerPool
 from reward_kit.episodes.record import attempt_of, facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import PolicyError, RewardKitError, StoreError, boundary
+from reward_kit.processes import LOG_FOLDER
+from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.reward_agent.agent import AsyncRewardAgent
-from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest
+from reward_kit.reward_agent.levels import scorer_of
+from reward_kit.reward_agent.scoring import Reward, Scored, Scorer, ScoringRequest
 from reward_kit.reward_agent.stats import AgentStats
+from reward_kit.reward_agent.tickets import Ticket
 from reward_kit.runs import events
-from reward_kit.runs.clock import RunClock
-from reward_kit.runs.engine import Engine, LocalEngine, RolloutWorker
 from reward_kit.runs.inputs import scorer_hash
-from reward_kit.runs.plan import Control, Listener, Plan
-from reward_kit.runs.score_lines import score_record
-from reward_kit.runs.scoring_units import ScoringUnit, ScoringUnits, Stopped
-from reward_kit.runs.store import RunStore, episode_at, placed_episodes, read_scores
-from reward_kit.runs.summary import EpisodeRow
+from reward_kit.runs.plan import Control, Listener, RunPlan
+from reward_kit.runs.run_folder import RunStore, episode_at, placed_episodes, read_scores
+from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise, summary_to_json
+from reward_kit.task_parts import CreditModel
 from reward_kit.typed_interface import Mode
 
+
+class RolloutWorker(Protocol):
+    """Collects episodes of one task with one policy; `RLRolloutWorker` is the one in this process.
+
+    A group is whatever `group` gives: an async context manager with `close`, which `collect_episode` knows.
+    """
+
+    def group(self, sample: Sample, run_seed: int = 0) -> Any:
+        """The start that the episodes of `sample` share. Nothing is made yet."""
+
+    async def collect_episode(self, group: Any, rollout_index: int = 0) -> SingleAgentEpisode:
+        """Collect one episode; it always comes back, whatever fails in it.
+
+        Its `attempt` says how often it was begun before and lost with the machine it ran on: 0 in this process.
+        """
+
+
+class Engine(Protocol):
+    """Collects the episodes of one run, and calls its reward."""
+
+    def workers(self, plan: RunPlan, budget: RunBudget) -> AbstractAsyncContextManager[Mapping[str, RolloutWorker]]:
+        """A worker for each policy, by its label, for as long as the block lasts.
+
+        Args:
+            plan: what is run.
+            budget: what all workers spend from; a bound that is reached stops their episodes.
+        """
+
+    def scorer(self, reward: Reward, deadline_s: float | None) -> Scorer:
+        """Return what calls a reward.
+
+        Args:
+            reward: the run's.
+            deadline_s: for one call, where the reward has none of its own.
+        """
+
+
+class LocalEngine:
+    """Everything in this process, on its one event loop."""
+
+    @asynccontextmanager
+    async def workers(self, plan: RunPlan, budget: RunBudget) -> AsyncIterator[Mapping[str, RolloutWorker]]:
+        """Yield the workers, on this event loop."""
+        yield {
+            named.label: RLRolloutWorker(
+                plan.definition,
+                named.policy,
+                tools=plan.tools,
+                user=plan.user,
+                budget=budget,
+                policy_label=named.label,
+            )
+            for named in plan.policies
+        }
+
+    def scorer(self, reward: Reward, deadline_s: float | None) -> Scorer:
+        """Return the scorer of this process."""
+        return scorer_of(reward, deadline_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """An episode that is over.
+
+    Attributes:
+        rollout_id: names it.
+        attempt: which one of it this is.
+        index: its place in its group.
+        request: makes what a reward is given; None where the episode broke, and is left out.
+        score: its line of `scores.jsonl`, where it has one that counts.
+    """
+
+    rollout_id: str
+    attempt: int
+    index: int
+    request: Callable[[], ScoringRequest] | None
+    score: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringUnit:
+    """Episodes that one call scores, in the order of their group; without any if all of them broke.
+
+    Attributes:
+        episodes: those that did not break.
+        group: names these attempts of these episodes, since a batch reward judges each of them beside the others; None
+            for a pointwise reward.
+    """
+
+    episodes: Sequence[Stopped]
+    group: str | None = None
+
+    @property
+    def is_scored(self) -> bool:
+        """Each of them has a score, given beside the very others that are here now.
+
+        So a group is scored again, as a whole, where one of its episodes has no score or has run again since.
+        """
+        lines = [episode.score for episode in self.episodes]
+        return all(line is not None and line.get("scored_group") == self.group for line in lines)
+
+    def requests(self) -> list[ScoringRequest]:
+        """Return the request for each episode."""
+        return [episode.request() for episode in self.episodes if episode.request is not None]
+
+
+class ScoringUnits:
+    """Puts episodes together as they stop.
+
+    Args:
+        mode: of the reward.
+        group_size: how many episodes a group has, broken ones included; None if only the end of the run shows it.
+    """
+
+    def __init__(self, mode: Mode, group_size: int | None) -> None:
+        self._mode, self._group_size = mode, group_size
+        self._groups: defaultdict[str, dict[int, Stopped]] = defaultdict(dict)
+
+    def add(self, group_id: str, episode: Stopped) -> list[ScoringUnit]:
+        """Add a finished episode, and return what can be scored now: nothing while others of its group are missing."""
+        if self._mode == "pointwise":
+            return [ScoringUnit([episode])] if episode.request is not None else []
+        group = self._groups[group_id]
+        group[episode.index] = episode
+        if self._group_size is None or not all(index in group for index in range(self._group_size)):
+            return []
+        return [_together(self._groups.pop(group_id))]
+
+    def rest(self) -> list[ScoringUnit]:
+        """The groups that are there, as they are, where nothing more is to come."""
+        groups, self._groups = self._groups, defaultdict(dict)
+        return [_together(group) for group in groups.values()]
+
+
+def _together(group: Mapping[int, Stopped]) -> ScoringUnit:
+    whole = [episode for _, episode in sorted(group.items()) if episode.request is not None]
+    named = json.dumps([(episode.rollout_id, episode.attempt) for episode in whole])
+    return ScoringUnit(whole, hashlib.sha256(named.encode("ascii")).hexdigest()[:16])
+
+
+def score_record(scored: Scored, reward: Reward, scorer_hash: str, group: str | None = None) -> dict[str, Any]:
+    """The line of `scores.jsonl` for one score. What the reward wrote is there where it wrote something.
+
+    Args:
+        scored: the score.
+        reward: what gave it.
+        scorer_hash: of its files.
+        group: names the episodes beside which a batch reward gave it.
+    """
+    output = {"stdout": scored.stdout, "stderr": scored.stderr, "is_output_cut": scored.is_output_cut}
+    return {
+        "rollout_id": scored.rollout_id,
+        "scorer": {"id": reward.id, "hash": scorer_hash},
+        **({"scored_group": group} if group is not None else {}),
+        "score": scored.score,
+        "result": scored.result.model_dump(mode="json", exclude_none=True) if scored.result else None,
+        "failure": scored.failure.to_json() if scored.failure else None,
+        "sandbox": dict(scored.sandbox) if scored.sandbox else None,
+        **({"output": output} if scored.stdout or scored.stderr else {}),
+        "timing": {"duration_s": round(scored.duration_s, 6)},
+    }
+
+
+class RunClock:
+    """Counts from the beginning of a run, also where another process began it. Make it inside the event loop.
+
+    Within a process it is monotonic, however the machine's clock is set meanwhile.
+
+    Args:
+        started_at: when the run began.
+    """
+
+    def __init__(self, started_at: datetime.datetime) -> None:
+        self._loop = asyncio.get_running_loop()
+        elapsed = datetime.datetime.now(datetime.UTC) - started_at
+        self._zero_s = self._loop.time() - elapsed.total_seconds()
+
+    def times_of(self, ticket: Ticket, index: int) -> dict[str, Any]:
+        """Return when a result was requested, when its calls began and ended, and when it arrived, which is now."""
+        return {
+            "submitted_s": self._since(ticket.submitted_at),
+            "attempts": [[self._since(began), self._since(ended)] for began, ended in ticket.spans[index]],
+            "done_s": self._since(self._loop.time()),
+        }
+
+    def _since(self, loop_s: float) -> float:
+        return round(loop_s - self._zero_s, 6)
+
+
+if TYPE_CHECKING:
+    from reward_kit.runs.credit import RunCredit
+
 logger = logging.getLogger("reward_kit.runs")
+
 _MOST_LOADED = 256  # units that wait in memory at a time: many more than are scored at once
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome:
+    """The end of a run.
+
+    Attributes:
+        path: the run's folder.
+        status: "complete", "interrupted" or "failed".
+        stop_reason: why it was stopped; None if it was not.
+        rows: one for each episode.
+        policies: one summary for each policy.
+        summary: the content of `summary.json`.
+        missing: how many episodes are not there, or wait for a score.
+        credit: the credit of each step, if it was asked for and could be assigned.
+        credit_error: why there is none.
+        page: the report; None if it could not be written.
+        page_error: why there is none.
+        tool_errors: lines about tools that raised what they should not.
+    """
+
+    path: Path
+    status: str
+    stop_reason: str | None
+    rows: Sequence[EpisodeRow]
+    policies: Sequence[PolicySummary]
+    summary: Mapping[str, Any]
+    missing: int
+    credit: RunCredit | None
+    credit_error: RewardKitError | None
+    page: Path | None
+    page_error: RewardKitError | None
+    tool_errors: Sequence[str]
+
+
+async def run(
+    plan: RunPlan,
+    folder: RunStore,
+    *,
+    control: Control | None = None,
+    traffic: ProviderSession | None = None,
+    listener: Listener | None = None,
+    watch: Callable[[Run], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
+    error_limit: float | None = None,
+    only_failed: bool = False,
+    engine: Engine | None = None,
+    given: Iterable[SingleAgentEpisode] = (),
+    further: Callable[[Sequence[EpisodeRow]], Mapping[str, Any]] = lambda _: {},
+) -> RunOutcome:
+    """Collect and score what a folder lacks, then write its summary, its credit and its page.
+
+    Args:
+        plan: what is run.
+        folder: of the run; what it already holds is not run again.
+        control: stops the run.
+        traffic: what all requests to model endpoints share; None if there are none.
+        listener: is called for every episode.
+        watch: a context for as long as episodes are collected and scored.
+        error_limit, only_failed, engine: as `Run` takes them.
+        given: finished episodes that are only to be scored.
+        further: makes more keys of `summary.json` of the rows.
+
+    Raises:
+        RewardKitError: the run itself failed.
+    """
+    control = control or Control()
+    tool_errors, log = ToolErrors(), folder.path / "run.log"
+    if traffic is not None:
+        traffic.gave_up = control.give_up
+        if traffic.cassette is not None:
+            traffic.cassette.redact = folder.redaction.of_line
+    with ExitStack() as surroundings:
+        surroundings.enter_context(folder)
+        surroundings.enter_context(events.logged_to(log, folder.redaction))
+        surroundings.callback(LOG_FOLDER.reset, LOG_FOLDER.set(folder.path / "logs"))
+        surroundings.callback(
+            CURRENT_PROVIDER_SESSION.reset, CURRENT_PROVIDER_SESSION.set(traffic)
+        )  # for rewards that ask a model
+        surroundings.callback(CURRENT_TOOL_ERRORS.reset, CURRENT_TOOL_ERRORS.set(tool_errors))
+        folder.write_header(folder.header.with_(run_limits=plan.definition.run_limits.model_dump()))
+        execution = Run(
+            plan,
+            folder,
+            listener=listener,
+            control=control,
+            error_limit=error_limit,
+            only_failed=only_failed,
+            engine=engine,
+        )
+        events.began(folder.path, "run", plan.total)
+        execution.take_stock()
+        execution.take_given(given)
+        async with watch(execution):
+            await execution.execute()
+        events.ended(folder.path, "run", folder.header.status)
+        rows = list(execution.rows.values())
+        policies = summarise(rows, plan.definition.pass_threshold)
+        summary = {**summary_to_json(policies), **further(rows)}
+        settings = plan.definition.credit or _earlier_credit(folder.path)
+        folder.write_summary(summary)
+        credit, credit_error = _assign_credit(folder.path, settings) if settings is not None else (None, None)
+        page, page_error = write_page(folder.path)
+    return RunOutcome(
+        path=folder.path,
+        status=folder.header.status,
+        stop_reason=control.stop_reason,
+        rows=rows,
+        policies=policies,
+        summary={**summary, "credit": credit.section} if credit is not None else summary,
+        missing=execution.missing(),
+        credit=credit,
+        credit_error=credit_error,
+        page=page,
+        page_error=page_error,
+        tool_errors=tool_errors.lines(log),
+    )
+
+
+def _earlier_credit(run: Path) -> CreditModel | None:
+    """Return the settings of credit that was assigned before, by hand perhaps; the scores may be others by now."""
+    if not (run / "credit.jsonl").exists():
+        return None
+    from reward_kit.runs.credit import settings_of
+
+    return settings_of(run)
+
+
+def _assign_credit(run: Path, settings: CreditModel) -> tuple[RunCredit | None, RewardKitError | None]:
+    """Assign credit. A failure leaves the run as it is."""
+    from reward_kit.runs.credit import assign_credit, write_section
+
+    try:
+        credit = assign_credit(run, settings)
+        write_section(run, credit)
+    except RewardKitError as error:
+        logger.warning("no credit: %s", error)
+        return None, error
+    return credit, None
+
+
+def write_page(run: Path) -> tuple[Path | None, RewardKitError | None]:
+    """Write `report.html`. A failure leaves the run as it is and is logged; `reward-kit view RUN -o` tries again."""
+    from reward_kit.report.run_page import write_report
+
+    try:
+        with boundary(StoreError, "the report"):
+            return write_report(run), None
+    except RewardKitError as error:
+        logger.warning("no report: %s", error)
+        return None, error
+
+
 class Run:
-    """One run of a plan into a store.
+    """The work of a run: the episodes and scores that its folder lacks.
 
     Args:
         plan: what is run.
         store: an open run directory; what it already holds is not run again.
-        listener: told of every episode.
+        listener: is called for every episode.
         control: stops the run.
         error_limit: stops the run once more episodes than this broke; a share of the total where it is below 1.
         only_failed: what broke earlier runs again, and nothing else does.
@@ -63,7 +415,7 @@ class Run:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: RunPlan,
         store: RunStore,
         *,
         listener: Listener | None = None,
@@ -91,7 +443,7 @@ class Run:
 
     @property
     def scoring(self) -> AgentStats | None:
-        """What the reward agent has done and is doing; None before there is one."""
+        """The statistics of the reward agent; None before there is one."""
         return self._agent.stats if self._agent is not None else None
 
     async def execute(self) -> None:
@@ -123,7 +475,7 @@ class Run:
             logger.warning("%s", error)
 
     def missing(self) -> int:
-        """How many episodes are not there yet, or wait for a score."""
+        """Return how many episodes are missing or wait for a score."""
         waits = self._plan.reward is not None
         waiting = sum(waits and row.score is None and not row.is_error for row in self.rows.values())
         return max(self._plan.total - len(self.rows), 0) + waiting
@@ -229,7 +581,7 @@ class Run:
             await self._collect(scoring)
 
     def _until_stopped(self, waiting: Iterable[ScoringUnit]) -> Iterator[ScoringUnit]:
-        """What an earlier process left; of a run that only scores no further ones once it is stopped."""
+        """Yield what an earlier process left; a run that only scores stops here once it is stopped."""
         for unit in waiting:
             if self._control.stop_reason and not self._plan.policies:
                 return
@@ -252,7 +604,7 @@ class Run:
                 tasks.start_soon(work)
 
     def _missing(self) -> Iterator[_Item]:
-        """What is to be run, a group at a time, so that groups complete early."""
+        """Yield what is to be run, a group at a time, so that groups complete early."""
         plan = self._plan
         for sample in plan.samples:
             for label in (named.label for named in plan.policies):

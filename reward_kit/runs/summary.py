@@ -1,7 +1,7 @@
-"""The summary of a run: one row per policy, with the errors, the failures and the limits kept apart.
+"""The summary of a run: one row per policy, with errors, failures and limits kept apart.
 
 An *error* is something that broke (the episode has no score). A *failure* is an episode that was scored and did not
-pass. A *limit* is an episode that was cut off by a bound that somebody set; it may still be scored.
+pass. A *limit* is an episode that was cut off by a bound; it may still be scored.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class EpisodeRow:
 
     @property
     def is_unfinished(self) -> bool:
-        """The run's budget cut it off; it is not a result, and runs again on resume."""
+        """The run's budget cut it off; it does not count, and runs again on resume."""
         return self.stop_reason == StopReason.RUN_LIMIT
 
     @property
@@ -99,7 +99,7 @@ class EpisodeRow:
 
 @dataclass(frozen=True, slots=True)
 class PolicySummary:
-    """One policy's row of the closing table; every figure leaves the unscored out and counts them."""
+    """The row of a policy in the closing table; every figure leaves the unscored out and counts them."""
 
     policy: str
     episodes: int
@@ -124,7 +124,7 @@ class PolicySummary:
 
 
 def whole_usage(record: Mapping[str, Any]) -> Mapping[str, float]:
-    """The usage of an episode, its simulated user included."""
+    """Return the usage of an episode, its simulated user included."""
     return _usage(record.get("usage"), (record.get("custom_data") or {}).get("user_usage"))
 
 
@@ -134,7 +134,7 @@ def _usage(usage: Mapping[str, float] | None, of_user: Mapping[str, float] | Non
 
 
 def _tool_errors(infos: Iterable[Mapping[str, Any] | None]) -> int:
-    """The number of tool calls that were answered with an error: bad arguments, unknown tools, tools that raised."""
+    """Count the tool calls that were answered with an error: bad arguments, unknown tools, tools that raised."""
     return sum("error" in tool for info in infos if info for tool in info.get("tools", ()))
 
 
@@ -146,7 +146,7 @@ def score_interval(scores: Sequence[float | None], samples: Sequence[str]) -> In
 
 
 def summarise(rows: Iterable[EpisodeRow], pass_threshold: float) -> list[PolicySummary]:
-    """One summary per policy, in order of first appearance by name."""
+    """Return one summary per policy, sorted by name."""
     by_policy: dict[str, list[EpisodeRow]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.rollout_id):
         by_policy[row.policy].append(row)

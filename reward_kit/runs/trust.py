@@ -5,7 +5,7 @@ therefore asks once per folder before it loads anything, as direnv and VS Code d
 it reads.
 
 An agreement is kept outside the folder, below `$XDG_STATE_HOME/reward-kit/trust` (default `~/.local/state`), and holds
-the SHA-256 of every file that would run. A changed or a new file is asked about again, unless the user said "always".
+the SHA-256 of every file that would run. A changed or a new file is asked about again, unless the user chose "always".
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from reward_kit.loading import is_built_in, module_name_of
 from reward_kit.reward_agent.sources import find_module
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.inputs import digest_of, own_modules
-from reward_kit.runs.overrides import overlaid
-from reward_kit.runs.yaml_lines import LocatedYaml
+from reward_kit.runs.task_file import LocatedYaml, overlaid
 from reward_kit.sandbox.program import library_path
 
 _COMMANDS = ("command", "start_command")
@@ -45,7 +44,7 @@ _MODULE_KEYS = ("tools_module_path", "custom_reward_function.path")
 
 @dataclass(frozen=True, slots=True)
 class PlannedCode:
-    """What a command would run.
+    """The code that a command would run.
 
     Attributes:
         folder: the folder of the task, train or code file; agreements are recorded for it.
@@ -189,7 +188,7 @@ class _Search:
 
 
 def _came_with(file: Path, folder: Path) -> bool:
-    """Whether a file is part of a folder, or of the working directory, and not of a package that the user installed."""
+    """Return True if a file is part of a folder or the working directory, not of an installed package."""
     is_within = file.is_relative_to(folder) or file.is_relative_to(Path.cwd())
     return is_within and not any(file.is_relative_to(entry) for entry in library_path())
 

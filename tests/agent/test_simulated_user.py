@@ -18,12 +18,10 @@ from reward_kit.agent.samples import Sample, derive_seed
 from reward_kit.agent.simulated_user import GREETING, NO_ANSWER, ScriptedUser, SimulatedUser
 from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.errors import ConfigError
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.plan import NamedPolicy, Plan
+from reward_kit.runs.plan import NamedPolicy, RunPlan, make_user
+from reward_kit.runs.run_folder import RunHeader, RunStore, read_episodes
 from reward_kit.runs.runner import Run
-from reward_kit.runs.store import RunStore, read_episodes
 from reward_kit.runs.tasks import load_task
-from reward_kit.runs.users import make_user
 from tests.agent.worlds import WORLD, call, failure, reason, task_of, text
 from tests.chat_server import ChatServer, answer, status
 
@@ -324,7 +322,7 @@ async def test_a_run_has_one_user_and_closes_them(tmp_path: Path) -> None:
     definition = task_of(messages=[SYSTEM, ASKED])
     samples = (Sample("a"), Sample("b"))
     policies = [NamedPolicy("agent", ScriptedPolicy([text("a")]))]
-    plan = Plan(definition, policies=policies, samples=samples, rollouts=1, user=SimulatedUser(user))
+    plan = RunPlan(definition, policies=policies, samples=samples, rollouts=1, user=SimulatedUser(user))
     with RunStore.create(tmp_path / "run", RunHeader(task_name="t")) as store:
         await Run(plan, store).execute()
     assert [record["stop_reason"] for record in read_episodes(tmp_path / "run")] == ["user_stopped"] * 2

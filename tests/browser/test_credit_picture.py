@@ -19,7 +19,7 @@ from reward_kit.report.rendering import bundle
 from reward_kit.report.run_page import write_report
 from reward_kit.rl_helpers import gigpo_credit
 from reward_kit.runs.credit import assign_credit
-from reward_kit.runs.store import read_credit
+from reward_kit.runs.run_folder import read_credit
 from reward_kit.task_parts import CreditModel
 from tests.browser.conftest import Opened
 from tests.browser.window import PHONE, Window

@@ -12,7 +12,7 @@ import pytest
 from reward_kit.report.rendering import href
 from reward_kit.report.run_page import write_report
 from reward_kit.runs.credit import assign_credit, write_section
-from reward_kit.runs.store import read_credit
+from reward_kit.runs.run_folder import read_credit
 from reward_kit.task_parts import CreditModel
 from tests.browser.conftest import Opened
 from tests.browser.walks import walks, write_walks

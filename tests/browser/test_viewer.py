@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from reward_kit.runs.store import RunStore
+from reward_kit.runs.run_folder import RunStore
 from tests.browser.conftest import Opened
 from tests.browser.walks import walk, walks, write_walks
 from tests.browser.window import PHONE, Window

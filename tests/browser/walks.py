@@ -10,8 +10,7 @@ from typing import Any
 
 from reward_kit.report.run_page import write_report
 from reward_kit.runs.credit import assign_credit, write_section
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.store import RunStore
+from reward_kit.runs.run_folder import RunHeader, RunStore
 from reward_kit.task_parts import CreditModel
 
 GROUP = 4

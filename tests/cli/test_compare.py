@@ -193,7 +193,7 @@ def test_a_rescoring_differs_by_as_much_as_rescore_says(own: Project) -> None:
     path = run(own, "done", "first", "--policy", "counting.py:Counting")
     with (own.folder / "reward.py").open("a") as code:
         code.write(HALF)
-    again = own.call("rescore", path, "--reward", "reward.py:half", "-o", "runs/again", "--json")
+    again = own.call("score", path, "--reward", "reward.py:half", "-o", "runs/again", "--json")
     (change,) = json.loads(again.stdout)["changes"]["policies"]
     done = own.call("compare", path, "runs/again", "--json")
     assert done.returncode == 0, done.stderr

@@ -17,7 +17,7 @@ from reward_kit.errors import ConfigError, StoreError
 from reward_kit.rl_helpers import ESTIMATORS
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.runs.files import read_json
-from reward_kit.runs.store import RunStore, read_credit
+from reward_kit.runs.run_folder import RunStore, read_credit
 from tests.cli.project import Project
 from tests.runs.stored_run import episode, make_run, score
 

@@ -24,11 +24,10 @@ from reward_kit.cli.main import VERBS, LazyGroup, program
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import ConfigError
 from reward_kit.runs.datasets import read_rows
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.plan import NamedPolicy, Plan
+from reward_kit.runs.plan import NamedPolicy, RunPlan
 from reward_kit.runs.redaction import Redaction
+from reward_kit.runs.run_folder import RunHeader, RunStore, read_episodes, read_scores
 from reward_kit.runs.runner import Run
-from reward_kit.runs.store import RunStore, read_episodes, read_scores
 from tests.agent.worlds import Counter as World
 from tests.agent.worlds import call, failure, task_of, worker_of
 from tests.cli.project import Project, lines
@@ -249,7 +248,7 @@ async def test_as_many_blocking_tools_run_at_a_time_as_there_are_episodes(tmp_pa
 
     task = task_of(name="meeting", initial_user_prompt="go", max_episode_steps=1)
     policies = [NamedPolicy("p", ScriptedPolicy([call("meet")]))]
-    plan = Plan(task, policies, [Sample("s")], 120, max_concurrency=120, tools=tools)
+    plan = RunPlan(task, policies, [Sample("s")], 120, max_concurrency=120, tools=tools)
     with RunStore.create(tmp_path / "run", RunHeader(task_name="t")) as store:
         run = Run(plan, store)
         await run.execute()
@@ -377,7 +376,7 @@ class TestResume:
 
     def test_a_folder_that_is_no_run_is_named(self, project: Project, monkeypatch: Any) -> None:
         monkeypatch.chdir(project.folder)
-        assert "nosuch is no run" in refused("run", "--resume", "nosuch")
+        assert "nosuch is not a run" in refused("run", "--resume", "nosuch")
         assert "no run in runs" in refused("run", "--resume")
 
 

@@ -19,10 +19,9 @@ from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.samples import Sample
 from reward_kit.environments.base import StepOutcome, ToolSpec, tool_spec
 from reward_kit.errors import StoreError
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.plan import NamedPolicy, Plan
+from reward_kit.runs.plan import NamedPolicy, RunPlan
+from reward_kit.runs.run_folder import RunHeader, RunStore, load_episode, read_episodes, read_scores
 from reward_kit.runs.runner import Run
-from reward_kit.runs.store import RunStore, load_episode, read_episodes, read_scores
 from reward_kit.typed_interface import reward_spec
 from tests.agent.worlds import WORLD, Counter, call, task_of, text
 from tests.chat_server import Behaviour, ChatServer, answer, status
@@ -146,7 +145,7 @@ async def one(messages: Any) -> Any:
 async def run_in(folder: Path, actions: Any, *, rollouts: int = 4, **fields: Any) -> Run:
     definition = task_of(**{"initial_user_prompt": "go", "resource_type": WORLD, "on_text": "end", **fields})
     policies = [NamedPolicy("p", ScriptedPolicy(actions))]
-    plan = Plan(definition, policies, [Sample("s")], rollouts, reward=reward_spec(one))
+    plan = RunPlan(definition, policies, [Sample("s")], rollouts, reward=reward_spec(one))
     with RunStore.create(folder / "run", RunHeader(task_name="t")) as store, anyio.fail_after(60):
         run = Run(plan, store)
         run.take_stock()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from reward_kit.cli import main as entry
 from reward_kit.errors import ConfigError, RewardKitError, StoreError
@@ -149,6 +150,36 @@ class TestHelp:
         assert silent == []
 
 
+def test_help_shows_three_groups_of_at_most_thirteen_commands() -> None:
+    assert [len(group) for group in entry.GROUPS.values()] == [8, 2, 3]
+    shown = CliRunner().invoke(entry.program, ["--help"]).output
+    assert re.findall(r"^(\w+):$", shown, re.MULTILINE) == ["Options", *entry.GROUPS]
+    assert not [name for name in entry.HIDDEN if f"  {name} " in shown]
+
+
+def test_the_options_of_run_are_grouped() -> None:
+    shown = CliRunner().invoke(entry.program, ["run", "--help"]).output
+    titles = re.findall(r"^([A-Z][\w, ]+):$", shown, re.MULTILINE)
+    assert titles[0] == "Models and policies" and titles[-1] == "Engine" and "Samples" in titles
+    options = entry.program.get_command(None, "run").params
+    assert sum(shown.count(f"{max(one.opts, key=len)} ") > 0 for one in options if isinstance(one, click.Option)) > 25
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("eval", "run"),
+        ("test", "check"),
+        ("rnu", "run"),
+        ("rescore", "score RUN"),
+        ("report", "view RUN -o report.html"),
+    ],
+)
+def test_an_unknown_command_is_answered_with_the_one_that_is_meant(typed: str, meant: str) -> None:
+    done = CliRunner().invoke(entry.program, [typed])
+    assert done.exit_code == 2 and f"no command {typed!r}; did you mean {meant!r}?" in done.output
+
+
 def test_the_first_words_of_the_program_are_true(tmp_path: Path) -> None:
     lines = entry.program.help.partition("Start with:")[2].split("\n")
     words = [line.split() for line in lines if line.strip()]
@@ -205,7 +236,7 @@ class TestAForkIsAsANewProcess:
 
     def test_what_it_is_told_of_its_environment(self, project: Project) -> None:
         done = command_line.call("run", "task.yaml", cwd=project.folder, env={"REWARD_KIT_RUN_SEED": "x"})
-        assert done.returncode == 2 and "'--seed': 'x'" in done.stderr
+        assert done.returncode == 2 and "'--seed' (env var: 'REWARD_KIT_RUN_SEED'): 'x'" in done.stderr
 
     def test_a_call_that_does_not_end_is_killed(self, tmp_path: Path) -> None:
         project = Project(tmp_path)

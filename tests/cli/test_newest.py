@@ -13,8 +13,7 @@ from tests.runs.stored_run import episode, make_run, score
 
 COMMANDS = {
     "credit": ["credit"],
-    "report": ["report"],
-    "rescore": ["rescore", "--reward", "own.py:fair"],
+    "score": ["score", "--reward", "own.py:fair"],
     "export": ["export", "--format", "csv", "--table", "episodes", "-o", "-"],
 }
 
@@ -50,15 +49,15 @@ def project(tmp_path: Path) -> Project:
     return made
 
 
-@pytest.mark.parametrize("verb", ["credit", "rescore", "export"])
+@pytest.mark.parametrize("verb", ["credit", "score", "export"])
 def test_the_newest_run_with_episodes_is_taken_and_told(project: Project, verb: str) -> None:
     done = project.call(*COMMANDS[verb])
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("the newest run: runs/newest\n")
 
 
-def test_a_report_may_be_of_training(project: Project) -> None:
-    done = project.call("report")
+def test_a_page_may_be_of_training(project: Project) -> None:
+    done = project.call("view", "-o", "page.html")
     assert done.stderr.startswith("the newest run: runs/training\n")
 
 
@@ -71,12 +70,12 @@ def test_where_there_is_none_it_says_so(project: Project, verb: str) -> None:
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_the_help_says_so(project: Project, verb: str) -> None:
     told = " ".join(project.call(verb, "--help").stdout.split())
-    assert "[RUN]" in told and "Without RUN, the newest is taken." in told and "--log-dir" in told
+    assert "RUN]" in told and "Without RUN, the newest is taken." in told and "--log-dir" in told
 
 
 def test_what_is_being_made_is_not_taken_for_its_own_source(project: Project) -> None:
-    first = project.call(*COMMANDS["rescore"], "-o", "runs/again")
-    again = project.call(*COMMANDS["rescore"], "-o", "runs/again")
+    first = project.call(*COMMANDS["score"], "-o", "runs/again")
+    again = project.call(*COMMANDS["score"], "-o", "runs/again")
     assert first.returncode == again.returncode == 0, again.stderr
     assert again.stderr.startswith("the newest run: runs/newest\n")
 

@@ -17,7 +17,7 @@ from reward_kit.cli.main import program
         ["score", "rows.jsonl", "--reward", "r.py:f", "--pass-threshold"],
         ["compare", "a", "b", "--fail-under"],
         ["compare", "a", "b", "--fail-on-regression"],
-        ["rescore", "a", "--reward", "r.py:f", "--fail-under"],
+        ["score", "a", "--reward", "r.py:f", "--fail-under"],
         ["export", "a", "--format", "csv", "--min-score"],
     ],
     ids=" ".join,

@@ -49,7 +49,7 @@ def test_everything_that_a_run_leaves_is_its_owners_alone(tmp_path: Path) -> Non
     project = Project(tmp_path, credit={"estimator": "grpo"}, reward_function_path="reward.py:broken")
     assert called(project, "run", "task.yaml").returncode == 3  # so that there is a run.log
     run = project.run_path()
-    assert called(project, "rescore", str(run), "--reward", "reward.py:right", "--log-dir", "again").returncode == 0
+    assert called(project, "score", str(run), "--reward", "reward.py:right", "--log-dir", "again").returncode == 0
     (again,) = (tmp_path / "again").iterdir()
     for form in ("csv", "openai-jsonl"):
         assert called(project, "export", str(again), "--format", form).returncode == 0
@@ -90,7 +90,7 @@ def test_a_file_named_with_o_is_what_the_umask_allows(tmp_path: Path) -> None:
         assert called(project, "run", "task.yaml").returncode == 0
     run, other = map(str, project.runs())
     for arguments in (
-        ("report", run, "-o", "page.html"),
+        ("view", run, "-o", "page.html"),
         ("compare", run, other, "-o", "compare.html"),
         ("export", run, "--format", "csv", "--table", "scores", "-o", "scores.csv"),
         ("export", run, "--format", "openai-jsonl", "-o", "chats.jsonl"),

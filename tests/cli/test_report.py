@@ -1,4 +1,4 @@
-"""The page that `run` and `score` leave, and `reward-kit report`."""
+"""The page that `run` and `score` leave, and `reward-kit view RUN -o`."""
 
 from __future__ import annotations
 
@@ -84,15 +84,16 @@ def test_report_writes_the_page_again_and_prints_where(project: Project) -> None
     path = project.run_path()
     before = (path / "report.html").read_bytes()
     (path / "report.html").unlink()
-    done = project.call("report", str(path.relative_to(project.folder)))
+    run = str(path.relative_to(project.folder))
+    done = project.call("view", run, "-o", f"{run}/report.html")
     assert (done.returncode, done.stdout) == (0, f"runs/{path.name}/report.html\n")
     assert (path / "report.html").read_bytes() == before
-    assert project.call("report", str(path), "-o", "mine.html").stdout == "mine.html\n"
+    assert project.call("view", str(path), "-o", "mine.html").stdout == "mine.html\n"
     assert (project.folder / "mine.html").read_bytes() == before
 
 
 def test_report_of_what_is_no_run_is_refused(project: Project) -> None:
-    done = project.call("report", ".")
+    done = project.call("view", ".", "-o", "page.html")
     assert done.returncode == 2
     assert "error: . is not the folder of a run: it has no run.json" in done.stderr
 
@@ -100,7 +101,7 @@ def test_report_of_what_is_no_run_is_refused(project: Project) -> None:
 def test_report_of_a_damaged_run_names_the_line(project: Project) -> None:
     path = make_run(project.folder, [], [])
     (path / "episodes.jsonl").write_text("{}\n")
-    done = project.call("report", "run")
+    done = project.call("view", "run", "-o", "page.html")
     assert done.returncode == 3 and "run/episodes.jsonl:1: a line is an object with a rollout_id" in done.stderr
 
 

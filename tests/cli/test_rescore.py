@@ -1,4 +1,4 @@
-"""`reward-kit rescore` as a user meets it: another reward on a run's episodes, and what it changes."""
+"""`reward-kit score RUN` as a user meets it: another reward on a run's episodes, and what it changes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def rescored(project: Project, *arguments: str, code: int = 0) -> tuple[Path, di
     """The new run's folder and what standard output says; the earlier run is as it was."""
     (run,) = project.runs()
     before = contents(run)
-    done = project.call("rescore", str(run), "--sandbox", "in_process", "-o", "again", "--json", *arguments)
+    done = project.call("score", str(run), "--sandbox", "in_process", "-o", "again", "--json", *arguments)
     assert done.returncode == code, done.stderr
     assert contents(run) == before
     return project.folder / "again", json.loads(done.stdout)
@@ -132,7 +132,7 @@ def test_an_error_is_no_zero_and_can_be_scored_again(project: Project) -> None:
 def test_after_a_kill_the_same_command_goes_on(project: Project) -> None:
     (project.folder / "block").touch()
     (run,) = project.runs()
-    asked = ["rescore", str(run), "--reward", "other.py:slow", "--sandbox", "in_process", "-o", "again"]
+    asked = ["score", str(run), "--reward", "other.py:slow", "--sandbox", "in_process", "-o", "again"]
     process = project.start(*asked)
     scores, deadline = project.folder / "again/scores.jsonl", time.monotonic() + 300
     while not (scores.exists() and scores.read_bytes().count(b"\n") == 2):
@@ -153,19 +153,19 @@ def test_a_folder_of_something_else_is_refused(project: Project) -> None:
     for reward, output, told in [
         ("other.py:picky", "again", "cannot go on (another reward)"),
         ("other.py:lenient", str(run), "cannot go on (episodes of another run)"),
-        ("other.py:lenient", ".", "is no run"),
+        ("other.py:lenient", ".", "is not a run"),
     ]:
-        done = project.call("rescore", str(run), "--reward", reward, "--sandbox", "in_process", "-o", output)
+        done = project.call("score", str(run), "--reward", reward, "--sandbox", "in_process", "-o", output)
         assert done.returncode == 2 and told in done.stderr, done.stderr
     with (run / "scores.jsonl").open("a") as file:
         file.write('{"rollout_id": "x", "score": null}\n')
-    done = project.call("rescore", str(run), "--reward", "other.py:lenient", "--sandbox", "in_process", "-o", "again")
+    done = project.call("score", str(run), "--reward", "other.py:lenient", "--sandbox", "in_process", "-o", "again")
     assert done.returncode == 2 and "the run has changed since" in done.stderr
 
 
 def test_a_rescored_run_can_be_scored_again(project: Project) -> None:
     again, _ = rescored(project, "--reward", "other.py:lenient")
-    done = project.call("rescore", str(again), "--reward", "reward.py:right", "--sandbox", "in_process", "--json")
+    done = project.call("score", str(again), "--reward", "reward.py:right", "--sandbox", "in_process", "--json")
     assert done.returncode == 0, done.stderr
     (change,) = json.loads(done.stdout)["changes"]["policies"]
     assert change["before"]["mean"] == 1.0 and change["episodes"]["to_failed"] == 4
@@ -182,7 +182,7 @@ def test_a_rescored_run_can_be_scored_again(project: Project) -> None:
 )
 def test_what_cannot_be_scored_is_told(project: Project, run: str, reward: str, told: str | None) -> None:
     (path,) = project.runs()
-    done = project.call("rescore", run.replace("RUN", str(path)), "--reward", reward, "--log-dir", "new")
+    done = project.call("score", run.replace("RUN", str(path)), "--reward", reward, "--log-dir", "new")
     if told is None:
         assert done.returncode == 3 and "Every episode broke" in done.stderr, "there is no state to read"
     else:
@@ -199,14 +199,14 @@ def with_states(folder: Path) -> Path:
 
 def test_final_states_are_there_as_they_were(project: Project) -> None:
     run = with_states(project.folder)
-    done = project.call("rescore", str(run), "--reward", "other.py:state_of", "--sandbox", "in_process", "--json")
+    done = project.call("score", str(run), "--reward", "other.py:state_of", "--sandbox", "in_process", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert [line["score"] for line in lines(project.folder / told["run"] / "scores.jsonl")] == [0.0, 1.0]
     assert told["changes"]["policies"][0]["difference"] is None, "nothing was scored before"
     assert told["changes"]["policies"][0]["episodes"]["gained"] == 2
     next((run / "states").iterdir()).unlink()
-    done = project.call("rescore", str(run), "--reward", "other.py:state_of", "--log-dir", "new")
+    done = project.call("score", str(run), "--reward", "other.py:state_of", "--log-dir", "new")
     assert done.returncode == 3 and "its final state" in done.stderr and "missing" in done.stderr
     assert not (project.folder / "new").exists()
 
@@ -220,9 +220,9 @@ def test_texts_are_scored_as_they_are_stored(project: Project) -> None:
     header["task_path"] = str(project.folder / "task.yaml")
     (run / "run.json").write_text(json.dumps(header))
     (project.folder / "privacy.py").write_text("def blot(text):\n    return text.replace('Question', 'Q')\n")
-    asked = ["rescore", str(run), "--reward", "other.py:lenient", "-o", "again", "-T", "redact=privacy.py:blot"]
+    asked = ["score", str(run), "--reward", "other.py:lenient", "-o", "again", "-T", "redact=privacy.py:blot"]
     done = project.call(*asked, OPENAI_API_KEY="sk-a-long-secret-0123")
     assert done.returncode == 0, done.stderr
     assert "privacy.py:blot when they were stored; they are scored as stored" in done.stderr
-    assert "secrets are blotted out of 2 of 6 episodes" in done.stderr
+    assert "secrets are hidden in 2 of 6 episodes" in done.stderr
     assert "sk-a-long" not in (project.folder / "again/episodes.jsonl").read_text()

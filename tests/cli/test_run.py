@@ -45,7 +45,7 @@ def test_the_table_names_what_a_reader_needs_and_the_next_command(project: Proje
     done = project.call("run", "task.yaml")
     for word in ("mean score", "pass@1", "pass^2", "failures", "errors", "limits", "answered 6", "steps per episode"):
         assert word in done.stdout
-    assert "reward-kit rescore runs/" in done.stderr
+    assert "reward-kit score runs/" in done.stderr
 
 
 def test_json_prints_the_summary_and_nothing_else_on_standard_output(project: Project) -> None:

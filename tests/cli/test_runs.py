@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from reward_kit.cli.runs import command
+from reward_kit.cli.runs import command, stored_runs
 from reward_kit.errors import ConfigError, StoreError
-from reward_kit.runs.header import RunHeader, RunTiming
-from reward_kit.runs.shelf import stored_runs
-from reward_kit.runs.store import RunStore
+from reward_kit.runs.run_folder import RunHeader, RunStore, RunTiming
 
 
 def make_run(folder: Path, name: str, days: float, task: str = "t", status: str = "complete") -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from reward_kit.runs.header import RunHeader
+from reward_kit.runs.run_folder import RunHeader
 from tests.cli.project import Project
 from tests.report.made import episode, make_run, score
 
@@ -50,7 +50,8 @@ def test_a_name_that_is_no_text_is_printed_all_the_same(project: Project) -> Non
 
 
 @pytest.mark.parametrize(
-    "arguments", [("report", f"runs/{HOSTILE}"), ("view", f"no{HOSTILE}"), ("runs", f"--{HOSTILE}"), (HOSTILE,)]
+    "arguments",
+    [("view", f"runs/{HOSTILE}", "-o", "page.html"), ("view", f"no{HOSTILE}"), ("runs", f"--{HOSTILE}"), (HOSTILE,)],
 )
 def test_errors_quote_arguments_escaped(project: Project, arguments: tuple[str, ...]) -> None:
     done = project.call(*arguments)
@@ -62,7 +63,7 @@ def test_an_error_that_quotes_a_damaged_file_is_escaped(project: Project) -> Non
     run = run_named(project, "run")
     line = json.loads((run / "scores.jsonl").read_text())
     (run / "scores.jsonl").write_text(json.dumps({**line, "score": "high", "rollout_id": f"a{HOSTILE}"}) + "\n")
-    done = project.call("report", "runs/run")
+    done = project.call("view", "runs/run", "-o", "runs/run/report.html")
     assert done.returncode == 3 and harmless(done.stderr) and "\\x1b]0;title" in done.stderr
 
 

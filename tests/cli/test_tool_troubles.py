@@ -62,4 +62,4 @@ def test_what_to_do_next_begins_with_reading_the_episodes(tmp_path: Path) -> Non
     (run,) = (tmp_path / "runs").iterdir()
     lines = done.stderr.splitlines()
     first = lines.index(f"Read the episodes:  reward-kit view runs/{run.name} --open")
-    assert lines[first + 1].endswith(f"reward-kit rescore runs/{run.name} --reward FILE.py:FUNCTION")
+    assert lines[first + 1].endswith(f"reward-kit score runs/{run.name} --reward FILE.py:FUNCTION")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from reward_kit.runs.header import RunHeader
+from reward_kit.runs.run_folder import RunHeader
 from tests import command_line
 from tests.rl.training.lake import TRAIN, lake_folder, metrics_of
 

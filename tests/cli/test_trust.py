@@ -280,8 +280,8 @@ class TestRunFolders:
         resumed = call(project, "run", "--resume", "-T", "run_limits.steps=100")
         assert resumed.returncode == 0, resumed.stderr
 
-    @pytest.mark.parametrize("verb", ["score", "rescore"])
-    def test_scoring_runs_nothing_that_a_received_run_names(self, tmp_path: Path, state: Path, verb: str) -> None:
+    @pytest.mark.parametrize("what", ["episodes", "run"])
+    def test_scoring_runs_nothing_that_a_received_run_names(self, tmp_path: Path, state: Path, what: str) -> None:
         (tmp_path / "own").mkdir()
         project = Project(tmp_path / "own", redact="redact.py:hide")
         (project.folder / "redact.py").write_text("def hide(text):\n    return text.replace('waited', 'idled')\n")
@@ -292,8 +292,8 @@ class TestRunFolders:
             "from reward_kit import reward_function\n\n"
             "@reward_function\ndef other(messages):\n    return {'score': 0.5}\n"
         )
-        target = str(run / "episodes.jsonl") if verb == "score" else str(run)
-        arguments = (verb, target, "--reward", "other.py:other", "--trust")
+        target = str(run / "episodes.jsonl") if what == "episodes" else str(run)
+        arguments = ("score", target, "--reward", "other.py:other", "--trust")
         refused = call(project, *arguments)
         assert refused.returncode == 2 and "-T redact=redact.py:hide" in refused.stderr, refused.stderr
         assert not has_run(project)

@@ -17,7 +17,7 @@ from reward_kit.episodes.record import (
     facts_of,
 )
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.runs.transcripts import read_transcripts
+from reward_kit.runs.scoring import read_transcripts
 from tests.agent.worlds import WORLD, call, collected
 
 IDENTITY = ["sample_id", "group_id", "rollout_index", "attempt", "policy", "stop_reason", "failure"]

@@ -11,8 +11,7 @@ from typing import Any
 
 from reward_kit.report.run_data import RunFacts, read_run
 from reward_kit.report.run_page import write_report
-from reward_kit.runs.header import RunHeader, RunTiming
-from reward_kit.runs.store import RunStore
+from reward_kit.runs.run_folder import RunHeader, RunStore, RunTiming
 
 BEGAN = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 

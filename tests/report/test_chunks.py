@@ -102,7 +102,7 @@ def test_chunks_are_of_about_half_a_megabyte(tmp_path: Path) -> None:
 def test_no_markup_can_end_the_script_that_holds_a_chunk() -> None:
     line = json.dumps(episode("r", messages=[{"role": "user", "content": "</script><!--"}])).encode()
     block = json.dumps(credit("r", 0) | {"state_key": "</script>"}, separators=(",", ":")).encode()
-    from reward_kit.runs.header import RunHeader
+    from reward_kit.runs.run_folder import RunHeader
 
     text = group_text([StoredLines(line, line, block)], LineFitter(RunHeader(task_name="t", total=1)))
     assert b"<" not in text

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from reward_kit.report.episode_chunks import LineFitter
-from reward_kit.runs.header import RunHeader
+from reward_kit.runs.run_folder import RunHeader
 
 
 @pytest.fixture

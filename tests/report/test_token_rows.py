@@ -12,7 +12,7 @@ import pytest
 from reward_kit.episodes.record import episode_to_record
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.report.episode_chunks import TokenTexts, token_rows, token_texts
-from reward_kit.runs.header import RunHeader
+from reward_kit.runs.run_folder import RunHeader
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -377,7 +377,7 @@ def test_both_forms_score_what_is_there_already(tmp_path: Path) -> None:
 def test_two_names_of_one_reward_are_refused(tmp_path: Path) -> None:
     project = Project(tmp_path, custom_reward_function={"path": "mine.py"})
     done = project.call("run", "task.yaml")
-    assert done.returncode == 2 and "in the place of reward_function_path" in done.stderr
+    assert done.returncode == 2 and "replaces reward_function_path" in done.stderr
 
 
 async def test_a_class_says_how_often_its_endpoint_is_asked_again() -> None:

@@ -33,5 +33,5 @@ def test_the_doctor_reads_no_endless_list_of_models(kind: str) -> None:
         (answer,) = await asked(["http://127.0.0.1:{port}/v1"])
         assert answer.outcome in ("foreign", "failing", "broken"), answer
         """
-        cost = peak("import aiohttp\nfrom reward_kit.cli.doctor_endpoints import asked", ask)
+        cost = peak("import aiohttp\nfrom reward_kit.cli.doctor import asked", ask)
     assert (cost.kind, cost.message, cost.mb < 50) == ("", "", True), cost

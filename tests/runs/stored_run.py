@@ -8,8 +8,7 @@ from typing import Any
 
 from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.models import Message
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.store import RunStore
+from reward_kit.runs.run_folder import RunHeader, RunStore
 
 
 def episode(rollout_id: str, states: Sequence[str | None], group: str = "g", index: int = 0) -> SingleAgentEpisode:

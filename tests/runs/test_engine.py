@@ -11,9 +11,9 @@ from reward_kit.agent.limits import RunBudget
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.reward_agent.scoring import Reward, Scorer
-from reward_kit.runs.engine import LocalEngine, RolloutWorker
-from reward_kit.runs.plan import Plan
-from reward_kit.runs.store import read_episodes
+from reward_kit.runs.plan import RunPlan
+from reward_kit.runs.run_folder import read_episodes
+from reward_kit.runs.runner import LocalEngine, RolloutWorker
 from tests.agent.worlds import text
 from tests.runs.test_runner import plan_of, run_in, status
 
@@ -27,7 +27,7 @@ class Elsewhere(LocalEngine):
         self._losses = losses
 
     @asynccontextmanager
-    async def workers(self, plan: Plan, budget: RunBudget) -> AsyncIterator[Mapping[str, RolloutWorker]]:
+    async def workers(self, plan: RunPlan, budget: RunBudget) -> AsyncIterator[Mapping[str, RolloutWorker]]:
         self.opened += 1
         async with super().workers(plan, budget) as workers:
             yield {label: Losing(worker, self._losses) for label, worker in workers.items()}

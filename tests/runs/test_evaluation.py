@@ -108,10 +108,10 @@ def test_the_policies_are_told_apart(task: Path, tmp_path: Path) -> None:
             r"^overrides: limits\.reward_times: .* mean 'reward_time_s'",
         ),
         ({"overrides": {"limts.cost": 3}}, "^overrides: limts: unknown key; did you mean 'limits'"),
-        ({"overrides": {"name.x": 3}}, r"^overrides=\{'name\.x': …\}: 'name' is no mapping"),
+        ({"overrides": {"name.x": 3}}, r"^overrides=\{'name\.x': …\}: 'name' is not a mapping"),
         ({"policies": "expret"}, "expret"),
         ({"rollouts": "3"}, "rollouts: expected a whole number above 0, got '3'"),
-        ({"policies": [3]}, "policies is a name or a list of names; an int is none"),
+        ({"policies": [3]}, "policies is a name or a list of names; an int is not one"),
         ({"overrides": ["name=t"]}, "overrides is a dict of keys and values, not a list"),
     ],
 )

@@ -39,7 +39,7 @@ def test_the_table_has_every_policy_and_no_html_of_a_stranger(run: FinishedRun) 
         "4 episodes did not pass",
     ):
         assert told in seen.text, told
-    assert "report.html" in seen.text and "without walls" in seen.text
+    assert "report.html" in seen.text and "unconfined" in seen.text
 
 
 def test_its_own_text_is_one_line(run: FinishedRun) -> None:

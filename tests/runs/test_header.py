@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from reward_kit.errors import ConfigError, StoreError
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.store import RunStore
+from reward_kit.runs.run_folder import RunHeader, RunStore
 
 
 def written(path: Path) -> dict[str, Any]:

@@ -9,11 +9,14 @@ import pytest
 
 from reward_kit.errors import ConfigError
 from reward_kit.runs import inputs as module
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.inputs import differences, digest_of, digests_of, keep_inputs, scorer_hash
+from reward_kit.runs.inputs import differences, digest_of, keep_inputs, scorer_hash
 from reward_kit.runs.redaction import Redaction
-from reward_kit.runs.store import RunStore
+from reward_kit.runs.run_folder import RunHeader, RunStore
 from reward_kit.runs.tasks import load_task
+
+
+def digests_of(inputs: dict[str, Path]) -> dict[str, str]:
+    return {name: digest_of(path) for name, path in inputs.items()}
 
 
 def run_with(folder: Path, text: str, secret: str = "") -> tuple[RunStore, dict[str, Path]]:

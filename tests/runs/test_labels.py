@@ -54,7 +54,7 @@ def test_a_rollout_of_transcripts(write, tmp_path):
     data = tmp_path / "data.jsonl"
     data.write_text(json.dumps({"id": "a", "messages": json.loads(TALK), "ground_truth": "4"}) + "\n")
     path = write(["rollout_id", "label"], ["a-0", "1"])
-    from reward_kit.runs.transcripts import read_transcripts
+    from reward_kit.runs.scoring import read_transcripts
 
     (episode,) = read_transcripts(data)
     path = write(["rollout_id", "label"], [episode.id_, "1"])

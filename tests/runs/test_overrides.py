@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reward_kit.errors import ConfigError
-from reward_kit.runs.overrides import overlaid, parse_override
+from reward_kit.runs.task_file import overlaid, parse_override
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,11 @@ def test_inner_keys_are_laid_over_and_the_original_stays() -> None:
 
 @pytest.mark.parametrize(
     ("key", "said"),
-    [("name.inner", "'name' is no mapping"), ("rows.2", "'2' is no position in a list of 2"), ("rows.x", "'x' is no")],
+    [
+        ("name.inner", "'name' is not a mapping"),
+        ("rows.2", "'2' is not a position in a list of 2"),
+        ("rows.x", "'x' is not a"),
+    ],
 )
 def test_a_key_that_leads_nowhere_is_named(key: str, said: str) -> None:
     with pytest.raises(ConfigError, match=f"-T {key}=…: {said}"):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from reward_kit.runs.export import CreditLines
-from reward_kit.runs.places import credit_places
+from reward_kit.runs.results import credit_places
 from tests.report.made import make_run
 
 

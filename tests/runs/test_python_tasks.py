@@ -18,11 +18,9 @@ from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.errors import ConfigError
 from reward_kit.models import EvaluateResult, Message
-from reward_kit.runs.evaluation import evaluate, evaluate_async
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.python_tasks import Task
-from reward_kit.runs.request import header_to_resume
-from reward_kit.runs.store import latest_run
+from reward_kit.runs.evaluation import Task, evaluate, evaluate_async
+from reward_kit.runs.plan import header_to_resume
+from reward_kit.runs.run_folder import RunHeader, latest_run
 from reward_kit.typed_interface import reward_function
 
 ROWS = [
@@ -118,7 +116,7 @@ def test_the_run_says_what_no_file_does(tmp_path: Path) -> None:
     assert [json.loads(line) for line in kept["dataset.jsonl"].splitlines()] == ROWS
     levels = {json.loads(line)["sandbox"]["level"] for line in (run.path / "scores.jsonl").read_text().splitlines()}
     assert levels == {"in_process"}
-    assert any("in_process, without walls" in note for note in run.notes) and "without walls" in run._repr_html_()
+    assert any("in_process, unconfined" in note for note in run.notes) and "unconfined" in run._repr_html_()
 
 
 def test_rows_are_kept_with_values_that_only_python_has(tmp_path: Path) -> None:
@@ -217,7 +215,7 @@ def test_what_is_wrong_with_it_is_told_where_it_is_made(keys: dict[str, Any], to
     [
         ({"policies": NeedsTown}, r"policy 'NeedsTown' needs town; give an instance, NeedsTown\(town=…\)"),
         ({"policies": [Says(), Says()]}, "two policies are called 'Says'; give them labels"),
-        ({"policies": {"one": "random"}}, "a dict has a label for each AgentPolicy; a str is none"),
+        ({"policies": {"one": "random"}}, "a dict has a label for each AgentPolicy; a str is not one"),
         ({"overrides": {"reward_function_path": "r.py:f"}}, "reward_function_path has no effect: the task's reward"),
         ({"overrides": {"dataset_path": "r.jsonl"}}, "dataset_path has no effect: the task's dataset"),
         ({"overrides": {"policy.type": "random"}}, r"policy\.type has no effect: the task's policy"),

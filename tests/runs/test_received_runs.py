@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from reward_kit.cli.runs import remove, stored_runs
 from reward_kit.errors import StoreError
 from reward_kit.rl.training.run_folder import RunFolder
+from reward_kit.runs.events import logged_to
 from reward_kit.runs.files import state_name
-from reward_kit.runs.header import RunHeader
 from reward_kit.runs.redaction import Redaction
-from reward_kit.runs.run_log import logged_to
-from reward_kit.runs.shelf import remove, stored_runs
-from reward_kit.runs.store import RunStore, load_episode, read_episodes
+from reward_kit.runs.run_folder import RunHeader, RunStore, load_episode, read_episodes
 from tests.cli.project import Project
 from tests.runs.stored_run import episode, make_run, score
 
@@ -76,7 +75,7 @@ def test_scoring_a_run_again_copies_no_state_to_or_from_elsewhere(received: Path
     (tmp_path / "other" / "deep").mkdir(parents=True)
     project = Project(tmp_path)
     (tmp_path / "reward.py").write_text(REWARD)
-    done = project.call("rescore", "runs/run", "--reward", "reward.py:one", "--log-dir", "other/deep/runs")
+    done = project.call("score", "runs/run", "--reward", "reward.py:one", "--log-dir", "other/deep/runs")
     assert not (tmp_path / "other" / "deep" / "private.json").exists()
     assert done.returncode == 3 and "a final state is named by its SHA-256" in done.stderr
 
@@ -135,10 +134,10 @@ def _trained(run: Path) -> RunFolder:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("report", "RUN"),
+        ("view", "RUN", "-o", "page.html"),
         ("credit", "RUN"),
         ("export", "RUN", "--format", "csv"),
-        ("rescore", "RUN", "--reward", "reward.py:one"),
+        ("score", "RUN", "--reward", "reward.py:one"),
         ("compare", "RUN", "RUN/../other"),
         ("run", "--resume", "RUN"),
         ("check", "RUN"),
@@ -218,14 +217,14 @@ def test_an_id_that_is_a_path_is_only_a_name(tmp_path: Path, rollout_id: str) ->
     run = make_run(tmp_path / "runs", [made], [score(rollout_id, 1.0)])
     before = contents(tmp_path)
     for arguments in (
-        ("report",),
+        ("view", "-o", "page.html"),
         ("credit", "--estimator", "grpo"),
         ("export", "--format", "csv"),
-        ("rescore", "--reward", "reward.py:broken"),
+        ("score", "--reward", "reward.py:broken"),
         ("check",),
     ):
         verb, *rest = arguments
         done = project.call(verb, "runs/run", *rest)
         assert "Traceback" not in done.stderr
     new = contents(tmp_path).keys() - before.keys()
-    assert run.is_dir() and all(name.startswith(("runs/", "__pycache__/")) for name in new)
+    assert run.is_dir() and all(name.startswith(("runs/", "__pycache__/", "page")) for name in new)

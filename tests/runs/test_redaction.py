@@ -11,7 +11,6 @@ import pytest
 from reward_kit.display_text import SafeFormatter
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.providers.keys import ORIGINS_VARIABLE
-from reward_kit.runs.header import RunHeader
 from reward_kit.runs.redaction import (
     HIDDEN,
     Redaction,
@@ -21,7 +20,7 @@ from reward_kit.runs.redaction import (
     without_hidden,
     without_secrets,
 )
-from reward_kit.runs.store import RunStore, load_episode, read_episodes
+from reward_kit.runs.run_folder import RunHeader, RunStore, load_episode, read_episodes
 from tests.runs.test_store import make_episode
 
 SECRET = 'sk-"12\\34"-ünï'

@@ -41,8 +41,8 @@ from reward_kit.episodes.json_codec import compact_json
 from reward_kit.episodes.record import episode_to_record
 from reward_kit.errors import ConfigError, RewardKitError
 from reward_kit.models import TaskDefinitionModel
-from reward_kit.runs.tasks import LoadedTask, load_task, validated
-from reward_kit.runs.yaml_lines import LocatedYaml
+from reward_kit.runs.task_file import LocatedYaml, validated
+from reward_kit.runs.tasks import LoadedTask, load_task
 from tests.profiles import examples
 
 SECRET_TEXT, SECRET_VALUE, VARIABLE = "canary-text-58c1", "canary-value-90fe", "REWARD_KIT_CANARY_TOKEN"

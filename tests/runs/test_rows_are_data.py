@@ -29,7 +29,7 @@ from reward_kit.episodes.record import facts_of
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.trl.environments import environment_factory
 from reward_kit.models import TaskDefinitionModel
-from reward_kit.runs.python_tasks import Task
+from reward_kit.runs.evaluation import Task
 from reward_kit.runs.tasks import load_task
 
 TINY = Path(__file__).parent.parent / "environments" / "mcp_tiny_server.py"

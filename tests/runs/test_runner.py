@@ -17,11 +17,10 @@ from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
 from reward_kit.agent.samples import Sample
 from reward_kit.loading import load_object
-from reward_kit.runs.header import RunHeader
 from reward_kit.runs.inputs import scorer_hash
-from reward_kit.runs.plan import Control, NamedPolicy, Plan
+from reward_kit.runs.plan import Control, NamedPolicy, RunPlan
+from reward_kit.runs.run_folder import RunHeader, RunStore, read_episodes, read_scores
 from reward_kit.runs.runner import Run
-from reward_kit.runs.store import RunStore, read_episodes, read_scores
 from reward_kit.runs.summary import EpisodeRow
 from reward_kit.typed_interface import reward_spec
 from tests.agent.worlds import Counter, call, task_of, text
@@ -81,12 +80,12 @@ def plan_of(
     max_concurrency: int = 4,
     seed: int = 0,
     **fields: Any,
-) -> Plan:
+) -> RunPlan:
     definition = task_of(**{"initial_user_prompt": "go", **fields})
     chosen = tuple(Sample(f"s{n}") for n in range(samples))
     acting = policy if isinstance(policy, AgentPolicy) else ScriptedPolicy(policy)
     scored_by = reward and reward_spec(reward)
-    return Plan(definition, [NamedPolicy("p", acting)], chosen, rollouts, seed, max_concurrency, scored_by)
+    return RunPlan(definition, [NamedPolicy("p", acting)], chosen, rollouts, seed, max_concurrency, scored_by)
 
 
 class Told:
@@ -106,7 +105,7 @@ def open_store(path: Path) -> RunStore:
     return RunStore(path) if path.exists() else RunStore.create(path, RunHeader(task_name="t"))
 
 
-async def run_in(path: Path, plan: Plan, **options: Any) -> Run:
+async def run_in(path: Path, plan: RunPlan, **options: Any) -> Run:
     """Run a plan in a run directory, a new one or one that is there already."""
     with open_store(path) as store:
         run = Run(plan, store, **options)

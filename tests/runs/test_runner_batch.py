@@ -13,10 +13,10 @@ import pytest
 from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.episodes.record import attempt_of
-from reward_kit.runs.plan import Control, NamedPolicy, Plan
+from reward_kit.runs.plan import Control, NamedPolicy, RunPlan
+from reward_kit.runs.run_folder import read_scores
 from reward_kit.runs.runner import Run
-from reward_kit.runs.store import read_scores
-from reward_kit.runs.transcripts import read_transcripts
+from reward_kit.runs.scoring import read_transcripts
 from reward_kit.typed_interface import reward_function, reward_spec
 from tests.agent.worlds import task_of, text
 from tests.runs.test_runner import Told, open_store, plan_of, run_in, scored_ids, status
@@ -198,7 +198,7 @@ class TestGroups:
         said = [{"id": name, "messages": [{"role": "assistant", "content": "x"}]} for name in ("a", "b", "a", "a", "c")]
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in said))
         episodes = read_transcripts(tmp_path / "rows.jsonl")
-        plan = Plan(task_of(initial_user_prompt="go"), reward=reward_spec(share), given=len(episodes))
+        plan = RunPlan(task_of(initial_user_prompt="go"), reward=reward_spec(share), given=len(episodes))
         with open_store(tmp_path / "run") as store:
             run = Run(plan, store)
             run.take_stock()

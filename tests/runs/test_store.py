@@ -14,10 +14,11 @@ from reward_kit.environments.snapshots import compose, decompose
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.models import Message
-from reward_kit.runs.header import RunHeader, RunTiming
 from reward_kit.runs.redaction import Redaction, without_secrets
-from reward_kit.runs.store import (
+from reward_kit.runs.run_folder import (
+    RunHeader,
     RunStore,
+    RunTiming,
     latest_run,
     load_episode,
     new_run_path,

@@ -8,9 +8,9 @@ from io import StringIO
 import pytest
 
 from reward_kit.console import SafeConsole
+from reward_kit.runs.display import difference_text, interval_text, signed, summary_table
 from reward_kit.runs.statistics import Interval
 from reward_kit.runs.summary import PolicySummary
-from reward_kit.runs.tables import difference_text, interval_text, signed, summary_table
 
 SUMMARY = PolicySummary(
     policy="openai/gpt-5-mini",

@@ -10,9 +10,8 @@ import pytest
 
 from reward_kit.agent.starts import GroupStart
 from reward_kit.errors import ConfigError
-from reward_kit.runs.overrides import parse_override
-from reward_kit.runs.resources import check_world
-from reward_kit.runs.tasks import LoadedTask, load_task, selected
+from reward_kit.runs.task_file import parse_override
+from reward_kit.runs.tasks import LoadedTask, check_world, load_task, selected
 
 MINIMAL = "name: t\ninitial_user_prompt: hello\n"
 
@@ -202,11 +201,11 @@ class TestSeveralResources:
         [
             (
                 "resource_type: sqlite\nresources: [{type: sqlite}]\n",
-                r"task\.yaml:4: resources: resources stands in the place of resource_type",
+                r"task\.yaml:4: resources: resources replaces resource_type",
             ),
             (
                 "resources: [{type: sqlite}]\nbase_resource_config: {a: 1}\n",
-                r"task\.yaml:3: resources: resources stands in the place of",
+                r"task\.yaml:3: resources: resources replaces",
             ),
             (
                 "resources:\n  - type: sqlite\n  - type: sqlit\n",
@@ -253,7 +252,7 @@ class TestSeveralResources:
         path = self.project(tmp_path)
         task = load_task(path, {"resources.0.config.max_rows": 3})
         assert task.definition.base_resource_config["resources"][0]["config"]["max_rows"] == 3
-        with pytest.raises(ConfigError, match="'2' is no position in a list of 2"):
+        with pytest.raises(ConfigError, match="'2' is not a position in a list of 2"):
             load_task(path, {"resources.2.config.max_rows": 3})
 
     @pytest.mark.parametrize(

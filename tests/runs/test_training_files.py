@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reward_kit.runs.training_files import kept_file, kept_files
+from reward_kit.runs.files import kept_file, kept_files
 
 
 def test_kept_files_come_in_the_order_of_their_updates_and_strangers_are_left_out(tmp_path: Path) -> None:

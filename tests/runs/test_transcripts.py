@@ -13,9 +13,8 @@ from reward_kit.agent.models import steps_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, EpisodeError, StoreError
 from reward_kit.reward_agent import ScoringRequest
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.store import RunStore
-from reward_kit.runs.transcripts import read_transcripts
+from reward_kit.runs.run_folder import RunHeader, RunStore
+from reward_kit.runs.scoring import read_transcripts
 from tests.runs.test_store import make_episode
 
 USER = {"role": "user", "content": "2+2"}

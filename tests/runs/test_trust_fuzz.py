@@ -16,9 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reward_kit.errors import RewardKitError
-from reward_kit.runs.preparation import prepare
-from reward_kit.runs.resources import check_world
-from reward_kit.runs.tasks import load_task, read_task
+from reward_kit.runs.plan import RunArgs, plan_run
+from reward_kit.runs.tasks import check_world, load_task, read_task
 from reward_kit.runs.trust import code_of_file, untrusted
 
 VARIABLE, VALUE = "CANARY_TOKEN", "canary-value-0123456789"
@@ -170,7 +169,7 @@ def load_if_not_asked(path: Path) -> bool:
     if any(untrusted(code)):
         return False
     task = load_task(path)
-    prepare(task, needs_policy=False)
+    plan_run(task, RunArgs(task_path=path), needs_policy=False)
     anyio.run(check_world, task.definition, task.samples, task.located)
     return True
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reward_kit.errors import ConfigError
-from reward_kit.runs.yaml_lines import LocatedYaml
+from reward_kit.runs.task_file import LocatedYaml
 from tests.profiles import examples
 
 DOCUMENT = """\

@@ -24,6 +24,7 @@ from reward_kit.episodes.record import attempt_of, episode_from_record, facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, Failure, PolicyError, RewardKitError, did_you_mean
 from reward_kit.models import Message
+from reward_kit.safe_input import complete_lines
 
 logger = logging.getLogger("reward_kit.agent")
 
@@ -237,20 +238,15 @@ def recorded_labels(run: Path) -> list[str]:
 
 def _identities(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Return the offset and the first fields of each line; a torn last line is left out."""
-    offset = 0
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.endswith(b"\n"):
-                return
-            # Quotes are escaped inside JSON strings, so this is the key itself, and the long rest is not parsed.
-            end = line.find(_AFTER_IDENTITY)
-            try:
-                identity = json.loads(line if end < 0 else line[:end] + b"}")
-                known = {key: identity[key] for key in ("rollout_id", "sample_id", "rollout_index", "policy")}
-            except (ValueError, KeyError, TypeError) as error:
-                raise ConfigError(f"{file}:{number}: no episode: {type(error).__name__}: {error}") from None
-            yield offset, {**known, "attempt": attempt_of(identity)}
-            offset += len(line)
+    for number, (offset, line) in enumerate(complete_lines(file), 1):
+        # Inside a JSON text quotes are escaped, so this is the key itself, and the long part is not parsed.
+        end = line.find(_AFTER_IDENTITY)
+        try:
+            identity = json.loads(line if end < 0 else line[:end] + b"}")
+            known = {key: identity[key] for key in ("rollout_id", "sample_id", "rollout_index", "policy")}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{file}:{number}: no episode: {type(error).__name__}: {error}") from None
+        yield offset, {**known, "attempt": attempt_of(identity)}
 
 
 def _difference(old: Message | None, new: Message | None) -> str:

@@ -15,9 +15,8 @@ from reward_kit.integrations.ray.task_workers import TaskWorkers, environment_fo
 from reward_kit.providers.session import ProviderSession
 from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.scoring import Reward, Scorer
-from reward_kit.runs.engine import RolloutWorker
-from reward_kit.runs.plan import Plan
-from reward_kit.runs.request import Request
+from reward_kit.runs.plan import RunArgs, RunPlan
+from reward_kit.runs.runner import RolloutWorker
 from reward_kit.runs.tasks import LoadedTask
 
 
@@ -35,7 +34,7 @@ class RayEngine:
     """
 
     def __init__(
-        self, task: LoadedTask, request: Request, options: RayOptions, traffic: ProviderSession | None = None
+        self, task: LoadedTask, request: RunArgs, options: RayOptions, traffic: ProviderSession | None = None
     ) -> None:
         ray_module()  # what is not installed is told at once
         self._task, self._request, self._options, self._traffic = task, request, options, traffic
@@ -45,7 +44,7 @@ class RayEngine:
         self._connection = Connection(options.address, task.folder if options.ship else None)
 
     @asynccontextmanager
-    async def workers(self, plan: Plan, budget: RunBudget) -> AsyncIterator[Mapping[str, RolloutWorker]]:
+    async def workers(self, plan: RunPlan, budget: RunBudget) -> AsyncIterator[Mapping[str, RolloutWorker]]:
         """As `Engine`. The processes start meanwhile.
 
         Raises:

@@ -21,8 +21,7 @@ from reward_kit.models import TaskDefinitionModel
 from reward_kit.providers.keys import OPENAI_KEY, OPENAI_URL, ORIGINS_VARIABLE, read_dotenv, resolve_endpoint
 from reward_kit.providers.session import ProviderSession
 from reward_kit.runs.inputs import TASK_FILE, digest_of
-from reward_kit.runs.preparation import prepare
-from reward_kit.runs.request import Request
+from reward_kit.runs.plan import RunArgs, plan_run
 from reward_kit.runs.tasks import LoadedTask, load_tools
 
 RATES = ("requests_per_minute", "tokens_per_minute", "max_connections")
@@ -46,7 +45,7 @@ class TaskWorkers:
     is_shipped: bool = False
 
     @classmethod
-    def of(cls, task: LoadedTask, request: Request, processes: int, *, is_shipped: bool = False) -> TaskWorkers:
+    def of(cls, task: LoadedTask, request: RunArgs, processes: int, *, is_shipped: bool = False) -> TaskWorkers:
         """For the policies of a request, with its share of each limit on rates.
 
         Raises:
@@ -70,17 +69,18 @@ class TaskWorkers:
         _check_files(task)
         location = task.definition.tools_module_path
         tools = load_tools(location, task.folder) if location else None
-        prepared = prepare(task, self.models, self.policies, self.base_url, traffic)
+        args = RunArgs(task_path=task.path, models=self.models, policies=self.policies, base_url=self.base_url)
+        plan = plan_run(replace(task, samples=()), args, traffic=traffic)
         return {
             named.label: RLRolloutWorker(
                 task.definition,
                 named.policy,
                 tools=tools,
-                user=prepared.user,
+                user=plan.user,
                 budget=budget,
                 policy_label=named.label,
             )
-            for named in prepared.policies
+            for named in plan.policies
         }
 
 

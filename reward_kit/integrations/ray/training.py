@@ -45,8 +45,8 @@ from reward_kit.rl.training.rollouts import acting_as
 from reward_kit.rl.training.run_folder import RunFolder, changes_since, header_of
 from reward_kit.rl.training.session import Outcome, train
 from reward_kit.rl.training.setup import Factories, Workers, help_to_train, make_worker, sharded_by, use_threads
-from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.plan import Control
+from reward_kit.runs.run_folder import FILE, RunHeader
 from reward_kit.runs.tasks import LoadedTask, load_tools
 from reward_kit.task_parts import PolicyModel
 

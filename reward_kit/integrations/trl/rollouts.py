@@ -36,8 +36,8 @@ from reward_kit.reward_agent.tickets import Ticket
 from reward_kit.rl.trainer import TrainablePolicy, trainable
 from reward_kit.rl.training.rollouts import Collector, LockstepBarrier
 from reward_kit.rl_processing import CreditAssigner
+from reward_kit.runs.plan import make_user
 from reward_kit.runs.tasks import LoadedTask, assigner_of, load_task
-from reward_kit.runs.users import make_user
 
 SampleOf = Callable[[Any], Sample]
 logger = logging.getLogger("reward_kit.integrations.trl")

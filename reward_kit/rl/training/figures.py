@@ -17,9 +17,9 @@ from reward_kit.episodes.record import environment_return, episode_to_record, fa
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import Failure
 from reward_kit.rl_processing import CreditBatch
+from reward_kit.runs.files import TRAINING
 from reward_kit.runs.redaction import Redaction
-from reward_kit.runs.store import redacted_state
-from reward_kit.runs.training_files import TRAINING
+from reward_kit.runs.run_folder import redacted_state
 from reward_kit.tokens import TokenBatch
 from reward_kit.tokens.columns import Array
 

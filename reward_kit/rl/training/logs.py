@@ -24,8 +24,7 @@ from reward_kit.errors import ConfigError, how_to_install
 from reward_kit.private_files import private_opener
 from reward_kit.rl.training.config import LogsModel
 from reward_kit.rl.training.pipelines import Progress
-from reward_kit.runs.files import cut_torn_line, told_of
-from reward_kit.runs.training_files import HELD_OUT_SCORE, METRICS
+from reward_kit.runs.files import HELD_OUT_SCORE, METRICS, cut_torn_line, told_of
 
 DisplayKind = Literal["rich", "plain", "none"]
 

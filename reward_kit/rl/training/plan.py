@@ -25,11 +25,10 @@ from reward_kit.rl.learner.optimizer import add_adapters, check_critic, paramete
 from reward_kit.rl.trainer import trainable
 from reward_kit.rl.training.config import TrainModel, unknown_keys
 from reward_kit.rl_processing import CreditAssigner
-from reward_kit.runs.overrides import keys_of_user, overlaid
-from reward_kit.runs.policies import check_costs
+from reward_kit.runs.plan import check_costs
 from reward_kit.runs.redaction import Redaction, known_secrets, load_hook
-from reward_kit.runs.tasks import LoadedTask, load_task, located_assigner, place_of, task_of, validated
-from reward_kit.runs.yaml_lines import LocatedYaml, about
+from reward_kit.runs.task_file import LocatedYaml, about, keys_of_user, overlaid, place_of, validated
+from reward_kit.runs.tasks import LoadedTask, load_task, located_assigner, resolve_task
 from reward_kit.task_parts import CreditModel, PolicyModel
 
 TRAIN_FILE = "train file"
@@ -225,7 +224,7 @@ def _resolve(parsed: ParsedTrainFile) -> ResolvedTrainFile:
     elif "task" in parsed.own:
         raise ConfigError("-T task=… names a task file; set single keys of it with -T task.KEY=…")
     else:
-        task = task_of(located.part("task"), parsed.of_task, stored=parsed.stored_of_task)
+        task = resolve_task(located.part("task"), parsed.of_task, stored=parsed.stored_of_task)
     credit = located_assigner(located, config.credit or task.definition.credit or CreditModel(), parsed.own)
     samples, held_out = task.samples, None
     if (evaluation := config.evaluation) is None:
@@ -246,7 +245,7 @@ def _resolve(parsed: ParsedTrainFile) -> ResolvedTrainFile:
         held_out = HeldOut(other, other.samples[: evaluation.limit], True)
     else:
         dataset = {"dataset_path": str(folder / str(evaluation.dataset_path))}
-        other = task_of(task.located, parsed.of_task | dataset, stored=parsed.stored_of_task)
+        other = resolve_task(task.located, parsed.of_task | dataset, stored=parsed.stored_of_task)
         held_out = HeldOut(other, other.samples[: evaluation.limit], False)
     return ResolvedTrainFile(parsed, task, credit, samples, held_out)
 

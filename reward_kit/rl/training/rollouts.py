@@ -21,7 +21,7 @@ from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.rl.reward_manager import RewardManager
 from reward_kit.rl.training.figures import Figures, episode_figures, prefixed, score_figures
-from reward_kit.runs.engine import RolloutWorker
+from reward_kit.runs.runner import RolloutWorker
 from reward_kit.runs.statistics import mean_interval
 from reward_kit.tokens import build_rows
 

@@ -27,11 +27,10 @@ from reward_kit.errors import ConfigError, StoreError
 from reward_kit.private_files import make_private_folder, private_opener
 from reward_kit.processes import lock_for_this_process
 from reward_kit.rl.training.plan import TRAIN_FILE, TrainingPlan
-from reward_kit.runs.files import refuse_links_out, told_of, write_atomically
-from reward_kit.runs.header import FILE, RunHeader
+from reward_kit.runs.files import METRICS, refuse_links_out, told_of, write_atomically
 from reward_kit.runs.inputs import TASK_FILE
 from reward_kit.runs.redaction import Redaction, without_secrets
-from reward_kit.runs.training_files import METRICS
+from reward_kit.runs.run_folder import FILE, RunHeader
 from reward_kit.validation import describe_validation_error
 
 CHECKPOINTS = "checkpoints"

@@ -27,9 +27,8 @@ from reward_kit.rl.training.plan import TrainingPlan
 from reward_kit.rl.training.run_folder import RunFolder, stored_config
 from reward_kit.rl.training.setup import Components, Factories, open_components, use_threads
 from reward_kit.runs import events
-from reward_kit.runs.files import write_atomically
+from reward_kit.runs.files import kept_file, write_atomically
 from reward_kit.runs.plan import Control
-from reward_kit.runs.training_files import kept_file
 
 INTERRUPTED = "interrupted"
 Interruptible = Callable[[Control, TrainingDisplay], AbstractAsyncContextManager[None]]

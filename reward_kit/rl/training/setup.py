@@ -39,8 +39,8 @@ from reward_kit.rl.training.rollouts import (
     TrainingWorker,
     acting_as,
 )
+from reward_kit.runs.plan import make_user
 from reward_kit.runs.tasks import LoadedTask
-from reward_kit.runs.users import make_user
 from reward_kit.tokens import TokenBatch
 
 

@@ -22,7 +22,7 @@ from reward_kit.agent.simulated_user import ScriptedUser
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.record import episode_to_record
 from reward_kit.errors import ConfigError, ProviderError
-from reward_kit.runs.policies import make_policies
+from reward_kit.runs.plan import RunArgs, make_policies
 from reward_kit.runs.tasks import load_task
 from tests.agent.worlds import WORLD, call, calls, failure, reason, task_of, text
 from tests.chat_server import ChatServer, answer, tool_calls
@@ -353,11 +353,16 @@ class TestCommandLine:
         (tmp_path / "run").mkdir()
         for label in ("b", "a"):
             written(tmp_path / "run", *await collect(ScriptedPolicy([text("x")]), label=label))
-        assert [named.label for named in make_policies(task, names=[f"replay:{tmp_path / 'run'}"])] == ["a", "b"]
+        assert [
+            named.label
+            for named in make_policies(task, RunArgs(task_path=task.path, policies=[f"replay:{tmp_path / 'run'}"]))
+        ] == ["a", "b"]
         Project(tmp_path, policy={"type": "replay", "run": "run", "policy": "b"})
-        assert [named.label for named in make_policies(load_task(tmp_path / "task.yaml"))] == ["b"]
+        assert [
+            named.label for named in make_policies(load_task(tmp_path / "task.yaml"), RunArgs(task_path=task.path))
+        ] == ["b"]
         with pytest.raises(ConfigError, match="nowhere is no run to replay"):
-            make_policies(task, names=["replay:nowhere"])
+            make_policies(task, RunArgs(task_path=task.path, policies=["replay:nowhere"]))
 
 
 from tests.agent.worlds import Counter  # noqa: E402

@@ -11,13 +11,9 @@ import anyio
 import yaml
 
 from reward_kit.providers.session import ProviderSession
-from reward_kit.runs.engine import Engine
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.plan import Listener, Plan
-from reward_kit.runs.preparation import plan_of
-from reward_kit.runs.request import Request
-from reward_kit.runs.runner import Run
-from reward_kit.runs.store import RunStore, read_episodes, read_scores
+from reward_kit.runs.plan import Listener, RunArgs, RunPlan, plan_run
+from reward_kit.runs.run_folder import RunHeader, RunStore, read_episodes, read_scores
+from reward_kit.runs.runner import Engine, Run
 from reward_kit.runs.tasks import LoadedTask, load_task
 
 WORLD = """
@@ -139,16 +135,16 @@ class Counting:
         """The task."""
         return load_task(self.folder / "task.yaml")
 
-    def request(self) -> Request:
+    def request(self) -> RunArgs:
         """All of it."""
-        return Request(self.folder / "task.yaml", {}, (), self.policies, None, None, None, (), 0)
+        return RunArgs(task_path=self.folder / "task.yaml", policies=self.policies)
 
-    def plan(self, max_concurrency: int = 16) -> Plan:
+    def plan(self, max_concurrency: int = 16) -> RunPlan:
         """What is run."""
-        return plan_of(self.loaded(), self.request(), max_concurrency, ProviderSession())[0]
+        return plan_run(self.loaded(), self.request(), max_concurrency=max_concurrency, traffic=ProviderSession())
 
 
-async def carried_out(plan: Plan, path: Path, engine: Engine | None = None, listener: Listener | None = None) -> Run:
+async def carried_out(plan: RunPlan, path: Path, engine: Engine | None = None, listener: Listener | None = None) -> Run:
     """A run of a plan, in a new directory."""
     with RunStore.create(path, RunHeader(task_name=plan.definition.name)) as store:
         run = Run(plan, store, engine=engine, listener=listener)

@@ -19,7 +19,7 @@ import anyio.to_thread
 import pytest
 
 from reward_kit.providers.keys import ORIGINS_VARIABLE
-from reward_kit.runs.store import read_episodes
+from reward_kit.runs.run_folder import read_episodes
 from tests.chat_server import ChatServer, answer, status
 from tests.integrations.ray.counting import Counting, without_the_clock
 
@@ -185,9 +185,9 @@ def test_no_cluster_at_an_address_is_one_line(folder: Path, shell: Shell) -> Non
 def test_a_model_of_ones_own_is_in_the_workers_and_only_its_outline_in_the_driver(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from reward_kit.cli.engine_flags import EngineFlags
+    from reward_kit.cli.run import outline_of_own_model
     from reward_kit.errors import PolicyError
-    from reward_kit.runs.policies import make_policies
+    from reward_kit.runs.plan import RunArgs, make_policies
     from tests.agent.policies.hf.small_models import byte_tokenizer, small_llama
 
     tokenizer = byte_tokenizer()
@@ -195,7 +195,8 @@ def test_a_model_of_ones_own_is_in_the_workers_and_only_its_outline_in_the_drive
     tokenizer.save_pretrained(folder / "task" / "small")
     policy = {"type": "hf", "model": "./small", "action_format": "hermes", "max_new_tokens": 8}
     counting = Counting(folder / "task", samples=2, policy=policy, max_episode_steps=2)
-    (driver,) = make_policies(EngineFlags("ray", None, ()).as_the_driver_needs_it(counting.loaded()))
+    task = outline_of_own_model(counting.loaded())
+    (driver,) = make_policies(task, RunArgs(task_path=task.path))
     with pytest.raises(PolicyError, match="made without weights"):
         driver.policy._engine  # type: ignore[attr-defined] # noqa: B018
     shell = Shell(folder / "task", Path(f"/tmp/{secrets.token_hex(2)}"))

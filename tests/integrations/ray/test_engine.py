@@ -12,7 +12,7 @@ import pytest
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.ray.cluster import workers_that_fit, workers_to_start
 from reward_kit.integrations.ray.options import RayOptions
-from reward_kit.runs.store import read_episodes
+from reward_kit.runs.run_folder import read_episodes
 from tests.integrations.ray.counting import Counting, carried_out, without_the_clock
 from tests.integrations.ray.meddling import Both, When, engine_for, killed
 

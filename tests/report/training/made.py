@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from reward_kit.runs.header import RunHeader, RunTiming
+from reward_kit.runs.run_folder import RunHeader, RunTiming
 from tests.report.made import BEGAN
 
 Figures = Mapping[str, float | None]

@@ -12,7 +12,7 @@ from reward_kit.episodes.record import episode_to_record
 from reward_kit.errors import StoreError
 from reward_kit.report import training_data as module
 from reward_kit.report.training_data import KeptGroups, kept_groups
-from reward_kit.runs.header import RunHeader
+from reward_kit.runs.run_folder import RunHeader
 from tests.runs.stored_run import episode
 
 HEADER = RunHeader(task_name="t", **{"training": {"config": {"credit": {"estimator": "gigpo", "omega": 0.5}}}})

@@ -12,8 +12,7 @@ import pytest
 
 from reward_kit.report.run_data import read_run
 from reward_kit.report.viewer_runs import RunCatalogue, RunRow
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.store import RunStore
+from reward_kit.runs.run_folder import RunHeader, RunStore
 from reward_kit.runs.summary import summarise, summary_to_json
 from tests.report.made import episode, make_run, random_run, score
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from reward_kit.runs.files import write_atomically
-from reward_kit.runs.header import RunHeader
+from reward_kit.runs.run_folder import RunHeader
 from tests.report.made import Parsed, episode, make_run, random_run, score
 from tests.report.viewer.asking import Visitor, visiting
 

@@ -12,7 +12,7 @@ from reward_kit.errors import ConfigError, StoreError
 from reward_kit.report.episode_chunks import StoredLines
 from reward_kit.report.run_data import read_run
 from reward_kit.report.viewer_runs import WatchedRun
-from reward_kit.runs.header import RunHeader
+from reward_kit.runs.run_folder import RunHeader
 from tests.report.made import episode, make_run, random_run, score
 
 

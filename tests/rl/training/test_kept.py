@@ -13,7 +13,7 @@ from reward_kit.errors import StoreError
 from reward_kit.report.episode_chunks import token_rows
 from reward_kit.rl.training.figures import KeptUpdate
 from reward_kit.runs.redaction import Redaction
-from reward_kit.runs.transcripts import read_transcripts
+from reward_kit.runs.scoring import read_transcripts
 from tests import command_line
 from tests.rl.training.lake import TRAIN, lake_folder, trained
 from tests.runs.test_store import make_episode

@@ -14,7 +14,7 @@ import pytest
 from reward_kit.errors import ConfigError
 from reward_kit.rl.checkpoint import checkpoints
 from reward_kit.rl.training.plan import load_plan
-from reward_kit.runs.header import RunHeader
+from reward_kit.runs.run_folder import RunHeader
 from tests import command_line
 from tests.rl.training.lake import interrupted_after, lake_folder, metrics_of, same, train, trained, weights_of
 
@@ -91,7 +91,7 @@ def test_killed_and_resumed_is_the_same_as_straight(tmp_path: Path) -> None:
 
 
 async def test_a_language_model_in_lockstep_goes_on_to_the_last_bit(tmp_path: Path) -> None:
-    from reward_kit.rl.model_kit import build_decoder, build_tokenizer, load_model, save_model
+    from reward_kit.rl.model_kit.models import build_decoder, build_tokenizer, load_model, save_model
 
     tokenizer = build_tokenizer(level="byte")
     model = build_decoder(tokenizer, layers=1, width=16, heads=2, context=512, seed=1)

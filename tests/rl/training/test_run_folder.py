@@ -11,7 +11,7 @@ import pytest
 from reward_kit.errors import ConfigError
 from reward_kit.rl.training.plan import load_plan
 from reward_kit.rl.training.run_folder import Changes, RunFolder, changes_since, header_of, stored_config
-from reward_kit.runs.header import RunHeader
+from reward_kit.runs.run_folder import RunHeader
 from tests import command_line
 from tests.rl.training.lake import TRAIN, lake_folder
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from reward_kit.runs.comparison import Comparison, compare, read_sides
-from reward_kit.runs.header import RunHeader
-from reward_kit.runs.store import RunStore
+from reward_kit.runs.run_folder import RunHeader, RunStore
 
 Scores = Mapping[str, Sequence[float | None]]
 

@@ -1,14 +1,17 @@
-"""What a task, or a run of one, is given as Python objects where a task file has names: reward, tools, rows, policies.
+"""Python objects of a task, instead of names in a task file: reward, tools, rows, policies; and their source texts.
 
-A Python object lives in this process, so a reward that is one has no walls. No file says what it is, so a run with one
+A Python object lives in this process, so a reward that is one is not confined. No file describes it, so a run with one
 is not resumed; its source text is kept with the run as far as Python knows it.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
 import hashlib
 import inspect
 import json
+import linecache
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,18 +21,44 @@ from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.json_codec import to_json_value
-from reward_kit.errors import ConfigError, EpisodeError, PolicyError, RewardKitError, boundary, kind_of
+from reward_kit.errors import ConfigError, EpisodeError, RewardKitError, kind_of
 from reward_kit.loading import load_object
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.levels import reward_here
-from reward_kit.runs.plan import NamedPolicy
-from reward_kit.runs.source_texts import source_of
 from reward_kit.typed_interface import RewardSpec
+
+
+def source_of(value: Any) -> str:
+    """The source text of a function, a class or an instance's class; "" where Python does not know it."""
+    if not isinstance(value, type):
+        while isinstance(value, functools.partial):
+            value = value.func
+        value = value if inspect.isroutine(value) else type(value)
+    try:
+        return inspect.getsource(inspect.unwrap(value))
+    except (OSError, TypeError):
+        return _class_in_a_cell(value) if isinstance(value, type) else ""
+
+
+def _class_in_a_cell(kind: type) -> str:
+    """The text of a class of which only its methods know the cell that it was written in."""
+    codes = (getattr(inspect.unwrap(one), "__code__", None) for one in vars(kind).values() if inspect.isfunction(one))
+    for code in codes:
+        text = "".join(linecache.getlines(code.co_filename)) if code is not None else ""
+        try:
+            nodes = list(ast.walk(ast.parse(text)))
+        except SyntaxError:  # a cell may hold commands of the notebook
+            continue
+        found = (node for node in nodes if isinstance(node, ast.ClassDef) and node.name == kind.__name__)
+        if (node := next(found, None)) is not None:
+            return ast.get_source_segment(text, node) or ""
+    return ""
+
 
 LivePolicy = AgentPolicy | type[AgentPolicy]
 
 _WITHOUT_WALLS = (
-    "reward {0!r} is a Python object and runs in_process, without walls; write it to a file and name it, "
+    "reward {0!r} is a Python object and runs in_process, unconfined; write it to a file and name it, "
     "e.g. reward='reward.py:{0}', and it runs in the sandbox"
 )
 
@@ -42,14 +71,14 @@ class Kept(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class TaskObjects:
     """The Python objects of a task.
 
     Attributes:
         reward: the reward function or class.
         tools: the task's tools.
         rows: its dataset.
-        policy: who acts where a run names nobody.
+        policy: acts if a run names no policy.
         names: what each object is called, by its parameter, for `run.json`; empty for a task that a file describes.
         kept: texts that tell what a run came from, by what they are.
     """
@@ -84,23 +113,23 @@ class Given:
 
 
 def live_reward(reward: Any, definition: TaskDefinitionModel) -> tuple[RewardSpec, str]:
-    """A reward that is a Python object, ready to be called in this process, and a line for the user on its walls.
+    """Return a reward that is a Python object, ready to be called here, and a note on its confinement.
 
     Args:
         reward: a function or a class, as a reward file has it.
         definition: the task; its `reward_options` are fixed.
 
     Raises:
-        ConfigError: it is no reward, or walls are asked for, by the task or by its own decorator.
+        ConfigError: it is not a reward, or the task or its decorator asks for a sandbox.
     """
     spec = reward_here(reward, definition.reward_options)
     sandbox = definition.sandbox
     asked = next((key for key in sandbox.model_fields_set if getattr(sandbox, key) not in (None, "in_process")), None)
-    told = f"sandbox.{asked}" if asked is not None else f"@reward_function(sandbox={spec.sandbox!r})"
+    setting = f"sandbox.{asked}" if asked is not None else f"@reward_function(sandbox={spec.sandbox!r})"
     if asked is not None or spec.sandbox in ("warm", "isolated"):
         raise ConfigError(
-            f"{told} needs a reward in a file; reward {spec.id!r} is a Python object, which runs in_process. Write it "
-            f"to a file, in a notebook with %%writefile reward.py, and give reward='reward.py:{spec.id}'"
+            f"{setting} needs a reward in a file; reward {spec.id!r} is a Python object, which runs in_process. Write "
+            f"it to a file, in a notebook with %%writefile reward.py, and give reward='reward.py:{spec.id}'"
         )
     return spec, _WITHOUT_WALLS.format(spec.id)
 
@@ -109,7 +138,7 @@ def given_rows(dataset: Any) -> list[dict[str, Any]]:
     """A dataset that is given as rows.
 
     Raises:
-        ConfigError: it is none, or a row is no mapping.
+        ConfigError: it is not iterable, or a row is not a mapping.
     """
     if isinstance(dataset, Mapping) or not isinstance(dataset, Iterable):
         raise ConfigError(f"dataset: expected a file's path or a list of rows, got {kind_of(dataset)}")
@@ -120,59 +149,15 @@ def given_rows(dataset: Any) -> list[dict[str, Any]]:
         try:
             to_json_value(row)  # each episode keeps its row
         except (EpisodeError, RecursionError) as error:
-            told = error if isinstance(error, EpisodeError) else "it is nested too deeply, or contains itself"
-            raise ConfigError(f"dataset[{index}]: {told}") from None
+            problem = error if isinstance(error, EpisodeError) else "it is nested too deeply, or contains itself"
+            raise ConfigError(f"dataset[{index}]: {problem}") from None
     if not rows:
         raise ConfigError("dataset: the list has no rows")
     return [dict(row) for row in rows]
 
 
-def label_each(policies: Sequence[LivePolicy]) -> dict[str, LivePolicy]:
-    """Policies under the names of their classes.
-
-    Raises:
-        ConfigError: two have one name.
-    """
-    labels = [one.__name__ if isinstance(one, type) else type(one).__name__ for one in policies]
-    if twice := next((label for label in labels if labels.count(label) > 1), None):
-        raise ConfigError(f"two policies are called {twice!r}; give them labels: policies={{'one': …, 'other': …}}")
-    return dict(zip(labels, policies, strict=True))
-
-
-def lent_policies(given: Mapping[str, LivePolicy]) -> list[NamedPolicy]:
-    """Policies that are Python objects: an instance acts as it is and stays its owner's, of a class one is made.
-
-    Args:
-        given: each by its label.
-
-    Raises:
-        ConfigError: a class cannot be made without arguments.
-    """
-    return [
-        NamedPolicy(label, _made(label, one), is_lent=False)
-        if isinstance(one, type)
-        else NamedPolicy(label, one, is_lent=True)
-        for label, one in given.items()
-    ]
-
-
-def _made(label: str, kind: type[AgentPolicy]) -> AgentPolicy:
-    parameters = inspect.signature(kind).parameters.values()
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [one.name for one in parameters if one.default is one.empty and one.kind not in variable]
-    if needed:
-        raise ConfigError(
-            f"policy {label!r} needs {', '.join(needed)}; give an instance, {kind.__name__}({needed[0]}=…)"
-        )
-    try:
-        with boundary(ConfigError, f"policy {label!r}"):
-            return kind()
-    except PolicyError as error:
-        raise ConfigError(f"policy {label!r}: {error}") from error
-
-
 def is_live(policy: object) -> TypeGuard[LivePolicy]:
-    """Whether it is a policy as a Python object, and not the name of one."""
+    """Return True for a policy that is a Python object, not the name of one."""
     return isinstance(policy, AgentPolicy) or (isinstance(policy, type) and issubclass(policy, AgentPolicy))
 
 
@@ -186,7 +171,7 @@ def named_resource(kind: Any) -> str:
     """The reference by which a resource's class is found again in this process.
 
     Raises:
-        ConfigError: it is no such class, or stands inside a function.
+        ConfigError: it is not such a class, or is defined inside a function.
     """
     if not (isinstance(kind, type) and issubclass(kind, ForkableResource)):
         raise ConfigError(f"resource: expected a name or a subclass of ForkableResource, got {kind_of(kind)}")
@@ -213,5 +198,5 @@ def kept_rows(rows: Sequence[Mapping[str, Any]]) -> Kept:
 
 
 def place_of_task(folder: Path | None, name: str) -> Path:
-    """What stands for the file of a task that has none: the folder in which names are looked up, and what it is."""
+    """Return a path that stands for the file of a task without one; its folder is where names are looked up."""
     return (folder or Path()) / f"Task {name!r}".replace("/", "-").replace("\0", "")

@@ -1,9 +1,9 @@
-"""A run directory: append-only JSON lines that a kill at any moment leaves readable.
+"""The folder of a run: its header `run.json`, and append-only JSON lines that a kill at any moment leaves readable.
 
-`run.json` says what is run; `episodes.jsonl` gets one line when an episode stops, `scores.jsonl` one when it is
-scored; `states/` holds final states by their SHA-256; `summary.json` and `report.html` are written at the end, and so
-is `credit.jsonl` where the task asks for it. A line is one `write`; the torn last line that a kill can leave is cut
-off when the run is opened again. A lock keeps a second process out.
+`episodes.jsonl` gets a line when an episode stops, `scores.jsonl` one when it is scored; `states/` holds final states
+by their SHA-256; `summary.json`, `report.html` and, if the task asks for it, `credit.jsonl` are written at the end. A
+line is one `write`; the torn last line that a kill can leave is cut off when the run is opened again. A lock keeps a
+second process out.
 """
 
 from __future__ import annotations
@@ -12,25 +12,31 @@ import datetime
 import json
 import math
 import os
+import platform
 import re
 import secrets
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+import pydantic
 
 from reward_kit.environments.base import StateSnapshot
 from reward_kit.environments.snapshots import compose, decompose
 from reward_kit.episodes.json_codec import compact_json
 from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, Failure, StoreError, boundary
+from reward_kit.errors import ConfigError, Failure, StoreError, boundary, did_you_mean
 from reward_kit.private_files import make_private_folder, private_opener
 from reward_kit.processes import lock_for_this_process
 from reward_kit.runs.files import (
     STATES,
     cut_torn_line,
+    read_json,
     read_line,
     refuse_links_out,
     state_file,
@@ -38,11 +44,149 @@ from reward_kit.runs.files import (
     told_of,
     write_atomically,
 )
-from reward_kit.runs.header import FILE, RunHeader
 from reward_kit.runs.redaction import Redaction
+from reward_kit.safe_input import complete_lines
+from reward_kit.validation import describe_validation_error
 
+FILE = "run.json"
 SCHEMA_VERSION = 1
-_READ_AT_ONCE = 1 << 18  # lines are longer than Python's own buffer
+_ALWAYS = {"schema_version", "versions", "status", "timing"}
+
+
+def this_software() -> dict[str, str]:
+    """The versions under which this process works."""
+    return {"reward_kit": version("reward-kit"), "python": platform.python_version()}
+
+
+class RunTiming(pydantic.BaseModel):
+    """The times of a run.
+
+    Attributes:
+        started_at: when it began, in UTC.
+        worked_s: seconds that processes worked on it, each until it ended by itself.
+    """
+
+    model_config = pydantic.ConfigDict(extra="allow", frozen=True)
+
+    started_at: pydantic.AwareDatetime
+    worked_s: float = 0.0
+
+
+class RunHeader(pydantic.BaseModel):
+    """The content of `run.json`. A key that this release does not know is kept.
+
+    Attributes:
+        task_name: of the task, or of the file of transcripts.
+        total: how many episodes the run has when it is complete.
+        run_id: the name of its folder.
+        task: the definition as it was resolved, without secrets.
+        run_limits: those in force, each of which may have been raised since the run began; null is no limit.
+        digests: SHA-256 of each file that decides what its episodes and scores are.
+        versions: of the software that began it.
+        max_concurrency: episodes in flight when it began.
+        task_path, overrides, models, policies, base_url, rollouts, limit, sample_ids, seed: the run's `Request`;
+            `task_path` is None where transcripts are scored and nothing is run.
+        from_python: what the run was given as Python objects, which no file names, by what each is; such a run is not
+            resumed. Where it has a `task`, that was made in Python, and `task_path` is only the place of its files.
+        data, reward: the transcripts and the reward that were named, where transcripts are scored.
+        training: where a model is trained, what `rl/training/run_folder.py` says of it; None for every other run.
+        rescored_from: where the episodes of another run were scored again, which, and by what; see `runs/scoring.py`.
+        status: "running", "complete", "interrupted" or "failed".
+        timing: what the clock says.
+    """
+
+    model_config = pydantic.ConfigDict(extra="allow", frozen=True)
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str | None = None
+    task_name: str
+    task: Mapping[str, Any] = {}
+    task_path: str | None = None
+    from_python: Mapping[str, Any] | None = None
+    data: str | None = None
+    reward: str | None = None
+    training: Mapping[str, Any] | None = None
+    rescored_from: Mapping[str, Any] | None = None
+    overrides: Mapping[str, Any] = {}
+    models: tuple[str, ...] = ()
+    policies: tuple[str, ...] = ()
+    base_url: str | None = None
+    rollouts: int | None = None
+    limit: int | None = None
+    sample_ids: tuple[str, ...] = ()
+    seed: int = 0
+    run_limits: Mapping[str, Any] = {}
+    digests: Mapping[str, str] = {}
+    total: int = 0
+    max_concurrency: int | None = None
+    versions: Mapping[str, str] = pydantic.Field(default_factory=this_software)
+    status: str = "running"
+    timing: RunTiming = pydantic.Field(
+        default_factory=lambda: RunTiming(started_at=datetime.datetime.now(datetime.UTC))
+    )
+
+    @classmethod
+    def read(cls, run: Path) -> RunHeader:
+        """The header of the run in a folder.
+
+        Raises:
+            StoreError: it is missing, is of another version, or a key of it is damaged; or a link leads out of the
+                folder.
+        """
+        refuse_links_out(run)
+        data = read_json(run / FILE)
+        if data.get("schema_version") != SCHEMA_VERSION:
+            version_there = data.get("schema_version")
+            raise StoreError(
+                f"{run / FILE} is of version {version_there!r}; this release reads version {SCHEMA_VERSION}"
+            )
+        try:
+            return cls.model_validate(data)
+        except pydantic.ValidationError as error:
+            raise StoreError(f"{run / FILE}: {'; '.join(describe_validation_error(error))}") from None
+
+    @classmethod
+    def of_folder(cls, run: Path) -> RunHeader:
+        """Read the header of a folder that a user named.
+
+        Raises:
+            ConfigError: it is not that of a run; the message names what may have been meant.
+            StoreError: as `read`.
+        """
+        if not (run / FILE).is_file():
+            raise ConfigError(f"{run} is not the folder of a run: it has no {FILE}{_what_is_meant(run)}")
+        return cls.read(run)
+
+    @property
+    def pass_threshold(self) -> float:
+        """A score of at least this passes."""
+        value = self.task.get("pass_threshold")
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
+            return float(value)
+        return 1.0
+
+    def status_now(self, is_open: bool) -> str:
+        """The status; "killed" where it says running, and no process has the run open."""
+        return "killed" if self.status == "running" and not is_open else self.status
+
+    def to_bytes(self) -> bytes:
+        """Return the content of the file: ASCII JSON, without keys that do not apply to this kind of run."""
+        unset = type(self).model_fields.keys() - self.model_fields_set - _ALWAYS
+        document = self.model_dump(mode="json", exclude=unset)
+        return json.dumps(document, indent=2, allow_nan=False).encode("ascii") + b"\n"
+
+    def with_(self, **changes: Any) -> RunHeader:
+        """The header with other values of some keys."""
+        return self.model_copy(update=changes)
+
+
+def _what_is_meant(run: Path) -> str:
+    """The run whose file it is, or whose name is the nearest, for the end of a message."""
+    if (run.parent / FILE).is_file():
+        return f"; did you mean {str(run.parent)!r}?"
+    folders = {run, run.parent, Path("runs")}
+    near = did_you_mean(str(run), (str(path.parent) for folder in folders for path in folder.glob(f"*/{FILE}")))
+    return near if near.endswith("?") else "; `reward-kit runs list` names them"
 
 
 def new_run_path(log_dir: Path, task_name: str) -> Path:
@@ -53,12 +197,17 @@ def new_run_path(log_dir: Path, task_name: str) -> Path:
 
 
 def latest_run(log_dir: Path, task_name: str | None = None) -> Path:
-    """The newest run of a task in `log_dir` that can be resumed, of one task where a name is given.
+    """Return the newest run of a task in `log_dir` that can be resumed, of one task if a name is given.
 
     Raises:
         ConfigError: there is none.
     """
-    runs = newest_runs(log_dir, lambda header: _can_be_resumed(header) and task_name in (None, header.task_name))
+    runs = newest_runs(
+        log_dir,
+        lambda header: (
+            header.task_path is not None and header.from_python is None and task_name in (None, header.task_name)
+        ),
+    )
     if not runs:
         of_task = f" of task {task_name!r}" if task_name else ""
         raise ConfigError(f"no run{of_task} in {log_dir}; start one, or name its directory with --resume RUN")
@@ -72,10 +221,6 @@ def newest_runs(log_dir: Path, fits: Callable[[RunHeader], bool]) -> list[Path]:
     return sorted(runs, key=lambda path: found[path].timing.started_at, reverse=True)
 
 
-def _can_be_resumed(header: RunHeader) -> bool:
-    return header.task_path is not None and header.from_python is None
-
-
 def _readable(path: Path) -> RunHeader | None:
     """A header, None where it cannot be read: one damaged run does not hide the others."""
     try:
@@ -85,7 +230,7 @@ def _readable(path: Path) -> RunHeader | None:
 
 
 def is_open_elsewhere(path: Path) -> bool:
-    """Whether a process has the run at `path` open for writing."""
+    """Return True if a process has the run at `path` open for writing."""
     try:
         descriptor = os.open(path / ".lock", os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
     except OSError:
@@ -99,11 +244,11 @@ def is_open_elsewhere(path: Path) -> bool:
     return False
 
 
-class RunStore:
-    """One run directory, open for writing by this process alone. Use it as a context manager.
+class RunFolder:
+    """The folder of a run, open for writing by this process alone. Use it as a context manager.
 
     Args:
-        path: the directory.
+        path: the folder.
         redaction: keeps secrets out of what is written.
 
     Attributes:
@@ -115,15 +260,13 @@ class RunStore:
     def __init__(self, path: Path, redaction: Redaction | None = None) -> None:
         self.path = path
         self.redaction = redaction or Redaction()
-        self._files: dict[str, int] = {}
-        self._states: set[tuple[str, str]] = set()
 
     @classmethod
-    def create(cls, path: Path, header: RunHeader, redaction: Redaction | None = None) -> RunStore:
-        """Make the directory with its `run.json`.
+    def create(cls, path: Path, header: RunHeader, redaction: Redaction | None = None) -> Self:
+        """Make the folder with its `run.json`.
 
         Raises:
-            ConfigError: the directory cannot be made.
+            ConfigError: the folder cannot be made.
             StoreError: `run.json` cannot be written.
         """
         try:
@@ -132,15 +275,15 @@ class RunStore:
             raise ConfigError(
                 f"cannot make the run directory {path}: {error.strerror}; choose another --log-dir"
             ) from error
-        store = cls(path, redaction)
-        store.write_header(header)
-        return store
+        folder = cls(path, redaction)
+        folder.write_header(header)
+        return folder
 
     def __enter__(self) -> Self:
-        """Open its files.
+        """Lock the folder and note that the run is running.
 
         Raises:
-            StoreError: one of them cannot be opened, or another process has the run open.
+            StoreError: a file cannot be opened, or another process has the run open.
         """
         refuse_links_out(self.path)
         with ExitStack() as opened:
@@ -149,13 +292,13 @@ class RunStore:
                 lock_for_this_process(lock)
             except OSError:
                 raise StoreError(f"{self.path} is open in another process; wait for it to end") from None
-            for name in ("episodes.jsonl", "scores.jsonl"):
-                with told_of("open", self.path / name):
-                    cut_torn_line(self.path / name)
-                self._files[name] = self._open(name, os.O_WRONLY | os.O_APPEND, opened)
+            self._open_files(opened)
             self.write_header(RunHeader.read(self.path).with_(status="running"))
             self._opened = opened.pop_all()
         return self
+
+    def _open_files(self, opened: ExitStack) -> None:
+        """Open what lines are appended to; a subclass has such files."""
 
     def _open(self, name: str, flags: int, opened: ExitStack) -> int:
         with told_of("open", self.path / name):
@@ -166,17 +309,39 @@ class RunStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._files.clear()
         self._opened.close()
+
+    def write_header(self, header: RunHeader) -> None:
+        """Replace `run.json`."""
+        write_atomically(self.path / FILE, self.redaction.of_line(header.to_bytes()))
+        self.header = header
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Replace `summary.json`."""
+        text = json.dumps(summary, indent=2, allow_nan=False).encode("ascii") + b"\n"
+        write_atomically(self.path / "summary.json", self.redaction.of_line(text))
+
+
+class RunStore(RunFolder):
+    """The folder of a run of a task: its episodes, scores and final states."""
+
+    def __init__(self, path: Path, redaction: Redaction | None = None) -> None:
+        super().__init__(path, redaction)
+        self._files: dict[str, int] = {}
+        self._states: set[tuple[str, str]] = set()
+
+    def _open_files(self, opened: ExitStack) -> None:
+        for name in ("episodes.jsonl", "scores.jsonl"):
+            with told_of("open", self.path / name):
+                cut_torn_line(self.path / name)
+            self._files[name] = self._open(name, os.O_WRONLY | os.O_APPEND, opened)
+        opened.callback(self._files.clear)
 
     def append_episode(self, episode: SingleAgentEpisode) -> None:
         """Write one episode; its final state goes to `states/` first."""
         state = episode.custom_data.get("final_state")
         kept = self._keep_state(redacted_state(state, self.redaction)) if state else None
-        if self.redaction.has_hook:
-            self._append("episodes.jsonl", episode_to_record(episode, final_state=kept))
-        else:
-            self._append_line("episodes.jsonl", compact_json(episode_to_record(episode, final_state=kept)))
+        self._append("episodes.jsonl", episode_to_record(episode, final_state=kept))
 
     def append_score(self, record: Mapping[str, Any]) -> None:
         """Write one score."""
@@ -189,7 +354,7 @@ class RunStore:
         line = self.redaction.of_line(text.encode("ascii")) + b"\n"
         descriptor = self._files[name]
         facts = os.fstat(descriptor)
-        if not facts.st_nlink:  # writing would succeed, into a file that nobody can ever read
+        if not facts.st_nlink:  # writing would succeed, into a file that can never be read
             raise StoreError(f"{self.path / name} was removed while the run went on; what it held is lost")
         before = facts.st_size
         try:
@@ -210,16 +375,6 @@ class RunStore:
                 write_atomically(path, snapshot.payload)
             self._states.add((digest, snapshot.kind))
         return {"kind": snapshot.kind, "sha256": digest}
-
-    def write_header(self, header: RunHeader) -> None:
-        """Replace `run.json`."""
-        write_atomically(self.path / FILE, self.redaction.of_line(header.to_bytes()))
-        self.header = header
-
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Replace `summary.json`."""
-        text = json.dumps(summary, indent=2, allow_nan=False).encode("ascii") + b"\n"
-        write_atomically(self.path / "summary.json", self.redaction.of_line(text))
 
     def finish(self, status: str, seconds: float) -> None:
         """Note in `run.json` how the run ended and how long this process worked on it."""
@@ -247,7 +402,7 @@ def read_episodes(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def placed_episodes(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """As `read_episodes`, each line with the offset at which `episode_at` finds it again."""
+    """Read as `read_episodes` does, each line with the offset at which `episode_at` finds it again."""
     return _read_lines(path / "episodes.jsonl")
 
 
@@ -261,7 +416,7 @@ def read_scores(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def placed_scores(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """As `read_scores`, each line with the offset at which it begins."""
+    """Read as `read_scores` does, each line with the offset at which it begins."""
     return _read_lines(path / "scores.jsonl", check_score)
 
 
@@ -269,7 +424,7 @@ def check_score(record: Mapping[str, Any]) -> None:
     """Refuse a score that no figure can be made of, and a failure that would be counted as one of its own.
 
     Raises:
-        StoreError: the score is no finite number and not null, or the failure cannot be told.
+        StoreError: the score is neither a finite number nor null, or the failure cannot be read.
     """
     if (score := record.get("score")) is not None and not _is_finite(score):
         raise StoreError(f"the score of {record['rollout_id']} is a finite number or null; got {score!r:.80}")
@@ -309,7 +464,7 @@ def load_episode(path: Path, record: Mapping[str, Any]) -> SingleAgentEpisode:
     The line names the file of its state by its digest, or, as training keeps it, holds the state itself.
 
     Raises:
-        StoreError: its final state is missing, is not what its name says, or is none.
+        StoreError: its final state is missing, or does not match its digest.
     """
     episode = episode_from_record(record)
     if stored := episode.custom_data["final_state"]:
@@ -342,29 +497,20 @@ def _anything(record: Mapping[str, Any]) -> None:
 
 
 def _read_lines(path: Path, check: Check = _anything) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The records of a file, each with the offset at which its line begins; what `check` refuses is told of it."""
+    """The records of a file, each with the offset at which its line begins; errors of `check` name the line."""
     for number, (offset, line) in enumerate(placed_lines(path), 1):
         yield offset, line_record(path, number, line, check)
 
 
 def placed_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of one of a run's files as they stand there, each with the offset at which it begins.
-
-    A torn last line is left out; a file that is not there has none.
-    """
-    if not path.exists():
-        return
-    offset = 0
-    with told_of("read", path), path.open("rb", buffering=_READ_AT_ONCE) as lines:
-        for line in lines:
-            if not line.endswith(b"\n"):
-                return
-            yield offset, line
-            offset += len(line)
+    """Yield the lines of one of a run's files as `complete_lines` does; a missing file has none."""
+    if path.exists():
+        with told_of("read", path):
+            yield from complete_lines(path)
 
 
 def line_record(path: Path, number: int, line: bytes, check: Check = _anything) -> dict[str, Any]:
-    """What a line of a run's files says.
+    """Parse a line of a run's files.
 
     Args:
         path: the file, for messages.
@@ -373,7 +519,7 @@ def line_record(path: Path, number: int, line: bytes, check: Check = _anything) 
         check: raises StoreError where the record is not what the file holds.
 
     Raises:
-        StoreError: it is no JSON object with a `rollout_id`, or `check` refuses it; the message says where.
+        StoreError: it is not a JSON object with a `rollout_id`, or `check` refuses it; the message says where.
     """
     try:
         record = read_line(line.rstrip())

@@ -1,0 +1,289 @@
+"""The options that several commands share, their values, and what a shell completes them with.
+
+Nothing here imports what a command needs to work, so help and completion stay fast.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from reward_kit.cli.echo import echo
+from reward_kit.errors import ConfigError
+
+LATEST = "latest"
+"""The value of `--resume` without a run."""
+_MOST_RUNS = 50
+_COMPLETABLE = re.compile(r"[\w@%+=:,./-]+")  # bash inserts a value as it is, so a shell must not act on it
+
+
+class SectionedCommand(click.Command):
+    """A command whose help groups its options.
+
+    Args:
+        sections: parameter names by the title of their section; the others stand under "Output".
+    """
+
+    def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._title_of = {name: title for title, names in sections.items() for name in names}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a section for each group of options, in the order of their first option."""
+        records: dict[str, list[tuple[str, str]]] = {title: [] for title in self._title_of.values()}
+        for parameter in self.get_params(ctx):
+            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)) is not None:
+                records.setdefault(self._title_of.get(parameter.name or "", "Output"), []).append(record)
+        for title, lines in records.items():
+            if lines:
+                with formatter.section(title):
+                    formatter.write_dl(lines)
+
+
+# Values
+
+
+class Number(click.FloatRange):
+    """A finite number within bounds: NaN is below nothing, so it would pass every gate."""
+
+    name = "number"
+
+    def _describe_range(self) -> str:
+        return super()._describe_range() if self.min is not None or self.max is not None else ""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number.
+
+        Raises:
+            click.BadParameter: it is not a number, not finite or out of bounds.
+        """
+        found: float = super().convert(value, param, ctx)
+        return found if math.isfinite(found) else self.fail(f"{value!r} is not a finite number.", param, ctx)
+
+
+class WholeNumber(click.IntRange):
+    """A whole number within bounds, which messages call an integer."""
+
+    name = "integer"
+
+
+# Options
+
+
+def stacked(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return one decorator that adds several options, listed in help in this order."""
+
+    def add(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def set_option(help: str, option: tuple[str, ...] = ("-T", "--set", "overrides")) -> Callable[[Any], Any]:
+    """Return a repeatable KEY=VALUE option; `-T` unless another one is named."""
+    return click.option(*option, multiple=True, metavar="KEY=VALUE", help=help)
+
+
+def json_option(help: str = "Print the summary as JSON on standard output.") -> Callable[[Any], Any]:
+    """Return `--json`, passed as `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help=help)
+
+
+def display_option() -> Callable[[Any], Any]:
+    """Return `--display`, the kind of progress."""
+    return click.option(
+        "--display", type=click.Choice(["rich", "plain", "none"]), help="Progress; default by terminal."
+    )
+
+
+def log_dir_option(help: str) -> Callable[[Any], Any]:
+    """Return `--log-dir`, which defaults to `runs`."""
+    return click.option(
+        "--log-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help=help
+    )
+
+
+def resume_options(command: Any) -> Any:
+    """Add `--log-dir` and `--resume` to a command."""
+    return stacked(
+        log_dir_option("Where the new run's folder is made; with --resume, where the latest is looked for."),
+        click.option(
+            "--resume",
+            is_flag=False,
+            flag_value=LATEST,
+            metavar="[RUN]",
+            shell_complete=complete_runs,
+            help="Continue a run; default: the latest.",
+        ),
+    )(command)
+
+
+def sandbox_options(default: str | None = None) -> Callable[[Any], Any]:
+    """Return `--sandbox`.
+
+    Args:
+        default: whose level holds if the option is left out, such as "the task's"; None for the general one.
+    """
+    first = f"{default}, else " if default else ""
+    return click.option(
+        "--sandbox",
+        type=click.Choice(["in_process", "warm", "isolated"]),
+        help=f"How the reward is confined; default: {first}warm for a file of your own.",
+    )
+
+
+def sandbox_keys(sandbox: str | None) -> dict[str, Any]:
+    """Return the dotted task key that `--sandbox` sets; none unless it is given."""
+    return {"sandbox.level": sandbox} if sandbox else {}
+
+
+# RUN, the argument
+
+
+def run_argument(command: Any) -> Any:
+    """Add the optional argument RUN."""
+    return click.argument("run", required=False, type=click.Path(path_type=Path), shell_complete=complete_runs)(command)
+
+
+def newest_run_option(what: str = "the newest run is") -> Callable[[Any], Any]:
+    """Return `--log-dir` of a command that reads a run.
+
+    Args:
+        what: what is looked for there, for the help.
+    """
+    return log_dir_option(f"Where {what} looked for, when no RUN is named.")
+
+
+def run_or_newest(run: Path | None, log_dir: Path, *, except_for: Path | None = None, training: bool = False) -> Path:
+    """Return the named run, else the newest one of a folder, which is reported on standard error.
+
+    Args:
+        run: as it was named; None if it was left out.
+        log_dir: the folder.
+        except_for: a run that is not meant, even if it is the newest.
+        training: also accept a training run.
+
+    Raises:
+        ConfigError: no run was named, and the folder has none.
+    """
+    from reward_kit.runs.run_folder import newest_runs
+
+    if run is not None:
+        return run
+    found = newest_runs(log_dir, lambda header: training or header.training is None)
+    found = [path for path in found if path != except_for]
+    if not found:
+        raise ConfigError(_no_run_in(log_dir))
+    echo(f"the newest run: {found[0]}", err=True)
+    return found[0]
+
+
+def two_newest(log_dir: Path) -> tuple[Path, Path]:
+    """Return the newest run of a folder, preceded by the newest earlier one of the same task, its baseline.
+
+    Raises:
+        ConfigError: there are not two.
+    """
+    from reward_kit.runs.run_folder import RunHeader, newest_runs
+
+    found = newest_runs(log_dir, lambda header: header.training is None)
+    if not found:
+        raise ConfigError(_no_run_in(log_dir))
+    newest, name = found[0], RunHeader.read(found[0]).task_name
+    earlier = [path for path in found[1:] if RunHeader.read(path).task_name == name]
+    if not earlier:
+        raise ConfigError(
+            f"{log_dir} has one run of task {name!r}, {newest}; name the runs to compare, or that one for its policies"
+        )
+    echo(f"the two newest runs of task {name!r}: {earlier[0]} (the baseline) and {newest}", err=True)
+    return earlier[0], newest
+
+
+def _no_run_in(log_dir: Path) -> str:
+    return f"no run in {log_dir}; make one with `reward-kit run`, name one, or name its folder with --log-dir"
+
+
+def report_hidden_secrets(overrides: Mapping[str, Any], given: Mapping[str, Any], otherwise: str = "") -> list[str]:
+    """Return the keys of a resumed run's overrides whose secrets were not stored, and report those still missing.
+
+    Args:
+        overrides: what the run was given by -T, as it is stored.
+        given: what the resume is given.
+        otherwise: the end of the message, such as another way to give them.
+    """
+    from reward_kit.runs.redaction import hidden_keys
+
+    hidden = list(hidden_keys(overrides))
+    if missing := [key for key in hidden if key not in given]:
+        keys = " ".join(f"-T {key}=…" for key in missing)
+        echo(f"{keys} is a secret, or holds one, and was not stored; give it again{otherwise}", err=True)
+    return hidden
+
+
+# Completion: each value is looked up when the shell asks
+
+
+def complete_runs(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Offer the runs of the folder that is typed, or of the folder for runs; the newest first."""
+    folder, slash, _ = typed.rpartition("/")
+    place = Path(f"{folder}{slash}" or context.params.get("log_dir") or "runs")
+    found = sorted(place.glob("*/run.json"), key=_changed_at, reverse=True)[:_MOST_RUNS]
+    return [CompletionItem(typed, type="dir"), *_beginning(typed, (str(path.parent) for path in found))]
+
+
+def complete_policies(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Offer the built-in policies, and files."""
+    from reward_kit.agent.policies import BUILT_IN
+
+    return [CompletionItem(typed, type="file"), *_beginning(typed, BUILT_IN)]
+
+
+def complete_rewards(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Offer the built-in rewards, and files; after `FILE.py:` the rewards in the file."""
+    import reward_kit.rewards
+    from reward_kit.reward_checks.source_facts import rewards_in
+
+    file, colon, _ = typed.rpartition(":")
+    if colon and file.endswith(".py"):
+        try:
+            names = rewards_in(Path(file).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, SyntaxError):
+            return []
+        return _beginning(typed, (f"{file}:{name}" for name in names))
+    built_in = (f"reward_kit.rewards:{name}" for name in reward_kit.rewards.__all__)
+    return [CompletionItem(typed, type="file"), *_beginning(typed, built_in)]
+
+
+def complete_estimators(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Offer the advantage estimators."""
+    from reward_kit.rl_helpers import ESTIMATORS
+
+    return _beginning(typed, ESTIMATORS)
+
+
+def complete_targets(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Offer what can be checked: runs, built-in resources, rewards, files."""
+    from reward_kit.environments.config import BUILT_IN
+
+    runs = complete_runs(context, parameter, typed)[1:]
+    found = [*runs, *_beginning(typed, BUILT_IN), *complete_rewards(context, parameter, typed)]
+    return sorted(found, key=lambda item: item.type == "plain")  # bash drops values that come before `file`
+
+
+def _beginning(typed: str, names: Iterable[Any]) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in names if name.startswith(typed) and _COMPLETABLE.fullmatch(name)]
+
+
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # removed just now
+        return 0.0

@@ -1,0 +1,381 @@
+"""Score episodes that are there already: transcripts from a file, or the episodes of an earlier run.
+
+In a transcript each assistant message is a step, and the end is `recorded`. The episodes of a run are copied into a
+new folder as they were stored, byte for byte, with their final states; the earlier run is read and never written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pydantic
+
+from reward_kit.agent.actions import episode_of
+from reward_kit.agent.models import StopReason
+from reward_kit.agent.samples import make_group_id, make_rollout_id
+from reward_kit.display_text import counted
+from reward_kit.episodes.record import EpisodeFacts, LatestAttempts, attempt_of, facts_of
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.errors import ConfigError, StoreError, boundary
+from reward_kit.models import Message, TaskDefinitionModel
+from reward_kit.private_files import make_private_folder
+from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
+from reward_kit.runs.datasets import read_rows
+from reward_kit.runs.files import STATES, kept_files, open_part, state_file, told_of, write_atomically
+from reward_kit.runs.plan import RunPlan
+from reward_kit.runs.redaction import HIDDEN, Redaction, redaction_of
+from reward_kit.runs.results import Places, places_of, read_results
+from reward_kit.runs.run_folder import FILE, RunHeader, RunStore, load_episode, new_run_path
+from reward_kit.runs.task_file import as_given, given_by, overlaid
+from reward_kit.runs.tasks import load_tasks_reward
+from reward_kit.validation import describe_validation_error
+
+_NOT_SAMPLE = ("messages", "ground_truth")
+
+
+def read_transcripts(path: Path) -> list[SingleAgentEpisode]:
+    """The episodes of a dataset with a `messages` field, or of a run's `episodes.jsonl` or a kept update.
+
+    A row may have `id` (rows of one id are rollouts of one sample), `ground_truth` and `policy`; everything in it is
+    handed to the reward function as `sample`. Of a run's episodes only the latest attempt counts, and none that the
+    run's limit cut off.
+
+    Raises:
+        ConfigError: a row has no messages, a message is invalid, or a rollout occurs twice; the message names the line.
+        StoreError: a line of a run is damaged, or its final state is; the message says which.
+    """
+    rollouts: Counter[str] = Counter()
+    places: dict[tuple[str, int], str] = {}
+    latest = LatestAttempts[SingleAgentEpisode | None]()
+    for index, (where, row) in enumerate(read_rows(path)):
+        if _is_episode(row):
+            found = _stored(path.parent, row, where)
+        else:
+            sample_id = str(row.get("id", f"sample-{index}"))
+            found = _given(row, sample_id, rollouts[sample_id], where)
+            rollouts[sample_id] += 1
+        if (known := places.setdefault((found.rollout_id, found.number), where)) != where:
+            raise ConfigError(f"{where}: rollout {found.rollout_id!r} is used already at {known}")
+        latest.put(found.rollout_id, found.number, found.episode)
+    return [episode for episode in latest.values() if episode is not None]
+
+
+class _Attempt(NamedTuple):
+    """A line of a file; its episode is None if the run's limit cut it off, so that it does not count."""
+
+    rollout_id: str
+    number: int
+    episode: SingleAgentEpisode | None
+
+
+def _is_episode(row: Mapping[str, Any]) -> bool:
+    return "rollout_id" in row and "steps" in row
+
+
+def _stored(run: Path, row: Mapping[str, Any], where: str) -> _Attempt:
+    with boundary(StoreError, f"{where}: it cannot be read as an episode"):
+        is_result = row["stop_reason"] != StopReason.RUN_LIMIT
+        return _Attempt(row["rollout_id"], attempt_of(row), load_episode(run, row) if is_result else None)
+
+
+def _given(row: Mapping[str, Any], sample_id: str, rollout_index: int, where: str) -> _Attempt:
+    episode = _episode(row, sample_id, rollout_index, where)
+    return _Attempt(episode.id_, 0, episode)
+
+
+def _episode(row: Mapping[str, Any], sample_id: str, rollout_index: int, where: str) -> SingleAgentEpisode:
+    group_id = make_group_id(0, sample_id)
+    episode = episode_of(make_rollout_id(group_id, rollout_index), _messages(row, where))
+    facts = EpisodeFacts(
+        sample_id=sample_id,
+        group_id=group_id,
+        rollout_index=rollout_index,
+        attempt=0,
+        policy=str(row.get("policy") or row.get("model") or "transcript"),
+        stop_reason=StopReason.RECORDED.value,
+        failure=None,
+        sample={key: value for key, value in row.items() if key not in _NOT_SAMPLE},
+        ground_truth=row.get("ground_truth"),
+    )
+    episode.custom_data.update(facts)
+    return episode
+
+
+def _messages(row: Mapping[str, Any], where: str) -> list[Message]:
+    given = row.get("messages")
+    if isinstance(given, str):
+        # A CSV cell holds the list as JSON text.
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{where}: messages is not JSON: {error}") from None
+    if given == []:
+        raise ConfigError(f"{where}: messages is empty")
+    if not isinstance(given, list):
+        raise ConfigError(f"{where}: a transcript needs a list called 'messages'; this row has {', '.join(row)}")
+    try:
+        return [Message.model_validate(message) for message in given]
+    except pydantic.ValidationError as error:
+        raise ConfigError(f"{where}: messages: {'; '.join(describe_validation_error(error, Message))}") from None
+
+
+_OF_REWARD = ("sandbox", "reward_options", "redact")
+
+
+class Origin(NamedTuple):
+    """The task that episodes were collected for, as keys of a task file, and the folder of the files that it names."""
+
+    task: Mapping[str, Any]
+    folder: Path
+
+
+def origin_of(header: RunHeader) -> Origin | None:
+    """The task of a run; None where it scored transcripts of which nothing is known."""
+    task_path = header.task_path or (header.rescored_from or {}).get("task_path")
+    return Origin(header.task, Path(task_path).parent) if task_path is not None else None
+
+
+def origin_of_data(data: Path) -> Origin:
+    """The run's own task where transcripts are a run's, else next to nothing.
+
+    Raises:
+        StoreError: the run's header is damaged.
+    """
+    is_of_run = data.name == "episodes.jsonl" and (data.parent / FILE).is_file()
+    known = origin_of(RunHeader.read(data.parent)) if is_of_run else None
+    return known or Origin({"name": data.stem}, Path.cwd())
+
+
+class Ready(NamedTuple):
+    """A reward that is ready to score, the redaction of the files, and notes for the user."""
+
+    definition: TaskDefinitionModel
+    reward: Reward
+    redaction: Redaction
+    notes: Sequence[str]
+
+
+def ready_to_score(
+    origin: Origin,
+    reward: str,
+    changes: Mapping[str, Any],
+    pass_threshold: float | None,
+    folder: Path | None = None,
+) -> Ready:
+    """Load a reward, and what redacts the run's files.
+
+    Args:
+        origin: what the episodes were collected for.
+        reward: FILE.py:FUNCTION.
+        changes: dotted keys of a task file, with their values.
+        pass_threshold: a score of this or more passes; None leaves the task's.
+        folder: what the files of the reward and of `redact` are relative to; by default the working directory.
+
+    Raises:
+        ConfigError: one of them cannot be loaded, or a key is wrong.
+    """
+    if (hook := origin.task.get("redact")) is not None and "redact" not in changes:
+        raise ConfigError(
+            f"the texts of this run were redacted by {hook!r}, which its run.json names and which is therefore not "
+            f"executed; give {as_given('redact', shlex.quote(str(hook)))} to redact the new scores by it, or "
+            f"{as_given('redact', 'null')} to write them as they are"
+        )
+    definition = definition_for_scores(origin.task, reward, changes, pass_threshold)
+    folder = (folder or Path.cwd()).resolve()
+    loaded = load_tasks_reward(definition, folder)
+    assert loaded is not None  # the definition names it
+    return Ready(definition, loaded.reward, redaction_of(definition, folder), loaded.notes)
+
+
+class ScoringRun(NamedTuple):
+    """A run that scores what is there: its plan, its new folder, and the episodes."""
+
+    plan: RunPlan
+    store: RunStore
+    episodes: Sequence[SingleAgentEpisode]
+    title: str
+
+
+def scoring_run(data: Path, ready: Ready, reward: str, log_dir: Path) -> ScoringRun:
+    """Make the run that scores transcripts.
+
+    Args:
+        data: the file that has them.
+        ready: what they are scored by.
+        reward: what it is called.
+        log_dir: where the run's folder is made.
+
+    Raises:
+        ConfigError: there are no transcripts, or the reward asks for what they do not have.
+        StoreError: the folder cannot be written.
+    """
+    episodes = read_transcripts(data)
+    if not episodes:
+        raise ConfigError(f"{data} has no rows")
+    check_reward(ready.reward, map(facts_of, episodes))
+    plan = RunPlan(ready.definition, reward=ready.reward, given=len(episodes), redaction=ready.redaction)
+    header = RunHeader(
+        task_name=ready.definition.name,
+        data=str(data.resolve()),
+        reward=reward,
+        task={"pass_threshold": ready.definition.pass_threshold},
+        total=plan.total,
+    )
+    store = RunStore.create(new_run_path(log_dir, ready.definition.name), header, ready.redaction)
+    return ScoringRun(plan, store, episodes, f"{data.name}  ({counted(len(episodes), 'transcript')})")
+
+
+def definition_for_scores(
+    known: Mapping[str, Any], reward: str, changes: Mapping[str, Any], pass_threshold: float | None
+) -> TaskDefinitionModel:
+    """Return the task that scores are given by. The sandbox and options of a run were chosen for its own reward only.
+
+    Args:
+        known: keys of the task that the episodes were collected for.
+        reward: FILE.py:FUNCTION.
+        changes: dotted keys of a task file, with their values.
+        pass_threshold: a score of this or more passes; None leaves the task's.
+
+    Raises:
+        ConfigError: a key has nothing to do with scores, or a value is wrong.
+    """
+    known = {name: value for name, value in known.items() if name not in _OF_REWARD}
+    for key in changes:
+        if key != "limits.reward_time_s" and key.partition(".")[0] not in _OF_REWARD:
+            raise ConfigError(
+                f"{given_by()} {key}: only limits.reward_time_s, sandbox, reward_options and redact apply here"
+            )
+    named: dict[str, Any] = {"reward_function_path": reward}
+    if pass_threshold is not None:
+        named["pass_threshold"] = pass_threshold
+    try:
+        return TaskDefinitionModel.model_validate({**overlaid(known, changes), **named})
+    except pydantic.ValidationError as error:
+        problems = describe_validation_error(error, TaskDefinitionModel)
+        raise ConfigError("\n".join(f"{given_by()} {line}" for line in problems)) from None
+
+
+def check_reward(reward: Reward, facts: Iterable[Mapping[str, Any]]) -> None:
+    """Reject a reward that would break on every row, or could be right on none, as `run` does.
+
+    Args:
+        reward: the reward.
+        facts: of each episode, at least its `ground_truth` and its `sample`.
+
+    Raises:
+        ConfigError: it has a parameter that no row provides.
+    """
+    check_parameters(reward)
+    truths, fields = [], {"messages"}
+    for fact in facts:
+        truths.append(fact.get("ground_truth"))
+        fields |= (fact.get("sample") or {}).keys()
+    check_truth(reward, truths, sorted(fields), "row")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The run whose episodes are scored again.
+
+    Attributes:
+        path: its folder.
+        header: its `run.json`.
+        places: of its lines that count.
+    """
+
+    path: Path
+    header: RunHeader
+    places: Places
+
+    @property
+    def redact(self) -> str | None:
+        """The function that its texts went through before they were stored, where there is one."""
+        return self.header.task.get("redact")
+
+
+def source_of(run: Path) -> Source:
+    """The run in a folder, checked.
+
+    Raises:
+        ConfigError: it is not a run with episodes.
+        StoreError: a file of it is damaged.
+    """
+    header = RunHeader.of_folder(run)
+    if header.training is not None:
+        kept = list(kept_files(run).values())
+        instead = f"score those it kept: reward-kit score {kept[-1]}" if kept else "it kept none (logs.episodes_every)"
+        raise ConfigError(f"{run} is a training run, which has no episodes.jsonl; {instead}")
+    places = places_of(run)
+    if not places.episodes:
+        raise ConfigError(f"{run} has no episode that could be scored")
+    return Source(run, header, places)
+
+
+class Copied(NamedTuple):
+    """The number of copied episodes, and of those in which a secret is hidden."""
+
+    episodes: int
+    blotted: int
+
+
+def copy_results(source: Source, target: Path, redaction: Redaction) -> Copied:
+    """Put the episodes of a run, and their final states, into the folder of a new one.
+
+    Secrets that are known by now are blotted out; apart from that each line is as it was.
+
+    Args:
+        source: the earlier run.
+        target: the folder of the new one.
+        redaction: keeps secrets out of it.
+
+    Raises:
+        StoreError: a final state is missing, or a file cannot be written.
+    """
+    blotted = 0
+
+    def lines() -> Iterator[bytes]:
+        nonlocal blotted
+        for result in read_results(source.path, source.places):
+            if state := result.episode.get("final_state"):
+                _copy_state(state_file(source.path, result.episode["rollout_id"], state), target)
+            line = redaction.of_line(result.line.rstrip(b"\n")) + b"\n"
+            blotted += HIDDEN.encode() in line
+            yield line
+
+    write_atomically(target / "episodes.jsonl", lines())
+    return Copied(len(source.places.episodes), blotted)
+
+
+def checked_facts(source: Source) -> Iterator[Mapping[str, Any]]:
+    """Yield the ground truth and sample of each episode, and check that its final state exists.
+
+    Raises:
+        StoreError: a final state is missing; the first one is named.
+    """
+    for result in read_results(source.path, source.places):
+        if state := result.episode.get("final_state"):
+            state_file(source.path, result.episode["rollout_id"], state)
+        yield {key: result.episode.get(key) for key in ("ground_truth", "sample")}
+
+
+def _copy_state(file: Path, target: Path) -> None:
+    """A second name for the same file where the disk can do that; states are never written twice."""
+    place = target / STATES / file.name
+    if place.exists():
+        return
+    with told_of("write", place):
+        make_private_folder(place.parent, exist_ok=True)
+        with contextlib.suppress(OSError):
+            os.link(file, place)
+            return
+        with file.open("rb") as source, open_part(place, place, is_private=True) as copy:
+            shutil.copyfileobj(source, copy)

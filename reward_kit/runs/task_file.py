@@ -1,0 +1,331 @@
+"""Parse a task file: YAML with the line of every key, the keys laid over it, and its validated definition.
+
+`parse_task` is the first of the three steps of a run (parse, resolve, plan). Nothing that a file names is loaded or
+executed here. Every problem is one line that names the file, the line, the key and the value.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pydantic
+import yaml
+
+from reward_kit.errors import ConfigError, why_unreadable
+from reward_kit.limited_yaml import LimitedLoader, YamlLimitError
+from reward_kit.loading import is_built_in
+from reward_kit.models import TaskDefinitionModel
+from reward_kit.safe_input import YAML_BYTES, shown_size
+from reward_kit.validation import describe_validation_error
+
+KeyPath = tuple[str | int, ...]
+Model = TypeVar("Model", bound=pydantic.BaseModel)
+_IS_PYTHON: ContextVar[bool] = ContextVar("_IS_PYTHON", default=False)
+_HINTS = {
+    "mapping values are not allowed here": (
+        "; a text with ': ' in it stands in quotes, and the keys of one block begin in one column"
+    ),
+    "found character '\\t'": "; YAML is indented with spaces, not with tabs",
+    "found character '@'": "; a text that begins with @ stands in quotes",
+    "found character '`'": "; a text that begins with ` stands in quotes",
+    "expected ',' or": "; a bracket before it is not closed",
+    "found unexpected end of stream": "; a quote before it is not closed",
+    "expected <block end>": "; the keys of one block begin in one column",
+}
+"""The usual cause of what PyYAML reports, which uses words of its own."""
+
+
+class _Loader(LimitedLoader):
+    """Keeps dates as the text they are written as: they go into prompts and JSON files."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in LimitedLoader.yaml_implicit_resolvers.items()
+}
+
+
+class LocatedYaml:
+    """A YAML document: its `data`, the `source` it was read from, and the line of every key and list item.
+
+    Raises:
+        ConfigError: the file does not exist or is not YAML; the message has the line.
+    """
+
+    is_written = True
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self.source = file.read(YAML_BYTES + 1)
+            if len(self.source) > YAML_BYTES:
+                problem = f"the file has more than {shown_size(YAML_BYTES)}, which is the limit"
+                raise ConfigError(f"{path}: {problem}; write a dataset as JSONL")
+            text = self.source.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read {path}: {why_unreadable(path, error)}") from None
+        self._lines: dict[KeyPath, int] = {}
+        try:
+            loader = _Loader(text)
+            node = loader.get_single_node()
+            self._locate(node, ())
+            self.data: Any = loader.construct_document(node) if node is not None else None
+        except yaml.YAMLError as error:
+            # What yaml cannot even read has a position in the text, everything else a mark.
+            mark, position = getattr(error, "problem_mark", None), getattr(error, "position", 0)
+            line = mark.line if mark else text.count("\n", 0, position)
+            problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+            if isinstance(error, YamlLimitError):
+                raise ConfigError(f"{path}:{line + 1}: {problem}") from None
+            hint = next((text for phrase, text in _HINTS.items() if phrase in problem), "")
+            raise ConfigError(f"{path}:{line + 1}: not YAML: {problem}{hint}") from None
+        except RecursionError:
+            raise ConfigError(f"{path}: a value is nested too deeply, or contains itself") from None
+
+    def where(self, location: KeyPath) -> str:
+        """`file:line` of the nearest key on the way to `location` that stands in the file."""
+        if not self.is_written:
+            return str(self.path)
+        while location and location not in self._lines:
+            location = location[:-1]
+        return f"{self.path}:{self._lines.get(location, 1)}"
+
+    @classmethod
+    def of_values(cls, data: Mapping[str, Any], path: Path) -> LocatedYaml:
+        """A document that was never written: its values come from Python, and no key of it has a line.
+
+        Args:
+            data: its keys.
+            path: stands for its file in messages; what is relative is looked up beside it.
+
+        Raises:
+            ConfigError: a value contains itself, or a mapping has a key that no file could have.
+        """
+        made = object.__new__(cls)
+        made.path, made.data, made._lines, made.is_written = path, dict(data), {}, False
+        try:
+            made.source = json.dumps(data, indent=2, default=repr).encode("utf-8", "backslashreplace") + b"\n"
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{path}: {error}") from None
+        except RecursionError:
+            raise ConfigError(f"{path}: a value is nested too deeply") from None
+        return made
+
+    def part(self, key: str) -> LocatedYaml:
+        """Return the value of a key as a document of its own, which keeps its file and lines."""
+        inner = object.__new__(LocatedYaml)
+        inner.path, inner.source, inner.data = self.path, self.source, self.data[key]
+        inner._lines = {place[1:]: line for place, line in self._lines.items() if place[:1] == (key,)}
+        return inner
+
+    def _locate(self, node: yaml.Node | None, path: KeyPath) -> None:
+        if isinstance(node, yaml.MappingNode):
+            seen: set[str] = set()
+            for key, value in node.value:
+                name = str(key.value)
+                if name in seen:
+                    raise ConfigError(f"{self.path}:{key.start_mark.line + 1}: {name!r} is given twice")
+                seen.add(name)
+                self._lines[(*path, name)] = key.start_mark.line + 1
+                self._locate(value, (*path, name))
+        elif isinstance(node, yaml.SequenceNode):
+            for index, value in enumerate(node.value):
+                self._lines[(*path, index)] = value.start_mark.line + 1
+                self._locate(value, (*path, index))
+
+
+@contextmanager
+def about(located: LocatedYaml, *location: str | int) -> Iterator[None]:
+    """Name the line and the key in what goes wrong with what the key names."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{located.where(location)}: {'.'.join(map(str, location))}: {error}") from error
+
+
+@contextmanager
+def given_in_python() -> Iterator[None]:
+    """Name the parameter `overrides` in messages, instead of the option -T, for as long as the block lasts."""
+    token = _IS_PYTHON.set(True)
+    try:
+        yield
+    finally:
+        _IS_PYTHON.reset(token)
+
+
+def given_by() -> str:
+    """By what the user gave an override, for messages."""
+    return "overrides" if _IS_PYTHON.get() else "-T"
+
+
+def as_given(key: str, value: str = "") -> str:
+    """Return an override as the user wrote it, or would write it, for messages."""
+    if _IS_PYTHON.get():
+        return f"overrides={{{key!r}: {repr(value) if value else '…'}}}"
+    return f"-T {key}={value or '…'}"
+
+
+def parse_override(text: str, option: str = "-T") -> tuple[str, Any]:
+    """`key=value` from the command line; the value is YAML.
+
+    Args:
+        text: as typed.
+        option: the option it was typed after, for messages.
+
+    Raises:
+        ConfigError: there is no `=`, or the value is not YAML.
+    """
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"{option} {text!r}: write key=value")
+    try:
+        return key, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or "unreadable"
+        raise ConfigError(f"{option} {text!r}: the value is not YAML: {problem}") from None
+
+
+def overlaid(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """`data` with dotted `overrides` on it; neither is changed.
+
+    Raises:
+        ConfigError: an override leads through something other than a mapping, or past the end of a list.
+    """
+    result: dict[str, Any] = json.loads(json.dumps(data, default=str)) if overrides else dict(data)
+    for dotted, value in overrides.items():
+        *parents, last = dotted.split(".")
+        inner: Any = result
+        for key in parents:
+            inner = inner[_index(inner, key, dotted)] if isinstance(inner, list) else inner.setdefault(key, {})
+            if not isinstance(inner, dict | list):
+                raise ConfigError(f"{as_given(dotted)}: {key!r} is not a mapping")
+        inner[_index(inner, last, dotted) if isinstance(inner, list) else last] = value
+    return result
+
+
+def keys_of_user(section: str, names: Iterable[str], overrides: Collection[str]) -> set[str]:
+    """Return those keys of a block that an override gave, itself or with a block around them.
+
+    Args:
+        section: where the block stands, such as "policy"; "" for the file's top.
+        names: the keys in it.
+        overrides: the dotted keys that the user gave; "" stands for all.
+    """
+    prefix = f"{section}." if section else ""
+    return {name for name in names if any(not key or f"{prefix}{name}.".startswith(f"{key}.") for key in overrides)}
+
+
+def _index(items: list[Any], key: str, dotted: str) -> int:
+    if not (key.isascii() and key.isdigit() and int(key) < len(items)):
+        raise ConfigError(f"{as_given(dotted)}: {key!r} is not a position in a list of {len(items)}, counted from 0")
+    return int(key)
+
+
+def parse_task(
+    located: LocatedYaml, overrides: Mapping[str, Any] | None = None, *, has_rows: bool = False
+) -> TaskDefinitionModel:
+    """Return a task's keys, checked without loading or executing anything that they name.
+
+    Args:
+        located: the document.
+        overrides: keys laid over it, dotted for inner ones (`limits.wall_time_s`).
+        has_rows: the dataset is given in Python.
+
+    Raises:
+        ConfigError: a key is unknown or has no effect, a value is wrong, or the file loosens the sandbox.
+    """
+    overrides = overrides or {}
+    definition = validated(located, overrides, TaskDefinitionModel, "a task file")
+    _refuse_looser_sandbox(located, definition, overrides)
+    _refuse_unused(located, definition, definition.dataset_path is not None or has_rows)
+    return definition
+
+
+def _refuse_looser_sandbox(located: LocatedYaml, definition: TaskDefinitionModel, overrides: Mapping[str, Any]) -> None:
+    """Reject what a task file asks for beyond the default sandbox; only the command line and Python code may ask."""
+    from reward_kit.sandbox.program import Limits
+
+    if not located.is_written:
+        return
+    sandbox, usual, folder = definition.sandbox, Limits(), located.path.resolve().parent
+    is_built_in_reward = is_built_in(definition.reward_function_path or "")
+    looser: dict[tuple[str, ...], Any] = {
+        ("level",): sandbox.level if sandbox.level == "in_process" and not is_built_in_reward else None,
+        ("read_paths",): [one for one in sandbox.read_paths if not (folder / one).resolve().is_relative_to(folder)],
+    }
+    for name, value in sandbox.limits.model_dump(exclude_none=True, exclude={"cpu_s"}).items():
+        looser["limits", name] = value if value > getattr(usual, name) else None
+    for keys, value in looser.items():
+        dotted = ".".join(("sandbox", *keys))
+        if value and not any(f"{dotted}.".startswith(f"{key}.") for key in overrides):
+            value = json.dumps(value) if not isinstance(value, str) else value
+            raise ConfigError(
+                f"{located.where(('sandbox', *keys))}: {dotted}: {value} loosens the sandbox, which a task file cannot "
+                f"do; remove it and give {as_given(dotted, shlex.quote(value))} (of `train`: -T task.{dotted}=…)"
+            )
+
+
+def _refuse_unused(located: LocatedYaml, definition: TaskDefinitionModel, has_dataset: bool) -> None:
+    """A key that would have no effect is an error, not a silent no-op."""
+    given = definition.model_fields_set
+    unused = {
+        "num_rollouts": "a task with a dataset counts num_rollouts_per_sample" if has_dataset else "",
+        "num_rollouts_per_sample": "" if has_dataset else "a task without a dataset counts num_rollouts",
+        "base_resource_config": "" if definition.resource_type else "the task has no resource_type",
+        "sandbox": "" if definition.reward_function_path else "the task has no reward_function_path",
+        "reward_options": "" if definition.reward_function_path else "the task has no reward_function_path",
+        "credit": "" if definition.reward_function_path else "the task has no reward_function_path",
+        "nudge": "the simulated user answers a text" if definition.user else "",
+    }
+    for key, why in unused.items():
+        if why and key in given:
+            raise ConfigError(f"{located.where((key,))}: {key} has no effect: {why}")
+
+
+def validated(located: LocatedYaml, overrides: Mapping[str, Any], model: type[Model], what: str) -> Model:
+    """A file's data, with overrides laid over it, as a model.
+
+    Args:
+        located: the file.
+        overrides: keys laid over the file's, dotted for inner ones.
+        model: the model.
+        what: what such a file is called, for messages.
+
+    Raises:
+        ConfigError: it does not fit; a line for each problem, with its place and the nearest key.
+    """
+    if not isinstance(located.data, dict):
+        raise ConfigError(f"{located.path}: {what} is a mapping of keys, this one is {located.data!r:.60}")
+    data = overlaid(located.data, overrides)
+    try:
+        return model.model_validate(data)
+    except pydantic.ValidationError as error:
+        problems = describe_validation_error(error, model)
+        lines = [
+            f"{place_of(located, tuple(problem['loc']), overrides)}: {text}{_why(problem)}"
+            for problem, text in zip(error.errors(), problems, strict=True)
+        ]
+        raise ConfigError("\n".join(lines)) from None
+
+
+def _why(problem: Mapping[str, Any]) -> str:
+    """Return what a reader of the message may not know of task files, "" for most problems."""
+    if problem["type"] == "missing" and tuple(problem["loc"]) in (("policy", "type"), ("user", "type")):
+        key = f"{problem['loc'][0]}.type"
+        return f"; such a block needs a type, e.g. {as_given(key, 'openai')}"
+    return "; YAML reads an empty value as null, which is None here" if problem["input"] is None else ""
+
+
+def place_of(located: LocatedYaml, location: tuple[str | int, ...], overrides: Mapping[str, Any]) -> str:
+    """Return where a key was given: on the command line, or in a line of the file."""
+    dotted = ".".join(map(str, location))
+    is_new = bool(location) and location[0] not in located.data  # nothing but an override can have brought it
+    is_given = any(f"{dotted}.".startswith(f"{key}.") or (is_new and key.startswith(f"{dotted}.")) for key in overrides)
+    return given_by() if is_given else located.where(location)
