@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 from learning_report import PROBLEMS, report  # noqa: E402
 
 from reward_kit.agent import RLRolloutWorker, Sample, make_policy  # noqa: E402
-from reward_kit.rl.model_kit import load_model, save_model  # noqa: E402
+from reward_kit.rl.model_kit.models import load_model, save_model  # noqa: E402
 from reward_kit.rl.training.logs import TrainingDisplay  # noqa: E402
 from reward_kit.rl.training.pipelines import latest_state  # noqa: E402
 from reward_kit.rl.training.plan import load_plan  # noqa: E402

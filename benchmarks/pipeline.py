@@ -35,7 +35,8 @@ from reward_kit.agent import AgentPolicy, HFAgentPolicy, PolicyOutput, RLRollout
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent import AsyncRewardAgent
 from reward_kit.rl.learner.config import PPOConfig
-from reward_kit.rl.model_kit import Demonstrations, SFTConfig, build_decoder, build_tokenizer, fit, parameter_count
+from reward_kit.rl.model_kit.models import build_decoder, build_tokenizer, parameter_count
+from reward_kit.rl.model_kit.sft import Demonstrations, SFTConfig, fit
 from reward_kit.rl.overlap import PipelineSettings, Schedule, lower_bound, simulate_overlap
 from reward_kit.rl.ppo import PPOLearner
 from reward_kit.rl.trainer import Trainer

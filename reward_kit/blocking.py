@@ -12,7 +12,8 @@ from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, ExitStack
 from typing import Any, TypeVar
 
-from anyio.from_thread import start_blocking_portal
+import anyio
+from anyio.from_thread import BlockingPortal
 
 from reward_kit.errors import RewardKitError
 
@@ -54,9 +55,14 @@ class LoopThread:
         self._is_closed = False
         self._variables: dict[contextvars.ContextVar[Any], Any] = {}
         with ExitStack() as stack:
-            self._portal = stack.enter_context(start_blocking_portal())
+            # Not `start_blocking_portal`: its generator stops the portal when it is collected, and in a forked process,
+            # which has no such thread, that would never end.
+            ready: Future[BlockingPortal] = Future()
+            thread = threading.Thread(target=anyio.run, args=(_serve, ready), name=name, daemon=True)
+            thread.start()
+            stack.callback(thread.join)
+            self._portal = ready.result()
             stack.callback(self._portal.call, self._portal.stop, True)
-            self._portal.call(self._name_thread)
             if held is not None:
                 stack.enter_context(self._portal.wrap_async_context_manager(self._entered(held)))
             self._stack = stack.pop_all()
@@ -101,9 +107,6 @@ class LoopThread:
         else:
             self._stack.__exit__(type(error), error, error.__traceback__)
 
-    def _name_thread(self) -> None:
-        threading.current_thread().name = self._name
-
     @contextlib.asynccontextmanager
     async def _entered(self, held: AbstractAsyncContextManager[Any]) -> AsyncIterator[None]:
         before = contextvars.copy_context()
@@ -116,3 +119,9 @@ class LoopThread:
         for variable, value in self._variables.items():
             variable.set(value)
         return await coroutine
+
+
+async def _serve(ready: Future[BlockingPortal]) -> None:
+    async with BlockingPortal() as portal:
+        ready.set_result(portal)
+        await portal.sleep_until_stopped()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
 import os
 import threading
@@ -92,6 +93,26 @@ def test_in_a_forked_process_the_thread_is_not_there_and_is_not_waited_for() -> 
     assert not hangs and forked.exitcode == 42
     thread.run(asyncio.sleep(0))
     thread.close()
+
+
+_shared: list[LoopThread] = []
+
+
+def test_in_a_forked_process_a_thread_can_be_dropped_and_another_one_made() -> None:
+    _shared.append(LoopThread("test"))
+    forked = multiprocessing.get_context("fork").Process(target=_replaced_in_a_fork)
+    forked.start()
+    forked.join(timeout=60)
+    hangs = forked.is_alive()
+    forked.kill()
+    assert not hangs and forked.exitcode == 42
+    _shared.pop().close()
+
+
+def _replaced_in_a_fork() -> None:
+    _shared.clear()
+    gc.collect()
+    os._exit(LoopThread("test").run(_answer()))
 
 
 def _used_in_a_fork(thread: LoopThread) -> None:

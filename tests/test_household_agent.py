@@ -29,7 +29,8 @@ from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.episodes.record import episode_from_record
 from reward_kit.loading import load_module
 from reward_kit.models import Message
-from reward_kit.rl.model_kit import DemonstratingPolicy, Demonstrations, fit, load_model, unknown_pieces
+from reward_kit.rl.model_kit.models import load_model, unknown_pieces
+from reward_kit.rl.model_kit.sft import DemonstratingPolicy, Demonstrations, fit
 from reward_kit.runs.tasks import load_task
 from reward_kit.tokens import build_rows
 

@@ -17,7 +17,7 @@ from markdown_texts import code, inline, sentence, table
 
 import reward_kit
 from reward_kit import errors
-from reward_kit.agent.models import StopReason
+from reward_kit.agent import StopReason
 from reward_kit.credit.group_filter import DropReason
 from reward_kit.sandbox.outcome import MEANINGS, Outcome
 

@@ -163,7 +163,7 @@ GROUPS = (
             "Losses": ("reward_kit.rl.losses",),
             "Reward managers": ("reward_kit.rl.reward_manager",),
             "Checkpoints": ("reward_kit.rl.checkpoint",),
-            "Models and tokenizers": ("reward_kit.rl.model_kit",),
+            "Models and tokenizers": ("reward_kit.rl.model_kit.models", "reward_kit.rl.model_kit.sft"),
         },
     ),
     Group(

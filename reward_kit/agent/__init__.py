@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from reward_kit.agent.models import steps_of as steps_of
     from reward_kit.agent.policies import make_policy as make_policy
     from reward_kit.agent.policies.hf.model import PolicyWithValue as PolicyWithValue
+    from reward_kit.agent.policies.hf.model import merged_state_dict as merged_state_dict
     from reward_kit.agent.policies.hf.model import remember as remember
     from reward_kit.agent.policies.hf_policy import HFAgentPolicy as HFAgentPolicy
     from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy as OpenAIAgentPolicy
@@ -64,6 +65,7 @@ _HOMES = {
     "derive_seed": "samples",
     "dialogue_of": "simulated_user",
     "make_policy": "policies",
+    "merged_state_dict": "policies.hf.model",
     "remember": "policies.hf.model",
     "steps_of": "models",
 }

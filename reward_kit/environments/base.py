@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal
 from reward_kit.errors import ConfigError, ToolError, did_you_mean
 
 ForkKind = Literal["native", "replay", "none"]
-"""How an environment is copied: its state, by repeating its actions, or not at all."""
+"""The way of forking: copy the state, repeat the actions, or none."""
 ToolSpec = dict[str, Any]
 """A tool in OpenAI form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 

@@ -277,11 +277,8 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 _CHUNK_BYTES = 1 << 20
-
 _FLUSH_S = 0.5
-
 _GRACE_S = 2.0
-
 _SHOWN_CHARS = 200
 
 

@@ -29,7 +29,6 @@ from reward_kit.errors import ConfigError, LimitError
 LARGEST_SIDE = 40
 LEGEND = "# wall, @ you, + you on a goal, $ box, * box on a goal, . goal; a blank is floor."
 DIRECTIONS = ("up", "down", "left", "right")
-
 _ROOMS = 300
 _GAMES_IN_A_ROOM = 4
 _NODE_LIMIT = 5_000
@@ -38,7 +37,7 @@ _MARKS |= {"@": (0, 0, 1), "+": (1, 0, 1)}
 
 
 class Position(NamedTuple):
-    """Where the player and the boxes are: a cell, and a set of cells."""
+    """The player's cell, and the set of the boxes' cells."""
 
     player: int
     boxes: int

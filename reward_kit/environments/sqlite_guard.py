@@ -37,7 +37,7 @@ from typing import Any, Literal
 from reward_kit.errors import ToolError
 
 SeedSource = Literal["data", "file"]
-"""Whether a row may have written a seed script, or only the task's author."""
+"""The origin of a seed script: a row may have written "data", only the task's author a "file"."""
 
 
 def _words(text: str) -> frozenset[str]:

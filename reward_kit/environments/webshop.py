@@ -59,7 +59,6 @@ MAX_TEXT_CHARS = 300
 MAX_TERMS = 24
 MAX_RESULTS = 50
 SECTIONS = ("features", "description")
-
 _MATCHING_RATIO = 85
 _TOKEN = re.compile(r"[a-z0-9]+")
 _TERM = re.compile(r"[^\W_]+")

@@ -340,7 +340,8 @@ def _steps(stored: Mapping[str, Any], training: Mapping[str, Any]) -> list[dict[
     ids, segments = stored["ids"], stored["segments"]
     advantages, ratios = training.get("advantages"), training.get("ratios")
     allowed = stored.get("allowed_ids") or {"places": [], "which": [], "sets": []}
-    sizes = [_set_size(one) for one in allowed["sets"]]
+    # The number of ids in each set; runs are [first, length, first, length …].
+    sizes = [sum(one["runs"][1::2]) if isinstance(one, Mapping) else len(one) for one in allowed["sets"]]
     found: list[dict[str, Any]] = []
     seen = before = 0
     for number, (step, segment, start, stop, version) in enumerate(stored["actions"]):
@@ -358,11 +359,6 @@ def _steps(stored: Mapping[str, Any], training: Mapping[str, Any]) -> list[dict[
         found.append(row)
         seen, before = stop, segment
     return found
-
-
-def _set_size(one: Any) -> int:
-    """The number of ids in a set; runs are [first, length, first, length …]."""
-    return sum(one["runs"][1::2]) if isinstance(one, Mapping) else len(one)
 
 
 def _choices(allowed: Mapping[str, Any], sizes: Sequence[int], start: int, stop: int) -> list[int | None] | None:

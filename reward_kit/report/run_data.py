@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -128,13 +128,16 @@ def read_run(path: Path) -> RunFacts:
     header = RunHeader.read(path)
     if header.training is not None:
         raise ConfigError(f"{path} is a training run; its figures are in metrics.jsonl, and it has no episodes.jsonl")
-    scores = {(line["rollout_id"], attempt_of(line)): line for line in _scores(path)}
-    latest = LatestAttempts[EpisodeOutline]()
-    file = path / "episodes.jsonl"
+    scores: dict[tuple[str, int], dict[str, Any]] = {}
+    file = path / "scores.jsonl"
+    for number, (offset, line) in enumerate(placed_lines(file), 1):
+        score = lean_score(line_record(file, number, line, check_score), Place(offset, len(line)))
+        scores[score["rollout_id"], attempt_of(score)] = score
+    latest, file = LatestAttempts[EpisodeOutline](), path / "episodes.jsonl"
     for number, (offset, line) in enumerate(placed_lines(file), 1):
         record = _outlined(line) or line_record(file, number, line)
-        score = scores.get((record["rollout_id"], attempt_of(record)))
-        facts = episode_outline(record, header, score, Place(offset, len(line)))
+        scored = scores.get((record["rollout_id"], attempt_of(record)))
+        facts = episode_outline(record, header, scored, Place(offset, len(line)))
         latest.put(facts.row.rollout_id, facts.row.attempt, facts)
     found = latest.values()
     finished = [facts for facts in found if not facts.row.is_unfinished]
@@ -165,12 +168,6 @@ def grouped(episodes: Iterable[EpisodeOutline], key: Callable[[EpisodeOutline], 
     for facts in episodes:
         groups[key(facts)].append(facts)
     return groups
-
-
-def _scores(path: Path) -> Iterator[Mapping[str, Any]]:
-    file = path / "scores.jsonl"
-    for number, (offset, line) in enumerate(placed_lines(file), 1):
-        yield lean_score(line_record(file, number, line, check_score), Place(offset, len(line)))
 
 
 def episode_outline(

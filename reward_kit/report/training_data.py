@@ -344,7 +344,7 @@ _CREDIT = ("estimator", "step_rewards", "gamma", "omega", "combination", "step_w
 
 
 class _Kept(NamedTuple):
-    """One episode: its lines as a run would have stored them, and what is known of it."""
+    """One episode: its lines as a run would have stored them, and its facts."""
 
     lines: StoredLines
     facts: EpisodeOutline

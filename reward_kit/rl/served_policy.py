@@ -1,10 +1,10 @@
-"""A policy whose weights are trained here and sampled with by a vLLM or SGLang server that the user runs.
+"""A policy whose weights are trained here and sampled by a vLLM or SGLang server that the user runs.
 
-The server answers through `OpenAIAgentPolicy`, with the token ids and log-probabilities of what it sampled. `publish`
-writes the weights as a model folder and has the server load it. That happens between answers: it waits until none is
-under way, and answers that are asked for meanwhile wait for it, so no answer is a mixture of two versions.
+The server answers through `OpenAIAgentPolicy`, with the token ids and log-probabilities that it sampled. `publish`
+writes the weights as a model folder and has the server load it between answers: it waits until none is in flight, and
+new ones wait for it, so that no answer mixes two versions.
 
-What the servers are asked for (vLLM's documentation of sleep mode, SGLang's "SGLang for RL Systems"):
+Requests to the servers (vLLM's documentation of sleep mode, SGLang's "SGLang for RL Systems"):
 
     vLLM    POST /collective_rpc {"method": "reload_weights"}, POST /reset_prefix_cache?reset_running_requests=true;
             needs VLLM_SERVER_DEV_MODE=1, and the server started on the folder that is published to
@@ -30,13 +30,13 @@ from reward_kit.errors import ConfigError, PolicyError
 from reward_kit.models import Message
 from reward_kit.providers.keys import resolve_endpoint
 from reward_kit.providers.transport import Transport
-from reward_kit.rl.model_kit import load_model, save_model
+from reward_kit.rl.model_kit.models import load_model, save_model
 
 Server = Literal["vllm", "sglang"]
 
 
 class ServedPolicy(AgentPolicy):
-    """Acts through a model server and can be trained.
+    """Acts through a model server, and can be trained.
 
     Args:
         folder: the model in transformers' form. Its weights are loaded here to be trained.
@@ -45,13 +45,13 @@ class ServedPolicy(AgentPolicy):
         server: "vllm" or "sglang".
         base_url: of the server's OpenAI API, such as "http://127.0.0.1:8000/v1".
         model: the model's name at the server; by default `published`.
-        temperature: of sampling. Filters such as top_p are not to be had: what they leave out is not recorded.
+        temperature: of sampling. Filters such as top_p are refused, since what they leave out is not recorded.
         publish_timeout_s: how long the server may take to load the weights.
         api_key: as for `OpenAIAgentPolicy`; also sent when weights are published.
         options: further options of `OpenAIAgentPolicy`.
 
     Raises:
-        ConfigError: the server is of no known kind, the folder holds no model, or an option is wrong.
+        ConfigError: the kind of server is unknown, the folder holds no model, or an option is wrong.
     """
 
     path_options = ("folder", "published")
@@ -80,7 +80,7 @@ class ServedPolicy(AgentPolicy):
         self.sampling = Sampling(temperature=temperature)
         self._server, self._gate = server, anyio.Condition()
         self._in_flight, self._is_publishing = 0, False
-        self._in_doubt: int | None = None  # the version that the server may have or not
+        self._in_doubt: int | None = None  # the version that the server may or may not have
         extra = {**(options.pop("extra_body", None) or {}), "return_token_ids": True}
         self._acting = OpenAIAgentPolicy(
             model or str(self.published),
@@ -100,34 +100,34 @@ class ServedPolicy(AgentPolicy):
 
     @property
     def pad_token_id(self) -> int:
-        """What fills up rows; the end of the text where the tokenizer has no padding, which is never attended to."""
+        """The id that fills up rows: the tokenizer's padding, else its end of text."""
         found = self.tokenizer.pad_token_id
         return int(found if found is not None else self.tokenizer.eos_token_id)
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """The session of one episode."""
+        """Open the session of one episode."""
         return _Session(self, await self._acting.open(context))
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """One action outside of any episode."""
+        """Act outside of any episode."""
         return await _Session(self, self._acting).get_action(observation, available_tools_specs)
 
     async def publish(self, version: int) -> None:
         """Have the server sample with the weights that `module` has now.
 
-        Where this fails or is cancelled after the server was asked, nobody knows which weights it has: answers are
-        refused from there on, until weights are published.
+        If this fails or is cancelled after the server was asked, its weights are unknown, and answers are refused until
+        weights are published.
 
         Raises:
             PolicyError: the server refused them, and samples with the old ones.
-            ProviderError: it could not be talked to, or answered something else.
+            ProviderError: it could not be reached, or answered something else.
         """
         async with self._gate:
             while self._is_publishing:
                 await self._gate.wait()
-            self._is_publishing = True  # from here on no answer begins
+            self._is_publishing = True  # no new answer begins
         try:
             async with self._gate:
                 while self._in_flight:
@@ -143,24 +143,24 @@ class ServedPolicy(AgentPolicy):
                     self._gate.notify_all()
 
     async def close(self) -> None:
-        """Close the connections to the server; it goes on."""
+        """Close the connections to the server, which keeps running."""
         await self._acting.close()
         await self._control.aclose()
 
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[int]:
-        """While an answer is under way no weights are published; the version that gives it.
+        """Keep weights from being published during an answer; yield the version that gives it.
 
         Raises:
-            PolicyError: it is not known.
+            PolicyError: the version is unknown.
         """
         async with self._gate:
             while self._is_publishing:
                 await self._gate.wait()
             if self._in_doubt is not None:
                 raise PolicyError(
-                    f"publishing version {self._in_doubt} did not come to its end, so that nobody knows which weights "
-                    "the server samples with; publish again"
+                    f"publishing version {self._in_doubt} did not finish, so it is unknown which weights the server "
+                    "samples with; publish again"
                 )
             self._in_flight += 1
             version = self.version
@@ -178,7 +178,7 @@ class ServedPolicy(AgentPolicy):
             asked = {"model_path": str(self.published), "weight_version": str(version), "flush_cache": True}
             try:
                 await self._ask("update_weights_from_disk", asked)
-            except PolicyError:  # it says that it did not: SGLang goes back to the weights it had
+            except PolicyError:  # SGLang goes back to the weights it had
                 self._in_doubt = None
                 raise
         else:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from aiohttp import web
 
-from reward_kit.rl.model_kit import load_model
+from reward_kit.rl.model_kit.models import load_model
 
 
 class ModelServer:

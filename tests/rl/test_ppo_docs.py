@@ -14,7 +14,7 @@ from reward_kit.agent.policies import make_policy
 from reward_kit.agent.policies.hf_policy import HFAgentPolicy
 from reward_kit.cli.main import program
 from reward_kit.rl.learner.config import OffPolicyLimits, PPOConfig
-from reward_kit.rl.model_kit import save_model
+from reward_kit.rl.model_kit.models import save_model
 from reward_kit.rl.ppo import PPOLearner
 from tests.agent.policies.hf.small_models import byte_tokenizer, small_llama
 

@@ -125,8 +125,8 @@ def test_a_batch_of_tensors_alone_is_told_what_it_lacks() -> None:
         ({"episode_rewards": [1.0]}, r"episode_rewards'\] has one item per row, which are 2"),
         ({"episode_rewards": [0.0, math.inf]}, "infinite in row 1"),
         ({"episode_rewards": [0.0, 1e300]}, "infinite in row 1"),  # in float32
-        ({"episode_rewards": ["won", 1.0]}, "no number: 'won' is a text"),
-        ({"episode_rewards": ["1", 1.0]}, "no number: '1' is a text"),
+        ({"episode_rewards": ["won", 1.0]}, "not a number: 'won' is a text"),
+        ({"episode_rewards": ["1", 1.0]}, "not a number: '1' is a text"),
         ({"episode_rewards": [1.0, 2.0], "traj_uid": ["a", "a"]}, r"episode_rewards\[1\] is 2, and an earlier row of"),
         ({"episode_rewards": [None, 2.0], "traj_uid": ["a", "a"]}, r"episode_rewards\[1\] is 2, .* has nan"),
         ({"episode_rewards": [1.0, 1.0], "traj_uid": ["a", None]}, "traj_uid'] is None of some row"),
@@ -189,9 +189,9 @@ def test_a_reward_that_is_infinite_on_its_token() -> None:
         ({"reward_model": [{"groundtruth": "one"}]}, "rename 'groundtruth' to 'ground_truth'"),
         (
             {"raw_prompt": ["what?"], "reward_model": [{"ground_truth": 1}]},
-            r"raw_prompt'\]\[0\] is no list of messages",
+            r"raw_prompt'\]\[0\] is not a list of messages",
         ),
-        ({"raw_prompt": [[{"rol": "user"}]], "reward_model": [{"ground_truth": 1}]}, "is no list of messages"),
+        ({"raw_prompt": [[{"rol": "user"}]], "reward_model": [{"ground_truth": 1}]}, "is not a list of messages"),
     ],
 )
 def test_prompts_and_truths_of_another_form(others: dict[str, Any], told: str) -> None:

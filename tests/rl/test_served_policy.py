@@ -16,7 +16,7 @@ from reward_kit.agent.policy_interface import EpisodeContext
 from reward_kit.errors import ConfigError, PolicyError, ProviderError
 from reward_kit.models import Message
 from reward_kit.rl.losses import logprobs_of
-from reward_kit.rl.model_kit import build_decoder, build_tokenizer, save_model
+from reward_kit.rl.model_kit.models import build_decoder, build_tokenizer, save_model
 from reward_kit.rl.served_policy import ServedPolicy
 from reward_kit.rl.trainer import trainable
 from tests.rl.model_server import ModelServer
@@ -104,7 +104,7 @@ async def test_a_server_that_refuses_the_weights_is_an_error(folder: Path) -> No
 
 async def in_doubt_until_published(policy: ServedPolicy) -> None:
     assert policy.version == 0
-    with pytest.raises(PolicyError, match="publishing version 1 did not come to its end"):
+    with pytest.raises(PolicyError, match="publishing version 1 did not finish"):
         await policy.get_action(HELLO)
     await policy.publish(2)
     said = (await policy.get_action(HELLO)).log_probs

@@ -1,4 +1,4 @@
-"""The options of the PPO learner, each checked when the configuration is made."""
+"""The options of the PPO learner, checked when they are made."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 LossName = Literal["ppo", "gspo", "cispo", "decoupled"]
 OldLogprobs = Literal["sampler", "recomputed"]
 OldValues = Literal["recorded", "recomputed"]
-Schedule = Literal["constant", "linear", "cosine"]
+LRSchedule = Literal["constant", "linear", "cosine"]
 Precision = Literal["float32", "bfloat16"]
 
 _CLIPS: dict[str, tuple[float, float]] = {
@@ -33,7 +33,7 @@ _CLIPS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoRAOptions:
-    """Which matrices get an adapter, and how large.
+    """The matrices that get a low-rank adapter, and its size.
 
     Attributes:
         rank: of an adapter's two matrices.
@@ -58,7 +58,7 @@ class LoRAOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffPolicyLimits:
-    """Where an alarm is raised; None: never.
+    """The limits beyond which an alarm is raised; None: never.
 
     Attributes:
         logprob_gap_mean: of |the module's log-probability before the update - the sampler's|, the mean over tokens.
@@ -68,7 +68,7 @@ class OffPolicyLimits:
         ratio_max: the greatest probability ratio.
         effective_share: the least effective sample size, as a share of the tokens (of sequences with "gspo").
         lag_max: how many versions older than the policy in training a token's sampler is.
-        grad_norm: before it is cut.
+        grad_norm: before clipping.
 
     Raises:
         ConfigError: a limit is negative or not finite.
@@ -88,11 +88,7 @@ class OffPolicyLimits:
                 check_number(f"limits.{one.name}", limit, 0.0)
 
     def alarms(self, found: Mapping[str, float]) -> dict[str, float]:
-        """`alarm/<name>`: what was measured, for each limit that it is beyond; each is logged as a warning.
-
-        Args:
-            found: the diagnostics of an update.
-        """
+        """`alarm/<name>` with the measured value for each limit exceeded by these diagnostics; each is logged."""
         beyond = {}
         for one in fields(self):
             limit, measured = getattr(self, one.name), found.get(one.name)
@@ -102,12 +98,9 @@ class OffPolicyLimits:
             # NaN is beyond every limit.
             if not (measured >= limit if is_least else measured <= limit):
                 beyond[f"alarm/{one.name}"] = measured
-                log.warning("off-policy: %s is %g, %s the limit %g", one.name, measured, _side(is_least), limit)
+                side = "below" if is_least else "above"
+                log.warning("off-policy: %s is %g, %s the limit %g", one.name, measured, side, limit)
         return beyond
-
-
-def _side(is_least: bool) -> str:
-    return "below" if is_least else "above"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,55 +109,53 @@ class PPOConfig:
 
     Attributes:
         epochs: passes over the batch.
-        minibatch_rows: rows per optimizer step; None takes all, or what `minibatches` says.
-        minibatches: optimizer steps per epoch, of as equal numbers of rows as can be; at most one per row.
-        max_tokens_per_micro_batch: what goes through the module at once, padding included; None: 1,024 on a CPU, whose
-            caches hold no more, and 16,384 on an accelerator. A row that is longer goes alone. It changes memory and
-            speed, and no gradient.
-        loss: which policy loss; see `rl.losses.functions`.
+        minibatch_rows: rows per optimizer step; None: all, or by `minibatches`.
+        minibatches: optimizer steps per epoch, of rows as equal in number as can be; at most one per row.
+        max_tokens_per_micro_batch: of one pass through the module, padding included; None: 1,024 on a CPU, whose caches
+            hold no more, and 16,384 on an accelerator. A longer row goes alone. Changes memory and speed, no gradient.
+        loss: the policy loss; see `rl.losses.functions`.
         clip_low: how far below 1 the probability ratio may be pushed; None: the loss's own default.
         clip_high: how far above.
         dual_clip: bounds the loss of tokens with a negative advantage, of "ppo" and "decoupled"; None: no bound.
         aggregation: how the tokens' losses become one; None: the loss's own default.
-        norm_length: what "seq-mean-token-sum-norm" divides by.
-        old_logprobs: what the ratio is taken to: the sampler's log-probabilities, or the module's own before the
+        norm_length: the divisor of "seq-mean-token-sum-norm".
+        old_logprobs: the denominator of the ratio: the sampler's log-probabilities, or the module's own before the
             update, which cost a forward pass. "decoupled" and importance weights recompute them in any case.
         importance: truncated importance weights from the sampler to the recomputed log-probabilities, of each token or
             of its sequence; None: none.
         importance_cap: the greatest such weight.
         decoupled_cap: the greatest weight of "decoupled".
-        beyond_cap: what becomes of a token beyond it.
+        beyond_cap: exclude a token beyond it, or truncate its weight.
         kl_coefficient: of the divergence from the reference, in the loss.
         kl_kind: its estimator.
         kl_target: the `kl_sequence` that an adaptive coefficient holds; None: the coefficient is constant.
         kl_horizon: over how many rows an adaptive coefficient may change by a fifth.
         entropy_coefficient: of the entropy bonus.
-        value_coefficient: of the critic's loss, where the module has a value head.
-        value_clip: how far a value may be pushed from what it was; None: as far as it likes.
-        old_values: what it was: as the policy recorded while acting, or as the module says before the update.
+        value_coefficient: of the critic's loss, if the module has a value head.
+        value_clip: how far a value may be pushed from the old one; None: no limit.
+        old_values: the old value: as the policy recorded it, or as the module computes it before the update.
         critic_warmup: so many first updates train the value head alone.
         lr: the learning rate.
         value_lr: that of the value head; None: `lr`.
         lr_by_name: that of parameters by name, such as {"*norm*": 1e-2}: patterns of `fnmatch` over the names of
-            `named_parameters`, of which the first that fits counts, before `value_lr` and `lr`. The schedule is that
-            of all.
+            `named_parameters`; the first that fits counts, before `value_lr` and `lr`. All follow one schedule.
         betas: of AdamW.
         adam_epsilon: of AdamW.
         weight_decay: of AdamW, on matrices; biases, norms and other vectors have none.
         max_grad_norm: the gradient is scaled down to this 2-norm; None leaves it.
-        schedule: how the learning rate goes on after the warm-up, by updates.
+        schedule: of the learning rate after the warm-up, by updates.
         warmup: so many first updates over which it rises.
-        min_lr_share: what share of `lr` the schedule ends with.
-        temperature: the logits are divided by it, as the sampler did.
-        precision: "bfloat16" runs the module in autocast; weights that are trained, and losses, are float32. None:
-            "bfloat16" for a module that is given in it, else "float32".
-        gradient_checkpointing: forget activations inside the module's layers, and compute them twice.
+        min_lr_share: the share of `lr` that the schedule ends with.
+        temperature: the logits are divided by it, as by the sampler.
+        precision: "bfloat16" runs the module in autocast; trained weights and losses are float32. None: "bfloat16" for
+            a module that is given in it, else "float32".
+        gradient_checkpointing: recompute activations inside the module's layers instead of keeping them.
         max_logits: how many logits are held at once, tokens times vocabulary; beyond it the head runs in chunks.
         lora: train low-rank adapters instead of the module's weights.
-        limits: beyond which the off-policy ledger raises an alarm.
+        limits: beyond which an alarm about off-policy data is raised.
 
     Raises:
-        ConfigError: a value is out of range, unknown, or would be of no use beside the others.
+        ConfigError: a value is out of range or unknown, or has no effect with the others.
     """
 
     epochs: int = 1
@@ -198,7 +189,7 @@ class PPOConfig:
     adam_epsilon: float = 1e-8
     weight_decay: float = 0.0
     max_grad_norm: float | None = 1.0
-    schedule: Schedule = "constant"
+    schedule: LRSchedule = "constant"
     warmup: int = 0
     min_lr_share: float = 0.0
     temperature: float = 1.0
@@ -216,36 +207,36 @@ class PPOConfig:
 
     @property
     def clip(self) -> ClipRange:
-        """The clip range of the loss, its defaults filled in."""
+        """The clip range, with the loss's defaults."""
         low, high = _CLIPS[self.loss]
         given = (low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high)
         return ClipRange(*given, self.dual_clip)
 
     @property
     def reduction(self) -> Aggregation:
-        """The aggregation, the loss's default filled in."""
+        """The aggregation, with the loss's default."""
         return self.aggregation or ("seq-mean-token-mean" if self.loss == "gspo" else "token-mean")
 
     def for_weights(self, dtype: torch.dtype) -> PPOConfig:
-        """With the precision that is meant by None, for a module whose weights are given in this type."""
+        """Return the options with a definite precision, for a module whose weights are given in this type."""
         if self.precision is not None:
             return self
         return replace(self, precision="bfloat16" if dtype == torch.bfloat16 else "float32")
 
     @property
     def of_critic(self) -> tuple[str, ...]:
-        """The options that were set and are of a critic."""
+        """The options of a critic that were set."""
         names = ("critic_warmup", "value_coefficient", "value_clip", "value_lr", "old_values")
         return tuple(name for name in names if _is_set(self, name))
 
     @property
     def uses_sampler(self) -> bool:
-        """Whether the sampler's log-probabilities are in the loss."""
+        """Whether the loss uses the sampler's log-probabilities."""
         return self.old_logprobs == "sampler" or self.loss == "decoupled" or self.importance is not None
 
     @property
     def recomputes(self) -> bool:
-        """Whether the log-probabilities before the update are needed."""
+        """Whether the loss uses the module's log-probabilities before the update."""
         return self.old_logprobs == "recomputed" or self.loss == "decoupled" or self.importance is not None
 
 
@@ -257,7 +248,7 @@ _CHOICES = {
     "beyond_cap": BeyondCap,
     "kl_kind": KLEstimator,
     "old_values": OldValues,
-    "schedule": Schedule,
+    "schedule": LRSchedule,
     "precision": Precision,
 }
 _COUNTS = {"epochs": 1, "minibatch_rows": 1, "minibatches": 1, "max_tokens_per_micro_batch": 1, "max_logits": 1}
@@ -270,7 +261,7 @@ _ABOVE_0 = (
 
 
 def schema_bounds() -> dict[str, dict[str, float]]:
-    """What is checked of single numbers below, in the words of JSON Schema."""
+    """The bounds of single numbers as JSON Schema."""
     bounds: dict[str, dict[str, float]] = {name: {"minimum": least} for name, least in _COUNTS.items()}
     bounds |= {name: {"minimum": 0.0} for name in _AT_LEAST_0} | {name: {"exclusiveMinimum": 0.0} for name in _ABOVE_0}
     return bounds | {"min_lr_share": {"minimum": 0.0, "maximum": 1.0}}
@@ -309,7 +300,7 @@ def _check_numbers(config: PPOConfig) -> None:
 
 
 def _check_together(config: PPOConfig) -> None:
-    """No option is a silent no-op."""
+    """Refuse options that have no effect with the others."""
     of_decoupled = [name for name in ("decoupled_cap", "beyond_cap") if _is_set(config, name)]
     refusals = {
         "give minibatch_rows or minibatches, not both": config.minibatch_rows and config.minibatches,
@@ -343,13 +334,7 @@ def _is_set(config: PPOConfig, name: str) -> bool:
 
 
 def lr_factor(config: PPOConfig, update: int, total: int | None) -> float:
-    """What the learning rate is multiplied by.
-
-    Args:
-        config: the schedule.
-        update: counted from 0.
-        total: how many there will be; later ones have what the last one has.
-    """
+    """The factor of the learning rate at an update, counted from 0, of `total`; later ones have the last one's."""
     if update < config.warmup:
         return (update + 1) / config.warmup
     if config.schedule == "constant" or total is None:

@@ -1,7 +1,7 @@
-"""Rows as the learner reads them: without padding, the tokens that take part picked out, in parts for the module.
+"""Rows for the learner: without padding, with the tokens that take part picked out, in parts for the module.
 
-Whatever the padding of a batch, its rows are laid out anew for each part, padded on the right to the longest of the
-part. With causal attention nothing then looks at padding, and no mask is needed. `_N` counts tokens that take part.
+Each part is padded on the right to its longest row. With causal attention nothing then looks at padding, and no mask is
+needed. `_N` counts tokens that take part.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from reward_kit.tokens.columns import Array, Ints, ranges
 
 CHOICE = "is_choice"
 
-"""The column that tells where there was something to choose; without it there was everywhere."""
+"""The column that is 1 where there was a choice; without it there was one everywhere."""
 
 _COLUMNS = ("logprobs", "advantages", "returns", "policy_versions", "values", "value_mask")
 
 
 class Restriction(NamedTuple):
-    """Which of a part's tokens were sampled under a constraint, and what it allowed.
+    """The tokens of a part that were sampled under a constraint, and the allowed ids.
 
     Attributes:
         tokens_K: their places on the axis N, ascending.
@@ -44,7 +44,7 @@ class Restriction(NamedTuple):
 
 
 class MicroBatch(NamedTuple):
-    """What goes through the module at once.
+    """Rows that go through the module at once.
 
     Attributes:
         ids_BT: padded on the right.
@@ -52,7 +52,7 @@ class MicroBatch(NamedTuple):
         before_N: the place on the flat axis (B·T) whose logits predict each token.
         targets_N: the tokens.
         rows_N: the row of each.
-        firsts_M: which of the N are the first of an action; there the critic speaks.
+        firsts_M: which of the N are the first of an action, where the critic gives its value.
         columns: (N,) real numbers by name.
         restriction: None where no token was sampled under a constraint.
     """
@@ -75,14 +75,14 @@ class TrainingRows:
         ids: (L,) of all tokens.
         starts_B: where each row begins.
         lengths_B: tokens of each row.
-        counts_B: how many of them take part.
-        flat_N: where each token that takes part stands in the batch's (B·T), to lay something out as it is there.
+        counts_B: tokens of each row that take part.
+        flat_N: the place of each token that takes part on the batch's flat axis (B·T).
         places_N: its place in its row, counted from the row's first token.
-        is_first_N: it is the first of an action.
-        columns: (N,) by name, of what the batch has.
-        sets_N: the number of the set of ids that a constraint allowed; -1 where any id was.
+        is_first_N: whether it is the first of an action.
+        columns: (N,) arrays of the batch by name.
+        sets_N: the number of the set of ids that a constraint allowed; -1 without a constraint.
         sets: the ids of each.
-        forced: how many tokens were taken out because a constraint left nothing else.
+        forced: how many tokens were removed because a constraint left no alternative.
     """
 
     ids: Ints
@@ -99,7 +99,7 @@ class TrainingRows:
 
     @classmethod
     def of(cls, rows: TokenBatch, mask: str = "loss_mask") -> TrainingRows:
-        """The rows of a batch.
+        """Read the rows of a batch.
 
         Args:
             rows: of `build_rows`, padded in any way.
@@ -107,7 +107,7 @@ class TrainingRows:
 
         Raises:
             ConfigError: an array is missing.
-            TrainingError: a token that takes part stands first in its row, where nothing predicts it.
+            TrainingError: a token that takes part is the first of its row, which nothing predicts.
         """
         if not isinstance(rows, TokenBatch):
             raise ConfigError(f"the learner takes rows of build_rows; got {kind_of(rows)}")
@@ -118,7 +118,7 @@ class TrainingRows:
         lengths = np.count_nonzero(is_token, axis=1).astype(np.int64)
         flat = np.flatnonzero(takes_part & is_token)
         rows_N, columns_N = np.divmod(flat, max(is_token.shape[1], 1))
-        # Real tokens stand without a gap, and in rows without any, none takes part.
+        # Real tokens have no gap between them, and in rows without any, none takes part.
         places = columns_N - (is_token.argmax(axis=1)[rows_N] if len(flat) else 0)
         if len(places) and places.min() == 0:
             raise TrainingError(f"row {rows_N[places.argmin()]}: a sampled token stands first; nothing predicts it")
@@ -143,19 +143,19 @@ class TrainingRows:
 
     @property
     def choices(self) -> int:
-        """How many of them the policy learns from: all, but for those that only tell the critic its state."""
+        """How many of them the policy learns from; the others only give the critic its state."""
         chosen = self.columns.get(CHOICE)
         return self.count if chosen is None else int(np.count_nonzero(chosen))
 
     def without_forced(self, *, keep_firsts: bool) -> TrainingRows:
-        """The rows without the tokens at which a constraint left one id: there was nothing to choose, or to learn.
+        """Remove the tokens at which a constraint left one id, since there was nothing to choose or to learn.
 
-        Their log-probability is 0 whatever the weights are. Counted all the same they would make a mean over tokens
-        smaller, and entropies and divergences look as if the policy had made up its mind.
+        Their log-probability is 0 whatever the weights; counted, they would shrink means over tokens, entropies and
+        divergences.
 
         Args:
-            keep_firsts: leave those in that are the first of an action, where a critic speaks; the column `CHOICE`
-                is then 0 for them, so that no other loss counts them.
+            keep_firsts: keep the first token of an action, where the critic gives its value, with 0 in the column
+                `CHOICE`, so that no other loss counts it.
         """
         sizes = np.array([*map(len, self.sets), 0])
         is_forced = sizes[self.sets_N] == 1
@@ -180,15 +180,15 @@ class TrainingRows:
         return np.repeat(np.arange(len(self.counts_B)), self.counts_B)
 
     def tokens_of(self, rows: Ints) -> Ints:
-        """The places on the axis N of these rows' tokens, row after row."""
+        """The indices on the axis N of these rows' tokens, row after row."""
         return ranges((np.cumsum(self.counts_B) - self.counts_B)[rows], self.counts_B[rows])
 
     def with_columns(self, columns: Mapping[str, Array]) -> TrainingRows:
-        """The same with (N,) columns added or replaced."""
+        """Return a copy with (N,) columns added or replaced."""
         return replace(self, columns={**self.columns, **columns})
 
     def part(self, rows: Ints, device: torch.device, dtype: torch.dtype = torch.float32) -> MicroBatch:
-        """These rows for the module, on a device; for none a row of one token that takes no part."""
+        """Lay out these rows for the module, on a device; without rows, one row of one token that takes no part."""
         lengths, counts = self.lengths_B[rows], self.counts_B[rows]
         width = int(lengths.max(initial=1))
         ids = np.zeros((max(len(rows), 1), width), dtype=np.int64)
@@ -225,7 +225,7 @@ class TrainingRows:
 
 
 def _is_first(rows: TokenBatch, flat: Ints, takes_part: Array) -> Array:
-    """Whether a token that takes part is the first of an action: recorded, or the first of a run of such tokens."""
+    """Whether each token is the first of an action: as recorded, else the first of a run of tokens."""
     if "value_mask" in rows.batch:
         found: Array = rows.batch["value_mask"].reshape(-1)[flat] != 0
         return found
@@ -235,7 +235,7 @@ def _is_first(rows: TokenBatch, flat: Ints, takes_part: Array) -> Array:
 
 
 def _allowed(rows: TokenBatch, rows_N: Ints, places_N: Ints) -> tuple[Ints, tuple[Array, ...]]:
-    """For each token that takes part the number of its set of allowed ids, -1 where any id was; and the sets."""
+    """For each token that takes part the number of its set of allowed ids or -1; and the sets."""
     sets_N = np.full(len(rows_N), -1, dtype=np.int64)
     numbers: dict[bytes, int] = {}
     for row, allowed in enumerate(rows.non_tensor_batch.get("allowed_ids", ())):
@@ -262,10 +262,10 @@ def to_tensors(
     pin_memory: bool = False,
     non_blocking: bool = False,
 ) -> TensorBatch:
-    """Arrays of `rows.batch` as tensors of the same shapes: real numbers as `dtype`, ids and masks as int64.
+    """Convert arrays of `rows.batch` to tensors of the same shapes: real numbers as `dtype`, ids and masks as int64.
 
-    Packed rows have `cu_seqlens` besides, in int32, as attention kernels take it. On the CPU a tensor that has the type
-    of its array shares its memory.
+    Packed rows also have `cu_seqlens` in int32, as attention kernels take it. On the CPU a tensor that has the type of
+    its array shares its memory.
 
     Args:
         rows: the batch, padded or packed.

@@ -1,15 +1,23 @@
-"""Our own chat templates, for models that we build: one token per role, nothing between messages, prefix-preserving.
+"""Small models without a hub: chat templates, tokenizers of a domain, decoders of a few numbers, model folders.
 
-    <|tools|>{"type": "function", …}       the tools, one a line, where there are any
+The chat template has one token per role and nothing between messages:
+
+    <|tools|>{"type": "function", …}       the tools, one a line, if there are any
     <|system|>You do chores.<|user|>You see a fridge 1.
-    <|assistant|>go to fridge 1<|end|>     without the line breaks that stand here
+    <|assistant|>go to fridge 1<|end|>     (without these line breaks)
     <|tool|>You arrive.<|assistant|>
 
-A message begins with the mark of its role and ends where the next mark begins; only what the assistant says ends with
-a token of its own, `<|end|>`, which is the end-of-sequence token, since somebody has to say that it is done. What a
-message becomes never depends on what follows it, so that the tokens of an episode so far are always the beginning of
-its next prompt. A mark that stands in the text of a message is broken up, so that a text cannot speak in another role.
-Calls are written as the action format "hermes" writes them.
+A message begins with the mark of its role and ends where the next mark begins; only the assistant's end with a token of
+their own, `<|end|>`, the end-of-sequence token. A message's text never depends on later ones, so that the tokens of an
+episode so far always begin its next prompt. A mark inside a message is broken up, so that no text can speak in another
+role. Calls are written as by the action format "hermes".
+
+Tokenizers keep the space before a piece (" fridge 1"), as GPT-2's vocabulary does, so that the text of a sequence is
+the texts of its tokens, whatever their neighbours, as constrained decoding requires. They can also drop what a small
+model does not need, such as articles, signs and spaces: contexts are then a third as long.
+
+Decoders are Qwen3's: a Llama whose queries and keys are normalised, so that attention cannot saturate at the high
+learning rates of small models. `transformers`, vLLM, SGLang and llama.cpp run it as it is.
 """
 
 from __future__ import annotations
@@ -21,11 +29,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -39,9 +49,6 @@ from reward_kit.credit.options import check_choice
 from reward_kit.errors import ConfigError, boundary
 from reward_kit.rl.checkpoint import atomic_folder, write_model
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 PAD, UNKNOWN, END = "<|pad|>", "<|unknown|>", "<|end|>"
 
 ROLE_MARKS = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|tools|>")
@@ -50,7 +57,7 @@ SPECIAL_TOKENS = (PAD, UNKNOWN, END, *ROLE_MARKS)
 
 CALL_MARKS = ("<tool_call>", "</tool_call>")
 
-"""One token each, and part of the text: what stands between them is a call as JSON."""
+"""One token each, and part of the text: between them is a call as JSON."""
 
 CHAT_TEMPLATE = """\
 {%- macro safe(text) -%}{{ text | replace('<|', '< |') }}{%- endmacro -%}
@@ -94,12 +101,11 @@ TERSE_TEMPLATE = """\
 {%- endif -%}{%- endfor -%}
 {%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
 
-"""The shortest, for models that know one task by heart: what the world says is all that is not said by the assistant.
+"""The shortest chat, for models of one task: everything outside the assistant's answers is the environment's.
 
     Your task is: …<|assistant|>go to fridge 1<|end|> You arrive.<|assistant|>
 
-System messages and tools are left out, and so are calls, which stand in what an assistant says with the action format
-"bare".
+System messages, tools and calls are left out; with the action format "bare" calls are in the assistant's text.
 """
 
 Level = Literal["word", "byte"]
@@ -118,34 +124,30 @@ def build_tokenizer(
     chat_template: str = CHAT_TEMPLATE,
     context: int | None = None,
 ) -> PreTrainedTokenizerFast:
-    r"""A tokenizer with our chat template inside; `save_pretrained` and `AutoTokenizer.from_pretrained` keep it whole.
+    r"""Build a tokenizer with our chat template inside, for `save_pretrained` and `AutoTokenizer.from_pretrained`.
 
-    Word by word ("word"), a text is taken apart into units, words (`\w+`) and single signs, each with the one space
-    that may stand before it; every further character of white space is a piece of its own. The vocabulary is what
-    occurs in `texts` and `words`, every piece with a space before it and without, spaces and line breaks. All else
-    becomes `<|unknown|>`; `unknown_pieces` counts it. What is lost: unknown pieces, what is `dropped`, and spaces where
-    they are not kept.
+    With "word", a text is split into units, words (`\w+`) and single signs, each with the one space before it; other
+    white space is a piece per character. The vocabulary has the pieces of `texts` and `words`, each with and without a
+    space before it, and white space. All else becomes `<|unknown|>`; `unknown_pieces` counts it.
 
-    Byte by byte ("byte"), a token is a byte of UTF-8: nothing is unknown, and there is no vocabulary to build.
+    With "byte", a token is a byte of UTF-8, and nothing is unknown.
 
     Args:
         texts: of the domain, for its vocabulary.
-        words: words and things that may come up and are not in the texts.
-        units: regular expressions (Oniguruma's) of what is to be one token though it is several words; the first that
-            matches counts. `[a-z]+ \d+` makes "fridge 1" one token, `\{"name": "` the beginning of a call.
+        words: words and phrases that may occur and are not in the texts.
+        units: regular expressions (Oniguruma's) of several words that become one token; the first that matches counts.
+            `[a-z]+ \d+` makes "fridge 1" one token, `\{"name": "` the beginning of a call.
         level: "word" or "byte".
         spaces: "kept"; "single" makes every run of white space one space, and none at the ends of a text; with "none"
-            white space only parts pieces, so that a word has one form, and one space stands between the texts of
-            tokens. No grammar can be compiled for such a tokenizer; choices among listed texts can be.
-        dropped: regular expressions (Oniguruma's) of what is left out of every text, one after another, before anything
-            else, such as `(?i)\b(?:a|the)\b`. Whoever reads tokens does not see it: what observations lose is lost to
-            the model, and two choices that differ in nothing else cannot be told apart.
-        chat_template: Jinja, with the marks of `templates`.
-        context: what `model_max_length` says.
+            white space only separates pieces, so that a word has one form, and one space stands between the texts of
+            tokens. Such a tokenizer supports no grammars, only choices among listed texts.
+        dropped: regular expressions (Oniguruma's) that are removed from every text first, in order, such as
+            `(?i)\b(?:a|the)\b`. The model does not see them, and cannot distinguish choices that differ only in them.
+        chat_template: Jinja, with the marks above.
+        context: the `model_max_length`.
 
     Raises:
-        ConfigError: the level is unknown, there is no vocabulary or one that is not wanted, or a unit or something
-            dropped is no expression.
+        ConfigError: the level is unknown, a vocabulary is missing or not wanted, or an expression is invalid.
     """
     check_choice("level", level, get_args(Level))
     check_choice("spaces", spaces, get_args(Spaces))
@@ -211,7 +213,7 @@ def _normalizer(spaces: Spaces, dropped: Sequence[str]) -> normalizers.Normalize
 
 
 def _pieces(core: Tokenizer, texts: Iterable[str]) -> Counter[str]:
-    """How often each piece occurs."""
+    """Count each piece."""
     found: Counter[str] = Counter()
     for text in texts:
         plain = core.normalizer.normalize_str(text) if core.normalizer is not None else text
@@ -220,7 +222,7 @@ def _pieces(core: Tokenizer, texts: Iterable[str]) -> Counter[str]:
 
 
 def _add_other_forms(pieces: Counter[str]) -> None:
-    """Every piece's other form, with a space or without, and white space itself, as occurring 0 times."""
+    """Add every piece's other form, with a space or without, and white space, with count 0."""
     words = [piece for piece in pieces if not piece.isspace()]
     others = [piece[1:] if piece.startswith(" ") else f" {piece}" for piece in words]
     for piece in (*others, " ", "\n") if words else ():
@@ -238,10 +240,10 @@ def _byte_level(spaces: Spaces, dropped: Sequence[str]) -> Tokenizer:
 
 
 def unknown_pieces(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Counter[str]:
-    """What of these texts is not in the vocabulary, and how often; empty where nothing is lost.
+    """Count the pieces of these texts that are not in the vocabulary.
 
     Args:
-        tokenizer: one with offsets, as all that are built here are.
+        tokenizer: one with offsets, as all that are built here.
         texts: without the marks of the chat template.
     """
     found: Counter[str] = Counter()
@@ -256,7 +258,7 @@ def unknown_pieces(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> 
 
 
 def tool_texts(tools: Iterable[dict[str, Any]]) -> list[str]:
-    """The texts that tools become in our chat template, for the vocabulary of a tokenizer."""
+    """The texts of tools in our chat template, for the vocabulary of a tokenizer."""
     return [json.dumps(tool, ensure_ascii=False) for tool in tools]
 
 
@@ -280,11 +282,11 @@ def build_decoder(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Qwen3ForCausalLM:
-    """A decoder with fresh weights; the same arguments give the same weights, and no global generator is touched.
+    """Build a decoder with fresh weights, which depend on the arguments alone.
 
-    Embeddings begin at a standard deviation of 0.02, so that with tied weights all tokens are about equally likely at
-    first; matrices at 1/√(their inputs), so that activations keep their size at any width; the two matrices of a layer
-    that write to the residual stream at zero, so that every layer begins as the identity.
+    Embeddings start at a standard deviation of 0.02, so that with tied weights all tokens are about equally likely;
+    matrices at 1/√(their inputs), so that activations keep their size at any width; the two matrices of a layer that
+    write to the residual stream at zero, so that every layer starts as the identity.
 
     Args:
         tokenizer: the tokenizer, or the number of its tokens.
@@ -348,10 +350,10 @@ def _special_ids(tokenizer: PreTrainedTokenizerBase | int) -> dict[str, int | No
 
 @torch.no_grad()
 def initialise(model: PreTrainedModel, seed: int) -> None:
-    """Begin anew, in place, as `build_decoder` says; any decoder with Llama's names of layers.
+    """Initialise weights in place, as `build_decoder` describes; for any decoder with Llama's names of layers.
 
     Args:
-        model: its weights are float32 here, so that every dtype begins alike.
+        model: in float32, so that every dtype starts alike.
         seed: of the weights.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -370,17 +372,17 @@ def initialise(model: PreTrainedModel, seed: int) -> None:
 def compose_embeddings(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, seed: int = 0, number_weight: float = 0.5
 ) -> None:
-    """Let a token of several words begin as the sum of its words, in place: "take mug 1" as "take" + "mug" + half "1".
+    """Initialise a token of several words as the sum of its words, in place: "take mug 1" as "take" + "mug" + half "1".
 
-    Tokens that share a word are then akin from the start, as input and, with tied weights, as output: to take the mug
-    that is asked for, a model has to copy the word and not to learn every pair of a word and a command. The sums are
-    scaled to the size of one word. Special tokens keep what they have.
+    Tokens that share a word are then similar from the start, as input and, with tied weights, as output, so that a
+    model can copy words instead of learning every pair of a word and a command. The sums are scaled to the size of one
+    word. Special tokens stay as they are.
 
     Args:
         model: its embeddings are of one standard deviation, as `build_decoder` begins them.
         tokenizer: of words, from `build_tokenizer`.
         seed: of the words.
-        number_weight: of a word that is a number; which of several mugs it is says less than that it is one.
+        number_weight: of a word that is a number, which matters less than the kind of thing.
     """
     table: Any = model.get_input_embeddings().weight
     std, generator = float(table.std()), torch.Generator().manual_seed(seed)
@@ -398,12 +400,12 @@ def compose_embeddings(
 
 
 def parameter_count(model: PreTrainedModel) -> int:
-    """The numbers in all weights, tied ones counted once."""
+    """Count the numbers in all weights, tied ones once."""
     return sum(weights.numel() for weights in model.parameters())
 
 
 def describe(model: PreTrainedModel) -> str:
-    """One line, such as "a decoder of 613.2k parameters (40.1k of them embeddings): 2 layers, width 128, …"."""
+    """Describe a model in one line: "a decoder of 613.2k parameters (40.1k of them embeddings): 2 layers, …"."""
     config = model.config
     weights: Any = model.get_input_embeddings().weight
     return (
@@ -418,7 +420,7 @@ def _short(count: int) -> str:
 
 
 class LoadedModel(NamedTuple):
-    """A model and its tokenizer, None where the folder has none."""
+    """A model and its tokenizer, if the folder has one."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None
@@ -451,7 +453,7 @@ def save_model(
 def load_model(
     folder: Path | str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> LoadedModel:
-    """Read what `save_model` wrote; nothing is ever fetched from the network.
+    """Read what `save_model` wrote, without network.
 
     Args:
         folder: the model's.
@@ -459,14 +461,11 @@ def load_model(
         device: where they go.
 
     Raises:
-        ConfigError: there is no model in the folder, or it cannot be read.
+        ConfigError: the folder has no model, or it cannot be read.
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise ConfigError(f"there is no model in {folder}: no config.json; give a folder that save_model wrote")
-    # It takes seconds, and checkpoints without a model need none of it.
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     with boundary(ConfigError, f"cannot load the model in {folder}"), no_progress_bars():
         # No code of the folder is run.
         options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}

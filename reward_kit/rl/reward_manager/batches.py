@@ -1,4 +1,4 @@
-"""What a reward manager reads of a batch in the shape of verl's `DataProto`, and where in it rewards are placed.
+"""The view that reward managers have of a batch shaped like verl's `DataProto`, and the places of rewards in it.
 
 A batch is anything with `batch` (tensors or NumPy arrays by name) and `non_tensor_batch`: verl's own `DataProto`, our
 `TokenBatch`, or that with its arrays moved by `to_tensors`. In verl's names rewards lie on the axis of `responses`; in
@@ -31,7 +31,7 @@ _GREATEST = float(np.finfo(np.float32).max)  # beyond it a float32 is infinite
 
 
 class Placed(NamedTuple):
-    """Rewards and where they stand; no place comes twice."""
+    """Rewards and their places, each at most once."""
 
     rows: Ints
     columns: Ints
@@ -40,13 +40,13 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True)
 class RewardBatch:
-    """A batch as reward managers see it. A token is *valid* where the policy sampled it and it is no padding.
+    """A batch as reward managers see it. A token is *valid* if the policy sampled it and it is not padding.
 
     Attributes:
         arrays: the tensors of the batch.
         others: its `non_tensor_batch`.
         actions_BT: not 0 where the policy sampled, on the axis of the rewards.
-        attention_BT: not 0 on tokens, on the same axis; None where the batch does not say.
+        attention_BT: not 0 on tokens, on the same axis; None if the batch has no mask.
     """
 
     arrays: Mapping[str, Tensor]
@@ -56,7 +56,7 @@ class RewardBatch:
 
     @classmethod
     def of(cls, data: Any) -> RewardBatch:
-        """Read a batch; nothing of it is copied.
+        """Read a batch without copying.
 
         Raises:
             ConfigError: an array is missing, or has the shape of none of the axes.
@@ -89,7 +89,7 @@ class RewardBatch:
         """The column of each row's last valid token; -1 where it has none."""
         last = last_nonzero(self.actions_BT)
         if self.attention_BT is not None and (last >= 0).any():
-            # What is sampled is hardly ever padding: one look at each row's last token, and the rest only if need be.
+            # Sampled tokens are hardly ever padding: check each row's last one, and the rest only if needed.
             rows = torch.arange(len(last), device=self.device)
             columns = torch.from_numpy(last).to(self.device).clamp(min=0)
             on_padding = (self.attention_BT[rows, columns] == 0).cpu().numpy() & (last >= 0)
@@ -111,14 +111,14 @@ class RewardBatch:
 
     @property
     def device(self) -> torch.device:
-        """Where the inputs are, and the rewards will be."""
+        """The device of the inputs and of the rewards."""
         return self.actions_BT.device
 
     def column(self, name: str) -> Any | None:
-        """(B,) the entry of `non_tensor_batch`, None where there is none.
+        """(B,) the entry of `non_tensor_batch`, if there is one.
 
         Raises:
-            ConfigError: it has not one item per row.
+            ConfigError: it does not have one item per row.
         """
         values = self.others.get(name)
         if values is not None and (np.ndim(values) == 0 or len(values) != len(self)):
@@ -129,7 +129,7 @@ class RewardBatch:
         """(B,) numbers of `non_tensor_batch`; NaN where an item is None.
 
         Raises:
-            ConfigError: they are not there, or one is no number, or infinite.
+            ConfigError: they are missing, or one is not a number, or infinite.
         """
         values = self.column(name)
         if values is None:
@@ -138,7 +138,7 @@ class RewardBatch:
 
     @cached_property
     def episodes_B(self) -> Ints:
-        """(B,) which episode a row is of, counted from 0: by `traj_uid`; without it every row is an episode."""
+        """(B,) the number of each row's episode, by `traj_uid`; without it every row is an episode."""
         uids = self.column("traj_uid")
         if uids is None:
             return np.arange(len(self))
@@ -153,15 +153,15 @@ class RewardBatch:
 
     @cached_property
     def ends_B(self) -> Bools:
-        """(B,) true on the row that ends its episode: by `ends_episode`; else the last one with a valid token."""
-        said = self.column("ends_episode")
-        if said is not None:
-            if any(value not in (True, False) for value in np.asarray(said).tolist()):
+        """(B,) true on the row that ends its episode: by `ends_episode`, else the last with a valid token."""
+        ends_episode = self.column("ends_episode")
+        if ends_episode is not None:
+            if any(value not in (True, False) for value in np.asarray(ends_episode).tolist()):
                 raise ConfigError("non_tensor_batch['ends_episode'] is true or false of each row")
-            return np.asarray(said, dtype=np.bool_)
+            return np.asarray(ends_episode, dtype=np.bool_)
         rows = np.flatnonzero(~self.is_empty_B)
         last = np.full(len(self), -1)
-        last[self.episodes_B[rows]] = rows  # of several rows the last one stays
+        last[self.episodes_B[rows]] = rows  # of several rows the last stays
         ends: Bools = last[self.episodes_B] == np.arange(len(self))
         return ends
 
@@ -169,12 +169,12 @@ class RewardBatch:
         """(B,T) float32 on the inputs' device: each score on its row's last valid token; 0 elsewhere.
 
         Args:
-            scores_B: NaN where a row gets none. One without a valid token gets none in any case.
-            others: rewards that are added in places of their own.
+            scores_B: NaN for none; a row without a valid token gets none in any case.
+            others: rewards added in places of their own.
         """
         shape = tuple(self.actions_BT.shape)
         if self.device.type == "cpu":
-            # It is left to the first write to touch the memory, and few places are written.
+            # NumPy's zeros touch memory only where something is written.
             rewards = torch.from_numpy(np.zeros(shape, dtype=np.float32))
         else:
             rewards = torch.zeros(shape, dtype=torch.float32, device=self.device)
@@ -195,10 +195,7 @@ class RewardBatch:
         return at, columns, torch.from_numpy(placed.values).to(self.device, torch.float32)
 
     def action_ends(self) -> tuple[Ints, Ints]:
-        """The rows and columns of each action's last token, row by row. An action is an unbroken run of valid tokens.
-
-        Needs the whole mask on this machine, unlike `last_B`.
-        """
+        """The rows and columns of each action's last token; an action is an unbroken run of valid tokens."""
         valid = self.valid_BT.cpu().numpy()
         ends = valid.copy()
         ends[:, :-1] &= ~valid[:, 1:]
@@ -206,7 +203,7 @@ class RewardBatch:
         return rows, columns
 
     def ids(self, row: int) -> tuple[list[int], list[int]]:
-        """The token ids of a row's prompt and of what followed it, without padding."""
+        """The token ids of a row's prompt and of its response, without padding."""
         if "responses" in self.arrays:
             prompts, responses = self.arrays.get("prompts"), self.arrays["responses"]
             width = responses.shape[1]
@@ -225,7 +222,7 @@ class RewardBatch:
 
 
 def tensors_of(data: Any, names: Sequence[str]) -> dict[str, Tensor]:
-    """Those of the named arrays that the batch has, as tensors that share their memory."""
+    """The named arrays that the batch has, as tensors that share their memory."""
     present = names_of(data)
     return {name: as_tensor(name, data.batch[name]) for name in names if name in present}
 
@@ -234,7 +231,7 @@ def names_of(data: Any) -> set[str]:
     """The names of a batch's arrays.
 
     Raises:
-        ConfigError: it has not the shape of a batch, or is packed.
+        ConfigError: it is not shaped like a batch, or is packed.
     """
     if isinstance(data, PackedBatch):
         raise ConfigError("these rows are packed, all in one; give a reward manager padded rows, and pack them later")
@@ -246,7 +243,7 @@ def names_of(data: Any) -> set[str]:
 
 
 def entries_of(data: Any) -> Mapping[str, Any]:
-    """Its `non_tensor_batch`; empty where there is none."""
+    """Its `non_tensor_batch`, which may be empty."""
     return getattr(data, "non_tensor_batch", None) or {}
 
 
@@ -254,11 +251,11 @@ def as_tensor(name: str, values: Any) -> Tensor:
     """The same values as a tensor, in the same memory.
 
     Raises:
-        ConfigError: PyTorch has no such array.
+        ConfigError: they cannot be a tensor.
     """
     try:
         with warnings.catch_warnings():
-            # Nothing is written to it, so an array that may not be written to is as good.
+            # The tensor is only read.
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             return torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -266,7 +263,7 @@ def as_tensor(name: str, values: Any) -> Tensor:
 
 
 def finite_number(value: Any) -> float | None:
-    """A finite number, also one of NumPy or a tensor of one item; None of anything else."""
+    """A finite number, also of NumPy or a tensor of one item; None for anything else."""
     if hasattr(value, "item") and math.prod(value.shape) == 1:  # of a tensor, `size` is a method
         value = value.item()
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
@@ -276,7 +273,7 @@ def as_numbers(values: Any, what: str) -> Floats:
     """(N,) float64 of numbers, 0-d tensors and None, which becomes NaN.
 
     Raises:
-        ConfigError: one is something else, or infinite; `what` names them.
+        ConfigError: one is something else, or infinite; `what` names them in the message.
     """
     try:
         given = values.tolist() if hasattr(values, "tolist") else list(values)
@@ -284,36 +281,33 @@ def as_numbers(values: Any, what: str) -> Floats:
             raise TypeError(f"{texts[0]!r:.80} is a text")
         numbers = np.array([np.nan if value is None else float(value) for value in given], dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{what} holds something that is no number: {error}") from error
+        raise ConfigError(f"{what} holds something that is not a number: {error}") from error
     if (wrong := np.flatnonzero(np.abs(numbers) > _GREATEST)).size:
         raise ConfigError(f"{what} is infinite in row {wrong[0]}; leave it unscored with NaN or None")
     return numbers
 
 
 def last_nonzero(mask_BT: Tensor) -> Ints:
-    """(B,) the last column that is not 0, -1 where there is none."""
+    """(B,) the last column that is not 0, else -1."""
     return _by_blocks(mask_BT) if mask_BT.device.type == "cpu" else _by_columns(mask_BT)
 
 
 def _by_columns(mask_BT: Tensor) -> Ints:
-    """On an accelerator: one pass over all, and one copy to this machine."""
+    """On an accelerator: one pass and one copy."""
     columns = torch.arange(1, mask_BT.shape[1] + 1, device=mask_BT.device)
     numbered = torch.where(mask_BT != 0, columns, 0)
-    none = numbered.new_zeros((len(numbered), 1))  # a maximum over no columns at all would be refused
+    none = numbered.new_zeros((len(numbered), 1))  # the maximum of no columns is an error
     last: Ints = torch.cat([none, numbered], dim=1).amax(1).cpu().numpy() - 1
     return last
 
 
 def _by_blocks(mask_BT: Tensor) -> Ints:
-    """On a CPU: one pass over all, block by block, and a second look at each row's last block that is not empty.
-
-    A quarter of the time of a pass over booleans that are made of the whole first.
-    """
+    """On a CPU: one pass by blocks, then each row's last non-empty block; a quarter of the time of a plain pass."""
     mask = mask_BT.detach()
     values = (mask != 0 if mask.is_floating_point() else mask).numpy()
     rows, width = values.shape
     head, blocks = width % _BLOCK, width // _BLOCK
-    # The columns that fill no block stand first, so that all others are a view with an axis of blocks.
+    # Columns beyond full blocks stand first, so that the others are a view with an axis of blocks.
     by_block = values[:, head:].reshape(rows, blocks, _BLOCK)
     is_used = np.bitwise_or.reduce(by_block, axis=2) != 0
     last = _last_true(values[:, :head] != 0)
@@ -324,7 +318,7 @@ def _by_blocks(mask_BT: Tensor) -> Ints:
 
 
 def _last_true(is_here: Bools) -> Ints:
-    """(B,) the last column that is true, -1 where there is none."""
+    """(B,) the last column that is true, else -1."""
     if not is_here.shape[1]:
         return np.full(len(is_here), -1, dtype=np.int64)
     columns = is_here.shape[1] - 1 - is_here[:, ::-1].argmax(axis=1)
@@ -336,7 +330,7 @@ def _truth(values: Tensor) -> Tensor:
 
 
 def _beside_responses(name: str, values: Tensor | None, arrays: Mapping[str, Tensor]) -> Tensor | None:
-    """What lies on the axis of the responses: the last columns where it covers the prompts too."""
+    """The part on the axis of the responses: the last columns if it covers the prompts too."""
     rows, width = arrays["responses"].shape
     if values is None or tuple(values.shape) == (rows, width):
         return values

@@ -1,7 +1,6 @@
-"""The train file: every key, what it means, and what it counts when it is left out.
+"""The train file: every key with its meaning and default.
 
-Pydantic refuses what it does not know. What is known but would have no effect in this file is refused in `plan.py`,
-where the task, the policy and the loss are at hand.
+Pydantic refuses unknown keys; `plan.py` refuses known ones that would have no effect in a file.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ _STRICT_OR_NAME = ConfigDict(extra="forbid", json_schema_extra=BY_NAME)
 
 
 def _checked(data: Any, build: ValidatorFunctionWrapHandler) -> Any:
-    """Pydantic takes a dataclass's unknown keys in silence, and knows nothing of our errors."""
-    for place, known in unknown_keys(data, PPOConfig):
-        raise ValueError(f"{'.'.join(place)}: unknown key{did_you_mean(place[-1], known)}")
+    """Refuse unknown keys of a dataclass, which Pydantic ignores, and translate our errors."""
+    for key, known in unknown_keys(data, PPOConfig):
+        raise ValueError(f"{'.'.join(key)}: unknown key{did_you_mean(key[-1], known)}")
     try:
         return build(data)
     except ConfigError as error:
@@ -46,10 +45,10 @@ def _checked(data: Any, build: ValidatorFunctionWrapHandler) -> Any:
 
 
 def unknown_keys(data: Any, kind: type[Any]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Where a mapping, or one within it, has a key that a dataclass does not have, and the keys that it has there.
+    """Find keys of a mapping, or of one within it, that a dataclass does not have, each with the known keys there.
 
     Args:
-        data: as the file has it.
+        data: from the file.
         kind: the dataclass, whose fields may be dataclasses too.
     """
     hints = get_type_hints(kind)
@@ -58,12 +57,12 @@ def unknown_keys(data: Any, kind: type[Any]) -> Iterator[tuple[tuple[str, ...], 
             yield (str(key),), list(hints)
             continue
         inner = [one for one in (hints[key], *get_args(hints[key])) if is_dataclass(one)]
-        for place, known in unknown_keys(value, cast("type[Any]", inner[0])) if inner else ():
-            yield (key, *place), known
+        for rest, known in unknown_keys(value, cast("type[Any]", inner[0])) if inner else ():
+            yield (key, *rest), known
 
 
 class _Bounded:
-    """Says in the schema what `PPOConfig` checks by itself, for editors."""
+    """Adds the bounds that `PPOConfig` checks to the schema, for editors."""
 
     @staticmethod
     def __get_pydantic_json_schema__(schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -83,12 +82,12 @@ DECIDING = (
     *("held_out/score", "held_out/passed_share", "held_out/min", "held_out/max", "held_out/return_mean"),
     *("score/mean", "score/passed_share", "score/min", "score/max", "episode/return_mean"),
 )
-"""The figures by which a checkpoint can be the best and training can be over; more is better in each."""
+"""The figures that can decide the best checkpoint and the early stop; more is better."""
 
 
 def _known_metric(name: str) -> str:
     if name not in DECIDING:
-        raise ValueError(f"no figure that decides anything{did_you_mean(name, DECIDING)}")
+        raise ValueError(f"not a figure that can decide{did_you_mean(name, DECIDING)}")
     return name
 
 
@@ -96,7 +95,7 @@ Metric = Annotated[str, AfterValidator(_known_metric), WithJsonSchema({"type": "
 
 
 class RolloutModel(BaseModel):
-    """What is collected for one update."""
+    """The episodes of one update."""
 
     model_config = _STRICT
 
@@ -137,7 +136,7 @@ class EngineModel(BaseModel):
 
 
 class RewardModel(BaseModel):
-    """How the task's reward is called."""
+    """The calls of the task's reward."""
 
     model_config = _STRICT
 
@@ -147,7 +146,7 @@ class RewardModel(BaseModel):
 
 
 class RewardManagerModel(BaseModel):
-    """How the scores of episodes become rewards on tokens."""
+    """The way from scores of episodes to rewards on tokens."""
 
     model_config = _STRICT_OR_NAME
 
@@ -171,7 +170,7 @@ class RewardManagerModel(BaseModel):
 
 
 class DynamicSamplingModel(BaseModel):
-    """Collect until there are enough groups that teach something (as in DAPO)."""
+    """Collect until enough groups have a learning signal (as in DAPO)."""
 
     model_config = _STRICT
 
@@ -182,7 +181,7 @@ class DynamicSamplingModel(BaseModel):
 
 
 class EvaluationModel(BaseModel):
-    """How well the policy does on samples that it is not trained on."""
+    """Evaluations on samples that are not trained on."""
 
     model_config = _STRICT
 
@@ -199,13 +198,13 @@ class EvaluationModel(BaseModel):
     def _one_source(self) -> Self:
         given = [key for key in ("task", "dataset_path", "hold_out") if getattr(self, key) is not None]
         if len(given) != 1:
-            told = " and ".join(given) or "none"
-            raise ValueError(f"say where the samples come from, by one of task, dataset_path and hold_out; got {told}")
+            names = " and ".join(given) or "none"
+            raise ValueError(f"say where the samples come from, by one of task, dataset_path and hold_out; got {names}")
         return self
 
 
 class CheckpointsModel(BaseModel):
-    """When the state is saved. It is saved at the end too, and when training is interrupted."""
+    """The checkpoints. One is also written at the end, and when training is interrupted."""
 
     model_config = _STRICT
 
@@ -215,7 +214,7 @@ class CheckpointsModel(BaseModel):
 
 
 class EarlyStopModel(BaseModel):
-    """When training is over before its last update."""
+    """The condition under which training ends early."""
 
     model_config = _STRICT
 
@@ -235,7 +234,7 @@ class WandbModel(BaseModel):
 
 
 class LogsModel(BaseModel):
-    """Where figures go besides `metrics.jsonl`, which is always written."""
+    """The outputs of figures besides `metrics.jsonl`, which is always written."""
 
     model_config = _STRICT
 
@@ -252,7 +251,7 @@ class TrainModel(BaseModel):
     name: str | None = Field(default=None, min_length=1, description="of the run; default: the task's")
     task: str | dict[str, Any] = Field(description="a task file, relative to this one, or its keys")
     policy: PolicyModel | None = Field(default=None, description="who is trained; default: the task's policy")
-    updates: int = Field(ge=1, description="how often the weights are made anew, each time from a new batch")
+    updates: int = Field(ge=1, description="how often the weights are updated, each time from a new batch")
     seed: int = Field(default=0, description="everything random derives from it")
     threads: int | None = Field(default=None, ge=1, description="of torch; a resume is bit-equal for the same number")
     pipeline: Schedule = Field(default=Schedule.SYNC, description="what goes on at the same time")

@@ -20,7 +20,7 @@ from reward_kit.environments.household_problems import HOLDS
 from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.errors import ConfigError, PolicyError
 from reward_kit.models import Message, TaskDefinitionModel
-from reward_kit.rl.model_kit import save_model
+from reward_kit.rl.model_kit.models import save_model
 from reward_kit.rl.training.session import save_weights
 from reward_kit.tokens import build_rows
 from tests.agent.policies.hf.small_models import CHATML, PLAIN_TEXT, byte_tokenizer, small_llama, word_tokenizer

@@ -7,7 +7,7 @@ import torch
 
 from reward_kit.agent.policies.hf.model import PolicyWithValue
 from reward_kit.rl.learner.config import LoRAOptions
-from reward_kit.rl.model_kit import SFTConfig, fit
+from reward_kit.rl.model_kit.sft import SFTConfig, fit
 from reward_kit.rl.ppo import PPOConfig, PPOLearner
 from tests.rl.learner.cases import a_model, some_rows
 

@@ -12,7 +12,8 @@ from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.environments.base import ToolSpec
 from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.models import TaskDefinitionModel
-from reward_kit.rl.model_kit import build_tokenizer, episode_texts
+from reward_kit.rl.model_kit.models import build_tokenizer
+from reward_kit.rl.model_kit.sft import episode_texts
 
 TASK = TaskDefinitionModel(
     name="lake",

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from reward_kit.errors import ConfigError, StoreError
-from reward_kit.rl.model_kit import (
+from reward_kit.rl.model_kit.models import (
     build_decoder,
     build_tokenizer,
     compose_embeddings,

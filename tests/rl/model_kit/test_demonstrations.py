@@ -12,14 +12,8 @@ from reward_kit.agent.policies.simple_policies import ExpertPolicy, ScriptedPoli
 from reward_kit.agent.policy_interface import PolicyOutput
 from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.errors import ConfigError
-from reward_kit.rl.model_kit import (
-    DemonstratingPolicy,
-    Demonstrations,
-    build_decoder,
-    build_tokenizer,
-    tool_texts,
-    unknown_pieces,
-)
+from reward_kit.rl.model_kit.models import build_decoder, build_tokenizer, tool_texts, unknown_pieces
+from reward_kit.rl.model_kit.sft import DemonstratingPolicy, Demonstrations
 from reward_kit.tokens import build_rows
 from tests.rl.model_kit.lake import TOOLS, tokenizer_of, walks
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from reward_kit.rl import checkpoint, model_kit
+from reward_kit.rl import build_tokenizer, checkpoint
 
 PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "small_models.md").read_text(encoding="utf-8")
 
@@ -13,10 +13,10 @@ PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "small_models.md").read_
 def test_the_table_of_tokens_is_true() -> None:
     text = "take cup 3 from cabinet 12"
     for request, tokens in re.findall(r"^\| `(build_tokenizer\(texts.*?\))` \| (.*) \|$", PAGE, re.MULTILINE):
-        tokenizer = eval(request, {"build_tokenizer": model_kit.build_tokenizer, "texts": [text]})  # noqa: S307
+        tokenizer = eval(request, {"build_tokenizer": build_tokenizer, "texts": [text]})  # noqa: S307
         found = [tokenizer.decode([token]).replace(" ", "·", 1) for token in tokenizer.encode(text)]
         assert re.findall("`(.*?)`", tokens) == found
-    assert len(model_kit.build_tokenizer(level="byte").encode(text)) == 26
+    assert len(build_tokenizer(level="byte").encode(text)) == 26
 
 
 def test_the_calls_of_the_table_exist() -> None:

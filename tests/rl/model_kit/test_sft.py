@@ -16,7 +16,8 @@ from reward_kit.agent.policies.hf_policy import HFAgentPolicy
 from reward_kit.episodes.allowed_ids import AllowedIds
 from reward_kit.errors import ConfigError, TrainingError
 from reward_kit.rl.checkpoint import load_batch_for_study, save_batch_for_study
-from reward_kit.rl.model_kit import Demonstrations, SFTConfig, SFTProgress, build_decoder, evaluate, fit, split_rows
+from reward_kit.rl.model_kit.models import build_decoder
+from reward_kit.rl.model_kit.sft import Demonstrations, SFTConfig, SFTProgress, evaluate, fit, split_rows
 from reward_kit.tokens import TokenBatch, build_rows
 from tests.rl.learner.cases import VOCABULARY, a_model, some_rows
 from tests.rl.model_kit.lake import TOOLS, tokenizer_of, walks

@@ -11,7 +11,7 @@ from jinja2.exceptions import TemplateError
 
 from reward_kit.agent.policies.hf.action_formats import Hermes, find_action_format, tools_of
 from reward_kit.agent.policies.hf.chat_layout import NO_TOOLS, ChatLayout, Tools
-from reward_kit.rl.model_kit import TERSE_TEMPLATE, build_tokenizer
+from reward_kit.rl.model_kit.models import TERSE_TEMPLATE, build_tokenizer
 from tests.rl.model_kit.lake import TOOLS
 
 TOKENIZER = build_tokenizer(level="byte")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from reward_kit.errors import ConfigError
-from reward_kit.rl.model_kit import build_tokenizer, unknown_pieces
+from reward_kit.rl.model_kit.models import build_tokenizer, unknown_pieces
 
 HOUSE = [
     "You see a fridge 1, and (on the cabinet 12) a cup 3.\n\nYou  wait...",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from reward_kit.rl.model_kit import build_decoder, build_tokenizer, save_model
+from reward_kit.rl.model_kit.models import build_decoder, build_tokenizer, save_model
 from tests.rl.training.lake import lake_folder
 
 CLOCK = ("time/", "speed/", "overlap/", "reward_agent/", "at")

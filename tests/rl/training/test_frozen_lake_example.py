@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from reward_kit.cli.main import program
 from reward_kit.loading import load_module
-from reward_kit.rl.model_kit import load_model, unknown_pieces
+from reward_kit.rl.model_kit.models import load_model, unknown_pieces
 from reward_kit.rl.training.plan import load_plan
 from tests.rl.training.lake import metrics_of, train
 

@@ -91,7 +91,7 @@ def test_killed_and_resumed_is_the_same_as_straight(tmp_path: Path) -> None:
 
 
 async def test_a_language_model_in_lockstep_goes_on_to_the_last_bit(tmp_path: Path) -> None:
-    from reward_kit.rl.model_kit import build_decoder, build_tokenizer, load_model, save_model
+    from reward_kit.rl.model_kit.models import build_decoder, build_tokenizer, load_model, save_model
 
     tokenizer = build_tokenizer(level="byte")
     model = build_decoder(tokenizer, layers=1, width=16, heads=2, context=512, seed=1)

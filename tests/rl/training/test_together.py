@@ -15,7 +15,7 @@ import anyio
 import pytest
 import torch
 
-from reward_kit.rl.model_kit import load_model
+from reward_kit.rl.model_kit.models import load_model
 from reward_kit.rl.training.plan import load_plan
 from reward_kit.runs.run_folder import RunHeader
 from tests.rl.training.lake import lake_folder, metrics_of, train, weights_of
