@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from reward_kit.agent.policy_interface import EpisodeContext as EpisodeContext
     from reward_kit.agent.policy_interface import PolicyOutput as PolicyOutput
     from reward_kit.agent.rl_rollout_worker import RLRolloutWorker as RLRolloutWorker
+    from reward_kit.checks.episode import check_episode as check_episode
     from reward_kit.environments.base import ForkableResource as ForkableResource
     from reward_kit.environments.base import StepOutcome as StepOutcome
     from reward_kit.environments.tools import ToolRegistry as ToolRegistry
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from reward_kit.runs.evaluation import evaluate_async as evaluate_async
     from reward_kit.runs.evaluation import score_transcripts as score_transcripts
     from reward_kit.runs.finished import FinishedRun as FinishedRun
-    from reward_kit.tokens.checking.episodes import check_episode as check_episode
     from reward_kit.typed_interface import reward_function as reward_function
 
 _HOMES = {
@@ -63,7 +63,7 @@ _HOMES = {
     "TaskDefinitionModel": "models",
     "ToolCall": "models",
     "ToolRegistry": "environments.tools",
-    "check_episode": "tokens.checking.episodes",
+    "check_episode": "checks.episode",
     "evaluate": "runs.evaluation",
     "evaluate_async": "runs.evaluation",
     "reward_function": "typed_interface",

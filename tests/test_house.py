@@ -18,11 +18,11 @@ LAYERS = [
     ["errors", "lazy", "blocking", "private_files", "display_text", "notebook_html", "safe_input"],
     ["task_parts", "earlier_tasks", "validation", "models", "loading", "process_guardian"],
     ["processes", "limited_yaml", "torch_cpu"],
-    ["findings", "typed_interface", "reward_calls", "providers", "episodes", "environments"],
+    ["typed_interface", "reward_calls", "providers", "episodes", "environments"],
     ["console", "agent", "sandbox"],
-    ["agreement", "rewards", "tokens", "reward_agent", "reward_checks", "credit", "rl_helpers", "rl_processing"],
+    ["agreement", "rewards", "tokens", "reward_agent", "credit", "rl_helpers", "rl_processing"],
     ["runs", "report"],
-    ["rl"],
+    ["checks", "rl"],
     ["integrations", "cli"],
 ]
 # A run ends by writing its page, and a page is made of the files of a run; no module of the two is in a cycle.

@@ -124,7 +124,7 @@ GROUPS = (
                 "reward_kit.agent.models:StopReason",
                 "reward_kit.agent.models:steps_of",
             ),
-            "Check them": ("reward_kit.tokens.checking.episodes:check_episode", "reward_kit.tokens.checking"),
+            "Check them": ("reward_kit.checks.episode:check_episode", "reward_kit.checks"),
             "Tokens": ("reward_kit.tokens",),
         },
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,13 @@ import click
 from click.core import ParameterSource
 
 from reward_kit.agent.actions import as_text
-from reward_kit.cli.check_reward import FAIL_ON, Asked, check_rewards, is_reward, prove_task, why_not_free
-from reward_kit.cli.check_run import check_file, check_run, is_foreign_file, is_run
-from reward_kit.cli.echo import echo
+from reward_kit.checks.findings import FAIL_ON, Finding, Report
+from reward_kit.checks.resource import check_resource
+from reward_kit.checks.rows import FORMATS
+from reward_kit.checks.run import check_file, check_run, is_foreign_file, is_run
+from reward_kit.checks.source_facts import rewards_in
+from reward_kit.cli.check_reward import Asked, check_rewards, is_reward, prove_task, why_not_free
+from reward_kit.cli.echo import echo, echo_json
 from reward_kit.cli.options import (
     Number,
     WholeNumber,
@@ -26,17 +31,13 @@ from reward_kit.cli.options import (
 from reward_kit.cli.trust import described, require_trust_in, require_trust_in_file, trust_option
 from reward_kit.display_text import counted
 from reward_kit.environments.base import ForkableResource
-from reward_kit.environments.checker import check_resource
 from reward_kit.environments.config import resource_class
 from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, boundary
-from reward_kit.findings import Finding
 from reward_kit.reward_agent.sources import read_source
-from reward_kit.reward_checks.source_facts import rewards_in
 from reward_kit.runs.plan import RunArgs, plan_run
 from reward_kit.runs.task_file import parse_override
 from reward_kit.runs.tasks import check_world, load_task, read_task
 from reward_kit.runs.trust import code_of_file
-from reward_kit.tokens.checking.foreign import FORMATS
 
 _FOR = {
     "config": ("resource",),
@@ -49,6 +50,7 @@ _FOR = {
     "form": ("file of rollouts",),
 }
 """For which kind of target an option is."""
+_SECONDS_BETWEEN = 5.0
 
 
 @click.command(name="check")
@@ -169,10 +171,13 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
         _check_task(Path(target), _asked(more, seed))
     elif is_run(target):
         _refuse_options_not_for("run")
-        check_run(target, fail_on=more["fail_on"], as_json=more["as_json"])
+        progress = _Progress()
+        report = check_run(Path(target), progress.show)
+        progress.done()
+        _print_report(report, more["fail_on"], more["as_json"])
     elif is_foreign_file(target):
         _refuse_options_not_for("file of rollouts")
-        check_file(target, more["form"], fail_on=more["fail_on"], as_json=more["as_json"])
+        _print_report(check_file(Path(target), more["form"]), more["fail_on"], more["as_json"])
     elif is_reward(target):
         _refuse_options_not_for("reward")
         require_trust_in([one for one in (target, more["against"]) if one])
@@ -181,6 +186,33 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
         _refuse_options_not_for("resource")
         require_trust_in([target])
         _check_resource(target, dict(parse_override(item, "-c") for item in config), steps, seed)
+
+
+def _print_report(report: Report, fail_on: str, as_json: bool) -> None:
+    """Print what was found, and exit with its code."""
+    if as_json:
+        echo_json(report.to_json(), indent=2)
+    else:
+        echo("\n".join(report.lines()))
+    sys.exit(report.exit_code(fail_on))
+
+
+class _Progress:
+    """Prints on standard error, every few seconds, how far a long check is."""
+
+    def __init__(self) -> None:
+        self._is_shown, self._next = False, time.monotonic() + _SECONDS_BETWEEN
+
+    def show(self, number: int, share: float) -> None:
+        """Count an episode."""
+        if time.monotonic() >= self._next:
+            self._next, self._is_shown = time.monotonic() + _SECONDS_BETWEEN, True
+            echo(f"{counted(number, 'episode')}, {share:.0%}", err=True)
+
+    def done(self) -> None:
+        """Print the last line, if there was a first one."""
+        if self._is_shown:
+            echo("100%", err=True)
 
 
 def _asked(given: Mapping[str, Any], seed: int) -> Asked:

@@ -12,6 +12,10 @@ from typing import Any
 import anyio
 
 from reward_kit.agent.policies import make_policy
+from reward_kit.checks.proof import SampleProof, prove
+from reward_kit.checks.reward import Plan, check_reward, load
+from reward_kit.checks.reward_bench import Given, RewardReport, quoted
+from reward_kit.checks.source_facts import kind_in
 from reward_kit.cli.echo import echo, echo_json
 from reward_kit.display_text import counted
 from reward_kit.errors import ConfigError
@@ -20,18 +24,12 @@ from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice
 from reward_kit.reward_agent.remote import is_address
 from reward_kit.reward_agent.scoring import Reward, ScoringRequest
 from reward_kit.reward_agent.sources import find_module, read_source
-from reward_kit.reward_checks.checking import Plan, check_reward, exit_code, load
-from reward_kit.reward_checks.grounds import Given
-from reward_kit.reward_checks.report import Report, shown
-from reward_kit.reward_checks.source_facts import kind_in
 from reward_kit.runs.plan import RunPlan
-from reward_kit.runs.proof import SampleProof, prove
 from reward_kit.runs.scoring import read_transcripts
 from reward_kit.runs.tasks import LoadedTask, selected
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import RewardSpec
 
-FAIL_ON = ("error", "warning", "info", "never")
 _LINTED = 4
 
 
@@ -113,7 +111,7 @@ def check_rewards(target: str, asked: Asked) -> None:
         echo_json(report.to_json(), indent=2)
     else:
         echo("\n".join(report.lines()))
-    sys.exit(exit_code([report], asked.fail_on))
+    sys.exit(report.exit_code(asked.fail_on))
 
 
 def why_not_free(task: LoadedTask, planned: RunPlan) -> str:
@@ -151,10 +149,10 @@ def prove_task(task: LoadedTask, planned: RunPlan, asked: Asked) -> None:
         echo_json(_to_json(task, proofs, report), indent=2)
     else:
         _print(task, proofs, report)
-    sys.exit(1 if wrong and asked.fail_on != "never" else exit_code([report], asked.fail_on))
+    sys.exit(1 if wrong and asked.fail_on != "never" else report.exit_code(asked.fail_on))
 
 
-def _reward_report(task: LoadedTask, proofs: Sequence[SampleProof], asked: Asked, progress: _Progress) -> Report:
+def _reward_report(task: LoadedTask, proofs: Sequence[SampleProof], asked: Asked, progress: _Progress) -> RewardReport:
     """The check of a task's reward, on the ends of its own samples."""
     definition = task.definition
     assert task.reward is not None  # else nothing was proved
@@ -174,7 +172,7 @@ def _reward_report(task: LoadedTask, proofs: Sequence[SampleProof], asked: Asked
     return anyio.run(check_reward, plan, LoadedReward(task.reward), None, progress.tell)
 
 
-def _print(task: LoadedTask, proofs: Sequence[SampleProof], report: Report) -> None:
+def _print(task: LoadedTask, proofs: Sequence[SampleProof], report: RewardReport) -> None:
     unknown = [proof for proof in proofs if proof.gold is None]
     for line in report.lines():
         echo(line)
@@ -182,7 +180,7 @@ def _print(task: LoadedTask, proofs: Sequence[SampleProof], report: Report) -> N
     for proof in proofs:
         where = proof.sample.where or proof.sample.id
         for problem in proof.problems:
-            echo(f"error:   {where}: sample {proof.sample.id!r}: {shown(problem, 300)}")
+            echo(f"error:   {where}: sample {proof.sample.id!r}: {quoted(problem, 300)}")
     if unknown:
         echo(
             f"not checked: that what is right scores 1, for {len(unknown)} of {len(proofs)} samples: nobody says what "
@@ -203,7 +201,7 @@ def _verdict(proofs: Sequence[SampleProof]) -> str:
     )
 
 
-def _to_json(task: LoadedTask, proofs: Sequence[SampleProof], report: Report) -> dict[str, Any]:
+def _to_json(task: LoadedTask, proofs: Sequence[SampleProof], report: RewardReport) -> dict[str, Any]:
     samples = [
         {
             "id": proof.sample.id,
@@ -242,4 +240,4 @@ class _Progress:
     def tell(self, what: str) -> None:
         """Show what is being asked now."""
         if self._is_shown:
-            echo(f"checking {shown(what, 60)} …", nl=False, err=True, redraw=True)
+            echo(f"checking {quoted(what, 60)} …", nl=False, err=True, redraw=True)

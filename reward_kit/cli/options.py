@@ -249,7 +249,7 @@ def complete_policies(context: click.Context, parameter: click.Parameter, typed:
 def complete_rewards(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
     """Offer the built-in rewards, and files; after `FILE.py:` the rewards in the file."""
     import reward_kit.rewards
-    from reward_kit.reward_checks.source_facts import rewards_in
+    from reward_kit.checks.source_facts import rewards_in
 
     file, colon, _ = typed.rpartition(":")
     if colon and file.endswith(".py"):

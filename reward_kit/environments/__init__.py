@@ -1,4 +1,4 @@
-"""The public door of the environments: contract, tools, built-in resources, final states, and the checker.
+"""The public door of the environments: contract, tools, built-in resources and final states.
 
 Everything loads on first use.
 """
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         strict_tool,
         tool_spec,
     )
-    from reward_kit.environments.checker import Finding, check_resource
     from reward_kit.environments.composite import CompositeResource
     from reward_kit.environments.config import merged_config, resource_class
     from reward_kit.environments.filesystem import FilesystemResource
@@ -47,7 +46,6 @@ __all__ = [
     "CompositeState",
     "FilesState",
     "FilesystemResource",
-    "Finding",
     "ForkKind",
     "ForkableResource",
     "GymnasiumResource",
@@ -71,7 +69,6 @@ __all__ = [
     "ToolSpec",
     "WebshopResource",
     "canonical_json",
-    "check_resource",
     "hash_key",
     "match_purchase",
     "merged_config",
@@ -86,7 +83,6 @@ _MODULES = {
     "alfworld": "AlfworldResource RealAlfworldResource",
     "base": "ForkKind ForkableResource StateSnapshot StepOutcome ToolSpec canonical_json hash_key strict_tool "
     "tool_spec",
-    "checker": "Finding check_resource",
     "composite": "CompositeResource",
     "config": "merged_config resource_class",
     "filesystem": "FilesystemResource",

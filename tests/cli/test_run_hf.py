@@ -10,10 +10,10 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from reward_kit.checks import check_episode
 from reward_kit.cli.main import program
 from reward_kit.episodes.record import episode_from_record
 from reward_kit.errors import ConfigError
-from reward_kit.tokens.checking import check_episode
 from tests.agent.policies.hf.small_models import byte_tokenizer, small_llama
 
 REWARD = """

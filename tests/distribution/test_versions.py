@@ -18,7 +18,7 @@ pytestmark = pytest.mark.campaign
 
 USES = {
     "": "from reward_kit.runs import evaluation",
-    "games": "import asyncio; from reward_kit.environments.checker import check_resource; "
+    "games": "import asyncio; from reward_kit.checks.resource import check_resource; "
     "from reward_kit.environments.config import resource_class; "
     "assert not asyncio.run(check_resource(resource_class('gymnasium'), {'env_id': 'FrozenLake-v1'}, seed=0, steps=5))",
     "text-games": "import textworld, alfworld",

@@ -11,6 +11,7 @@ import pytest
 from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
+from reward_kit.checks import check_resource
 from reward_kit.environments import (
     CompositeResource,
     FilesystemResource,
@@ -21,7 +22,6 @@ from reward_kit.environments import (
     StateSnapshot,
     StepOutcome,
     ToolRegistry,
-    check_resource,
     open_snapshot,
     tool_spec,
 )

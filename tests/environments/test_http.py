@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from reward_kit.environments import HttpResource, check_resource, resource_class
+from reward_kit.checks import check_resource
+from reward_kit.environments import HttpResource, resource_class
 from reward_kit.environments import http as http_client
 from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from reward_kit.environments import check_resource, open_snapshot
+from reward_kit.checks import check_resource
 from reward_kit.environments import mcp_session as stdio
+from reward_kit.environments import open_snapshot
 from reward_kit.environments.mcp import McpResource
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
 from tests.environments.mcp_worlds import AFTER, TINY, ask, copies, opened

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from reward_kit.environments import check_resource, resource_class
+from reward_kit.checks import check_resource
+from reward_kit.environments import resource_class
 from reward_kit.environments.openenv import OpenEnvResource
 from reward_kit.errors import ConfigError, DeadlineError, EnvironmentFailure, ToolError
 from tests.environments.openenv_server import OpenEnvServer

@@ -7,7 +7,8 @@ from collections import deque
 
 import pytest
 
-from reward_kit.environments import SokobanResource, check_resource, open_snapshot
+from reward_kit.checks import check_resource
+from reward_kit.environments import SokobanResource, open_snapshot
 from reward_kit.environments.sokoban_solver import (
     DIRECTIONS,
     BoardSpec,

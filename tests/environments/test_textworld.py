@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from reward_kit.environments import check_resource, resource_class
+from reward_kit.checks import check_resource
+from reward_kit.environments import resource_class
 from reward_kit.environments import textworld as module
 from reward_kit.environments.engine_process import EngineProcess, worker_command
 from reward_kit.environments.textworld import OPTIONS, TextworldResource, command_line

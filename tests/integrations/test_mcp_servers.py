@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from reward_kit.environments import check_resource, open_snapshot
+from reward_kit.checks import check_resource
+from reward_kit.environments import open_snapshot
 from reward_kit.environments.mcp import McpResource
 from tests.agent.worlds import call, reason, tool_answers, worker_of
 

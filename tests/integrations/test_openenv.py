@@ -14,7 +14,7 @@ import pytest
 from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker, collect_group
 from reward_kit.agent.samples import Sample
-from reward_kit.environments import check_resource
+from reward_kit.checks import check_resource
 from reward_kit.environments.openenv import OpenEnvResource
 from reward_kit.environments.servers import ServerPool, ServerSpec
 from reward_kit.episodes.record import facts_of

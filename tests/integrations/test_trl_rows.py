@@ -16,6 +16,7 @@ from examples.trl_locks import locks
 from reward_kit.agent.policies.hf_policy import HFAgentPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
+from reward_kit.checks import check_trl_rollout
 from reward_kit.episodes.segments import EpisodeTokens
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, Failure
@@ -28,7 +29,6 @@ from reward_kit.rl.training.rollouts import Collector
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.runs.tasks import load_task
 from reward_kit.tokens import build_rows
-from reward_kit.tokens.checking import check_trl_rollout
 from tests.tiny_policy import TinyPolicy
 
 PAD = 0

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from reward_kit.agent.models import StopReason
+from reward_kit.checks.rows import check_verifiers_trace
 from reward_kit.episodes.record import facts_of
 from reward_kit.episodes.segments import TokenRow
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
@@ -17,7 +18,6 @@ from reward_kit.errors import EpisodeError, Failure
 from reward_kit.integrations.verifiers.traces import advantages_of_trace, episode_of_trace, score_of_trace, trace_of
 from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.reward_agent.scoring import Scored
-from reward_kit.tokens.checking.foreign_verifiers import check_verifiers_trace
 from tests.integrations.verifiers.episodes import random_episode
 
 SEEDS = range(300)

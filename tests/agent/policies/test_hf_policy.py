@@ -15,6 +15,7 @@ from reward_kit.agent.policies.hf.model import PolicyWithValue, remember, rememb
 from reward_kit.agent.policies.hf_policy import HFAgentPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker, collect_group
 from reward_kit.agent.samples import Sample
+from reward_kit.checks import check_episode
 from reward_kit.environments.household_problems import HOLDS
 from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.errors import ConfigError, PolicyError
@@ -22,7 +23,6 @@ from reward_kit.models import Message, TaskDefinitionModel
 from reward_kit.rl.model_kit.models import save_model
 from reward_kit.rl.training.session import save_weights
 from reward_kit.tokens import build_rows
-from reward_kit.tokens.checking import check_episode
 from tests.agent.policies.hf.small_models import CHATML, PLAIN_TEXT, byte_tokenizer, small_llama, word_tokenizer
 
 BYTES = byte_tokenizer()
@@ -61,7 +61,7 @@ async def episodes_of(policy, task, size=3, run_seed=0):
     episodes = await collect_group(RLRolloutWorker(task, policy), Sample(task.name), size, run_seed=run_seed)
     for episode in episodes:
         assert episode.custom_data["failure"] is None
-        assert [finding for finding in check_episode(episode) if finding.severity == "error"] == []
+        assert [finding for finding in check_episode(episode) if finding.level == "error"] == []
     return episodes
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from reward_kit.environments import alfworld, check_resource, open_snapshot, resource_class
+from reward_kit.checks import check_resource
+from reward_kit.environments import alfworld, open_snapshot, resource_class
 from reward_kit.environments import household_problems as generator
 from reward_kit.environments.alfworld import AlfworldResource, RealAlfworldResource
 from reward_kit.environments.base import ForkableResource

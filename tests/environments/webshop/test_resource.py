@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from reward_kit.environments import WebshopResource, check_resource, open_snapshot
+from reward_kit.checks import check_resource
+from reward_kit.environments import WebshopResource, open_snapshot
 from reward_kit.environments.webshop import Purchase, ShoppingGoal, catalogue, draw_goal, match_purchase
 from reward_kit.errors import ConfigError, ToolError
 

@@ -1,0 +1,47 @@
+"""Public door of the checkers of rewards, resources, episodes, rows and runs.
+
+Everything loads on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reward_kit.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from reward_kit.checks.episode import check_episode, check_group
+    from reward_kit.checks.findings import Finding, Report
+    from reward_kit.checks.resource import check_resource
+    from reward_kit.checks.reward import check_reward
+    from reward_kit.checks.rows import check_rows, check_trl_rollout, check_verifiers_trace
+    from reward_kit.checks.run import check_run
+
+__all__ = [
+    "Finding",
+    "Report",
+    "check_episode",
+    "check_group",
+    "check_resource",
+    "check_reward",
+    "check_rows",
+    "check_run",
+    "check_trl_rollout",
+    "check_verifiers_trace",
+]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Finding": "findings",
+        "Report": "findings",
+        "check_episode": "episode",
+        "check_group": "episode",
+        "check_resource": "resource",
+        "check_reward": "reward",
+        "check_rows": "rows",
+        "check_run": "run",
+        "check_trl_rollout": "rows",
+        "check_verifiers_trace": "rows",
+    },
+)

@@ -1,0 +1,152 @@
+"""Findings and reports: one problem with its place, and everything that a check found, for a terminal and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from reward_kit.display_text import counted, one_line, truncate
+
+Level = Literal["error", "warning", "info"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+FAIL_ON = (*LEVELS, "never")
+_EXAMPLES = 3
+_EXAMPLE_CHARS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A single problem.
+
+    Attributes:
+        level: "error" breaks the contract, or makes a wrong number; "warning" may be meant; "info" is worth knowing.
+        kind: names the fault, such as "drifted-prefix"; stable, for scripts.
+        message: where it is, what is wrong and the likely cause.
+        rollout_id: of the episode; None if no single one is at fault.
+        step: the action, from 0; None if none is at fault.
+        token: the position in the token ids that the message counts in; None if no token is at fault.
+        evidence: lines that show it, such as the rollouts of a reward.
+    """
+
+    level: Level
+    kind: str
+    message: str
+    rollout_id: str | None = None
+    step: int | None = None
+    token: int | None = None
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Found:
+    """Collects the findings about one thing.
+
+    Attributes:
+        what: what is looked at, for messages: "episode r1", "row 3", "file.jsonl:7".
+        rollout_id: of the episode.
+        findings: in the order in which they were made.
+    """
+
+    what: str
+    rollout_id: str | None = None
+    findings: list[Finding] = field(default_factory=list)
+
+    @classmethod
+    def about_episode(cls, rollout_id: str) -> Found:
+        """Return an empty collector for the episode of this id."""
+        return cls(f"episode {rollout_id}", rollout_id)
+
+    def error(self, kind: str, message: str, *, step: int | None = None, token: int | None = None) -> None:
+        """Add what breaks the contract."""
+        self._add("error", kind, message, step, token)
+
+    def warn(self, kind: str, message: str, *, step: int | None = None, token: int | None = None) -> None:
+        """Add what may be meant."""
+        self._add("warning", kind, message, step, token)
+
+    def _add(self, level: Level, kind: str, message: str, step: int | None, token: int | None) -> None:
+        place = [self.what]
+        place += [f"step {step}"] if step is not None else []
+        place += [f"token {token}"] if token is not None else []
+        self.findings.append(Finding(level, kind, f"{', '.join(place)}: {message}", self.rollout_id, step, token))
+
+
+@dataclass(slots=True)
+class Report:
+    """Everything that a check found: counts by kind, and the first few findings of each kind.
+
+    Attributes:
+        target: what was checked, as the user named it.
+        unit: what is counted in `checked`: "episode", "record".
+        checked: how many of them were looked at.
+        findings: in the order in which they were added; of each kind at most `examples`.
+        counts: of all findings, by level and kind.
+        examples: how many findings of one kind are kept; None for all.
+    """
+
+    target: str
+    unit: str = "episode"
+    checked: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    counts: Counter[tuple[Level, str]] = field(default_factory=Counter)
+    examples: int | None = _EXAMPLES
+
+    def add(self, findings: Iterable[Finding]) -> None:
+        """Count findings, and keep the first of each kind."""
+        for finding in findings:
+            key = (finding.level, finding.kind)
+            self.counts[key] += 1
+            if self.examples is None or self.counts[key] <= self.examples:
+                self.findings.append(finding)
+
+    def has(self, kind: str) -> bool:
+        """Whether there is a finding of this kind."""
+        return any(known == kind for _, known in self.counts)
+
+    def count(self, level: Level) -> int:
+        """Return how many findings have this level."""
+        return sum(count for (known, _), count in self.counts.items() if known == level)
+
+    def exit_code(self, fail_on: str) -> int:
+        """Return 1 if there is a finding of this level or a worse one; `fail_on` is one of `FAIL_ON`."""
+        failing = LEVELS[: FAIL_ON.index(fail_on) + 1] if fail_on != "never" else ()
+        return int(any(self.count(level) for level in failing))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        return {
+            "target": self.target,
+            "checked": {f"{self.unit}s": self.checked},
+            "counts": {level: self.count(level) for level in LEVELS[:2]},
+            "findings": [
+                {"kind": kind, "level": level, "count": count, "examples": [*map(_placed, self._of(level, kind))]}
+                for (level, kind), count in self._most_frequent()
+            ],
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield the report for a terminal: errors first, the most frequent kind first."""
+        for (level, kind), count in self._most_frequent():
+            yield f"{level + ':':9}{kind}: {counted(count, 'finding')}"
+            examples = self._of(level, kind)
+            yield from (f"           {truncate(one_line(one.message), _EXAMPLE_CHARS)}" for one in examples)
+            if count > len(examples):
+                yield f"           … and {count - len(examples)} more"
+        yield f"{self.target}: {self.verdict()} in {counted(self.checked, self.unit)}"
+
+    def verdict(self) -> str:
+        """Return the counts of errors and warnings as a text."""
+        return ", ".join(counted(self.count(level), level) for level in LEVELS[:2])
+
+    def _of(self, level: Level, kind: str) -> list[Finding]:
+        return [finding for finding in self.findings if (finding.level, finding.kind) == (level, kind)]
+
+    def _most_frequent(self) -> list[tuple[tuple[Level, str], int]]:
+        return sorted(self.counts.items(), key=lambda item: (item[0][0], -item[1], item[0][1]))
+
+
+def _placed(finding: Finding) -> dict[str, Any]:
+    places = {"rollout_id": finding.rollout_id, "step": finding.step, "token": finding.token}
+    return {"message": finding.message, **{key: value for key, value in places.items() if value is not None}}

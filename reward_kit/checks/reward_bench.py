@@ -1,0 +1,587 @@
+"""Where a reward is tried: through the real scorer at its own level, watched, in a warm worker or a fresh one."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Self
+
+from reward_kit.checks.findings import LEVELS, Finding, Level, Report
+from reward_kit.checks.reward_cases import (
+    FORMS,
+    QUESTION,
+    Form,
+    is_tool_call,
+    places_of,
+    request_of,
+    said,
+    text_of,
+    tool_answer,
+    user,
+    with_messages,
+    wrong_values,
+)
+from reward_kit.checks.source_facts import SourceFacts
+from reward_kit.checks.watched import Watch
+from reward_kit.display_text import counted, one_line, truncate
+from reward_kit.errors import ConfigError, Failure
+from reward_kit.models import EvaluateResult, Message
+from reward_kit.reward_agent.confined import ConfinedReward, ConfinedScorer
+from reward_kit.reward_agent.in_process import InProcessScorer
+from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest
+from reward_kit.sandbox.outcome import Outcome
+from reward_kit.typed_interface import RewardSpec
+
+_PLAIN_CALLS = "from reward_kit.reward_agent.inside import ConfinedCalls\n"
+_WATCHED_CALLS = "from reward_kit.checks.watched import WatchedCalls as ConfinedCalls\n"
+ATTACK_CPU_S = 1.0
+"""After so much work a call that is to show no end is ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What came of one call.
+
+    Attributes:
+        score: None where the rollout is unscored.
+        failure: why it is.
+        result: what the reward returned.
+        wall_s, cpu_s: of the call alone, as the worker counted; 0 where it did not come back.
+        peak_mb: MiB that the call held at most, where that was asked for.
+        changed: the inputs that it changed, and how.
+        events: what it opened, asked for and started, as (kind, what).
+    """
+
+    score: float | None
+    failure: Failure | None = None
+    result: EvaluateResult | None = None
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    peak_mb: float = 0.0
+    changed: Mapping[str, str] = field(default_factory=dict)
+    events: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The score for people, or why there is none."""
+        if self.score is not None:
+            return f"{self.score:.4g}"
+        return f"unscored ({self.failure.message if self.failure else 'no reason'})"
+
+
+class Bench:
+    """Calls one reward and tells what it was seen to do. Use it as an async context manager; one call at a time.
+
+    Args:
+        reward: as `levels.load_reward` gives it.
+        deadline_s: of one call, where the reward runs in this process; a confined one has its own.
+    """
+
+    def __init__(self, reward: Reward, deadline_s: float | None = None) -> None:
+        self.reward = reward
+        self._here: _WatchedHere | None = None
+        self._apart: _WatchedApart | None = None
+        if isinstance(reward, RewardSpec):
+            self._here = _WatchedHere(reward, deadline_s)
+        elif not isinstance(reward, ConfinedReward):
+            raise ConfigError(f"reward {reward.id!r} runs behind HTTP, and cannot be watched here: check it there")
+        else:
+            self._apart = _WatchedApart(reward)
+
+    async def __aenter__(self) -> Self:
+        await (self._here or self._scorer_apart).__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await (self._here or self._scorer_apart).__aexit__(kind, error, trace)
+
+    @property
+    def level(self) -> str:
+        """Where the reward runs."""
+        return self.reward.level if isinstance(self.reward, ConfinedReward) else "in_process"
+
+    @property
+    def is_confined(self) -> bool:
+        """It runs in a worker, of which there can be a fresh one, and which can be ended."""
+        return self._apart is not None
+
+    @property
+    def parameters(self) -> frozenset[str] | None:
+        """The names that the reward takes; None where it takes any."""
+        return self.reward.parameters
+
+    def takes(self, name: str) -> bool:
+        """Whether the reward asks for a value of the rollout by name."""
+        return self.parameters is not None and name in self.parameters
+
+    async def see(self, request: ScoringRequest, *, worker: int = 0, memory: bool = False) -> Seen:
+        """One call in the worker that goes on.
+
+        Args:
+            request: the rollout.
+            worker: which of several, each with an interpreter of its own; in this process there is only one.
+            memory: count its memory, which makes the call slower.
+        """
+        if self._here is not None:
+            return await self._here.see(request, memory=memory)
+        return await self._scorer_apart.see(request, worker=worker, memory=memory)
+
+    async def see_fresh(self, request: ScoringRequest) -> Seen:
+        """One call in a worker that nothing was called in before; only where `is_confined`."""
+        return await self._scorer_apart.see(request, is_fresh=True)
+
+    async def attack(self, request: ScoringRequest) -> Seen:
+        """One call in a fresh worker that is ended after a second of work; only where `is_confined`."""
+        return await self._scorer_apart.see(request, is_fresh=True, cpu_s=ATTACK_CPU_S)
+
+    @property
+    def _scorer_apart(self) -> _WatchedApart:
+        if self._apart is None:
+            raise ConfigError("a reward that runs in this process has no worker of its own")
+        return self._apart
+
+
+class _WatchedHere(InProcessScorer):
+    """Scores in this process."""
+
+    def __init__(self, spec: RewardSpec, deadline_s: float | None) -> None:
+        self._watch = Watch()
+        super().__init__(self._watch.of(spec), deadline_s)
+
+    async def see(self, request: ScoringRequest, *, memory: bool) -> Seen:
+        self._watch.told, self._watch.wants_memory = None, memory
+        scored = await self.score(request)
+        return _seen(scored, self._watch.told)
+
+
+class _WatchedApart(ConfinedScorer):
+    """Scores behind the reward's walls, in the worker that is asked for."""
+
+    def __init__(self, reward: ConfinedReward) -> None:
+        source = reward.program.source
+        if _PLAIN_CALLS not in source:
+            raise ConfigError(f"reward {reward.id!r}: its program cannot be watched")
+        watched = replace(reward.program, source=source.replace(_PLAIN_CALLS, _WATCHED_CALLS, 1))
+        watched = replace(watched, imports=(*watched.imports, "reward_kit.checks.watched"))
+        super().__init__(replace(reward, program=watched), slots=2)
+        self._base = self._reward
+        self._look: dict[str, bool] = {}
+        self._seen_there: Any = None
+
+    async def see(
+        self,
+        request: ScoringRequest,
+        *,
+        worker: int = 0,
+        is_fresh: bool = False,
+        memory: bool = False,
+        cpu_s: float | None = None,
+    ) -> Seen:
+        limits = self._base.limits
+        if cpu_s is not None:
+            limits = replace(limits, cpu_s=min(cpu_s, limits.cpu_s))
+        # A worker is found by its limits too, so that a slightly longer one has a worker of its own.
+        limits = replace(limits, wall_s=limits.wall_s + worker / 1024)
+        self._reward = replace(self._base, limits=limits, level="isolated" if is_fresh else self._base.level)
+        self._look, self._seen_there = {"memory": memory, "inputs": not memory and cpu_s is None}, None
+        return _seen(await self.score(request), self._seen_there)
+
+    def _request(self, requests: Sequence[ScoringRequest]) -> dict[str, Any]:
+        return {**super()._request(requests), "watch": self._look}
+
+    async def _call(self, request: Mapping[str, Any]) -> Outcome:
+        outcome = await super()._call(request)
+        if not isinstance(outcome.value, dict):
+            return outcome
+        self._seen_there = outcome.value.get("watched")
+        return replace(outcome, value={name: item for name, item in outcome.value.items() if name != "watched"})
+
+
+def _seen(scored: Scored, told: Any) -> Seen:
+    """What is known of a call; what the worker told is taken for what it is, a stranger's word."""
+    told = told if isinstance(told, dict) else {}
+    numbers = {name: _number(told.get(name)) for name in ("wall_s", "cpu_s", "peak_mb")}
+    changed = told.get("changed")
+    events = told.get("events")
+    return Seen(
+        scored.score,
+        scored.failure,
+        scored.result,
+        **numbers,
+        changed={str(k): str(v)[:300] for k, v in changed.items()} if isinstance(changed, dict) else {},
+        events=tuple((str(e[0]), str(e[1])[:300]) for e in events if isinstance(e, list | tuple) and len(e) == 2)
+        if isinstance(events, list)
+        else (),
+    )
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+
+
+LITTLE = 1e-6
+"""Scores nearer than this are one."""
+_TEXTS = ("42", "1000", "Paris", "A")
+_CALL = {"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}
+_OTHERS: tuple[Any, ...] = (_CALL, ["red", "green", "blue"])
+"""For an annotation that says nothing, where texts cannot be read."""
+_BY_ANNOTATION: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("list[int]", ([3, 1, 2],)),
+    ("list[float]", ([3.5, 1.0, 2.0],)),
+    ("list[dict", ([_CALL],)),
+    ("list", (["red", "green", "blue"],)),
+    ("dict", (_CALL,)),
+    ("Mapping", (_CALL,)),
+    ("str", _TEXTS),
+    ("float", (2.5, 1000.0)),
+    ("int", (42, 1000)),
+    ("bool", (True,)),
+)
+
+
+@dataclass(slots=True)
+class Ground:
+    """One question with its ground truth, and what was learnt of the reward on it.
+
+    Attributes:
+        blank: the rollout up to where the answer stands; its end and its facts are those of doing nothing.
+        truth: the ground truth; None where the reward takes none.
+        gold: a rollout that is right; None where none is known.
+        is_given: it is known to be right; else it was found by trying.
+        is_truth_given: the truth is the user's; else it was made up for the annotation.
+        form: how the reward wants an answer written; None where that is not known, or no text is the answer.
+        wrong: wrong values.
+        gold_seen: what the right rollout got.
+        floor: the most that a wrong answer of the same form got; None where none was scored.
+        was_scored: some answer got a score.
+        alike: a form in which what is wrong earned as much as the truth, with what it earned; "" where there is none.
+    """
+
+    blank: ScoringRequest
+    truth: Any = None
+    gold: ScoringRequest | None = None
+    is_given: bool = False
+    is_truth_given: bool = True
+    form: Form | None = None
+    wrong: Sequence[Any] = ()
+    gold_seen: Seen | None = None
+    floor: float | None = None
+    was_scored: bool = False
+    alike: str = ""
+
+    @property
+    def gold_score(self) -> float | None:
+        """What the right rollout got; None where it has no score, or none is known."""
+        return self.gold_seen.score if self.gold_seen is not None else None
+
+    @property
+    def tells_apart(self) -> bool:
+        """The right rollout earns more than wrong ones."""
+        return self.gold_score is not None and self.floor is not None and self.gold_score > self.floor + LITTLE
+
+    def answered(self, text: str | None, before: Sequence[Message] = ()) -> ScoringRequest:
+        """The rollout in which this is the answer, after `before`."""
+        return with_messages(self.blank, (*self.blank.messages, *before, said(text)))
+
+    def written(self, value: Any) -> str:
+        """A value in the form in which the reward wants it."""
+        return self.form.write(text_of(value)) if self.form is not None else text_of(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the user gives besides the reward.
+
+    Attributes:
+        truths: ground truths.
+        golds: right answers: one for each truth; where the reward takes no truth, any number.
+        rollouts: transcripts, whose ground truths are used; a row's `gold_answer` is a right answer to its question.
+        ends: pairs of rollouts of one sample: a right one, and one in which nothing was done.
+    """
+
+    truths: Sequence[Any] = ()
+    golds: Sequence[str] = ()
+    rollouts: Sequence[ScoringRequest] = ()
+    ends: Sequence[tuple[ScoringRequest, ScoringRequest]] = ()
+
+    def __post_init__(self) -> None:
+        if self.golds and self.truths and len(self.golds) != len(self.truths):
+            raise ConfigError(
+                f"{len(self.truths)} ground truths and {len(self.golds)} right answers: "
+                "give one --gold for each --ground-truth"
+            )
+
+
+def grounds_of(given: Given, annotation: str, *, takes_truth: bool, most: int = 4) -> list[Ground]:
+    """The questions that a reward is asked, before anything is learnt.
+
+    Args:
+        given: what the user gives.
+        annotation: of the parameter `ground_truth`, for which truths are made up where none are given.
+        takes_truth: the reward has that parameter.
+        most: how many of the user's are taken.
+    """
+    if given.ends:
+        pairs = given.ends[:most]
+        return [Ground(_before_answer(nothing), right.ground_truth, right, True) for right, nothing in pairs]
+    if given.rollouts and not given.truths:
+        return [_of_transcript(rollout) for rollout in given.rollouts[:most]]
+    if not takes_truth:
+        return [_asked(None, gold) for gold in given.golds or (None,)]
+    if given.truths:
+        answers: Sequence[str | None] = given.golds or [None] * len(given.truths)
+        return [_asked(truth, gold) for truth, gold in zip(given.truths, answers, strict=True)]
+    made_up = [_asked(truth, None) for truth in truths_for(annotation)]
+    return [replace(ground, is_truth_given=False) for ground in made_up]
+
+
+def truths_for(annotation: str) -> tuple[Any, ...]:
+    """Ground truths of the kind that an annotation names; texts where it names none, or texts among others."""
+    if "str" in (part.strip() for part in annotation.split("|")):
+        return _TEXTS
+    found = next((truths for name, truths in _BY_ANNOTATION if name.lower() in annotation.lower()), None)
+    return found if found is not None else _TEXTS
+
+
+async def learned(
+    given: Given, annotation: str, bench: Bench, chance: random.Random, *, takes_truth: bool
+) -> list[Ground]:
+    """The questions, with what the reward gives for answers to them; none where it reads no ground truth made up.
+
+    Args:
+        given, annotation, takes_truth: as `grounds_of` takes them.
+        bench: where the reward is called.
+        chance: for everything random.
+    """
+    grounds = grounds_of(given, annotation, takes_truth=takes_truth)
+    for ground in grounds:
+        await learn(ground, bench, chance)
+    if all(ground.is_truth_given for ground in grounds):
+        return grounds
+    if not any(ground.was_scored for ground in grounds) and annotation in ("", "Any", "object", "typing.Any"):
+        grounds = [replace(_asked(truth, None), is_truth_given=False) for truth in _OTHERS]
+        for ground in grounds:
+            await learn(ground, bench, chance)
+    return [ground for ground in grounds if ground.was_scored]
+
+
+async def learn(ground: Ground, bench: Bench, chance: random.Random) -> None:
+    """Find out how the reward wants an answer, and what it gives for right and wrong ones."""
+    ground.wrong = wrong_values(ground.truth, chance) if ground.truth is not None else ()
+    if ground.gold is None and is_tool_call(ground.truth):
+        messages = (*ground.blank.messages, tool_answer(ground.truth))
+        ground.gold, ground.is_given = with_messages(ground.blank, messages), ground.is_truth_given
+    if ground.gold is not None:
+        ground.gold_seen = await bench.see(ground.gold)
+        ground.form = _form_given(ground)
+        ground.floor = await _floor(ground, bench)
+        ground.was_scored = ground.gold_score is not None or ground.floor is not None
+        return
+    if ground.truth is not None:
+        await _find_form(ground, bench)
+
+
+async def _find_form(ground: Ground, bench: Bench) -> None:
+    """The first form in which the truth earns the most, and more than what is wrong."""
+    best = 0.0
+    for form in FORMS:
+        tried = replace(ground, form=form)
+        tried.gold = tried.answered(tried.written(ground.truth))
+        tried.gold_seen = await bench.see(tried.gold)
+        ground.was_scored |= tried.gold_score is not None
+        if tried.gold_score is None or tried.gold_score <= best + LITTLE:
+            continue
+        tried.floor = await _floor(tried, bench)
+        if tried.floor is None:
+            continue  # what is wrong got no score, which is another finding, and says nothing of this one
+        if not tried.tells_apart:
+            ground.alike = f"{tried.written(ground.truth)[:60]}: {tried.gold_score:.4g}, wrong ones too"
+        else:
+            best = tried.gold_score
+            ground.form, ground.gold, ground.gold_seen, ground.floor = form, tried.gold, tried.gold_seen, tried.floor
+        if best >= 1.0 - LITTLE:
+            return
+
+
+async def _floor(ground: Ground, bench: Bench) -> float | None:
+    """The most that something wrong earns in the same form."""
+    texts = [ground.written(value) for value in ground.wrong] or ["I do not know."]
+    seen = [await bench.see(ground.answered(text)) for text in texts]
+    scores = [one.score for one in seen if one.score is not None]
+    return max(scores, default=None)
+
+
+def _form_given(ground: Ground) -> Form | None:
+    """The form of a right answer that the user gave, where the truth stands in it once."""
+    if ground.gold is None or ground.truth is None:
+        return None
+    text = ground.gold.messages[-1].text if ground.gold.messages else ""
+    if len(places := list(places_of(ground.truth, text))) != 1:
+        return None
+    ((begin, end),) = places
+    before, after = text[:begin], text[end:]
+    if not (before + after).strip():
+        return FORMS[0]
+    return Form("as the right answer given", lambda value: f"{before}{value}{after}")
+
+
+def _asked(truth: Any, gold: str | None) -> Ground:
+    blank = request_of((user(QUESTION),), truth, environment_return=0.0)
+    ground = Ground(blank, truth)
+    if gold is not None:
+        ground.gold, ground.is_given = replace(ground.answered(gold), environment_return=1.0), True
+    return ground
+
+
+def _of_transcript(rollout: ScoringRequest) -> Ground:
+    ground = Ground(_before_answer(rollout), rollout.ground_truth)
+    gold = rollout.sample.get("gold_answer")
+    if isinstance(gold, str):
+        ground.gold, ground.is_given = ground.answered(gold), True
+    return ground
+
+
+def _before_answer(rollout: ScoringRequest) -> ScoringRequest:
+    """The rollout up to its last answer."""
+    turns = [position for position, message in enumerate(rollout.messages) if message.role == "assistant"]
+    return with_messages(rollout, rollout.messages[: turns[-1]] if turns else rollout.messages)
+
+
+@dataclass(slots=True)
+class RewardReport(Report):
+    """What is known of one reward after its check; it keeps every finding.
+
+    Attributes:
+        level: where the reward ran.
+        seed: of everything random.
+        unchecked: the checks that were not possible, with what is missing.
+        facts: what was measured, by name.
+    """
+
+    examples: int | None = None
+    level: str = ""
+    seed: int = 0
+    unchecked: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def note(self, kind: str, level: Level, message: str, evidence: Sequence[str] = ()) -> None:
+        """Add a finding."""
+        self.add([Finding(level, kind, message, evidence=tuple(evidence))])
+
+    def drop(self, findings: Sequence[Finding]) -> None:
+        """Take findings back."""
+        self.findings = [finding for finding in self.findings if finding not in findings]
+        self.counts = Counter((finding.level, finding.kind) for finding in self.findings)
+
+    def cannot(self, check: str, why: str) -> None:
+        """Record a check that is not possible; the first reason counts."""
+        self.unchecked.setdefault(check, why)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        return {
+            "reward": self.target,
+            "level": self.level,
+            "seed": self.seed,
+            "counts": {level: self.count(level) for level in LEVELS},
+            "findings": [
+                {"code": f.kind, "severity": f.level, "message": f.message, "evidence": list(f.evidence)}
+                for f in self._worst_first()
+            ],
+            "unchecked": [{"check": check, "why": why} for check, why in self.unchecked.items()],
+            "facts": self.facts,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield the report for a terminal, worst first."""
+        for finding in self._worst_first():
+            yield f"{finding.level + ':':9}{finding.kind}: {finding.message}"
+            yield from (f"           {quoted(line, 160)}" for line in finding.evidence)
+        for name, fact in self.facts.items():
+            text = fact if isinstance(fact, str) else one_line(json.dumps(fact, ensure_ascii=False))
+            yield f"{'fact:':9}{name}: {text}"
+        for check, why in self.unchecked.items():
+            yield f"{'not checked:':13}{check}: {why}"
+        left = f", {counted(len(self.unchecked), 'question')} could not be asked" if self.unchecked else ""
+        yield f"{self.target}: {self.verdict()}{left} (run {self.level}, seed {self.seed})"
+
+    def _worst_first(self) -> list[Finding]:
+        return sorted(self.findings, key=lambda finding: LEVELS.index(finding.level))
+
+
+def quoted(text: str, limit: int) -> str:
+    """Return a text on one line, cut to about `limit` characters, without what a terminal would act on."""
+    return one_line(truncate(text, limit))
+
+
+@dataclass(slots=True)
+class Checkup:
+    """One check under way.
+
+    Attributes:
+        bench: where the reward is called.
+        report: what was found.
+        source: what the reward's text says.
+        chance: for everything random.
+        grounds: the questions; at least one.
+        rollouts: the user's own transcripts.
+        scores: every call whose rollout has a name, by that name.
+        events: what the reward opened, asked for and started, in any call.
+        changed: inputs that it changed, with how.
+        early: rollouts with what they scored before anything else was asked.
+    """
+
+    bench: Bench
+    report: RewardReport
+    source: SourceFacts
+    chance: random.Random
+    grounds: list[Ground]
+    rollouts: Sequence[ScoringRequest] = ()
+    scores: dict[str, Seen] = field(default_factory=dict)
+    events: dict[tuple[str, str], None] = field(default_factory=dict)
+    changed: dict[str, str] = field(default_factory=dict)
+    early: list[tuple[ScoringRequest, float | None]] = field(default_factory=list)
+
+    @property
+    def first(self) -> Ground:
+        """The question that most probes ask: one whose right answer is known to earn more, before others."""
+        return next((ground for ground in self.grounds if ground.tells_apart), self.grounds[0])
+
+    @property
+    def known(self) -> list[Ground]:
+        """The questions whose right answer earns more than wrong ones."""
+        return [ground for ground in self.grounds if ground.tells_apart]
+
+    @property
+    def takes_truth(self) -> bool:
+        """The reward is given the ground truth."""
+        names = self.bench.parameters
+        return names is None or bool(names & {"ground_truth", "ground_truths"})
+
+    async def see(self, name: str, request: ScoringRequest, *, memory: bool = False) -> Seen:
+        """One call, noted."""
+        seen = await self.bench.see(request, memory=memory)
+        self.note(name, seen)
+        return seen
+
+    def note(self, name: str, seen: Seen) -> None:
+        """Keep what was seen."""
+        self.scores[name] = seen
+        self.events.update(dict.fromkeys(seen.events))
+        for what, how in seen.changed.items():
+            self.changed.setdefault(what, how)
+
+
+Probe = Callable[[Checkup], Awaitable[None]]
+
+
+def told(name: str, seen: Seen, text: str | None = None) -> str:
+    """One line of evidence: which rollout, what was answered, and what it got."""
+    answer = f' "{quoted(text, 60)}"' if text is not None else ""
+    return f"{name}{answer}: {seen.text}"

@@ -1,0 +1,320 @@
+"""The rollouts that a reward is tried on: those that models and their environments really bring about."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from reward_kit.agent.actions import episode_of
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.models import Message
+from reward_kit.reward_agent.scoring import ScoringRequest
+
+QUESTION = "Please answer the question."
+_MEGABYTE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Odd:
+    """A history that a reward may not expect.
+
+    Attributes:
+        name: what is odd about it.
+        messages: the whole conversation.
+        is_models: a model's output alone brings it about, without any fault elsewhere.
+    """
+
+    name: str
+    messages: tuple[Message, ...]
+    is_models: bool = True
+
+
+def with_messages(request: ScoringRequest, messages: Sequence[Message]) -> ScoringRequest:
+    """The request of a rollout like this one in which these messages were exchanged; its end is kept."""
+    turns = [position for position, message in enumerate(messages) if message.role == "assistant"]
+    episode = request.episode and _episode(request.rollout_id, messages)
+    return replace(request, messages=tuple(messages), assistant_turns=turns, episode=episode)
+
+
+def request_of(messages: Sequence[Message], ground_truth: Any = None, **facts: Any) -> ScoringRequest:
+    """A rollout of these messages, with the steps that a transcript of them has."""
+    turns = [position for position, message in enumerate(messages) if message.role == "assistant"]
+    return ScoringRequest(
+        rollout_id="check",
+        messages=tuple(messages),
+        ground_truth=ground_truth,
+        assistant_turns=turns,
+        stop_reason="recorded",
+        episode=_episode("check", messages),
+        **facts,
+    )
+
+
+def user(text: str) -> Message:
+    """A message of the user."""
+    return Message(role="user", content=text)
+
+
+def said(text: str | None, **more: Any) -> Message:
+    """A message of the assistant."""
+    return Message(role="assistant", content=text, **more)
+
+
+def calling(name: str, arguments: Any, call_id: str = "call_1") -> dict[str, Any]:
+    """A tool call in the form of chat endpoints; arguments that are a text are handed on as they are."""
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
+
+
+def odd_histories(prompt: Sequence[Message]) -> Iterator[Odd]:
+    """Histories that break rewards, each a mistake in a reward that somebody published or a provider's habit.
+
+    Args:
+        prompt: what an agent was asked.
+    """
+    asked = tuple(prompt) or (user(QUESTION),)
+    call = calling("look_up", {"key": "value"})
+    answer = Message(role="tool", tool_call_id="call_1", content="found")
+    yield Odd("no messages", (), is_models=False)
+    yield Odd("only a system message", (Message(role="system", content="Be brief."),), is_models=False)
+    yield Odd("no answer", asked, is_models=False)
+    yield Odd("an empty answer", (*asked, said("")))
+    yield Odd("an answer without content", (*asked, said(None)))
+    yield Odd(
+        "an answer in parts",
+        (*asked, said_in_parts([{"type": "text", "text": "one "}, {"type": "text", "text": "two"}])),
+    )
+    yield Odd(
+        "an answer with an image", (*asked, said_in_parts([{"type": "image_url", "image_url": {"url": "data:,"}}]))
+    )
+    yield Odd("only a tool call", (*asked, said(None, tool_calls=[call])))
+    yield Odd("ends with a tool's answer", (*asked, said(None, tool_calls=[call]), answer))
+    yield Odd("a tool call that is not JSON", (*asked, said(None, tool_calls=[calling("look_up", '{"key": ')])))
+    yield Odd("a tool call whose arguments are null", (*asked, said(None, tool_calls=[calling("look_up", "null")])))
+    yield Odd("a tool call without a name", (*asked, said(None, tool_calls=[calling("", "{}")])))
+    yield Odd("a function call", (*asked, said(None, function_call={"name": "look_up", "arguments": "{}"})))
+    yield Odd("only reasoning", (*asked, said(None, reasoning_content="I think so.")))
+    yield Odd("ends with the user", (*asked, said("First."), user("And then?")), is_models=False)
+    yield Odd("several answers in a row", (*asked, said("First."), said("Second.")))
+    yield Odd("five hundred turns", (*asked, *(m for i in range(500) for m in (said(f"Turn {i}."), user("Go on.")))))
+
+
+def said_in_parts(parts: list[dict[str, Any]]) -> Message:
+    """A message of the assistant whose content is a list of parts."""
+    return Message(role="assistant", content=parts)
+
+
+def odd_texts() -> Iterator[tuple[str, str]]:
+    """Answers that parsers trip over, each with its name."""
+    yield from {
+        "spaces": " \n\t ",
+        "a lone surrogate": "\ud83d answer",
+        "right-to-left and zero-width signs": "\u202e42\u202c\u200b\u200d\ufeff",
+        "a NUL": "4\x002",
+        "a combining flood": "a" + "\u0301" * 500,
+        "superscript and full-width digits": "\u00b2 \uff11\uff12",
+        "nan": "nan",
+        "infinity": "1e999",
+        "a division by zero": "1/0",
+        "a number of 5,000 digits": "9" * 5000,
+        "nested brackets": "[" * 3000,
+        "nested braces": "{" * 3000 + "}" * 3000,
+        "an unclosed box": "\\boxed{",
+        "an unclosed tag": "<answer>",
+        "a lone minus": "-",
+        "a lone comma": ",",
+        "format marks": "{0} {name} %s %d {",
+        "a Python expression": "__import__('os').getpid()",
+        "JSON that is no object": "null",
+        "JSON of the wrong kind": '{"answer": {"answer": []}}',
+        "regular expression marks": "(?P<a>[*+\\",
+    }.items()
+
+
+def long_texts() -> Iterator[tuple[str, str]]:
+    """Answers of a megabyte."""
+    yield "a megabyte of words", "word " * (_MEGABYTE // 5)
+    yield "a megabyte of lines", "line\n" * (_MEGABYTE // 5)
+
+
+def clearly_different() -> tuple[str, ...]:
+    """Answers that no reward should find all alike."""
+    return (
+        "",
+        "I do not know.",
+        "42",
+        "<think>Two and two is four.</think>\n<answer>4</answer>",
+        "The answer is \\boxed{\\frac{1}{2}}.",
+        "```python\ndef f(x):\n    return x + 1\n```",
+        '{"name": "Ada", "age": 36}',
+        "Step 1: look. Step 2: think. First, we add; second, we check. Therefore the result is 7.",
+        "la la la la la la la la la la la la la la la la la la la la",
+        "Das ist ein deutscher Satz, und noch einer folgt ihm.",
+        " ".join(f"word{index}" for index in range(400)),
+    )
+
+
+def _episode(rollout_id: str, messages: Sequence[Message]) -> SingleAgentEpisode:
+    episode = episode_of(rollout_id, messages)
+    episode.custom_data = {"stop_reason": "recorded", "failure": None}
+    return episode
+
+
+_NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?\Z")
+_NUMBERS = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(\.\d+)?(?!\w)")
+_SINGLE_LETTER = re.compile(r"[A-J]\Z")
+_WORDS = ("a zebra", "no", "yesterday", "Reykjavik", "green", "seven", "nobody", "a violin")
+
+
+class Form(NamedTuple):
+    """A way to write an answer down: its name, and the text around the answer."""
+
+    name: str
+    write: Callable[[str], str]
+
+
+FORMS = (
+    Form("the answer alone", lambda text: text),
+    Form("a box", lambda text: f"\\boxed{{{text}}}"),
+    Form("an answer tag", lambda text: f"<answer>{text}</answer>"),
+    Form("thoughts and an answer tag", lambda text: f"<think>\nLet me see.\n</think>\n<answer>\n{text}\n</answer>"),
+    Form("a sentence", lambda text: f"The answer is {text}."),
+    Form("an answer line", lambda text: f"Let me see.\n\nAnswer: {text}"),
+    Form("hashes", lambda text: f"Let me see.\n#### {text}"),
+    Form("a box in dollars", lambda text: f"Final answer: $\\boxed{{{text}}}$"),
+    Form("thoughts and a box", lambda text: f"<think>Let me see.</think> <answer>\\boxed{{{text}}}</answer>"),
+    Form("a code block", lambda text: f"```python\n{text}\n```"),
+    Form("a JSON block", lambda text: f"```json\n{text}\n```"),
+    Form("JSON with an answer", lambda text: json.dumps({"answer": text})),
+)
+"""In the order in which they are tried on a reward whose form is not known."""
+
+
+def text_of(truth: Any) -> str:
+    """A ground truth as a model would write it."""
+    return truth if isinstance(truth, str) else json.dumps(truth, ensure_ascii=False, default=str)
+
+
+def places_of(truth: Any, text: str) -> Iterator[tuple[int, int]]:
+    """Where a ground truth stands in a text; a number wherever one of its value does, as 8.0 in "8.00"."""
+    if is_number(truth):
+        for found in _NUMBERS.finditer(text):
+            if _value(found[0]) == _value(truth):
+                yield found.span()
+    elif written := text_of(truth):
+        yield from (found.span() for found in re.finditer(re.escape(written), text))
+
+
+def is_number(truth: Any) -> bool:
+    """It is a number, or a text that is one."""
+    if isinstance(truth, bool):
+        return False
+    return isinstance(truth, int | float) or (isinstance(truth, str) and bool(_NUMBER.match(truth.strip())))
+
+
+def is_choice(truth: Any) -> bool:
+    """It is the letter of a multiple choice."""
+    return isinstance(truth, str) and bool(_SINGLE_LETTER.match(truth.strip()))
+
+
+def is_tool_call(truth: Any) -> bool:
+    """It is a tool call, or a list of them."""
+    if isinstance(truth, Mapping) and isinstance(truth.get("tool_calls"), list):
+        truth = truth["tool_calls"]
+    calls = truth if isinstance(truth, list) else [truth]
+    return bool(calls) and all(isinstance(call, Mapping) and _is_call(call) for call in calls)
+
+
+def _is_call(call: Mapping[str, Any]) -> bool:
+    return isinstance(call.get("function"), Mapping) or ("name" in call and ("arguments" in call or "args" in call))
+
+
+def tool_answer(truth: Any) -> Message:
+    """The message that makes the calls of a ground truth."""
+    if isinstance(truth, Mapping) and isinstance(truth.get("tool_calls"), list):
+        truth = truth["tool_calls"]
+    calls = truth if isinstance(truth, list) else [truth]
+    made = []
+    for index, call in enumerate(calls):
+        inner = call.get("function") if isinstance(call.get("function"), Mapping) else call
+        made.append(calling(str(inner.get("name")), inner.get("arguments", inner.get("args", {})), f"call_{index}"))
+    return said(None, tool_calls=made)
+
+
+def wrong_values(truth: Any, chance: random.Random) -> list[Any]:
+    """Values that are nothing like the ground truth, of its kind where it has one."""
+    if isinstance(truth, bool):
+        return [not truth]
+    if is_choice(truth):
+        return [letter for letter in "ABCD" if letter != truth.strip()]
+    if is_number(truth):
+        value = _value(truth)
+        found = [value + chance.randint(100, 900) * 7 + 3, -(value + 5003), value * 3 + 711]
+        return [_like(truth, number) for number in found]
+    if isinstance(truth, list):
+        return [[word] for word in chance.sample(_WORDS, 2)] + [[]]
+    if isinstance(truth, Mapping):
+        return [{"nothing": "of this"}, {}]
+    words = [word for word in _WORDS if word.lower() not in str(truth).lower()]
+    return list(chance.sample(words, 3))
+
+
+def near_values(truth: Any) -> list[Any]:
+    """Values that look like the ground truth and are wrong."""
+    if isinstance(truth, bool) or is_choice(truth):
+        return []
+    if is_number(truth):
+        value, text = _value(truth), text_of(truth).strip()
+        near = [value + 1, value - 1, value * 10, -value if value else 1]
+        near += [value // 10] if isinstance(value, int) and abs(value) >= 10 and value % 10 == 0 else []
+        near += [_value(f"{text}7"), _value(f"9{text.lstrip('-')}")]
+        return [_like(truth, number) for number in dict.fromkeys(near) if number != value]
+    if isinstance(truth, str) and len(truth) >= 3:
+        return [*dict.fromkeys((truth[:-1], f"{truth}s", f"not {truth}", f"{truth} or {_WORDS[0]}", truth[1:]))]
+    if isinstance(truth, list) and truth and all(isinstance(item, str) for item in truth):
+        return [[*truth, _WORDS[0]], truth[:-1]]
+    return []
+
+
+def equal_forms(truth: Any) -> Iterator[tuple[str, str]]:
+    """Other ways to write the same answer, each with its name."""
+    text = text_of(truth).strip()
+    if is_number(truth):
+        value = _value(truth)
+        if isinstance(value, int) and abs(value) >= 1000:
+            yield "with thousands separators", f"{value:,}"
+        if isinstance(value, int):
+            yield "with a decimal point", f"{value}.0"
+        yield "with a dollar sign", f"${text}"
+    elif isinstance(truth, str) and text:
+        if text.swapcase() != text:
+            yield "in other case", text.swapcase()
+        yield "in bold", f"**{text}**"
+    if text:
+        yield "with a full stop", f"{text}."
+        yield "with spaces around it", f"  {text}  "
+
+
+def options(truth: Any, wrong: Sequence[Any]) -> list[str]:
+    """The ground truth among others that it could be."""
+    if is_choice(truth):
+        return list("ABCDEFGHIJ"[: max(4, "ABCDEFGHIJ".index(truth.strip()) + 2)])
+    if is_number(truth) and isinstance(value := _value(truth), int):
+        return [text_of(_like(truth, number)) for number in range(value - 12, value + 13)]
+    return [*(text_of(value) for value in wrong), text_of(truth), *_WORDS[:4]]
+
+
+def _value(truth: Any) -> int | float:
+    if isinstance(truth, int | float):
+        return truth
+    text = truth.strip().replace(",", "")
+    return float(text) if "." in text else int(text)
+
+
+def _like(truth: Any, number: float) -> Any:
+    """A number in the form in which the ground truth is given."""
+    return str(number) if isinstance(truth, str) else number

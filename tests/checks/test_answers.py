@@ -1,0 +1,25 @@
+"""Where a ground truth stands in an answer that somebody gave."""
+
+from __future__ import annotations
+
+import pytest
+
+from reward_kit.checks.reward_cases import places_of
+
+
+@pytest.mark.parametrize(
+    ("truth", "text", "found"),
+    [
+        (8.0, "8.00", ["8.00"]),
+        (8.0, "It is 8.00.", ["8.00"]),
+        (8, "18 and 8", ["8"]),
+        ("8", "8.0 or 8", ["8.0", "8"]),
+        (1000, "1,000 apples", ["1,000"]),
+        (8, "8kg and x8", []),
+        ("tea", "tea, iced tea", ["tea", "tea"]),
+        ("a.b", "a.b acb", ["a.b"]),
+        ("", "nothing", []),
+    ],
+)
+def test_a_number_is_found_by_its_value_and_a_text_as_it_stands(truth: object, text: str, found: list[str]) -> None:
+    assert [text[begin:end] for begin, end in places_of(truth, text)] == found
