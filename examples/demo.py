@@ -16,8 +16,7 @@ from typing import Any
 from rich.columns import Columns
 from rich.console import Console
 
-from reward_kit.runs.display import summary_table
-from reward_kit.runs.summary import summary_from_json
+from reward_kit.runs import summary_from_json, summary_table
 
 HERE = Path(__file__).parent
 EXAMPLES = {"alfworld_household": ["-n", "1"], "frozen_lake": [], "mcp_filesystem": ["-n", "1"], "sqlite_analyst": []}

@@ -16,13 +16,18 @@ if TYPE_CHECKING:
     from reward_kit.agent.policy_interface import EpisodeContext as EpisodeContext
     from reward_kit.agent.policy_interface import PolicyOutput as PolicyOutput
     from reward_kit.agent.rl_rollout_worker import RLRolloutWorker as RLRolloutWorker
+    from reward_kit.agent.rl_rollout_worker import collect_group as collect_group
+    from reward_kit.agent.samples import Sample as Sample
     from reward_kit.checks.episode import check_episode as check_episode
     from reward_kit.environments.base import ForkableResource as ForkableResource
     from reward_kit.environments.base import StepOutcome as StepOutcome
     from reward_kit.environments.tools import ToolRegistry as ToolRegistry
     from reward_kit.episodes.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
     from reward_kit.episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode
+    from reward_kit.errors import ConfigError as ConfigError
+    from reward_kit.errors import EpisodeError as EpisodeError
     from reward_kit.errors import RewardKitError as RewardKitError
+    from reward_kit.errors import ToolError as ToolError
     from reward_kit.models import EvaluateResult as EvaluateResult
     from reward_kit.models import Message as Message
     from reward_kit.models import MetricResult as MetricResult
@@ -43,7 +48,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "AgentPolicy": "agent.policy_interface",
     "AsyncRewardAgent": "reward_agent.agent",
+    "ConfigError": "errors",
     "EpisodeContext": "agent.policy_interface",
+    "EpisodeError": "errors",
     "EvaluateResult": "models",
     "FinishedRun": "runs.finished",
     "ForkableResource": "environments.base",
@@ -54,6 +61,7 @@ _HOMES = {
     "RLDataAligner": "rl_processing",
     "RLRolloutWorker": "agent.rl_rollout_worker",
     "RewardKitError": "errors",
+    "Sample": "agent.samples",
     "SingleAgentEpisode": "episodes.single_agent_episode",
     "StepData": "agent.models",
     "StepOutcome": "environments.base",
@@ -62,8 +70,10 @@ _HOMES = {
     "Task": "runs.evaluation",
     "TaskDefinitionModel": "models",
     "ToolCall": "models",
+    "ToolError": "errors",
     "ToolRegistry": "environments.tools",
     "check_episode": "checks.episode",
+    "collect_group": "agent.rl_rollout_worker",
     "evaluate": "runs.evaluation",
     "evaluate_async": "runs.evaluation",
     "reward_function": "typed_interface",

@@ -16,10 +16,10 @@ from typing import NamedTuple, get_args
 from markdown_texts import code, inline, sentence, table
 
 import reward_kit
-from reward_kit import errors
-from reward_kit.agent import StopReason
-from reward_kit.credit.group_filter import DropReason
-from reward_kit.sandbox.outcome import MEANINGS, Outcome
+from reward_kit import StopReason, errors
+from reward_kit.credit import DropReason
+from reward_kit.sandbox import Outcome
+from reward_kit.sandbox.outcome import MEANINGS
 
 PACKAGE = Path(reward_kit.__file__).parent
 _HOME = "reward_kit.errors"

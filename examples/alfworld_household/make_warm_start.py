@@ -22,8 +22,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from reward_kit.environments import household_problems as domain
 from reward_kit.environments.household_engine import HouseholdEngine, shortest_plan
-from reward_kit.environments.household_problems import Problem, TaskType, generate_problem
-from reward_kit.episodes.allowed_ids import AllowedIds, Ids
+from reward_kit.environments.household_problems import (
+    Problem,
+    TaskType,
+    generate_problem,
+)
+from reward_kit.episodes import AllowedIds, Ids
 from reward_kit.rl import (
     TERSE_TEMPLATE,
     SFTConfig,

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from reward_kit import EvaluateResult, MetricResult, StepData, StepOutput, reward_function
+from reward_kit import (
+    EvaluateResult,
+    MetricResult,
+    StepData,
+    StepOutput,
+    reward_function,
+)
 
 MILESTONE = 0.1
 """What a step earns for each milestone: the object found, taken, made clean, hot, cool or lit, and placed."""

@@ -8,8 +8,7 @@ import re
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from reward_kit import AgentPolicy, EpisodeContext, PolicyOutput
-from reward_kit.models import Message
+from reward_kit import AgentPolicy, EpisodeContext, Message, PolicyOutput
 
 Work = Generator[list[tuple[str, dict[str, str]]], list[str], None]
 """Yields the calls of a step and is sent what they answered."""

@@ -19,10 +19,18 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from reward_kit.agent import AgentPolicy, EpisodeContext, ExpertPolicy, PolicyOutput, RLRolloutWorker, Sample
+from reward_kit import (
+    AgentPolicy,
+    EpisodeContext,
+    Message,
+    PolicyOutput,
+    RLRolloutWorker,
+    Sample,
+    SingleAgentEpisode,
+    TaskDefinitionModel,
+)
+from reward_kit.agent import ExpertPolicy
 from reward_kit.environments import ToolSpec
-from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.models import Message, TaskDefinitionModel
 from reward_kit.rl import (
     DemonstratingPolicy,
     Demonstrations,
@@ -33,7 +41,7 @@ from reward_kit.rl import (
     fit,
     save_model,
 )
-from reward_kit.runs.tasks import load_task
+from reward_kit.runs import load_task
 from reward_kit.tokens import build_rows
 
 HERE = Path(__file__).parent

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from reward_kit import EvaluateResult, MetricResult, StepData, StepOutput, reward_function
+from reward_kit import (
+    EvaluateResult,
+    MetricResult,
+    StepData,
+    StepOutput,
+    reward_function,
+)
 
 BOX = 0.1
 """What a step earns for a box that it pushes onto a goal, and loses for one that it pushes off."""

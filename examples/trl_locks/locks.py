@@ -11,11 +11,18 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from reward_kit import EvaluateResult, Message, reward_function
-from reward_kit.agent import HFAgentPolicy, Sample
-from reward_kit.environments import ForkableResource, StepOutcome, ToolSpec, hash_key, tool_spec
-from reward_kit.integrations.trl.rollouts import Rollouts, as_rollout_func
-from reward_kit.models import TaskDefinitionModel
+from reward_kit import (
+    EvaluateResult,
+    ForkableResource,
+    Message,
+    Sample,
+    StepOutcome,
+    TaskDefinitionModel,
+    reward_function,
+)
+from reward_kit.agent import HFAgentPolicy
+from reward_kit.environments import ToolSpec, hash_key, tool_spec
+from reward_kit.integrations.trl import Rollouts, as_rollout_func
 from reward_kit.rl import TERSE_TEMPLATE, build_decoder, build_tokenizer
 from reward_kit.rl_processing import CreditAssigner
 

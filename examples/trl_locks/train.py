@@ -13,7 +13,7 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig
 
-from reward_kit.integrations.trl.trainer import StepCreditTrainer
+from reward_kit.integrations.trl import StepCreditTrainer
 
 
 def train(steps: int, seed: int) -> list[float]:

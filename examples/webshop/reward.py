@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from reward_kit import EvaluateResult, MetricResult, StepData, StepOutput, reward_function
+from reward_kit import (
+    EvaluateResult,
+    MetricResult,
+    StepData,
+    StepOutput,
+    reward_function,
+)
 from reward_kit.environments import Purchase, ShoppingGoal, match_purchase
 
 

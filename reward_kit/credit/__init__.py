@@ -1,1 +1,63 @@
-"""What each action was worth: the arrays, baselines and states that the estimators of `rl_helpers` are made of."""
+"""Credit: advantage estimators by name, state hashes, filters of groups and diagnostics.
+
+Names load on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reward_kit.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from reward_kit.credit.estimators import (
+        ESTIMATORS,
+        discounted_returns_credit,
+        gae_credit,
+        gigpo_credit,
+        gpg_credit,
+        grpo_credit,
+        grpo_passk_credit,
+        opo_credit,
+        reinforce_plus_plus_baseline_credit,
+        reinforce_plus_plus_credit,
+        rloo_credit,
+        turn_level_grpo_credit,
+    )
+    from reward_kit.credit.group_filter import DropReason, GroupRefill, filter_groups
+    from reward_kit.credit.state_hashes import STATE_HASHES
+    from reward_kit.credit.step_credit import StepCredit, with_credit
+
+__all__ = [
+    "ESTIMATORS",
+    "STATE_HASHES",
+    "DropReason",
+    "GroupRefill",
+    "StepCredit",
+    "discounted_returns_credit",
+    "filter_groups",
+    "gae_credit",
+    "gigpo_credit",
+    "gpg_credit",
+    "grpo_credit",
+    "grpo_passk_credit",
+    "opo_credit",
+    "reinforce_plus_plus_baseline_credit",
+    "reinforce_plus_plus_credit",
+    "rloo_credit",
+    "turn_level_grpo_credit",
+    "with_credit",
+]
+
+_MODULES = {
+    "estimators": "ESTIMATORS discounted_returns_credit gae_credit gigpo_credit gpg_credit grpo_credit "
+    "grpo_passk_credit opo_credit reinforce_plus_plus_baseline_credit reinforce_plus_plus_credit rloo_credit "
+    "turn_level_grpo_credit",
+    "group_filter": "DropReason GroupRefill filter_groups",
+    "state_hashes": "STATE_HASHES",
+    "step_credit": "StepCredit with_credit",
+}
+
+__getattr__, __dir__ = lazy_names(
+    __name__, {name: module for module, names in _MODULES.items() for name in names.split()}
+)

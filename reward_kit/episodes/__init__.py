@@ -1,15 +1,29 @@
-"""The record of what happened: episodes, the columns they are made of, and their exact tokens."""
+"""Episodes: the record of what happened, the columns they are made of, and their exact tokens.
 
-from reward_kit.episodes.columns import Column
-from reward_kit.episodes.multi_agent_episode import MultiAgentEpisode
-from reward_kit.episodes.segments import ActionSpan, EpisodeTokens, Segment, TokenRow, Turn
-from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.episodes.storage import RaggedNumbers, RaggedText
+Names load on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reward_kit.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from reward_kit.episodes.allowed_ids import AllowedIds, Ids
+    from reward_kit.episodes.columns import Column
+    from reward_kit.episodes.multi_agent_episode import MultiAgentEpisode
+    from reward_kit.episodes.record import attempt_of, episode_from_record, episode_to_record
+    from reward_kit.episodes.segments import ActionSpan, EpisodeTokens, Segment, TokenRow, Turn
+    from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+    from reward_kit.episodes.storage import RaggedNumbers, RaggedText
 
 __all__ = [
     "ActionSpan",
+    "AllowedIds",
     "Column",
     "EpisodeTokens",
+    "Ids",
     "MultiAgentEpisode",
     "RaggedNumbers",
     "RaggedText",
@@ -17,4 +31,21 @@ __all__ = [
     "SingleAgentEpisode",
     "TokenRow",
     "Turn",
+    "attempt_of",
+    "episode_from_record",
+    "episode_to_record",
 ]
+
+_MODULES = {
+    "allowed_ids": "AllowedIds Ids",
+    "columns": "Column",
+    "multi_agent_episode": "MultiAgentEpisode",
+    "record": "attempt_of episode_from_record episode_to_record",
+    "segments": "ActionSpan EpisodeTokens Segment TokenRow Turn",
+    "single_agent_episode": "SingleAgentEpisode",
+    "storage": "RaggedNumbers RaggedText",
+}
+
+__getattr__, __dir__ = lazy_names(
+    __name__, {name: module for module, names in _MODULES.items() for name in names.split()}
+)

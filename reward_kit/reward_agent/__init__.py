@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from reward_kit.reward_agent.confined import ConfinedScorer as ConfinedScorer
     from reward_kit.reward_agent.in_process import InProcessScorer as InProcessScorer
     from reward_kit.reward_agent.in_process import score_one as score_one
+    from reward_kit.reward_agent.levels import SandboxChoice as SandboxChoice
+    from reward_kit.reward_agent.levels import load_custom_reward as load_custom_reward
     from reward_kit.reward_agent.levels import load_reward as load_reward
+    from reward_kit.reward_agent.levels import scorer_of as scorer_of
     from reward_kit.reward_agent.remote import RemoteReward as RemoteReward
     from reward_kit.reward_agent.score_cache import ScoreCache as ScoreCache
     from reward_kit.reward_agent.scoring import Scored as Scored
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
 
 # The worker behind walls imports this package too, and next to nothing of it.
 _HOMES = {
+    "scorer_of": "levels",
+    "load_custom_reward": "levels",
+    "SandboxChoice": "levels",
     "AgentStats": "stats",
     "AsyncRewardAgent": "agent",
     "ConfinedReward": "confined",
@@ -52,6 +58,7 @@ __all__ = [
     "InProcessScorer",
     "RemoteReward",
     "Retries",
+    "SandboxChoice",
     "ScoreCache",
     "Scored",
     "ScoredChunk",
@@ -59,7 +66,9 @@ __all__ = [
     "ScoringRequest",
     "SyncRewardAgent",
     "Ticket",
+    "load_custom_reward",
     "load_reward",
     "score_one",
+    "scorer_of",
 ]
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,1 +1,33 @@
-"""TRL and Axolotl: our rewards, rollouts, environments and advantages in `GRPOTrainer`."""
+"""TRL and Axolotl: our rewards, rollouts, environments and advantages in `GRPOTrainer`. Names load on first use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reward_kit.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from reward_kit.integrations.trl.environments import environment_factory
+    from reward_kit.integrations.trl.rewards import as_trl_reward, rollout_scores
+    from reward_kit.integrations.trl.rollouts import Rollouts, as_rollout_func
+    from reward_kit.integrations.trl.trainer import StepCreditTrainer
+
+__all__ = [
+    "Rollouts",
+    "StepCreditTrainer",
+    "as_rollout_func",
+    "as_trl_reward",
+    "environment_factory",
+    "rollout_scores",
+]
+
+_MODULES = {
+    "environments": "environment_factory",
+    "rewards": "as_trl_reward rollout_scores",
+    "rollouts": "Rollouts as_rollout_func",
+    "trainer": "StepCreditTrainer",
+}
+
+__getattr__, __dir__ = lazy_names(
+    __name__, {name: module for module, names in _MODULES.items() for name in names.split()}
+)

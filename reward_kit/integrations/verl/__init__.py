@@ -1,1 +1,34 @@
-"""verl: episodes as its batches and back, rewards and advantages for its trainer. Nothing is imported here."""
+"""verl: episodes as its batches and back, rewards and advantages for its trainer. Names load on first use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reward_kit.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from reward_kit.integrations.verl.compute_score import as_compute_score
+    from reward_kit.integrations.verl.data_proto import from_data_proto, to_data_proto, verl_rows
+    from reward_kit.integrations.verl.estimators import compute_advantage, row_credit
+    from reward_kit.integrations.verl.trainer_rewards import RewardPipeline
+
+__all__ = [
+    "RewardPipeline",
+    "as_compute_score",
+    "compute_advantage",
+    "from_data_proto",
+    "row_credit",
+    "to_data_proto",
+    "verl_rows",
+]
+
+_MODULES = {
+    "compute_score": "as_compute_score",
+    "data_proto": "from_data_proto to_data_proto verl_rows",
+    "estimators": "compute_advantage row_credit",
+    "trainer_rewards": "RewardPipeline",
+}
+
+__getattr__, __dir__ = lazy_names(
+    __name__, {name: module for module, names in _MODULES.items() for name in names.split()}
+)
