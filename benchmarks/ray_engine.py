@@ -37,7 +37,7 @@ from reward_kit.integrations.ray.engine import RayEngine  # noqa: E402
 from reward_kit.integrations.ray.options import RayOptions  # noqa: E402
 from reward_kit.providers.session import ProviderSession  # noqa: E402
 from reward_kit.runs.plan import RunArgs, plan_run  # noqa: E402
-from reward_kit.runs.runner import Engine, LocalEngine, RolloutWorker  # noqa: E402
+from reward_kit.runs.runner import LocalEngine, RolloutWorker, RunEngine  # noqa: E402
 from reward_kit.runs.tasks import load_task  # noqa: E402
 
 NODES, IN_FLIGHT, GROUP = 4, 16, 4
@@ -105,7 +105,7 @@ class Bench:
         return RayEngine(load_task(self.path), self._request, RayOptions(workers=workers))
 
     @asynccontextmanager
-    async def open(self, engine: Engine) -> AsyncIterator[RolloutWorker]:
+    async def open(self, engine: RunEngine) -> AsyncIterator[RolloutWorker]:
         """The worker of an engine, warm."""
         plan = plan_run(load_task(self.path), self._request, max_concurrency=1_000, traffic=ProviderSession())
         async with engine.workers(plan, RunBudget()) as workers:

@@ -81,7 +81,5 @@ _HOMES = {
     "system_apply_gigpo_to_batch_steps": "rl_helpers",
     "with_options": "reward_calls",
 }
-
 __all__ = sorted(_HOMES)
-
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

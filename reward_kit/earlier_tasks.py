@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 
-class _Resource(NamedTuple):
+class _EarlierResource(NamedTuple):
     """The earlier name of a resource.
 
     Attributes:
@@ -25,19 +25,19 @@ class _Resource(NamedTuple):
 
 
 _RESOURCES = {
-    "PythonStateResource": _Resource("python_state"),
-    "SQLResource": _Resource(
+    "PythonStateResource": _EarlierResource("python_state"),
+    "SQLResource": _EarlierResource(
         "sqlite",
         {"schema_file": "seed_sql_file", "seed_data_file": "seed_sql_file"},
         {"db_name": "each episode has a database of its own, in memory"},
     ),
-    "FileSystemResource": _Resource(
+    "FileSystemResource": _EarlierResource(
         "filesystem",
         {"initial_files": "files"},
         {"base_dir_name": "each episode has a directory of its own, which is removed"},
     ),
-    "HttpRolloutResource": _Resource("http"),
-    "http_rollout": _Resource("http"),
+    "HttpRolloutResource": _EarlierResource("http"),
+    "http_rollout": _EarlierResource("http"),
 }
 _CRITERIA = {"ground_truth_function_calls": "function_calls", "ground_truth_comparable_state": "comparable_state"}
 
@@ -77,11 +77,11 @@ def notes_on(data: Any) -> list[str]:
     return [f"resource_type {data['resource_type']} of reward-kit 0.4 is read as {found.name}", *left_out]
 
 
-def _renamed(found: _Resource, config: Mapping[str, Any]) -> dict[str, Any]:
+def _renamed(found: _EarlierResource, config: Mapping[str, Any]) -> dict[str, Any]:
     return {found.options.get(key, key): value for key, value in config.items() if key not in found.without_effect}
 
 
-def _one_script(found: _Resource, config: Mapping[str, Any]) -> dict[str, Any]:
+def _one_script(found: _EarlierResource, config: Mapping[str, Any]) -> dict[str, Any]:
     """A database was made by up to four scripts; it is made by one, of their texts or a file's, in the same order."""
     rest = {key: value for key, value in config.items() if key not in found.without_effect}
     if rest.get("db_type") == "sqlite":
@@ -94,7 +94,7 @@ def _one_script(found: _Resource, config: Mapping[str, Any]) -> dict[str, Any]:
     return _renamed(found, rest) if len(files) == 1 and not texts else rest
 
 
-_MAKE: dict[str, Callable[[_Resource, Mapping[str, Any]], dict[str, Any]]] = {"sqlite": _one_script}
+_MAKE: dict[str, Callable[[_EarlierResource, Mapping[str, Any]], dict[str, Any]]] = {"sqlite": _one_script}
 
 
 def _with_truth(data: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -32,7 +32,6 @@ CLASS_MEANINGS: dict[FailureClass, str] = {
     "provider_error": "A model endpoint or a service gave no answer, also when asked again. It may work later.",
 }
 """What each failure class says, and what to do."""
-
 _PACKAGE_FOLDER = f"{Path(__file__).parent}{os.sep}"
 _INSTALLED = ("site-packages", "dist-packages", str(Path(os.__file__).parent) + os.sep)
 _MESSAGE_LIMIT = 2_000

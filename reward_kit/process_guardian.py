@@ -17,7 +17,6 @@ from collections.abc import Collection
 
 MARK = "REWARD_KIT_GUARD"
 """The environment variable that every child inherits: the tokens of those that guard it, joined by colons."""
-
 _QUIET_LOOKS = 5
 _LONGEST_S = 60.0
 

@@ -39,7 +39,6 @@ SECRET_NAME = re.compile(
     r"api[_-]?key$|access_?key|private_?key|token$|secret|password|passwd|credential|authorization", re.IGNORECASE
 )
 """Names, of environment variables and configuration keys, whose values are secrets and not shown."""
-
 HANDED_ON = re.compile(
     # Where programs, the user's files and temporary files are, and who the user is.
     r"PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|TEMP|TMP|XDG_[A-Z_]+"
@@ -61,13 +60,10 @@ HANDED_ON = re.compile(
     r"|USERNAME|HOMEDRIVE|HOMEPATH"
 )
 """The environment variables that every child process gets. Another one is named by the task (`pass_env`, `env`)."""
-
 _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
 """Handed on too, in capitals as well, unless they hold a password: behind a proxy a child has no other network."""
-
 LOG_FOLDER: ContextVar[Path | None] = ContextVar("LOG_FOLDER", default=None)
 """The folder for the output of children, such as a run's `logs`; without one it is removed with the child."""
-
 _SHARED = "shared"
 _log_numbers: dict[Path, int] = {}
 _LONGEST_LINE = 500

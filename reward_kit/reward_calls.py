@@ -25,10 +25,8 @@ from reward_kit.validation import describe_validation_error
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _CHECK = "check_options"
-
 BATCH_NAMES = {"messages": "rollouts_messages", "ground_truth": "ground_truths"}
 """The name of a pointwise value where a list of it is passed."""
-
 OFFERED = frozenset(
     {
         *("messages", "ground_truth", "assistant_turns", "sample", "state", "step_data", "environment_return"),
@@ -37,10 +35,8 @@ OFFERED = frozenset(
     }
 )
 """Every value of a rollout that a reward function may name."""
-
 REFERENCE = re.compile(r"[^\s:]+\.py:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
 """A text that names a factory of a resource."""
-
 Caller = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 

@@ -18,80 +18,55 @@ if TYPE_CHECKING:
 
 
 MIB = 2**20
-
 MODEL_ANSWER_BYTES = 32 * MIB
 """A model's answer that comes as a whole, and what is kept of a streamed one. 128,000 sampled tokens with their
 log-probabilities are about 13 MiB; 16,000 tokens with 20 alternatives each are about 27 MiB."""
-
 MODEL_ANSWER_VALUES = 2_000_000
 """JSON values in a model's answer. 128,000 tokens with log-probabilities have about 1.3 million."""
-
 MODEL_STREAM_BYTES = 128 * MIB
 """All bytes of a streamed answer. An event has about 300 bytes around each token: 128,000 tokens are 40 to 60 MiB."""
-
 MODEL_ANSWER_CALLS = 1_000
 """Tool calls of one streamed answer."""
-
 ERROR_BODY_BYTES = 256 * 1024
 """The part of the body of an HTTP error that is read; a message shows 1,000 characters of it."""
-
 ENVIRONMENT_ANSWER_BYTES = 64 * MIB
 """An answer of an HTTP or OpenEnv environment; a camera image as a list of numbers is about 20 MiB."""
-
 ENVIRONMENT_ANSWER_VALUES = 8_000_000
 """JSON values in an answer of an HTTP or OpenEnv environment: such an image has six million."""
-
 MCP_MESSAGE_BYTES = 64 * MIB
 """A message of an MCP server: a line over stdio, an answer over HTTP. A tool may return a file of 50 MB."""
-
 MCP_STREAM_BYTES = 128 * MIB
 """All events that an MCP server sends over HTTP in answer to one request: notifications, and the answer itself."""
-
 MCP_MESSAGE_VALUES = 2_000_000
 """JSON values in one message of an MCP server."""
-
 MCP_TOOLS_BYTES = 32 * MIB
 """All pages of an MCP server's list of tools together, as JSON."""
-
 ENGINE_ANSWER_BYTES = 16 * MIB
 """An answer of a worker process that holds an engine (text games, the household)."""
-
 REWARD_ANSWER_BYTES = 64 * MIB
 """An answer of a reward server, which may be the scores of a whole batch."""
-
 AGENT_REQUEST_BYTES = 64 * MIB
 """A request of an agent to the endpoint that records it: the conversation so far, images included."""
-
 MODEL_LIST_BYTES = 4 * MIB
 """The part of a list of models that is read, by `reward-kit doctor`."""
-
 RECORDED_LINE_BYTES = 128 * MIB
 """An exchange in a recording: a request and its answer, in ASCII."""
-
 PROCESS_LOG_BYTES = 64 * MIB
 """The log of one server or engine that was started; a longer one keeps its last MiB and goes on."""
-
 TEMPLATE_BYTES = MIB
 """Characters of one message template of a task file."""
-
 TEMPLATE_OUTPUT_CHARS = 16 * MIB
 """Characters of one rendered message: four times what a model of a million tokens reads."""
-
 TEMPLATE_WORK = 32 * MIB
 """Characters that one rendering makes; a list item counts 8, a step of a loop and a call 16."""
-
 TEMPLATE_CPU_S = 3.0
 """Seconds of processor time of one rendering."""
-
 TEMPLATE_NUMBER = 10_000
 """The largest width, count or precision for a filter or a format."""
-
 YAML_BYTES = 8 * MIB
 """A YAML file. It is read at less than 1 MB a second; a large dataset belongs into JSONL."""
-
 YAML_VALUES = 500_000
 """Keys, values and list items of a YAML file. What an alias stands for counts each time."""
-
 NESTING = 100
 """Levels to which the values of a YAML file, or of a row of a dataset, may be nested."""
 

@@ -11,13 +11,10 @@ from pydantic.config import JsonDict
 
 STOP_PHRASE = "###STOP###"
 """With which a simulated user ends a conversation, unless the task says otherwise."""
-
 SandboxLevel = Literal["in_process", "warm", "isolated"]
 """The confinement of a reward: none, a confined process that stays, or a fresh one for each call."""
-
 BY_NAME: JsonDict = {"type": ["object", "string"]}
 """In a schema: the block may be written as a name alone."""
-
 StepRewards = Literal["reward_function", "environment"]
 """Where the rewards of steps come from in an episode whose result has no step outputs: nowhere, or the environment."""
 

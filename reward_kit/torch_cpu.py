@@ -10,7 +10,6 @@ from contextlib import contextmanager
 import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-
 _MOST = 2**31 - 1
 
 

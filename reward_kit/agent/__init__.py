@@ -69,7 +69,5 @@ _HOMES = {
     "remember": "policies.hf.model",
     "steps_of": "models",
 }
-
 __all__ = sorted(_HOMES)
-
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -44,7 +44,6 @@ WHO = "the simulated user"
 NO_ANSWER = "(no answer)"
 """What the user reads if the agent gives an empty text."""
 AGENT, USER = "agent", "user"
-
 Replies = Sequence[str] | Callable[[Sequence[Message], Mapping[str, Any]], Any]
 
 
@@ -313,7 +312,7 @@ def _check_texts(value: Any, what: str) -> list[str]:
     return list(value)
 
 
-class _Turn(NamedTuple):
+class _UserTurn(NamedTuple):
     """A recorded message of the user; None if they left without a word."""
 
     message: Message | None
@@ -360,13 +359,13 @@ def dialogue_of(episode: SingleAgentEpisode) -> MultiAgentEpisode:
     return dialogue
 
 
-def _opening(episode: SingleAgentEpisode) -> _Turn | None:
+def _opening(episode: SingleAgentEpisode) -> _UserTurn | None:
     """Return the user's first message, if they began."""
     facts = episode.get_infos(0).get(USER)
     if facts is None:
         return None
     before = _first_messages(episode)
-    return _Turn(before[-1] if before and before[-1].role == "user" else None, facts)
+    return _UserTurn(before[-1] if before and before[-1].role == "user" else None, facts)
 
 
 def _first_messages(episode: SingleAgentEpisode) -> list[Message]:
@@ -377,13 +376,13 @@ def _first_messages(episode: SingleAgentEpisode) -> list[Message]:
     return episode.messages[: turns[0] if len(turns) else len(episode.messages)]
 
 
-def _turn_after(episode: SingleAgentEpisode, t: int) -> _Turn | None:
+def _turn_after(episode: SingleAgentEpisode, t: int) -> _UserTurn | None:
     """Return the user's answer to the t-th action; None if it was answered otherwise."""
     facts = episode.get_infos(t + 1).get(USER)
     if facts is None:
         return None
     answers = episode.answers_to(t)
-    return _Turn(answers[-1] if answers and answers[-1].role == "user" else None, facts)
+    return _UserTurn(answers[-1] if answers and answers[-1].role == "user" else None, facts)
 
 
 def _add_step(dialogue: MultiAgentEpisode, episode: SingleAgentEpisode, t: int) -> None:
@@ -405,7 +404,7 @@ def _add_step(dialogue: MultiAgentEpisode, episode: SingleAgentEpisode, t: int) 
     _add_answered(dialogue, episode, t, heard if USER in dialogue.agent_ids else {}, user_waits=waits, **acts)
 
 
-def _add_turn(dialogue: MultiAgentEpisode, episode: SingleAgentEpisode, turn: _Turn, t: int) -> None:
+def _add_turn(dialogue: MultiAgentEpisode, episode: SingleAgentEpisode, turn: _UserTurn, t: int) -> None:
     """Add the user's answer to the t-th action, and the agent's next observation; t = -1 is the opening."""
     info: dict[str, Any] = {}
     tokens = write_log_probs(turn.facts, dialogue.agent_episodes[USER], info)

@@ -22,7 +22,6 @@ from reward_kit.models import TaskDefinitionModel
 
 CLOSE_SECONDS = 60.0
 """Time limit for closing a resource, a session, or a policy."""
-
 logger = logging.getLogger("reward_kit.agent")
 
 

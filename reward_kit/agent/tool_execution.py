@@ -37,7 +37,6 @@ from reward_kit.errors import (
 from reward_kit.models import Message, TaskDefinitionModel
 
 NOT_CARRIED_OUT = "Not carried out: the episode is over."
-
 logger = logging.getLogger("reward_kit.agent")
 
 

@@ -29,7 +29,6 @@ __all__ = [
     "check_trl_rollout",
     "check_verifiers_trace",
 ]
-
 __getattr__, __dir__ = lazy_names(
     __name__,
     {

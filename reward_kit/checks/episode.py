@@ -175,7 +175,6 @@ def _may_end_on_a_call(episode: SingleAgentEpisode, t: int) -> bool:
 
 Credited = StepData | Mapping[str, Any]
 """A step with its credit: `StepData`, or a line of `credit.jsonl`."""
-
 _SAME = 1e-9
 
 

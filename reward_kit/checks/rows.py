@@ -208,7 +208,6 @@ def _check_versions(
 
 ForeignFormat = Literal["trl", "verifiers"]
 FORMATS: tuple[str, ...] = get_args(ForeignFormat)
-
 _NO_PART = "inverted-mask"
 
 

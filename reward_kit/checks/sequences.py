@@ -20,7 +20,6 @@ from reward_kit.episodes.segments import REWRITTEN, UNKNOWN_VERSION, ActionSpan,
 Array = npt.NDArray[Any]
 LogprobsOf = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]]
 """(T,) ids -> (T,) log p(ids[t] | ids[:t]) under the weights that sampled; the first entry is not looked at."""
-
 LARGEST_ID = 2**31 - 1
 ROUNDING = 1e-4
 """How far above 0 a log-probability may lie: float32 and bfloat16 soft-maxes end a little above it."""

@@ -42,14 +42,12 @@ if TYPE_CHECKING:
     import aiohttp
 
 _PATIENCE_S = 10.0
-
 _KEY, _URL = "OPENAI_API_KEY", "OPENAI_BASE_URL"
-
 NONE_NAMED = f"none named: set {_KEY}, and {_URL} for a server of your own, or try one with --base-url URL"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EndpointAnswer:
     """What became of asking one endpoint.
 
     Attributes:
@@ -71,7 +69,7 @@ class Answer:
         return asdict(self)
 
 
-async def asked(base_urls: Sequence[str]) -> list[Answer]:
+async def asked(base_urls: Sequence[str]) -> list[EndpointAnswer]:
     """Ask the endpoint of the environment, where it names one, and those that are given, all at once.
 
     Args:
@@ -85,10 +83,10 @@ async def asked(base_urls: Sequence[str]) -> list[Answer]:
     named = [own, *given] if isinstance(own, EndpointSettings) else given
     once = [one for place, one in enumerate(named) if one.base_url not in {other.base_url for other in named[:place]}]
     answers = await asyncio.gather(*map(_ask, once))
-    return [own, *answers] if isinstance(own, Answer) else answers
+    return [own, *answers] if isinstance(own, EndpointAnswer) else answers
 
 
-def _of_the_environment() -> EndpointSettings | Answer | None:
+def _of_the_environment() -> EndpointSettings | EndpointAnswer | None:
     """The endpoint and its key; None where none is named; what is wrong with it where it cannot be asked."""
     named_in_file = read_dotenv(Path.cwd())
     if not any(os.environ.get(name) or named_in_file.get(name) for name in (_KEY, _URL)):
@@ -96,7 +94,7 @@ def _of_the_environment() -> EndpointSettings | Answer | None:
     try:
         return resolve_endpoint(needs_key=False)
     except ConfigError as error:
-        return Answer(f"${_URL}", "misconfigured", str(error))
+        return EndpointAnswer(f"${_URL}", "misconfigured", str(error))
 
 
 def keys_set() -> list[dict[str, Any]]:
@@ -114,7 +112,7 @@ def keys_set() -> list[dict[str, Any]]:
     return found
 
 
-async def _ask(endpoint: EndpointSettings) -> Answer:
+async def _ask(endpoint: EndpointSettings) -> EndpointAnswer:
     import aiohttp
 
     url, key = endpoint.base_url, endpoint.api_key
@@ -130,31 +128,35 @@ async def _ask(endpoint: EndpointSettings) -> Answer:
             seconds = time.perf_counter() - started
             return _of_status(url, response, body, seconds, endpoint.no_key)
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        return Answer(url, *_of_error(error))
+        return EndpointAnswer(url, *_of_error(error))
 
 
-def _of_status(url: str, response: aiohttp.ClientResponse, body: bytes, seconds: float, no_key: str) -> Answer:
+def _of_status(url: str, response: aiohttp.ClientResponse, body: bytes, seconds: float, no_key: str) -> EndpointAnswer:
     status = response.status
     if status == 200:
         return _of_models(url, body, seconds)
     if status in (401, 403):
         what = f"wants a key, and none was sent: {no_key}" if no_key else f"does not accept the key of {_KEY}"
-        return Answer(url, "unauthorised", f"unauthorised (HTTP {status}): it {what}", seconds)
+        return EndpointAnswer(url, "unauthorised", f"unauthorised (HTTP {status}): it {what}", seconds)
     if status == 404:
-        return Answer(url, "not_found", "not found (HTTP 404): nothing at /models; does the URL end in /v1?", seconds)
+        return EndpointAnswer(
+            url, "not_found", "not found (HTTP 404): nothing at /models; does the URL end in /v1?", seconds
+        )
     if 300 <= status < 400:
         host = shown(urlsplit(response.headers.get("Location", "")).hostname or "elsewhere", 100)
-        return Answer(url, "redirected", f"redirects to {host} (HTTP {status}): name that URL instead", seconds)
+        return EndpointAnswer(url, "redirected", f"redirects to {host} (HTTP {status}): name that URL instead", seconds)
     reason = shown(response.reason or "", 60)
-    return Answer(url, "failing", f"is there and fails: HTTP {status} {reason}".rstrip(), seconds)
+    return EndpointAnswer(url, "failing", f"is there and fails: HTTP {status} {reason}".rstrip(), seconds)
 
 
-def _of_models(url: str, body: bytes, seconds: float) -> Answer:
+def _of_models(url: str, body: bytes, seconds: float) -> EndpointAnswer:
     try:
         models = len(json.loads(body)["data"])
     except (ValueError, TypeError, KeyError, RecursionError):
-        return Answer(url, "foreign", "answers, and not as OpenAI's API does: does the URL end in /v1?", seconds)
-    return Answer(url, "ok", f"answers, {counted(models, 'model')}", seconds, models)
+        return EndpointAnswer(
+            url, "foreign", "answers, and not as OpenAI's API does: does the URL end in /v1?", seconds
+        )
+    return EndpointAnswer(url, "ok", f"answers, {counted(models, 'model')}", seconds, models)
 
 
 def _of_error(error: Exception) -> tuple[str, str]:
@@ -179,13 +181,9 @@ _WALLS = {
     "landlock": "Landlock and system call filter; starts no process; sees that others exist",
     "process": "limits only, confines nothing",
 }
-
 _ENOUGH_DESCRIPTORS = 1024
-
 _FOR_CONTRIBUTORS = ("dev", "docs")
-
 _ELSEWHERE = "serve the reward from a Linux container and name its URL with --reward, see docs/guides/serve.md"
-
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+).*?extra\s*==\s*['\"]([A-Za-z0-9._-]+)['\"]")
 
 

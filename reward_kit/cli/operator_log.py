@@ -37,7 +37,7 @@ _OF_EVERY_RECORD = {*vars(logging.makeLogRecord({})), "message", "asctime", "tas
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LogFilter:
     """What is asked for.
 
     Attributes:
@@ -57,7 +57,7 @@ class Wanted:
         return self.base
 
 
-def parsed(text: str) -> Wanted:
+def parsed(text: str) -> LogFilter:
     """`info`, or `warning:providers=debug,runs=info`: a level, and others for single parts of the package.
 
     Raises:
@@ -70,7 +70,7 @@ def parsed(text: str) -> Wanted:
         if not separator:
             raise ConfigError(f"{VARIABLE}={text}: {part!r} is no part=level, such as providers=debug")
         named[_logger_name(name.strip(), text)] = _level(level, text)
-    return Wanted(_level(base, text), named)
+    return LogFilter(_level(base, text), named)
 
 
 def _level(text: str, whole: str) -> int:
@@ -99,7 +99,7 @@ class OperatorHandler(logging.StreamHandler[Any]):
         redaction: what is kept out.
     """
 
-    def __init__(self, wanted: Wanted, form: str, redaction: Redaction) -> None:
+    def __init__(self, wanted: LogFilter, form: str, redaction: Redaction) -> None:
         super().__init__(sys.stderr)
         self._wanted, self._form = wanted, form
         self._redactions = [redaction]
@@ -188,7 +188,7 @@ def begin(verbose: int) -> None:
     wanted = parsed(asked or "off")
     if verbose:
         level = logging.DEBUG if verbose > 1 else logging.INFO
-        wanted = Wanted(min(wanted.base, level), wanted.named)
+        wanted = LogFilter(min(wanted.base, level), wanted.named)
     from reward_kit.runs.redaction import Redaction, known_secrets
 
     root = logging.getLogger(ROOT)
@@ -200,7 +200,7 @@ def begin(verbose: int) -> None:
     _let_through(wanted)
 
 
-def _let_through(wanted: Wanted) -> None:
+def _let_through(wanted: LogFilter) -> None:
     """Have the loggers make what is asked for; a run's own log goes on getting all from info on."""
     logging.getLogger(ROOT).setLevel(min(wanted.base, logging.INFO))
     for name, level in wanted.named.items():

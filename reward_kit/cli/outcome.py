@@ -29,7 +29,7 @@ from reward_kit.runs.events import log_handler
 from reward_kit.runs.plan import Control, RunPlan
 from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.run_folder import RunStore
-from reward_kit.runs.runner import Engine, Run, RunOutcome
+from reward_kit.runs.runner import Run, RunEngine, RunOutcome
 from reward_kit.runs.summary import EpisodeRow
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 INTERRUPTED = "interrupted"
 GRACE_VARIABLE = "REWARD_KIT_STOP_GRACE_S"
 """The environment variable with the seconds that an interrupted run has to finish what is in flight."""
-
 _STOP_GRACE_S = 60.0
 _OPEN_FILES = 65_536
 logger = logging.getLogger("reward_kit.cli")
@@ -175,7 +174,7 @@ def run_into(
     error_limit: float | None = None,
     only_failed: bool = False,
     given: Iterable[SingleAgentEpisode] = (),
-    engine: Engine | None = None,
+    engine: RunEngine | None = None,
 ) -> int:
     """Run a plan into its folder and end the command.
 

@@ -47,7 +47,7 @@ from reward_kit.validation import describe_validation_error
 
 if TYPE_CHECKING:
     from reward_kit.providers.session import ProviderSession
-    from reward_kit.runs.runner import Engine
+    from reward_kit.runs.runner import RunEngine
 
 _DECIDED = (
     *("models", "policies", "rollouts", "limit", "sample_ids", "seed"),
@@ -368,7 +368,9 @@ def outline_of_own_model(task: LoadedTask) -> LoadedTask:
     return replace(task, definition=task.definition.model_copy(update={"policy": outline}))
 
 
-def _ray_engine(asked: RunOptions, task: LoadedTask, args: RunArgs, plan: RunPlan, traffic: ProviderSession) -> Engine:
+def _ray_engine(
+    asked: RunOptions, task: LoadedTask, args: RunArgs, plan: RunPlan, traffic: ProviderSession
+) -> RunEngine:
     from reward_kit.integrations.ray.engine import RayEngine
     from reward_kit.integrations.ray.options import RayOptions
 

@@ -130,9 +130,7 @@ def _mean(score: Mapping[str, Any] | None) -> float | None:
 
 
 _AGE = re.compile(r"(\d+)([dhm])")
-
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
-
 _LOG_DIR = log_dir_option("The folder of the runs.")
 
 

@@ -42,8 +42,8 @@ from reward_kit.runs.redaction import HIDDEN, without_secrets
 from reward_kit.runs.rescoring import Counts, PolicyChange, ScoreChanges, changes_of, scores_of
 from reward_kit.runs.run_folder import FILE, RunHeader, RunStore, is_open_elsewhere, new_run_path
 from reward_kit.runs.scoring import (
-    Origin,
     Ready,
+    ScoreOrigin,
     Source,
     check_reward,
     checked_facts,
@@ -150,7 +150,7 @@ def command(data: Path | None, output: Path | None, only_failed: bool, **options
     sys.exit(run_into(scored.plan, scored.store, ending, display=args.display, given=scored.episodes))
 
 
-def _load_reward(origin: Origin, args: ScoreArgs) -> Ready:
+def _load_reward(origin: ScoreOrigin, args: ScoreArgs) -> Ready:
     """Load the reward, once the user trusts it; notes on it go to standard error."""
     hook = args.changes.get("redact")
     require_trust_in([args.reward, *([hook] if isinstance(hook, str) else [])])
@@ -166,7 +166,7 @@ def _load_reward(origin: Origin, args: ScoreArgs) -> Ready:
 
 def _score_run(run: Path, args: ScoreArgs, output: Path | None, only_failed: bool) -> int:
     source = source_of(run)
-    ready = _load_reward(origin_of(source.header) or Origin({"name": source.header.task_name}, Path.cwd()), args)
+    ready = _load_reward(origin_of(source.header) or ScoreOrigin({"name": source.header.task_name}, Path.cwd()), args)
     # The model's costs and limits were those of the run; here nothing but the reward runs.
     definition = ready.definition.model_copy(update={"run_limits": type(ready.definition.run_limits)()})
     ready = ready._replace(definition=definition)

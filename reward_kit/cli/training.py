@@ -40,7 +40,7 @@ from reward_kit.rl.training.run_folder import (
     remove_unused,
     training_of,
 )
-from reward_kit.rl.training.session import INTERRUPTED, Outcome, train
+from reward_kit.rl.training.session import INTERRUPTED, TrainingOutcome, train
 from reward_kit.rl.training.setup import Factories, help_to_train, sharded_by
 from reward_kit.runs import events
 from reward_kit.runs.files import METRICS
@@ -186,7 +186,7 @@ def _train(plan: TrainingPlan, path: Path, args: TrainArgs, group: ProcessGroup 
     def stoppable(control: Control, watching: TrainingDisplay) -> AbstractAsyncContextManager[None]:
         return interruptible(control, watching, None)
 
-    async def run() -> Outcome:
+    async def run() -> TrainingOutcome:
         with display, contextlib.redirect_stdout(sys.stderr):
             return await train(plan, folder, display, stoppable, factories)
 

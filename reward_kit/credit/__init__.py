@@ -48,7 +48,6 @@ __all__ = [
     "turn_level_grpo_credit",
     "with_credit",
 ]
-
 _MODULES = {
     "estimators": "ESTIMATORS discounted_returns_credit gae_credit gigpo_credit gpg_credit grpo_credit "
     "grpo_passk_credit opo_credit reinforce_plus_plus_baseline_credit reinforce_plus_plus_credit rloo_credit "
@@ -57,7 +56,6 @@ _MODULES = {
     "state_hashes": "STATE_HASHES",
     "step_credit": "StepCredit with_credit",
 }
-
 __getattr__, __dir__ = lazy_names(
     __name__, {name: module for module, names in _MODULES.items() for name in names.split()}
 )

@@ -194,7 +194,7 @@ def components(texts: Sequence[str], threshold: float) -> list[list[int]]:
 
 
 @dataclass(slots=True)
-class _Cluster:
+class _TextCluster:
     """Texts that are similar to their leader.
 
     Attributes:
@@ -214,7 +214,7 @@ class _Linker:
     def __init__(self, texts: Sequence[str], threshold: float) -> None:
         self._texts, self._threshold = texts, threshold
         self._parents = list(range(len(texts)))
-        self._clusters: list[_Cluster] = []
+        self._clusters: list[_TextCluster] = []
         self._sketches = TextSketches.of(texts if threshold < 1.0 else ())
 
     def find(self, index: int) -> int:
@@ -242,14 +242,14 @@ class _Linker:
 
     def gather(self) -> None:
         """Put each text to a similar leader, if its pieces lead to one, or let it lead. The rest is linked later."""
-        by_piece: dict[int, _Cluster] = {}
+        by_piece: dict[int, _TextCluster] = {}
         for index, pieces in enumerate(self._sketches.pieces):
             candidates = {id(by_piece[piece]): by_piece[piece] for piece in pieces if piece in by_piece}
             cluster = self._near(index, list(candidates.values()))
             for piece in pieces:
                 by_piece.setdefault(piece, cluster)
 
-    def _near(self, index: int, candidates: list[_Cluster]) -> _Cluster:
+    def _near(self, index: int, candidates: list[_TextCluster]) -> _TextCluster:
         for cluster in candidates:
             distance = self._distance(cluster.leader, index, self._limit(cluster.leader, index))
             if distance is not None:
@@ -257,7 +257,7 @@ class _Linker:
                 cluster.distances.append(distance)
                 self._join(index, cluster.leader)
                 return cluster
-        self._clusters.append(_Cluster(index, [index], [0]))
+        self._clusters.append(_TextCluster(index, [index], [0]))
         return self._clusters[-1]
 
     def link_clusters(self) -> None:
@@ -272,18 +272,18 @@ class _Linker:
                 if self.find(one.leader) != self.find(two.leader):
                     self._link(one, two, int(reaches[row] + reaches[other]))
 
-    def _reach(self, cluster: _Cluster) -> float:
+    def _reach(self, cluster: _TextCluster) -> float:
         longest = max(len(self._texts[index]) for index in cluster.members)
         return (1.0 - self._threshold) * longest + max(cluster.distances) + 1e-6 * longest
 
-    def _link(self, one: _Cluster, two: _Cluster, reach: int) -> None:
+    def _link(self, one: _TextCluster, two: _TextCluster, reach: int) -> None:
         distance = self._distance(one.leader, two.leader, reach)
         if distance is None:
             return
         if distance <= self._limit(one.leader, two.leader) or self._has_similar_pair(one, two, distance):
             self._join(one.leader, two.leader)
 
-    def _has_similar_pair(self, one: _Cluster, two: _Cluster, distance: int) -> bool:
+    def _has_similar_pair(self, one: _TextCluster, two: _TextCluster, distance: int) -> bool:
         """Whether two clusters with leaders this far apart hold a similar pair beside their leaders."""
         for a, radius in zip(one.members, one.distances, strict=True):
             least = self._sketches.least_distances(a, np.array(two.members))

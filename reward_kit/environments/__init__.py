@@ -78,7 +78,6 @@ __all__ = [
     "strict_tool",
     "tool_spec",
 ]
-
 _MODULES = {
     "alfworld": "AlfworldResource RealAlfworldResource",
     "base": "ForkKind ForkableResource StateSnapshot StepOutcome ToolSpec canonical_json hash_key strict_tool "
@@ -101,7 +100,6 @@ _MODULES = {
     "tools": "Tool ToolRegistry",
     "webshop": "Purchase ShoppingGoal WebshopResource match_purchase",
 }
-
 __getattr__, __dir__ = lazy_names(
     __name__, {name: module for module, names in _MODULES.items() for name in names.split()}
 )

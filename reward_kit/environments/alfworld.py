@@ -32,14 +32,20 @@ from reward_kit.environments.base import (
 )
 from reward_kit.environments.config import read_config, task_path
 from reward_kit.environments.engine_process import EngineProcess, worker_command
-from reward_kit.environments.household_engine import NOTHING, NOWHERE, HouseholdEngine, Tables, View, shortest_plan
+from reward_kit.environments.household_engine import (
+    NOTHING,
+    NOWHERE,
+    HouseholdEngine,
+    HouseholdView,
+    Tables,
+    shortest_plan,
+)
 from reward_kit.environments.household_problems import Problem, TaskType, generate_problem
 from reward_kit.environments.replay import ReplayForkResource
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
 
 ActionForm = Literal["text", "choice", "tools"]
 """The form of commands: free text, a choice among the admissible ones, or one tool for each verb."""
-
 _DESCRIPTIONS = {
     "receptacle": 'its name, such as "fridge 1"',
     "object": 'its name, such as "mug 1"',
@@ -161,8 +167,8 @@ class Session:
 
     form: ActionForm
     max_commands: int | None
-    start: View
-    view: View
+    start: HouseholdView
+    view: HouseholdView
     engine: HouseholdEngine | None
     changes: _Changes = field(default_factory=_Changes)
     plan: Sequence[str] | None = None
@@ -190,7 +196,7 @@ class Session:
                 return {"name": name, "arguments": found.groupdict()}
         return None
 
-    def record(self, command: str, view: View, held_before: int = NOWHERE) -> StepOutcome:
+    def record(self, command: str, view: HouseholdView, held_before: int = NOWHERE) -> StepOutcome:
         """Return the outcome of a command, which `engine`, if there is one, has already carried out.
 
         Args:
@@ -416,12 +422,12 @@ class RealEngine:
         """Start the worker; raises as `EngineProcess.start`."""
         await self._engine.start()
 
-    async def load(self, source: Problem | str | Path) -> View:
+    async def load(self, source: Problem | str | Path) -> HouseholdView:
         """Start the game of a problem, or of a `game.tw-pddl` file; raises as `EngineProcess.ask`."""
         self._plan, self._moved = None, False
         return await self._view(_load_request(source))
 
-    async def step(self, command: str) -> View:
+    async def step(self, command: str) -> HouseholdView:
         """Carry out one command; one that is not admissible changes nothing."""
         self._moved = True
         return await self._view({"op": "step", "command": command})
@@ -444,10 +450,10 @@ class RealEngine:
         """End the worker, whatever it is doing."""
         await self._engine.close()
 
-    async def _view(self, request: Mapping[str, Any]) -> View:
+    async def _view(self, request: Mapping[str, Any]) -> HouseholdView:
         answer = await self._engine.ask(request)
         commands = tuple(answer["commands"])
-        return View(answer["observation"], commands, float(answer["reward"]), answer["done"], answer["won"])
+        return HouseholdView(answer["observation"], commands, float(answer["reward"]), answer["done"], answer["won"])
 
 
 def _load_request(source: Problem | str | Path) -> dict[str, Any]:
@@ -530,7 +536,7 @@ def _published_game(settings: AlfworldConfig, seed: int) -> Path:
     return games[index % len(games)]
 
 
-def _compare(where: str, real: View, native: View) -> None:
+def _compare(where: str, real: HouseholdView, native: HouseholdView) -> None:
     for name, one, other in zip(real._fields, real, native, strict=True):
         if one != other:
             raise EnvironmentFailure(

@@ -39,7 +39,6 @@ BUILT_IN: dict[str, str] = {
     "webshop": "webshop:WebshopResource",
 }
 """Name -> module below `reward_kit.environments` and class; loaded on first use."""
-
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _Config = TypeVar("_Config", bound=BaseModel)
 

@@ -22,7 +22,6 @@ from reward_kit.environments.base import StateSnapshot, canonical_json, hash_key
 from reward_kit.errors import ToolError
 
 EntryKind = Literal["file", "directory"]
-
 _MAX_PATH_BYTES = 4_096
 _MAX_NAME_BYTES = 255
 _MAX_PARTS = 64

@@ -38,7 +38,6 @@ from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, bounda
 
 Transitions = Mapping[int, Mapping[int, Sequence[tuple[float, int, float, bool]]]]
 """Gymnasium's table: state -> action -> [(probability, next state, reward, terminated)]."""
-
 DISCOUNT = 0.99
 _CACHE_SIZE = 256
 _cache: OrderedDict[str, NDArray[np.float64]] = OrderedDict()

@@ -39,7 +39,6 @@ MILESTONES = ("found", "taken", "transformed", "placed")
 """Parts of a task in their usual order: an object of the asked type was seen; held; clean, hot or cool as asked (or the
 lamp was used); and put where it belongs. Each is reached at most once. Not every task has all: nothing is placed under
 a lamp, nothing is transformed if a thing is only moved. Of two objects, the first one put in its place counts."""
-
 _START = (NOWHERE, NOWHERE, 0, 0)
 _NOT_CONTENT = ("id", "split", "layout")
 _VERB = {TaskType.CLEAN: "clean", TaskType.HEAT: "heat", TaskType.COOL: "cool"}
@@ -62,7 +61,7 @@ Available commands:
 """
 
 
-class View(NamedTuple):
+class HouseholdView(NamedTuple):
     """One observation of a household game, with the commands that are admissible next."""
 
     observation: str
@@ -174,7 +173,7 @@ class HouseholdEngine:
         self.tables = problem if isinstance(problem, Tables) else Tables(problem)
         self.reset()
 
-    def reset(self) -> View:
+    def reset(self) -> HouseholdView:
         """Go to the start of the problem."""
         self.at = self.holding = NOWHERE
         self.contents = list(self.tables.start)
@@ -182,7 +181,7 @@ class HouseholdEngine:
         self.spot = self._find_spot()
         return self._view(self.tables.introduction)
 
-    def step(self, command: str) -> View:
+    def step(self, command: str) -> HouseholdView:
         """Carry out one command; one that is not admissible changes nothing."""
         action = self.spot.actions.get(command.strip())
         if action is None:
@@ -263,9 +262,9 @@ class HouseholdEngine:
         """Return whether the agent can see into it and reach its content."""
         return not self.tables.receptacles[receptacle].openable or bool(self.opened >> receptacle & 1)
 
-    def _view(self, text: str) -> View:
+    def _view(self, text: str) -> HouseholdView:
         won = self.won()
-        return View(text, self.spot.commands, 1.0 if won else 0.0, won, won)
+        return HouseholdView(text, self.spot.commands, 1.0 if won else 0.0, won, won)
 
     def _find_spot(self) -> _Spot:
         at = self.at
@@ -429,7 +428,7 @@ _Errand: TypeAlias = tuple[list[str], _State]
 
 def shortest_plan(engine: HouseholdEngine) -> list[str] | None:
     """Return the commands of a shortest way to the goal; [] if it holds already, None if it cannot be reached."""
-    search = _Search(engine)
+    search = _PlanSearch(engine)
     order = count()
     frontier: list[tuple[int, int, _State, tuple[str, ...]]] = [(0, next(order), search.start, ())]
     closed: set[_State] = set()
@@ -446,7 +445,7 @@ def shortest_plan(engine: HouseholdEngine) -> list[str] | None:
     return None
 
 
-class _Search:
+class _PlanSearch:
     """The errands of one problem, and the state from which the search starts."""
 
     def __init__(self, engine: HouseholdEngine) -> None:

@@ -39,7 +39,6 @@ class TaskType(StrEnum):
 SPLITS = ("train", "development", "held_out")
 SMALLEST_ROOM, LARGEST_ROOM = 6, 16
 FEWEST_THINGS, MOST_THINGS = 6, 14
-
 _DATA: dict[str, Any] = json.loads(
     Path(__file__).with_name("data").joinpath("household.json").read_text(encoding="utf-8")
 )
@@ -64,7 +63,6 @@ TASK_ROOMS = {
 }
 APPLIANCES = {TaskType.CLEAN: "sinkbasin", TaskType.HEAT: "microwave", TaskType.COOL: "fridge"}
 """The receptacle type that a task needs beside its destination."""
-
 _SUITABLE = {TaskType.CLEAN: CLEANABLE, TaskType.HEAT: HEATABLE, TaskType.COOL: COOLABLE}
 _STATE_WORD = {TaskType.CLEAN: "clean ", TaskType.HEAT: "hot ", TaskType.COOL: "cool "}
 _SPLIT_OF_TENTH = ("train",) * 6 + ("development",) * 2 + ("held_out",) * 2

@@ -23,7 +23,6 @@ from reward_kit.environments.household_problems import KNIVES, Problem, TaskType
 from reward_kit.errors import ConfigError, how_to_install
 
 PACKAGES = ("textworld", "alfworld", "fast_downward")
-
 _AGENT, _START = "agent1", "loc_00"
 _NAMED_BY_DOMAIN = {"sinkbasin", "microwave", "fridge"}
 _FLAGS = ("cleanable", "heatable", "coolable", "sliceable", "toggleable", "pickupable")

@@ -40,7 +40,6 @@ _EXCERPT = 200
 # Shorter than any server's own: a connection that a server closes right now must not be used again.
 _KEEP_ALIVE_S = 1.0
 logger = logging.getLogger("reward_kit.environments")
-
 Obituary = Callable[[], Awaitable[str]]
 """Returns how a server of ours ended, "" if it runs; added to the message of a broken connection."""
 
@@ -228,7 +227,7 @@ class HttpResource(ReplayForkResource):
         self._is_over = outcome.terminated or outcome.truncated
         return outcome
 
-    def _take(self, answer: Answer, fields: Mapping[str, Any]) -> None:
+    def _take(self, answer: HttpAnswer, fields: Mapping[str, Any]) -> None:
         """Keep the state after a start or a step."""
         if "observation" not in fields:
             raise answer.wrong(f"observation: missing; there are {', '.join(map(str, fields)) or 'no fields'}")
@@ -301,7 +300,7 @@ def _tool_specs(listed: Any, error_type: type[ConfigError | EnvironmentFailure],
     return specs
 
 
-def _outcome(answer: Answer, fields: Mapping[str, Any]) -> StepOutcome:
+def _outcome(answer: HttpAnswer, fields: Mapping[str, Any]) -> StepOutcome:
     flags = {name: fields.get(name) for name in ("is_done", "terminated", "truncated")}
     for name, flag in flags.items():
         if flag is not None and not isinstance(flag, bool):
@@ -323,7 +322,7 @@ def _outcome(answer: Answer, fields: Mapping[str, Any]) -> StepOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """The answer of a server.
 
     Attributes:
@@ -377,7 +376,7 @@ class JsonClient:
             connector=aiohttp.TCPConnector(keepalive_timeout=_KEEP_ALIVE_S),
         )
 
-    async def get(self, endpoint: str) -> Answer:
+    async def get(self, endpoint: str) -> HttpAnswer:
         """GET an endpoint.
 
         Raises:
@@ -385,7 +384,7 @@ class JsonClient:
         """
         return await self._request("GET", endpoint, None)
 
-    async def post(self, endpoint: str, body: Mapping[str, Any]) -> Answer:
+    async def post(self, endpoint: str, body: Mapping[str, Any]) -> HttpAnswer:
         """POST a JSON object; raises as `get`."""
         return await self._request("POST", endpoint, json.dumps(body, allow_nan=False).encode())
 
@@ -399,17 +398,17 @@ class JsonClient:
         """Close the connections."""
         await self._session.close()
 
-    async def _request(self, method: str, endpoint: str, data: bytes | None) -> Answer:
+    async def _request(self, method: str, endpoint: str, data: bytes | None) -> HttpAnswer:
         source, status, body = await self._exchange(method, endpoint, data)
         is_large = len(body) > _PARSED_IN_A_THREAD
         value, problem = await anyio.to_thread.run_sync(_parse, body) if is_large else _parse(body)
         if 200 <= status < 300:
             if problem:
                 raise EnvironmentFailure(f"{source}: the answer is not JSON ({problem}): {_excerpt(body)}")
-            return Answer(source, value)
+            return HttpAnswer(source, value)
         refusal = value.get("error") if isinstance(value, Mapping) else None
         if 400 <= status < 500 and isinstance(refusal, str):
-            return Answer(source, value, refusal)
+            return HttpAnswer(source, value, refusal)
         raise EnvironmentFailure(f"{source}: status {status}: {_excerpt(body)}")
 
     async def _exchange(self, method: str, endpoint: str, data: bytes | None) -> tuple[str, int, bytes]:

@@ -47,12 +47,11 @@ from reward_kit.task_parts import Word
 if TYPE_CHECKING:
     import mcp_types
 
-    from reward_kit.environments.mcp_session import McpSession, Server, StdioServer
+    from reward_kit.environments.mcp_session import McpServer, McpSession, StdioServer
 
 SHOWN_PATH = "/working_copy"
 """The path of every working copy as agents see and write it, so that equal episodes read equal texts."""
 PYTHON, TASK_FOLDER, WORKING_COPY = "{python}", "{task_folder}", "{working_copy}"
-
 _PLACEHOLDERS = (PYTHON, TASK_FOLDER, WORKING_COPY)
 _ONLY_WITH_COMMAND = ("env", "pass_env", "cwd")
 _ONLY_WITH_URL = ("headers", "headers_env")
@@ -61,7 +60,6 @@ _COMBINING = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties", "if")
 _MAX_FILE_BYTES = 256_000_000
 _SHOWN_PATH = re.compile(rf"{SHOWN_PATH}(?![\w-])")
 _numbers = itertools.count(1)
-
 logger = logging.getLogger("reward_kit.environments.mcp")
 
 
@@ -459,7 +457,7 @@ def _session(settings: McpConfig, folder: Path | None) -> McpSession:
         if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types", "httpx2"):
             raise
         raise ConfigError(f"the mcp resource needs the MCP SDK; {how_to_install('mcp')}") from error
-    server: Server
+    server: McpServer
     if settings.url is not None:
         # Further parts of the URL may hold a secret.
         place = urlsplit(settings.url)

@@ -62,7 +62,7 @@ class NoAnswerError(Exception):
     """A call was made, and the answer does not tell its effect."""
 
 
-class Server(Protocol):
+class McpServer(Protocol):
     """A transport."""
 
     def connect(self) -> Transport:
@@ -86,7 +86,7 @@ class McpSession:
     """
 
     def __init__(
-        self, server: Server, name: str, *, start_timeout_s: float, call_timeout_s: float, root: Path | None = None
+        self, server: McpServer, name: str, *, start_timeout_s: float, call_timeout_s: float, root: Path | None = None
     ) -> None:
         self._server, self._name, self._root = server, name, root
         self._start_timeout_s, self._call_timeout_s = start_timeout_s, call_timeout_s

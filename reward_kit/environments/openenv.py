@@ -191,7 +191,7 @@ class OpenEnvResource(ReplayForkResource):
             action = {"type": "call_tool", "tool_name": tool.name, "arguments": action}
         try:
             answer = await self._open_session.ask("step", action)
-        except RefusedError as refusal:
+        except OpenEnvRefusedError as refusal:
             is_refusal = self._settings.execution_errors == "refusal" and refusal.code == "EXECUTION_ERROR"
             if is_refusal or refusal.code == "VALIDATION_ERROR":  # which never reached the environment
                 raise ToolError(f"{action_name}: {refusal.message}") from None
@@ -209,7 +209,7 @@ class OpenEnvResource(ReplayForkResource):
         """Return an answer that no agent asked for; a refusal of the server is an `EnvironmentFailure`."""
         try:
             return await self._open_session.ask(kind, data)
-        except RefusedError as refusal:
+        except OpenEnvRefusedError as refusal:
             raise EnvironmentFailure(f"openenv resource: {kind}: {refusal.code}: {refusal.message}") from None
 
     @property
@@ -298,7 +298,7 @@ def _result(result: Any) -> Any:
     return "\n".join(text for text in texts if isinstance(text, str))
 
 
-class RefusedError(Exception):
+class OpenEnvRefusedError(Exception):
     """The server answered with an error, and the session goes on.
 
     Attributes:
@@ -348,7 +348,7 @@ class OpenEnvSession:
         Raises:
             EnvironmentFailure: there is no server, it is full, or it cannot make an environment.
         """
-        full: RefusedError | None = None
+        full: OpenEnvRefusedError | None = None
         with anyio.move_on_after(self._connect_timeout):
             while True:
                 await self._connect()
@@ -356,7 +356,7 @@ class OpenEnvSession:
                     # A server without a free session sends an unasked error, which would pass for the first answer.
                     await self.ask("state")
                     return
-                except RefusedError as refusal:
+                except OpenEnvRefusedError as refusal:
                     if refusal.code not in _NO_SESSION:
                         return  # there is an environment, which shows no state before it is reset
                     full = refusal
@@ -501,5 +501,5 @@ def _data_of(text: str, expected: str, source: str) -> Mapping[str, Any]:
         if isinstance(errors, list) and errors:  # of a refused action each field and its problem
             listed = [error for error in errors if isinstance(error, Mapping)]
             message = "; ".join(f"{'.'.join(map(str, error.get('loc', ())))}: {error.get('msg')}" for error in listed)
-        raise RefusedError(str(data.get("code", "")), message)
+        raise OpenEnvRefusedError(str(data.get("code", "")), message)
     return data

@@ -42,7 +42,6 @@ from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import ConfigError, ToolError, did_you_mean
 
 _MAX_DEPTH = 32
-
 _WHOLE = {"type": "string", "description": "a dotted path; empty for the whole state", "default": ""}
 _PATH = {"type": "string", "description": "a dotted path such as orders.0.total"}
 _VALUE = {"description": "any JSON value"}

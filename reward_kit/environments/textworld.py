@@ -47,10 +47,8 @@ from reward_kit.validation import describe_validation_error
 
 Maker = Literal["cooking", "coin_collector", "treasure_hunter", "simple", "custom"]
 Section = Literal["objective", "description", "inventory", "admissible_commands"]
-
 LONGEST_COMMAND = 180
 """In characters; the interpreter's line holds little more, and silently drops the rest."""
-
 _MOST_ROOMS = 100
 _MAKING_TIMEOUT = 300.0
 _WORKER = "reward_kit.environments.textworld_worker"

@@ -35,7 +35,6 @@ __all__ = [
     "episode_from_record",
     "episode_to_record",
 ]
-
 _MODULES = {
     "allowed_ids": "AllowedIds Ids",
     "columns": "Column",
@@ -45,7 +44,6 @@ _MODULES = {
     "single_agent_episode": "SingleAgentEpisode",
     "storage": "RaggedNumbers RaggedText",
 }
-
 __getattr__, __dir__ = lazy_names(
     __name__, {name: module for module, names in _MODULES.items() for name in names.split()}
 )

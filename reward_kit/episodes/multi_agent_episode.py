@@ -23,7 +23,7 @@ from reward_kit.errors import EpisodeError, boundary, did_you_mean
 AgentDicts = Sequence[Mapping[AgentID, Any]]
 
 
-class Given(NamedTuple):
+class GivenColumns(NamedTuple):
     """The lists: an item is one environment step, by agent. There is one observation more than there are actions.
 
     Where actions and rewards are as many as observations, the last ones hang.
@@ -43,7 +43,7 @@ class Given(NamedTuple):
         actions: AgentDicts | None,
         rewards: AgentDicts | None,
         outputs: AgentDicts | None,
-    ) -> Given:
+    ) -> GivenColumns:
         """The lists, checked for their lengths.
 
         Raises:
@@ -128,7 +128,7 @@ class Collected:
         }
 
 
-def collect(given: Given, first: int, id_: str) -> tuple[dict[AgentID, Collected], dict[AgentID, float]]:
+def collect(given: GivenColumns, first: int, id_: str) -> tuple[dict[AgentID, Collected], dict[AgentID, float]]:
     """Each agent's columns, and the rewards of agents that had seen nothing yet.
 
     Args:
@@ -342,7 +342,7 @@ class MultiAgentEpisode(MultiAgentRecord):
         agent_module_ids: ByAgent | None = None,
         agent_to_module_mapping_fn: ModuleOf | None = None,
     ) -> None:
-        given = Given.of(observations, infos, actions, rewards, extra_model_outputs)
+        given = GivenColumns.of(observations, infos, actions, rewards, extra_model_outputs)
         steps = max(len(given.observations) - 1, 0)
         lookback = steps if len_lookback_buffer == "auto" else min(len_lookback_buffer, steps)
         if lookback < 0:

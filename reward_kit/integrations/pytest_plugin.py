@@ -27,7 +27,6 @@ _OF_TASKS = (
 )
 _OF_REWARDS = ("data", "options", "overrides", "pass_threshold")
 _MOST_SHOWN = 10  # episodes
-
 _RUN = pytest.StashKey["FinishedRun"]()
 
 

@@ -35,7 +35,6 @@ __all__ = [
     "load_prices",
     "resolve_endpoint",
 ]
-
 _HOMES = {
     "Cassette": "cassette",
     "ChatCompletion": "completion",
@@ -52,5 +51,4 @@ _HOMES = {
     "load_prices": "prices",
     "resolve_endpoint": "keys",
 }
-
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -22,11 +22,9 @@ from reward_kit.safe_input import MODEL_ANSWER_VALUES, TooLargeError, check_valu
 
 RETRIED_STATUSES = frozenset({408, 409, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 """Timeouts, conflicts, rate limits and server trouble; from 520 on what Cloudflare and Anthropic call the same."""
-
 EndpointError = ProviderError | DeadlineError | LimitError
 """Everything that a request to an endpoint raises."""
 ENDPOINT_ERRORS = (ProviderError, DeadlineError, LimitError)
-
 _CONTEXT_CODES = ("context_length_exceeded", "string_above_max_length")
 # OpenAI and vLLM; Anthropic; llama.cpp; Gemini. None of them agrees on a code.
 _CONTEXT_TEXT = re.compile(

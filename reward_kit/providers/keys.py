@@ -27,7 +27,6 @@ OPENAI_KEY = "OPENAI_API_KEY"
 OPENAI_URL = "OPENAI_BASE_URL"
 ORIGINS_VARIABLE = "REWARD_KIT_KEY_ORIGINS"
 """The environment variable that allows further variables and origins: `MY_KEY=https://llm.example OTHER_KEY=…`."""
-
 PROVIDERS: Mapping[str, str] = {
     "ANTHROPIC_API_KEY": "https://api.anthropic.com",
     "CEREBRAS_API_KEY": "https://api.cerebras.ai",
@@ -43,7 +42,6 @@ PROVIDERS: Mapping[str, str] = {
     "XAI_API_KEY": "https://api.x.ai",
 }
 """The variable that each provider's documentation names for its key, and the origin of its OpenAI-compatible API."""
-
 _USUAL_PORTS = {"http": 80, "https": 443}
 _HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")  # others may be read as another host by the client that connects
 _SAME_AS = {"ws": "http", "wss": "https"}

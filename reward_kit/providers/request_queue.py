@@ -35,7 +35,6 @@ from reward_kit.validation import check_number
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-
 _EPSILON = 1e-9
 _MEMORY = 0.1  # the share of the latest answer in a running average
 

@@ -23,14 +23,12 @@ if TYPE_CHECKING:
 NAME_LENGTH = 120
 """Characters of a name that a page shows."""
 DASH = "–"
-
 RUN_STYLES = ("page.css", "episode.css", "tokens.css", "tree.css")
 RUN_SCRIPTS = (
     *("base.js", "tables.js", "objects.js", "data.js", "chat.js", "worth.js", "head.js", "episode.js", "group.js"),
     *("tokens.js", "tree_layout.js", "tree_panel.js", "tree.js"),
 )
 """Of pages with episodes."""
-
 _FILES = files("reward_kit.report")
 _HALVES = re.compile(r"[\ud800-\udfff]")  # of surrogate pairs, which no URL can hold
 _MARKED = "json:"

@@ -41,7 +41,6 @@ _BAR_KINDS = {
     "retried": "call that failed and was made again",
     "unscored": "call that left no score",
 }
-
 Floats = npt.NDArray[np.float64]
 Kind = Literal["episode", "broken", "waiting", "call", "retried", "unscored"]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import math
 import shlex
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -19,6 +21,7 @@ from reward_kit.report.rendering import (
     bundle,
     number,
     render,
+    round_step,
     seconds,
     share,
     status_text,
@@ -27,26 +30,502 @@ from reward_kit.report.training_data import (
     ALARM,
     MOST_POINTS,
     STRETCHES,
+    Curve,
     Series,
     TrainingFacts,
+    curve_of,
     kept_groups,
     kept_updates,
     thinned,
 )
-from reward_kit.report.training_pictures import (
-    LARGE,
-    PARTS,
-    SCORE,
-    STOPS,
-    STOPS_TITLE,
-    Chart,
-    Line,
-    Picture,
-    PictureGroup,
-    draw,
-    short,
-)
 from reward_kit.runs.files import HELD_OUT_SCORE
+
+
+class Line(NamedTuple):
+    """One figure of a picture, and what it is called in its legend."""
+
+    name: str
+    label: str
+
+
+class Picture(NamedTuple):
+    """One picture.
+
+    Attributes:
+        title: above it.
+        lines: the figures that it shows, as far as the run has them.
+        told: what they mean, and what to look for.
+        has_zero: 0 is on its scale.
+        is_log: its scale is logarithmic where the values are far apart.
+        is_share: its values are shares, shown in per cent.
+        hides_zeros: it is left out where nothing but 0 was measured.
+    """
+
+    title: str
+    lines: tuple[Line, ...]
+    told: str
+    has_zero: bool = True
+    is_log: bool = False
+    is_share: bool = False
+    hides_zeros: bool = False
+
+
+class PictureGroup(NamedTuple):
+    """Pictures under one heading."""
+
+    anchor: str
+    title: str
+    pictures: tuple[Picture, ...]
+
+
+SCORE = Picture(
+    "Score",
+    (Line(HELD_OUT_SCORE, "held-out samples"), Line("score/mean", "batch in training")),
+    "The mean score on held-out samples, always the same samples and the same draws, and the band of ± 1.96 standard "
+    "errors. The batch in training is another one each time, so that it jumps more; where it climbs away from the "
+    "held-out score, the policy learns its training samples by heart.",
+    has_zero=False,
+)
+POLICY = PictureGroup(
+    "policy",
+    "How the policy moves",
+    (
+        Picture(
+            "KL of one update",
+            (Line("learner/approx_kl", "moved in this update"), Line("learner/kl", "from the reference")),
+            "How far the policy moved in one update (k3 estimator), and how far it is from the reference, if there is "
+            "one. A jump says that the steps are too large; lower ppo.lr.",
+        ),
+        Picture(
+            "Tokens that the clip holds back",
+            (
+                Line("learner/clip_fraction", "all"),
+                Line("learner/clip_fraction_low", "lower bound"),
+                Line("learner/clip_fraction_high", "upper bound"),
+            ),
+            "Share of tokens without a gradient, since their probability has moved beyond a bound. Some per cent are "
+            "common; most of them would be wasted work.",
+            is_share=True,
+        ),
+        Picture(
+            "Entropy",
+            (Line("learner/entropy", "nats per token"),),
+            "How undecided the policy is. It falls as the policy makes up its mind; near 0 it tries nothing new, and "
+            "the episodes of a group become equal.",
+        ),
+        Picture(
+            "Gradient norm",
+            (Line("learner/grad_norm", "mean of the update"), Line("learner/grad_norm_max", "greatest")),
+            "Before it is cut. Peaks of ten times the usual are cut by ppo.max_grad_norm; a steady climb is a warning.",
+            is_log=True,
+            has_zero=False,
+        ),
+        Picture("Learning rate", (Line("learner/lr", "learning rate"),), "Its schedule."),
+        Picture(
+            "Loss",
+            (
+                Line("learner/policy_loss", "policy"),
+                Line("learner/value_loss", "value"),
+                Line("learner/kl_loss", "KL"),
+                Line("learner/entropy_loss", "entropy"),
+            ),
+            "The parts of what is made smaller. The policy's part says little by itself: it is measured on other "
+            "episodes each time, and need not fall.",
+            has_zero=False,
+        ),
+        Picture(
+            "Critic",
+            (Line("learner/explained_variance", "explained variance"),),
+            "1 is a perfect critic, 0 one that says the mean, and below 0 it is worse than that.",
+            has_zero=False,
+        ),
+    ),
+)
+OFF_POLICY = PictureGroup(
+    "off-policy",
+    "How old the samples are",
+    (
+        Picture(
+            "Policy lag",
+            (Line("learner/lag_mean", "mean"), Line("learner/lag_max", "greatest")),
+            "How many versions older than the weights in training those are that sampled a token: 0 for sync and "
+            "minibatch, 1 for one_step_off and both.",
+        ),
+        Picture(
+            "Effective share of the samples",
+            (Line("learner/effective_share", "share of the tokens"),),
+            "How many tokens with equal ratios would be worth as much, as a share. Where it falls, few tokens decide.",
+            is_share=True,
+        ),
+        Picture(
+            "Sampler and learner",
+            (Line("learner/logprob_gap_mean", "mean difference"), Line("learner/logprob_gap", "greatest")),
+            "The log-probability of a token as it was recorded when it was sampled, and as the learner computes it "
+            "before the update. About 1e-6 in float32 at lag 0; more says that the two are not the same policy.",
+            is_log=True,
+            has_zero=False,
+        ),
+        Picture(
+            "Probability ratio",
+            (
+                Line("learner/ratio_min", "least"),
+                Line("learner/ratio_mean", "mean"),
+                Line("learner/ratio_max", "greatest"),
+            ),
+            "Probability of a token now, over that when it was sampled.",
+            is_log=True,
+            has_zero=False,
+        ),
+    ),
+)
+EPISODES = PictureGroup(
+    "figures-episodes",
+    "The episodes",
+    (
+        Picture(
+            "Steps of an episode",
+            (Line("held_out/steps_mean", "held-out"), Line("episode/steps_mean", "in training")),
+            "Mean number of actions. Where a task can be done in fewer, they fall as the score climbs.",
+        ),
+        Picture(
+            "Sampled tokens of an episode",
+            (Line("held_out/tokens_mean", "held-out"), Line("episode/tokens_mean", "in training")),
+            "Mean number. A climb without a better score is talk.",
+        ),
+        Picture(
+            "Impossible actions",
+            (Line("held_out/invalid_action_share", "held-out"), Line("episode/invalid_action_share", "in training")),
+            "Share of actions that the environment could not carry out.",
+            is_share=True,
+            hides_zeros=True,
+        ),
+        Picture(
+            "How episodes end",
+            (),
+            "Share of the batch that ended so. Many that a limit cut off leave little to learn from.",
+            is_share=True,
+        ),
+        Picture(
+            "Unscored",
+            (Line("held_out/unscored", "held-out"), Line("score/unscored", "in training")),
+            "Episodes without a score; they take no part, and are in no mean.",
+            hides_zeros=True,
+        ),
+        Picture(
+            "What groups teach",
+            (
+                Line("credit/tied_groups_share", "groups whose scores are equal"),
+                Line("credit/zero_advantage_share", "steps with advantage 0"),
+                Line("credit/other_peer_share", "steps in a state that another episode was in"),
+            ),
+            "Groups whose scores are all equal teach nothing by scores: the samples are too easy or too hard by now. "
+            "Steps in shared states are what GiGPO's second half compares.",
+            is_share=True,
+        ),
+    ),
+)
+TIME = PictureGroup(
+    "time",
+    "Where the time goes",
+    (
+        Picture(
+            "Throughput",
+            (
+                Line("speed/sampled_tokens_per_s", "tokens sampled per second"),
+                Line("speed/trained_tokens_per_s", "tokens learned from per second"),
+            ),
+            "Of the whole update, evaluation left out.",
+        ),
+        Picture(
+            "Environment steps per second",
+            (Line("speed/env_steps_per_s", "steps per second"),),
+            "Actions carried out, per second of the whole update.",
+        ),
+        Picture(
+            "Seconds of an update",
+            (
+                Line("time/total_s", "in all"),
+                Line("time/collect_s", "rollouts"),
+                Line("time/update_s", "learner"),
+                Line("time/wait_for_scores_s", "waiting for scores"),
+            ),
+            "What goes on at the same time counts in each of its places.",
+        ),
+        Picture(
+            "Scoring that cost nothing",
+            (Line("overlap/hidden_share", "share of the time of scoring"),),
+            "1 − waiting / scoring: how much of scoring was used for something else.",
+            is_share=True,
+        ),
+    ),
+)
+PARTS = (POLICY, OFF_POLICY, EPISODES, TIME)
+STOPS = "episode/stop/"
+STOPS_TITLE = "How episodes end"
+
+
+# Drawing
+
+
+_Z = 1.96  # of a normal distribution, 95% lie within so many standard errors
+_MOST_DOTS = 40
+_FAR_APART = 30.0  # a logarithmic scale shows what a linear one would crush
+_Y_TICKS, _X_TICKS = 4, 6
+
+
+class Box(NamedTuple):
+    """The drawing area within its picture: left, top, right and bottom, and the size of the whole."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+    width: float
+    height: float
+
+
+SMALL = Box(54.0, 12.0, 432.0, 176.0, 460.0, 202.0)
+LARGE = Box(54.0, 14.0, 1050.0, 296.0, 1080.0, 324.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """The positions of values and updates in a box."""
+
+    box: Box
+    low: float
+    high: float
+    is_log: bool
+    first: int
+    last: int
+
+    def x(self, update: float) -> float:
+        """From the left, in units of the picture."""
+        share = (update - self.first) / (self.last - self.first) if self.last > self.first else 0.5
+        return round(self.box.left + share * (self.box.right - self.box.left), 1)
+
+    def y(self, value: float) -> float:
+        """From the top."""
+        low, high, value = (math.log10(n) if self.is_log else n for n in (self.low, self.high, value))
+        share = (value - low) / (high - low) if high > low else 0.5
+        return round(self.box.bottom - min(1.0, max(0.0, share)) * (self.box.bottom - self.box.top), 1)
+
+
+class CurvePath(NamedTuple):
+    """One curve: its label, its latest value, its path, its extremes as an area, and dots where it has few points."""
+
+    label: str
+    latest: str
+    d: str
+    extremes: str
+    dots: Sequence[tuple[float, float]]
+
+
+class Tick(NamedTuple):
+    """A place on an axis, and the value there."""
+
+    at: float
+    text: str
+
+
+class Mark(NamedTuple):
+    """Something that happened after an update: "best" or "resumed"."""
+
+    x: float
+    update: int
+    kind: str
+
+
+@dataclass(slots=True)
+class Chart:
+    """One picture.
+
+    Attributes:
+        key: names it on the page.
+        picture: what it shows, with its words.
+        box: its drawing area.
+        aloud: what it shows, for those who do not see it.
+        data: its points, for the script: box, scale, and of each line its points.
+        band: an area, in SVG's form; "" for none.
+    """
+
+    key: str
+    picture: Picture
+    box: Box
+    aloud: str
+    data: dict[str, Any]
+    lines: list[CurvePath] = field(default_factory=list)
+    band: str = ""
+    y_ticks: list[Tick] = field(default_factory=list)
+    x_ticks: list[Tick] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+
+
+def draw(key: str, picture: Picture, run: TrainingFacts, box: Box = SMALL) -> Chart | None:
+    """A picture of the run; None where the run has nothing for it.
+
+    Args:
+        key: names it.
+        picture: which figures it shows.
+        run: the run.
+        box: its size.
+    """
+    found = [(line, curve_of(run.series[line.name])) for line in picture.lines if line.name in run.series]
+    found = [(line, curve) for line, curve in found if np.isfinite(curve.values_M).any()]
+    values = np.concatenate([curve.all_values for _, curve in found]) if found else np.empty(0)
+    if not len(values) or (picture.hides_zeros and not values.any()):
+        return None
+    band = _band(run, found)
+    scale = _scale(picture, values, band, run, box)
+    aloud = f"{picture.title}. {'; '.join(_aloud(line, run, picture) for line, _ in found)}"
+    chart = Chart(key, picture, box, aloud, _data(scale, picture, found, band))
+    chart.lines = [_picture(line, curve, scale, told(run.last(line.name) or 0.0, picture)) for line, curve in found]
+    chart.band = _area(band, scale)
+    chart.y_ticks = [Tick(scale.y(value), told(value, picture)) for value in y_ticks(scale)]
+    chart.x_ticks = [Tick(scale.x(tick), f"{tick:,}") for tick in whole_ticks(scale.first, scale.last, _X_TICKS)]
+    chart.marks = [Mark(scale.x(update), update, "resumed") for update in run.resumed_at]
+    if run.best is not None:
+        chart.marks.append(Mark(scale.x(run.best[0]), run.best[0], "best"))
+    return chart
+
+
+Band = Sequence[tuple[int, float, float]]
+
+
+def _band(run: TrainingFacts, found: Iterable[tuple[Line, Curve]]) -> Band:
+    """Mean ± 1.96 standard errors of the held-out score, within [0, 1] where all scores are."""
+    error = run.series.get("held_out/standard_error")
+    curve = next((curve for line, curve in found if line.name == HELD_OUT_SCORE), None)
+    if error is None or curve is None:
+        return ()
+    extremes = [run.series[name].finite.values_N for name in ("held_out/min", "held_out/max") if name in run.series]
+    is_share = bool(extremes) and all((of >= 0.0).all() and (of <= 1.0).all() for of in extremes)
+    band = []
+    for update, value in zip(curve.updates_M.tolist(), curve.values_M.tolist(), strict=True):
+        half = error.at(update)
+        if half is not None and math.isfinite(value):
+            low, high = value - _Z * half, value + _Z * half
+            band.append((update, max(0.0, low), min(1.0, high)) if is_share else (update, low, high))
+    return band
+
+
+def _scale(picture: Picture, values: np.ndarray, band: Band, run: TrainingFacts, box: Box) -> Axes:
+    low, high = float(values.min()), float(values.max())
+    if band:
+        low, high = min(low, *(bottom for _, bottom, _ in band)), max(high, *(top for _, _, top in band))
+    updates = run.series["update"].updates_N if "update" in run.series else np.arange(run.updates + 1)
+    first, last = (int(updates[0]), run.updates) if len(updates) else (0, run.updates)
+    is_log = picture.is_log and low > 0.0 and high / low > _FAR_APART
+    if is_log:
+        return Axes(box, low / 1.15, high * 1.15, True, first, last)
+    if picture.title == "Score" and low >= 0.0 and high <= 1.0:
+        return Axes(box, 0.0, 1.0, False, first, last)
+    low, high = (min(0.0, low), max(0.0, high)) if picture.has_zero else (low, high)
+    room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
+    # What ends at 0 needs no room there.
+    low, high = low if low == 0.0 else low - room, high if high == 0.0 > low else high + room
+    return Axes(box, low, high, False, first, last)
+
+
+def _picture(line: Line, curve: Curve, scale: Axes, latest: str) -> CurvePath:
+    pairs = list(zip(curve.updates_M.tolist(), curve.values_M.tolist(), strict=True))
+    points = [(scale.x(update), scale.y(value)) if math.isfinite(value) else None for update, value in pairs]
+    parts, is_begin = [], True
+    for point in points:
+        if point is not None:
+            parts.append(f"{'M' if is_begin else 'L'}{point[0]:g} {point[1]:g}")
+        is_begin = point is None
+    dots = [point for point in points if point is not None] if len(points) <= _MOST_DOTS else []
+    extremes: Band = ()
+    if curve.low_M is not None and curve.high_M is not None:
+        rows = zip(curve.updates_M.tolist(), curve.low_M.tolist(), curve.high_M.tolist(), strict=True)
+        extremes = [row for row in rows if math.isfinite(row[1])]
+    return CurvePath(line.label, latest, "".join(parts), _area(extremes, scale), dots)
+
+
+def _area(band: Band, scale: Axes) -> str:
+    if len(band) < 2:
+        return ""
+    above = [f"{scale.x(update):g} {scale.y(top):g}" for update, _, top in band]
+    below = [f"{scale.x(update):g} {scale.y(bottom):g}" for update, bottom, _ in reversed(band)]
+    return f"M{'L'.join([*above, *below])}Z"
+
+
+def _data(scale: Axes, picture: Picture, found: Iterable[tuple[Line, Curve]], band: Band) -> dict[str, Any]:
+    """The points, with which the script shows the values under the pointer and draws the curves over another axis."""
+    return {
+        "box": list(scale.box[:4]),
+        "scale": [scale.low, scale.high, int(scale.is_log)],
+        "updates": [scale.first, scale.last],
+        "share": int(picture.is_share),
+        "lines": [
+            {"label": line.label, "u": curve.updates_M.tolist()}
+            | {
+                key: list(map(_digits, column.tolist()))
+                for key, column in (("v", curve.values_M), ("low", curve.low_M), ("high", curve.high_M))
+                if column is not None
+            }
+            for line, curve in found
+        ],
+        "band": [[update, _digits(low), _digits(high)] for update, low, high in band],
+    }
+
+
+def _digits(value: float) -> float | None:
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+def _aloud(line: Line, run: TrainingFacts, picture: Picture) -> str:
+    values = run.series[line.name].finite.values_N
+    first, last, least, most = (
+        told(float(value), picture) for value in (values[0], values[-1], values.min(), values.max())
+    )
+    return f"{line.label}: from {first} to {last}, at least {least}, at most {most}"
+
+
+# Numbers
+
+
+def told(value: float, picture: Picture) -> str:
+    """A value as the picture says it."""
+    if not picture.is_share:
+        return short(value)
+    return f"{100.0 * value:.2g}%" if 0.0 < abs(value) < 0.001 else f"{value:.1%}"
+
+
+def short(value: float) -> str:
+    """A number with three digits that count, in thousands with a comma, and very small ones with an exponent."""
+    size = abs(value)
+    if size >= 10_000:
+        return f"{value:,.0f}"
+    if size >= 100 or value == int(value):
+        return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+    return f"{value:.3g}"
+
+
+def y_ticks(scale: Axes) -> list[float]:
+    """Round values within a scale; of a logarithmic one the powers of ten, or its ends where it spans less than two."""
+    if not scale.is_log:
+        return _round_ticks(scale.low, scale.high, _Y_TICKS)
+    powers = range(math.ceil(math.log10(scale.low)), math.floor(math.log10(scale.high)) + 1)
+    every = max(1, math.ceil(len(powers) / _Y_TICKS))
+    found = [10.0**power for power in powers[::every]]
+    return found if len(found) > 1 else [scale.low * 1.15, scale.high / 1.15]
+
+
+def whole_ticks(first: int, last: int, most: int) -> list[int]:
+    """Round whole numbers from `first` to `last`."""
+    return sorted({int(tick) for tick in _round_ticks(float(first), float(last), most) if tick == int(tick)})
+
+
+def _round_ticks(low: float, high: float, most: int) -> list[float]:
+    wanted = (high - low) / most
+    if not wanted > 0.0:
+        return [low]
+    step = round_step(wanted, (1, 2, 2.5, 5, 10))
+    first = math.ceil(low / step - 1e-9)
+    return [round(place * step, 12) for place in range(first, math.floor(high / step + 1e-9) + 1)]
+
 
 _CONFIG_LENGTH = 60_000
 _MOST_STOPS = 4

@@ -22,12 +22,10 @@ from aiohttp import web
 TOKEN, CODE = "token", "code"
 HERE = ("127.0.0.1", "localhost")
 """The names under which this machine may be asked for."""
-
 _CODE_LASTS_S = 60.0
 _COOKIE_LASTS_S = 24 * 3600  # or those of many starts would fill the header of every request
 _WITHDRAWN = "This code was used twice. What it opened is closed; open the address that was printed.\n"
 _IN_ADDRESSES = "/?&=%:@!$'()*+,;~"
-
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",

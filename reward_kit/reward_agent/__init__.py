@@ -49,7 +49,6 @@ _HOMES = {
     "load_reward": "levels",
     "score_one": "in_process",
 }
-
 __all__ = [
     "AgentStats",
     "AsyncRewardAgent",

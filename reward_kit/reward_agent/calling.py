@@ -41,7 +41,6 @@ from reward_kit.validation import check_number
 SPARE = 10
 """Retries allowed whatever the share, so that an agent of few calls has some too."""
 _SLICES = 20
-
 _Result = TypeVar("_Result")
 Finisher = Callable[[Sequence[ScoringRequest], Sequence[Scored]], Coroutine[Any, Any, Sequence[Scored]]]
 
@@ -318,7 +317,7 @@ class Caller:
             with anyio.CancelScope(deadline=self._deadline()) as call.scope:
                 try:
                     with boundary(RewardError, "scorer"):
-                        scored = _checked(await Turn(self._scored(call), call.ticket.context), call.requests)
+                        scored = _checked(await CallTurn(self._scored(call), call.ticket.context), call.requests)
                 except RewardKitError as raised:
                     error = raised
         finally:
@@ -414,7 +413,7 @@ class Caller:
             self._finishing[scope] = (ticket, group)
             try:
                 with boundary(RewardError, "finish_group"):
-                    finished = await Turn(self._finisher(requests, complete), ticket.context)
+                    finished = await CallTurn(self._finisher(requests, complete), ticket.context)
                     ticket.finish(group, _checked(finished, requests))
             except RewardKitError as raised:
                 error = raised
@@ -462,7 +461,7 @@ def _failed(requests: Sequence[ScoringRequest], error: RewardKitError) -> list[S
     return [Scored(each.rollout_id, None, each.failure or failure, retry_after_s=asked) for each in requests]
 
 
-class Turn(Generic[_Result]):
+class CallTurn(Generic[_Result]):
     """Awaits a coroutine like a task, in a copy of a context and yielding at least once, without a task's cost."""
 
     __slots__ = ("_context", "_coroutine")

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from reward_kit.reward_agent.sources import Sources
 
 ConfinedLevel = Literal["warm", "isolated"]
-
 _ALWAYS = ("reward_kit.reward_agent.inside",)
 _FOR = {
     "state": ("reward_kit.environments.snapshots",),
@@ -49,7 +48,6 @@ _FOR = {
 }
 _NOT_OF_STEPS = {"sample", "ground_truth", "custom_data", "timing", "failure", "usage", "start"}
 _DESCRIBE_S = 60.0
-
 logger = logging.getLogger("reward_kit.reward_agent")
 
 

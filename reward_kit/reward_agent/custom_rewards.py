@@ -7,7 +7,7 @@
         def post_process_scores(self, scores): ...  # optional, once for each group
 
 `spec_of` makes both rewards like any other: options, deadlines, levels, files. From top to bottom: reading a signature
-(`Form`), making a call (`Calls`), reading an answer. The sandboxed worker imports this module, so it imports little.
+(`ScoreForm`), making a call (`Calls`), reading an answer. The sandboxed worker imports this, so it imports little.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ _LOGGED = (*_GIVEN, "score", "query", "response")
 _MOST_REASON_CHARS = 4_000
 _NO_SCORE = "it gave no score"
 _FORMS = "return a number, (score, query, response), or a mapping with 'score'"
-
 logger = logging.getLogger("reward_kit.reward_agent")
 
 
@@ -85,7 +84,7 @@ def _function_spec(function: Callable[..., Any]) -> RewardSpec:
     name = getattr(function, "__name__", type(function).__name__)
     is_partial = isinstance(function, functools.partial)
     code = code_of(function)
-    form = Form.read(function if is_partial else code, name, has_self=not is_partial and code is not function)
+    form = ScoreForm.read(function if is_partial else code, name, has_self=not is_partial and code is not function)
     calls = Calls(function, form)
     method = "all" if form.is_batch else "one"
     awaited: Callable[..., Awaitable[Any]] = getattr(calls, f"{method}_awaited")
@@ -107,7 +106,7 @@ def _function_spec(function: Callable[..., Any]) -> RewardSpec:
 def _class_spec(kind: type) -> RewardSpec:
     compute = kind.compute_score  # type: ignore[attr-defined]
     is_bound = isinstance(inspect.getattr_static(kind, "compute_score"), staticmethod | classmethod)
-    form = Form.read(compute, kind.__name__, has_self=not is_bound)
+    form = ScoreForm.read(compute, kind.__name__, has_self=not is_bound)
     for method in ("__init__", "setup", "close"):
         if argument := argument_without_default(kind, method):
             raise ConfigError(
@@ -148,7 +147,7 @@ def _check_post(kind: type) -> None:
         raise ConfigError(f"{line_of(post)}{kind.__name__}.{name}(self, scores) takes the scores: {error}") from None
 
 
-def _adapted_class(kind: type, form: Form, method: str) -> type:
+def _adapted_class(kind: type, form: ScoreForm, method: str) -> type:
     """Return a reward class whose instance holds the user's own, and sets up and closes it."""
 
     def start(self: Any) -> None:
@@ -173,7 +172,7 @@ def _adapted_class(kind: type, form: Form, method: str) -> type:
     return type(kind.__name__, (), space)
 
 
-def _spec(form: Form, function: Any, code: Any, given: Any, mode: Mode | None = None) -> RewardSpec:
+def _spec(form: ScoreForm, function: Any, code: Any, given: Any, mode: Mode | None = None) -> RewardSpec:
     mode = mode or ("batch" if form.is_batch else "pointwise")
     wanted = frozenset(BATCH_NAMES.get(name, name) if mode == "batch" else name for name in _WANTED)
     truth = _GIVEN_TO_BATCH[2] if form.is_batch else _GIVEN[2]
@@ -204,7 +203,7 @@ def _misspelt(kind: type, method: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ScoreForm:
     """The signature of a `compute_score`.
 
     Attributes:
@@ -226,7 +225,7 @@ class Form:
     is_async: bool
 
     @classmethod
-    def read(cls, code: Callable[..., Any], id: str, *, has_self: bool) -> Form:
+    def read(cls, code: Callable[..., Any], id: str, *, has_self: bool) -> ScoreForm:
         """Read a signature.
 
         Raises:
@@ -314,7 +313,7 @@ class Calls:
         form: its signature.
     """
 
-    def __init__(self, owner: Any, form: Form) -> None:
+    def __init__(self, owner: Any, form: ScoreForm) -> None:
         self.form = form
         self._compute = getattr(owner, "compute_score", owner)
         self._log = _log_of(getattr(owner, "log", None)) if self._compute is not owner else None
@@ -436,7 +435,7 @@ def _log_of(log: Any) -> Callable[[Mapping[str, Any], EvaluateResult], Any] | No
     return call
 
 
-class Answer(EvaluateResult):
+class CustomAnswer(EvaluateResult):
     """The result of an answer in verl's form.
 
     Attributes:
@@ -480,14 +479,14 @@ def read_answer(returned: Any, what: str) -> EvaluateResult:
     if math.isnan(number):
         result = failed(f"{_NO_SCORE} ({'None' if score is None else 'NaN'})", **kept)
     else:
-        result = Answer(score=number, **kept)
+        result = CustomAnswer(score=number, **kept)
     result.told = told
     return result
 
 
-def failed(why: str, **kept: str | None) -> Answer:
+def failed(why: str, **kept: str | None) -> CustomAnswer:
     """Return a result that leaves its rollout unscored; its number is not used."""
-    return Answer(score=0.0, is_score_valid=False, error=_plain(why), **kept)
+    return CustomAnswer(score=0.0, is_score_valid=False, error=_plain(why), **kept)
 
 
 def _number(score: Any, what: str, forms: str = _FORMS) -> float:

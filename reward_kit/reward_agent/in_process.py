@@ -37,11 +37,8 @@ except ModuleNotFoundError:  # then nothing asks it
     _library = None  # type: ignore[assignment]
 
 MAX_THREADS = 40  # anyio's own limit for the threads of a loop
-
 _PATIENCE_S = 0.001
-
 _WEIGHT = 0.25  # of the last call in how long calls take of late
-
 logger = logging.getLogger("reward_kit.reward_agent")
 
 

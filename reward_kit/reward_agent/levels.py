@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 _LONGEST_S = 86_400.0
 _ANSWER_S = 60.0
 """Seconds that a call over HTTP may take besides the time of the reward."""
-
 logger = logging.getLogger("reward_kit.reward_agent")
 
 

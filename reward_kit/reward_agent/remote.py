@@ -54,14 +54,12 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "REWARD_KIT_REWARD_API_KEY"
 """The environment variable that holds the key for rewards behind HTTP."""
-
 _ALWAYS = frozenset({"messages", "rollout_id", "assistant_turns"})
 _OWN_FIELDS = ("ground_truth", "sample", "environment_return", "stop_reason")
 _ADDRESS = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?/v1/rewards/[A-Za-z0-9._-]+\Z")
 _EXAMPLE = "http://127.0.0.1:8700/v1/rewards/exact"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _REFUSED = frozenset({400, 404, 405, 406, 411, 413, 414, 415, 422, 431})
-
 logger = logging.getLogger("reward_kit.reward_agent")
 
 

@@ -21,7 +21,6 @@ from reward_kit.reward_calls import REFERENCE
 from reward_kit.sandbox.program import SOURCE_LIMIT, library_path
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-
 _BUILT_IN = "reward_kit.rewards"
 _NETWORK_CLIENTS = frozenset(
     {

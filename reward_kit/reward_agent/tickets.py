@@ -22,9 +22,7 @@ from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 
 Order = Literal["completion", "submission"]
 """Which groups are handed out next: those that completed first, or those that were submitted first."""
-
 Spans = Sequence[tuple[float, float]]
-
 NOT_OPEN = "the reward agent is not open; use `async with AsyncRewardAgent(…)`"
 _CANCELLED = Failure("refused", "CancelledError", "its ticket was cancelled before it was scored")
 

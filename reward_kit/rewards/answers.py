@@ -50,7 +50,7 @@ _NUMBER = re.compile(
 )
 
 
-class Found(NamedTuple):
+class FoundAnswer(NamedTuple):
     """A final answer: its text, how it was marked, and why there is none where there is none."""
 
     text: str
@@ -58,20 +58,20 @@ class Found(NamedTuple):
     why: str = ""
 
 
-def find_answer(text: str, unmarked: Unmarked = "refuse") -> Found:
+def find_answer(text: str, unmarked: Unmarked = "refuse") -> FoundAnswer:
     """The final answer of a reply, as the module says. Linear in the length of `text`."""
     boxed = _boxed(text)
     if boxed is not None:
         return boxed
     marked = _marked(text)
     if marked:
-        return Found(marked, "mark")
+        return FoundAnswer(marked, "mark")
     short = text.strip()
     if short and len(short) <= LONGEST_LINE and "\n" not in short:
-        return Found(short, "whole")
+        return FoundAnswer(short, "whole")
     if unmarked == "last_number" and (number := last_number(text)):
-        return Found(number, "last_number")
-    return Found("", "none", "the reply marks no final answer" if short else "the reply is empty")
+        return FoundAnswer(number, "last_number")
+    return FoundAnswer("", "none", "the reply marks no final answer" if short else "the reply is empty")
 
 
 def last_number(text: str) -> str:
@@ -90,7 +90,7 @@ def truth_text(text: str) -> str:
     return boxed.text if boxed is not None and boxed.text else text.strip()
 
 
-def _boxed(text: str) -> Found | None:
+def _boxed(text: str) -> FoundAnswer | None:
     """The last boxes as one answer; None if nothing is boxed."""
     boxes: list[tuple[int, int, str]] = []  # start, end and content of every outermost one
     position = 0
@@ -99,7 +99,7 @@ def _boxed(text: str) -> Found | None:
         if not content:
             closing = _closing(text, end)
             if closing is None:
-                return Found("", "none", "the last \\boxed{ is not closed")
+                return FoundAnswer("", "none", "the last \\boxed{ is not closed")
             content, end = text[end:closing], closing + 1
         if content.strip(" .…"):
             boxes.append((match.start(), end, content))
@@ -114,7 +114,7 @@ def _boxed(text: str) -> Found | None:
         if len(gap) > LONGEST_LINE or not (offers or (_CONNECTED.search(gap) and _GAP.fullmatch(gap))):
             break
         first -= 1
-    return Found(" and ".join(dict.fromkeys(content.strip() for _, _, content in boxes[first:])), "box")
+    return FoundAnswer(" and ".join(dict.fromkeys(content.strip() for _, _, content in boxes[first:])), "box")
 
 
 def _closing(text: str, start: int) -> int | None:
@@ -270,7 +270,7 @@ _LAST = re.compile(r"(?:\(|\*\*\(?|\[)\s*([A-Z])\s*(?:\)?\*\*|\)|\])|^[ \t]*([A-
 _FOLD = ("nfkc", "casefold", "punctuation", "whitespace")
 
 
-class _Options(NamedTuple):
+class _AnswerOptions(NamedTuple):
     letters: str
     texts: Mapping[str, str]
 
@@ -322,7 +322,7 @@ def choice_answer(
     _check_letters({"letters": letters})
     texts = _texts_of(sample, letters)
     right, text = _right(needed(ground_truth, "choice_answer"), letters, texts, zero_based)
-    options = _Options(letters, {**texts, **({right: text} if text else {})})
+    options = _AnswerOptions(letters, {**texts, **({right: text} if text else {})})
     chosen, where = _chosen(last_answer(messages), options, unmarked)
     if not chosen:
         return passed(False, f"no choice: {where}")
@@ -332,7 +332,7 @@ def choice_answer(
     return passed(letter == right, f"the choice {letter} {'is' if letter == right else 'is not'} {right}")
 
 
-def _chosen(reply: str, options: _Options, unmarked: str) -> tuple[set[str], str]:
+def _chosen(reply: str, options: _AnswerOptions, unmarked: str) -> tuple[set[str], str]:
     """The letters that a reply chooses, and where it does, or why it chooses none."""
     found = find_answer(reply)
     if found.text:
@@ -346,7 +346,7 @@ def _chosen(reply: str, options: _Options, unmarked: str) -> tuple[set[str], str
     return set(), found.why
 
 
-def _read(text: str, options: _Options) -> set[str]:
+def _read(text: str, options: _AnswerOptions) -> set[str]:
     """The letters that a stated answer names."""
     plain = unwrap(_COMMAND.sub(" ", text).strip())
     chosen = _one(plain, options)
@@ -359,7 +359,7 @@ def _read(text: str, options: _Options) -> set[str]:
     return chosen
 
 
-def _one(piece: str, options: _Options) -> set[str]:
+def _one(piece: str, options: _AnswerOptions) -> set[str]:
     """The letter that a piece of text is, or is the option of. Two where letter and text contradict one another."""
     piece = _PREFIX.sub("", piece.strip(), count=1).strip()
     by_text = {letter for letter, text in options.texts.items() if _folded(text) == _folded(piece) != ""}

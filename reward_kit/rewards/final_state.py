@@ -15,7 +15,7 @@ from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.rewards.json_answers import Comparing, as_json, difference, in_short, read_json
 from reward_kit.rewards.option_types import Closeness, check_closeness
 from reward_kit.rewards.replies import needed, shown, truncate
-from reward_kit.rewards.sql import Result, same_rows
+from reward_kit.rewards.sql import QueryResult, same_rows
 from reward_kit.typed_interface import reward_function
 
 _MOST_METRICS = 100
@@ -84,7 +84,7 @@ def final_state_matches(
     return _result(list(_findings(expected, state, how, match)), partial)
 
 
-def _findings(expected: Any, state: Any, how: Checking, match: Match | dict[str, Match]) -> Iterator[Finding]:
+def _findings(expected: Any, state: Any, how: Checking, match: Match | dict[str, Match]) -> Iterator[StateMismatch]:
     if isinstance(state, CompositeState):
         yield from _of_parts(expected, state, how, match)
         return
@@ -103,7 +103,7 @@ def _findings(expected: Any, state: Any, how: Checking, match: Match | dict[str,
 
 def _of_parts(
     expected: Any, state: CompositeState, how: Checking, match: Match | dict[str, Match]
-) -> Iterator[Finding]:
+) -> Iterator[StateMismatch]:
     if not isinstance(expected, Mapping):
         raise RewardError(f"final_state_matches: several resources are expected by name, not as {kind_of(expected)}")
     for name in (*expected, *(match if isinstance(match, dict) else ())):
@@ -112,10 +112,10 @@ def _of_parts(
     for name, part in expected.items():
         own: Match = match.get(name, "equal") if isinstance(match, dict) else match
         findings = _findings(part, state[name], how, own)
-        yield from (Finding(f"{name}: {found.name}", found.problem) for found in findings)
+        yield from (StateMismatch(f"{name}: {found.name}", found.problem) for found in findings)
 
 
-def _result(findings: list[Finding], partial: str) -> EvaluateResult:
+def _result(findings: list[StateMismatch], partial: str) -> EvaluateResult:
     if not findings:
         raise RewardError("final_state_matches: the ground_truth names nothing to compare")
     wrong = [finding for finding in findings if finding.problem]
@@ -149,33 +149,33 @@ class Checking(NamedTuple):
     texts: Literal["exact", "lines"] = "exact"
 
 
-class Finding(NamedTuple):
+class StateMismatch(NamedTuple):
     """One thing that was compared; `problem` says what is wrong with it, "" where it is right."""
 
     name: str
     problem: str
 
 
-def json_findings(expected: Any, found: Any, how: Checking) -> Iterator[Finding]:
+def json_findings(expected: Any, found: Any, how: Checking) -> Iterator[StateMismatch]:
     """A JSON state as a whole, or the values at JSON pointers (RFC 6901)."""
     try:
         as_json(found)
     except ValueError as error:
-        yield Finding("state", f"the state cannot be compared: {error}")
+        yield StateMismatch("state", f"the state cannot be compared: {error}")
         return
     comparing = Comparing(how.tolerance, subset=how.match == "subset")
     if how.match != "paths":
-        yield Finding("state", difference(expected, found, comparing).removeprefix(": ").lstrip())
+        yield StateMismatch("state", difference(expected, found, comparing).removeprefix(": ").lstrip())
         return
     if not isinstance(expected, Mapping):
         raise RewardError('final_state_matches: with match="paths" the ground_truth is {"/a/0/b": value}')
     for pointer, value in expected.items():
         is_there, at_pointer = _follow(found, pointer)
         problem = difference(value, at_pointer, comparing) if is_there else f": {in_short(value)} is expected, missing"
-        yield Finding(pointer, problem.removeprefix(": ").lstrip())
+        yield StateMismatch(pointer, problem.removeprefix(": ").lstrip())
 
 
-def file_findings(expected: Any, found: FilesState, how: Checking) -> Iterator[Finding]:
+def file_findings(expected: Any, found: FilesState, how: Checking) -> Iterator[StateMismatch]:
     """Files by path or pattern; where sets are compared, also those that nothing speaks of."""
     if not isinstance(expected, Mapping):
         raise RewardError(f"final_state_matches: files are expected as {{path: text}}, not as {kind_of(expected)}")
@@ -185,21 +185,21 @@ def file_findings(expected: Any, found: FilesState, how: Checking) -> Iterator[F
         if how.globs and not places:
             places = [place for place in found if _matches(path.split("/"), place.split("/"))]
         spoken_of.update(places)
-        yield Finding(path, _file_problem(content, {place: found[place] for place in places}, how))
+        yield StateMismatch(path, _file_problem(content, {place: found[place] for place in places}, how))
     if how.match == "equal":
         if not expected and not found:
-            yield Finding("files", "")
-        yield from (Finding(place, "this file is not expected") for place in found if place not in spoken_of)
+            yield StateMismatch("files", "")
+        yield from (StateMismatch(place, "this file is not expected") for place in found if place not in spoken_of)
 
 
-def table_findings(expected: Any, found: SqliteState, how: Checking) -> Iterator[Finding]:
+def table_findings(expected: Any, found: SqliteState, how: Checking) -> Iterator[StateMismatch]:
     """The rows of tables and of queries."""
     if not isinstance(expected, Mapping):
         raise RewardError(
             f"final_state_matches: rows are expected as {{table or query: rows}}, not {kind_of(expected)}"
         )
     for source, rows in expected.items():
-        yield Finding(source, _rows_problem(source, rows, found, how))
+        yield StateMismatch(source, _rows_problem(source, rows, found, how))
 
 
 def _follow(value: Any, pointer: str) -> tuple[bool, Any]:
@@ -298,8 +298,8 @@ def _rows_problem(source: str, rows: Any, found: SqliteState, how: Checking) -> 
             raise RewardError('final_state_matches: rows with match="subset" have neither tolerance nor order')
         return f"there is no row {_shown_row(next(row for row in wanted if _key(row) in missing))}" if missing else ""
     width = len(wanted[0]) if wanted else len(got[0]) if got else 0
-    result = Result(len(got[0]) if got else width, got)
-    if not same_rows([Result(width, wanted)], result, how.ordered, "in_order", how.tolerance):
+    result = QueryResult(len(got[0]) if got else width, got)
+    if not same_rows([QueryResult(width, wanted)], result, how.ordered, "in_order", how.tolerance):
         return ""
     extra = Counter(map(_key, got)) - Counter(map(_key, wanted))
     problems = [f"no row {_shown_row(row)} is there" for row in wanted if _key(row) in missing][:1]

@@ -309,20 +309,20 @@ class Question:
         return Members({"check": Words("the code"), "reasons": Words("your reasons"), **self.form})
 
 
-class Prompt(NamedTuple):
+class JudgePrompt(NamedTuple):
     """A question as it is sent, and the code that its verdict has to name."""
 
     messages: list[dict[str, str]]
     code: str
 
 
-def prompt_of(question: Question, *, again: bool = False) -> Prompt:
+def prompt_of(question: Question, *, again: bool = False) -> JudgePrompt:
     """The messages of a question; `again` where its first answer could not be read."""
     rules = _RULES.format(task=question.task, form=question.whole_form.described())
     block = fenced(question.data, rules)
     user = _USER.format(code=block.code, block=block.text)
     messages = [{"role": "system", "content": rules + (_AGAIN if again else "")}, {"role": "user", "content": user}]
-    return Prompt(messages, block.code)
+    return JudgePrompt(messages, block.code)
 
 
 def verdict_of(text: str, question: Question, code: str) -> dict[str, Any]:

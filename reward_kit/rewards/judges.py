@@ -498,7 +498,7 @@ async def group_judge(
     return [result for result in results if result is not None]
 
 
-class _Group(NamedTuple):
+class _JudgedGroup(NamedTuple):
     """One group: where its rollouts stand in the batch, what they answered, and what they were asked."""
 
     positions: list[int]
@@ -507,12 +507,12 @@ class _Group(NamedTuple):
     truth: Any
 
 
-def _groups(rollouts: Sequence[Sequence[Message]], truths: Sequence[Any]) -> list[_Group]:
-    found: dict[str, _Group] = {}
+def _groups(rollouts: Sequence[Sequence[Message]], truths: Sequence[Any]) -> list[_JudgedGroup]:
+    found: dict[str, _JudgedGroup] = {}
     for position, (messages, truth) in enumerate(zip(rollouts, truths, strict=True)):
         request = first_request(messages)
         key = json.dumps([shown_messages(request), as_text(truth)])
-        group = found.setdefault(key, _Group([], [], request, truth))
+        group = found.setdefault(key, _JudgedGroup([], [], request, truth))
         group.positions.append(position)
         group.answers.append(last_answer(messages))
     return list(found.values())
@@ -529,7 +529,7 @@ class _Judge(NamedTuple):
     votes: int
     longest: int
 
-    async def scores(self, group: _Group) -> list[EvaluateResult]:
+    async def scores(self, group: _JudgedGroup) -> list[EvaluateResult]:
         """The results of a group's rollouts."""
         distinct = sorted({answer for answer in group.answers if answer})
         if not distinct:
@@ -559,7 +559,7 @@ class _Judge(NamedTuple):
             results.append(EvaluateResult(score=(first + second) / 2, reason=reason, metrics=metrics))
         return results
 
-    async def _asked(self, group: _Group, answers: Sequence[str], usage: JudgeUsage) -> _Shares:
+    async def _asked(self, group: _JudgedGroup, answers: Sequence[str], usage: JudgeUsage) -> _Shares:
         """Each answer's share of the best, by its median over the votes."""
         names = [f"answer_{number}" for number in range(1, len(answers) + 1)]
         ends = self.scale if self.method == "score" else (1, len(answers))
@@ -591,7 +591,7 @@ def _unanswered() -> EvaluateResult:
     return passed(False, "there is no answer to judge")
 
 
-def _each(group: _Group, outcome: list[EvaluateResult] | BaseException, groups: int) -> list[EvaluateResult]:
+def _each(group: _JudgedGroup, outcome: list[EvaluateResult] | BaseException, groups: int) -> list[EvaluateResult]:
     """The results of a group; where it failed and others may not have, unscored ones.
 
     Raises:

@@ -60,7 +60,6 @@ _COMMON_CODES: Final = (
 )
 _COMMON: Final = frozenset(_COMMON_CODES.split())
 """A text may always be in one of these; with all languages, short English sentences would pass for Afrikaans."""
-
 _CONFIDENT: Final = 0.8
 _MOST_PIECES: Final = 1_000
 _NOT_LANGUAGE: Final = re.compile(

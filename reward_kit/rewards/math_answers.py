@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message
 from reward_kit.reward_calls import checks_options
-from reward_kit.rewards.answers import Found, Unmarked, find_answer, last_number, truth_text
+from reward_kit.rewards.answers import FoundAnswer, Unmarked, find_answer, last_number, truth_text
 from reward_kit.rewards.option_types import Tolerance, check_extra
 from reward_kit.rewards.quantities import (
     FUNCTIONS,
@@ -162,7 +162,7 @@ def _truths(ground_truth: Any, reward: str) -> list[str]:
     return texts
 
 
-def _verdict(is_right: bool, found: Found, truths: list[str]) -> EvaluateResult:
+def _verdict(is_right: bool, found: FoundAnswer, truths: list[str]) -> EvaluateResult:
     expected = " or ".join(shown(truth) for truth in truths[:3])
     equal = "is" if is_right else "is not"
     return passed(is_right, f"the answer {shown(found.text)} ({found.how}) {equal} {expected}")

@@ -18,16 +18,12 @@ from reward_kit.rewards.replies import composed
 
 LONGEST_NUMBER: Final = 400
 """Characters of a number. A longer one is not an answer to a question."""
-
 LARGEST_EXPONENT: Final = 1_000
 """Of a power of ten, either sign."""
-
 LONGEST_TEXT: Final = 2_000
 """Characters of one answer. Nothing longer is read."""
-
 DOLLAR: Final = "＄"
 """A dollar that is money; a plain one only opens and closes mathematics."""
-
 _MINUS: Final = str.maketrans(
     {"−": "-", "–": "-", "—": "-", "﹣": "-", "－": "-", "＋": "+", "\u00a0": " ", "\u202f": " "}
 )
@@ -121,7 +117,6 @@ FUNCTIONS = (
     "gamma|theta|lambda|phi|omega|sigma|mu|rho|tau"
 )
 """Words that are mathematics also without a backslash; a regular expression."""
-
 _SIGNS: Final = {
     "−": "-", "–": "-", "—": "-", "－": "-", "×": "*", "⋅": "*", "·": "*", "∗": "*", "∙": "*", "÷": "/",
     "∕": "/", "⁄": "/", "≤": r" \le ", "≥": r" \ge ", "≠": r" \ne ", "∞": r" \infty ", "∪": r" \cup ",

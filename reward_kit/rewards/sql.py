@@ -45,7 +45,7 @@ class _Database(NamedTuple):
     limits: SqliteLimits
     max_rows: int
 
-    def run(self, query: str, *, is_reversed: bool = False) -> Result:
+    def run(self, query: str, *, is_reversed: bool = False) -> QueryResult:
         """The rows of one query.
 
         Raises:
@@ -70,7 +70,7 @@ class _Database(NamedTuple):
             connection.close()
         if len(rows) > self.max_rows:
             raise ToolError(f"it returns more than {self.max_rows:,} rows")
-        return Result(width, rows)
+        return QueryResult(width, rows)
 
 
 Columns = Literal["in_order", "any_order"]
@@ -219,7 +219,7 @@ def _read(path: str) -> bytes:
     return data[:18] + b"\1\1" + data[20:]
 
 
-def _gold_results(database: _Database, gold: str, ordered: str, ties: str) -> list[Result]:
+def _gold_results(database: _Database, gold: str, ordered: str, ties: str) -> list[QueryResult]:
     """What the gold query returns, under several plans that it leaves open; all the same rows unless ties are taken.
 
     Raises:
@@ -251,7 +251,7 @@ _TOKEN = re.compile(
 _RANKS = {type(None): 0, int: 1, float: 1, str: 2, bytes: 3}
 
 
-class Result(NamedTuple):
+class QueryResult(NamedTuple):
     """What a query returned.
 
     Attributes:
@@ -263,7 +263,9 @@ class Result(NamedTuple):
     rows: Sequence[tuple[Any, ...]]
 
 
-def same_rows(golds: Sequence[Result], result: Result, is_ordered: bool, columns: Columns, tolerance: float) -> str:
+def same_rows(
+    golds: Sequence[QueryResult], result: QueryResult, is_ordered: bool, columns: Columns, tolerance: float
+) -> str:
     """Why a result is not the gold one; "" where it is.
 
     Args:
@@ -292,7 +294,7 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def _blocks(golds: Sequence[Result]) -> list[tuple[int, int]]:
+def _blocks(golds: Sequence[QueryResult]) -> list[tuple[int, int]]:
     """Start and end of the shortest runs of rows that stand in the same place in all orders."""
     others = [gold.rows for gold in golds[1:] if len(gold.rows) == len(golds[0].rows)]
     blocks, start = [], 0
@@ -341,7 +343,7 @@ def _rough(row: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-def _assignments(gold: Result, result: Result) -> Iterator[Sequence[int]]:
+def _assignments(gold: QueryResult, result: QueryResult) -> Iterator[Sequence[int]]:
     """Ways to place the result's columns so that each holds the values of its gold column, a bounded number of them."""
     wanted = [_column(gold, place) for place in range(gold.width)]
     found = [_column(result, place) for place in range(result.width)]
@@ -359,7 +361,7 @@ def _assignments(gold: Result, result: Result) -> Iterator[Sequence[int]]:
         pending += [(*chosen, place) for place in reversed(fitting)]
 
 
-def _column(result: Result, place: int) -> Counter[Any]:
+def _column(result: QueryResult, place: int) -> Counter[Any]:
     """The values of a column, floats without their last digits."""
     return Counter(_rough((row[place],)) for row in result.rows)
 

@@ -22,7 +22,6 @@ from reward_kit.rewards.quantities import FUNCTIONS, close
 
 MOST_CALLS: Final = 3_000_000
 """Calls of functions that all comparisons of one answer by math-verify may take; some seconds."""
-
 _LONGEST_EXPRESSION: Final = 300
 _MATHEMATICS: Final = ("sympy.", "mpmath.", "antlr4.", "latex2sympy2_extended.", "math_verify.")
 _NUMBERS: Final = re.compile(r"[0-9]+")

@@ -167,7 +167,7 @@ def milestones(
     return EvaluateResult(score=score, reason=reason, metrics=metrics, step_outputs=steps or None)
 
 
-class _Call(NamedTuple):
+class _MadeCall(NamedTuple):
     name: str
     arguments: Mapping[str, Any]
     answer: str
@@ -209,7 +209,7 @@ def _outcomes(step: StepData) -> list[dict[str, Any]]:
     return [tool for tool in outcomes if isinstance(tool, dict)] if isinstance(outcomes, list) else []
 
 
-def _good_calls(step: StepData) -> Iterator[_Call]:
+def _good_calls(step: StepData) -> Iterator[_MadeCall]:
     """The calls of a step that were carried out and did not fail, with what answered them."""
     action, after = _after_action(step)
     calls = action.tool_calls or [] if action is not None else []
@@ -220,7 +220,7 @@ def _good_calls(step: StepData) -> Iterator[_Call]:
                 arguments = json.loads(call.function.arguments)
             except (ValueError, RecursionError):
                 arguments = {}
-            yield _Call(call.function.name, arguments if isinstance(arguments, dict) else {}, answer)
+            yield _MadeCall(call.function.name, arguments if isinstance(arguments, dict) else {}, answer)
 
 
 def _has_all(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

@@ -96,11 +96,9 @@ __all__ = [
     "truncated_importance_weights",
     "value_loss",
 ]
-
 _MANAGERS = ("BatchRewardManager", "DAPORewardManager", "EpisodeRewardManager", "NaiveRewardManager")
 _MODELS = ("build_decoder", "build_tokenizer", "compose_embeddings", "describe", "load_model", "save_model")
 _SFT = ("DemonstratingPolicy", "Demonstrations", "SFTConfig", "SFTProgress", "episode_texts", "fit")
-
 __getattr__, __dir__ = lazy_names(
     __name__,
     {name: "losses" for name in __all__ if name.endswith("_loss")}

@@ -73,9 +73,7 @@ __all__ = [
     "save_batch_for_study",
     "save_checkpoint",
 ]
-
 logger = logging.getLogger("reward_kit.rl")
-
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 MODEL = "model"

@@ -27,13 +27,13 @@ import numpy.typing as npt
 from reward_kit.errors import ConfigError, did_you_mean, why_unreadable
 
 __all__ = [
-    "Interval",
     "Latency",
     "Overlap",
     "PipelineSettings",
     "Schedule",
     "ScheduleResult",
     "ScoredBatch",
+    "TimelineInterval",
     "draw_latencies",
     "draw_timeline",
     "list_schedule",
@@ -43,7 +43,6 @@ __all__ = [
     "read_durations",
     "simulate_overlap",
 ]
-
 MOST_CALLS = 5_000_000
 MOST_SECONDS = 1e8
 """Three years. With sums of such numbers the clock of a simulation still tells milliseconds, and cannot overflow."""
@@ -150,7 +149,7 @@ def _nearest_divisor(number: int, wanted: int) -> int:
 Floats = npt.NDArray[np.float64]
 
 
-class _Kind(NamedTuple):
+class _LatencyKind(NamedTuple):
     """One distribution: its parameters by name, and how numbers are drawn."""
 
     parameters: tuple[str, ...]
@@ -165,11 +164,13 @@ def _lognormal(generator: np.random.Generator, given: Sequence[float], size: tup
 
 
 _KINDS = {
-    "constant": _Kind(("SECONDS",), lambda generator, given, size: np.full(size, given[0])),
-    "uniform": _Kind(("LOW", "HIGH"), lambda generator, given, size: generator.uniform(given[0], given[1], size)),
-    "exponential": _Kind(("MEAN",), lambda generator, given, size: generator.exponential(given[0], size)),
-    "lognormal": _Kind(("MEAN", "SIGMA"), _lognormal),
-    "empirical": _Kind((), lambda generator, given, size: generator.choice(np.asarray(given, np.float64), size)),
+    "constant": _LatencyKind(("SECONDS",), lambda generator, given, size: np.full(size, given[0])),
+    "uniform": _LatencyKind(
+        ("LOW", "HIGH"), lambda generator, given, size: generator.uniform(given[0], given[1], size)
+    ),
+    "exponential": _LatencyKind(("MEAN",), lambda generator, given, size: generator.exponential(given[0], size)),
+    "lognormal": _LatencyKind(("MEAN", "SIGMA"), _lognormal),
+    "empirical": _LatencyKind((), lambda generator, given, size: generator.choice(np.asarray(given, np.float64), size)),
 }
 
 
@@ -329,7 +330,7 @@ def _after(settings: PipelineSettings, left: int) -> float:
 Doing = Literal["rollout", "log_probs", "update", "publish", "waits_for_rewards", "waits_for_rollouts"]
 
 
-class Interval(NamedTuple):
+class TimelineInterval(NamedTuple):
     """What a machine does from one second to another, for the batch of which step (from 0)."""
 
     doing: Doing
@@ -371,8 +372,8 @@ class ScheduleResult:
 
     schedule: Schedule
     makespan_s: float
-    intervals: tuple[Interval, ...]
-    rollouts: tuple[Interval, ...]
+    intervals: tuple[TimelineInterval, ...]
+    rollouts: tuple[TimelineInterval, ...]
     batches: tuple[ScoredBatch, ...]
     staleness: int
     latency_bias: float | None
@@ -476,8 +477,8 @@ class _Simulation:
     published_s: float = 0.0
     version: int = 0
     versions: list[int] = field(default_factory=list)
-    intervals: list[Interval] = field(default_factory=list)
-    rollouts: list[Interval] = field(default_factory=list)
+    intervals: list[TimelineInterval] = field(default_factory=list)
+    rollouts: list[TimelineInterval] = field(default_factory=list)
     batches: list[ScoredBatch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -515,7 +516,7 @@ class _Simulation:
         if settings.separate_rollouts:
             begin = max(self.rollouts_s, self.published_s)
             self.rollouts_s = begin + settings.rollout_s
-            self.rollouts.append(Interval("rollout", step, begin, self.rollouts_s))
+            self.rollouts.append(TimelineInterval("rollout", step, begin, self.rollouts_s))
         else:
             self._do("rollout", step, settings.rollout_s)
             self.rollouts_s = self.trainer_s
@@ -559,11 +560,11 @@ class _Simulation:
 
     def _do(self, doing: Doing, step: int, seconds: float) -> None:
         begin, self.trainer_s = self.trainer_s, self.trainer_s + seconds
-        self.intervals.append(Interval(doing, step, begin, self.trainer_s))
+        self.intervals.append(TimelineInterval(doing, step, begin, self.trainer_s))
 
     def _wait(self, doing: Doing, step: int, until_s: float) -> None:
         if until_s > self.trainer_s:
-            self.intervals.append(Interval(doing, step, self.trainer_s, until_s))
+            self.intervals.append(TimelineInterval(doing, step, self.trainer_s, until_s))
             self.trainer_s = until_s
 
 
@@ -608,20 +609,14 @@ LETTERS: dict[Doing, str] = {
     "waits_for_rewards": "·",
     "waits_for_rollouts": "-",
 }
-
 LEGEND = (
     "R rollout  L log-probabilities  U update  P weights published  · waits for rewards  - waits for rollouts\n"
     "step: whose batch it is (last digit)  calls: reward calls in flight, █ all of max_concurrency"
 )
-
 _LEVELS = " ▁▂▃▄▅▆▇█"
-
 _STEPS = 2
-
 _MARGIN = len("  rollouts ")
-
 NARROWEST = _MARGIN + 10
-
 _DOINGS: tuple[Doing, ...] = get_args(Doing)
 
 
@@ -691,7 +686,7 @@ def _rows(overlap: Overlap, result: ScheduleResult, edges: Floats) -> list[Timel
     return [TimelineRow(result.schedule, shows, cells) for shows, cells in rows]
 
 
-def _shares(intervals: Sequence[Interval], edges: Floats, kinds: Sequence[object], of: int) -> list[int | None]:
+def _shares(intervals: Sequence[TimelineInterval], edges: Floats, kinds: Sequence[object], of: int) -> list[int | None]:
     """For each cell the place in `kinds` of what fills most of it, None where nothing does; `of` is the field."""
     filled = np.zeros((len(kinds), len(edges) - 1))
     places = {kind: place for place, kind in enumerate(kinds)}
@@ -701,14 +696,14 @@ def _shares(intervals: Sequence[Interval], edges: Floats, kinds: Sequence[object
     return [int(cell.argmax()) if cell.any() else None for cell in filled.T]
 
 
-def _letters(intervals: Sequence[Interval], edges: Floats) -> str:
-    shares = _shares(intervals, edges, _DOINGS, Interval._fields.index("doing"))
+def _letters(intervals: Sequence[TimelineInterval], edges: Floats) -> str:
+    shares = _shares(intervals, edges, _DOINGS, TimelineInterval._fields.index("doing"))
     return "".join(" " if place is None else LETTERS[_DOINGS[place]] for place in shares)
 
 
-def _steps(intervals: Sequence[Interval], edges: Floats) -> str:
+def _steps(intervals: Sequence[TimelineInterval], edges: Floats) -> str:
     steps = range(max(item.step for item in intervals) + 1)
-    shares = _shares(intervals, edges, steps, Interval._fields.index("step"))
+    shares = _shares(intervals, edges, steps, TimelineInterval._fields.index("step"))
     return "".join(" " if step is None else str((step + 1) % 10) for step in shares)
 
 

@@ -55,7 +55,6 @@ from reward_kit.tokens.columns import Array, Floats, Ints
 from reward_kit.torch_cpu import keep_freed_memory, no_denormals
 
 __all__ = ["LoRAOptions", "OffPolicyLimits", "OnFailure", "PPOConfig", "PPOLearner"]
-
 OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
 """Called with the batch that an update failed on, and with facts about the failure."""
 

@@ -106,13 +106,13 @@ class ServedPolicy(AgentPolicy):
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
         """Open the session of one episode."""
-        return _Session(self, await self._acting.open(context))
+        return _ServedSession(self, await self._acting.open(context))
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
         """Act outside of any episode."""
-        return await _Session(self, self._acting).get_action(observation, available_tools_specs)
+        return await _ServedSession(self, self._acting).get_action(observation, available_tools_specs)
 
     async def publish(self, version: int) -> None:
         """Have the server sample with the weights that `module` has now.
@@ -192,7 +192,7 @@ class ServedPolicy(AgentPolicy):
             raise PolicyError(f"{url} did not load the weights of {self.published}: {answer.get('message')}")
 
 
-class _Session(AgentPolicy):
+class _ServedSession(AgentPolicy):
     def __init__(self, policy: ServedPolicy, acting: AgentPolicy) -> None:
         self._policy, self._acting = policy, acting
 

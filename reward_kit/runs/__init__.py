@@ -45,7 +45,6 @@ __all__ = [
     "summary_table",
     "t_quantile",
 ]
-
 _MODULES = {
     "display": "summary_table",
     "finished": "FinishedRun",
@@ -55,7 +54,6 @@ _MODULES = {
     "summary": "summary_from_json",
     "tasks": "load_task",
 }
-
 __getattr__, __dir__ = lazy_names(
     __name__, {name: module for module, names in _MODULES.items() for name in names.split()}
 )

@@ -261,13 +261,9 @@ def paired(baseline: Side, side: Side) -> Pairing:
 
 
 _COMPARED = {"name", "policy", "reward_function_path", "reward_options", "dataset_path", "pass_threshold"}
-
 _HARMLESS = {"description", "run_limits", "sandbox", "credit", "redact"}  # which change no score that is given
-
 _OWN_LINES = {"task file", "dataset", "reward", "policy"}
-
 _SHORT = 12
-
 _SEED_TELLS = (
     "models drew other chances, and where worlds are drawn from it, samples of one name are other problems, and the "
     "pairing says less"
@@ -341,9 +337,7 @@ def _only(given: Mapping[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 CONFIDENCE = 0.95
-
 ALPHA = 0.05
-
 Verdict = Literal["better", "worse", "doubtful", "not shown"]
 
 

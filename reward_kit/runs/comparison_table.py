@@ -14,13 +14,9 @@ from reward_kit.runs.comparison import Comparison, Difference, SamplePair, Side
 from reward_kit.runs.display import difference_text, figure, interval_text
 
 _NAMES_SHOWN = 10
-
 _NAME_LENGTH = 60
-
 _LINE_LENGTH = 2_000
-
 _DASH = "–"
-
 _SEEN = 5e-4
 
 

@@ -133,7 +133,6 @@ def _first_error(summary: PolicySummary) -> RenderableType:
 
 
 DisplayKind = Literal["rich", "plain", "none"]
-
 _FEWEST_SAMPLES = 5  # an interval from fewer says nothing while the run goes on
 
 

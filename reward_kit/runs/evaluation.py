@@ -250,7 +250,6 @@ _PLAIN = {
     "dataset": "dataset_path",
     "resource": "resource_type",
 }
-
 """What may be given as an object, with the key of a task file that names it."""
 
 

@@ -19,9 +19,7 @@ from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.summary import EpisodeRow
 
 NAME = "reward_kit.events"
-
 _log = logging.getLogger(NAME)
-
 _OF_UPDATE = (HELD_OUT_SCORE, "score/mean", "learner/approx_kl", "time/total_s")
 
 

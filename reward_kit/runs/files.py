@@ -18,7 +18,6 @@ from reward_kit.errors import StoreError
 from reward_kit.private_files import private_opener
 
 STATES = "states"
-
 _STATE_NAME = re.compile(r"[0-9a-f]{64}\.[A-Za-z0-9_-]{1,64}")
 
 
@@ -192,19 +191,12 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes], *, is_private: b
 
 
 METRICS: Final = "metrics.jsonl"
-
 """A line for each update, with its figures."""
-
 HELD_OUT_SCORE: Final = "held_out/score"
-
 """The figure of an evaluation: the mean score on the samples that are not trained on."""
-
 EPISODES: Final = "episodes"
-
 """The folder of the episodes that were kept, a file for each update of which they were."""
-
 TRAINING: Final = "training"
-
 """The key of a kept episode's line under which stands what the update made of it; see `rl/training/kept.py`."""
 
 

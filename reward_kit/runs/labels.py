@@ -23,7 +23,6 @@ from reward_kit.runs.scoring import read_transcripts
 from reward_kit.validation import describe_validation_error
 
 Pairs = Literal["scores", "judge"]
-
 _WORDS: dict[str, float] = {
     **dict.fromkeys(("yes", "true", "pass", "passed", "good", "correct", "right"), 1.0),
     **dict.fromkeys(("no", "false", "fail", "failed", "bad", "incorrect", "wrong"), 0.0),

@@ -70,7 +70,7 @@ class RolloutWorker(Protocol):
         """
 
 
-class Engine(Protocol):
+class RunEngine(Protocol):
     """Collects the episodes of one run, and calls its reward."""
 
     def workers(self, plan: RunPlan, budget: RunBudget) -> AbstractAsyncContextManager[Mapping[str, RolloutWorker]]:
@@ -246,7 +246,6 @@ if TYPE_CHECKING:
     from reward_kit.runs.credit import RunCredit
 
 logger = logging.getLogger("reward_kit.runs")
-
 _MOST_LOADED = 256  # units that wait in memory at a time: many more than are scored at once
 
 
@@ -293,7 +292,7 @@ async def run(
     watch: Callable[[Run], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
     error_limit: float | None = None,
     only_failed: bool = False,
-    engine: Engine | None = None,
+    engine: RunEngine | None = None,
     given: Iterable[SingleAgentEpisode] = (),
     further: Callable[[Sequence[EpisodeRow]], Mapping[str, Any]] = lambda _: {},
 ) -> RunOutcome:
@@ -422,7 +421,7 @@ class Run:
         control: Control | None = None,
         error_limit: float | None = None,
         only_failed: bool = False,
-        engine: Engine | None = None,
+        engine: RunEngine | None = None,
     ) -> None:
         self.rows: dict[str, EpisodeRow] = {}
         self._plan, self._store, self._listener = plan, store, listener

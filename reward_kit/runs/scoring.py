@@ -131,20 +131,20 @@ def _messages(row: Mapping[str, Any], where: str) -> list[Message]:
 _OF_REWARD = ("sandbox", "reward_options", "redact")
 
 
-class Origin(NamedTuple):
+class ScoreOrigin(NamedTuple):
     """The task that episodes were collected for, as keys of a task file, and the folder of the files that it names."""
 
     task: Mapping[str, Any]
     folder: Path
 
 
-def origin_of(header: RunHeader) -> Origin | None:
+def origin_of(header: RunHeader) -> ScoreOrigin | None:
     """The task of a run; None where it scored transcripts of which nothing is known."""
     task_path = header.task_path or (header.rescored_from or {}).get("task_path")
-    return Origin(header.task, Path(task_path).parent) if task_path is not None else None
+    return ScoreOrigin(header.task, Path(task_path).parent) if task_path is not None else None
 
 
-def origin_of_data(data: Path) -> Origin:
+def origin_of_data(data: Path) -> ScoreOrigin:
     """The run's own task where transcripts are a run's, else next to nothing.
 
     Raises:
@@ -152,7 +152,7 @@ def origin_of_data(data: Path) -> Origin:
     """
     is_of_run = data.name == "episodes.jsonl" and (data.parent / FILE).is_file()
     known = origin_of(RunHeader.read(data.parent)) if is_of_run else None
-    return known or Origin({"name": data.stem}, Path.cwd())
+    return known or ScoreOrigin({"name": data.stem}, Path.cwd())
 
 
 class Ready(NamedTuple):
@@ -165,7 +165,7 @@ class Ready(NamedTuple):
 
 
 def ready_to_score(
-    origin: Origin,
+    origin: ScoreOrigin,
     reward: str,
     changes: Mapping[str, Any],
     pass_threshold: float | None,

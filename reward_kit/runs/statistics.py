@@ -21,7 +21,6 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Method = Literal["bca", "percentile"]
-
 _SQUARABLE = 1e100  # sums of squares of many such numbers are finite
 _ALIKE = 1e-12
 _DRAWN_AT_ONCE = 200_000

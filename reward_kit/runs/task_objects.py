@@ -56,7 +56,6 @@ def _class_in_a_cell(kind: type) -> str:
 
 
 LivePolicy = AgentPolicy | type[AgentPolicy]
-
 _WITHOUT_WALLS = (
     "reward {0!r} is a Python object and runs in_process, unconfined; write it to a file and name it, "
     "e.g. reward='reward.py:{0}', and it runs in the sandbox"

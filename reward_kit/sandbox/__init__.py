@@ -20,6 +20,5 @@ _HOMES = {
     "Sandbox": "host",
     "probe": "host",
 }
-
 __all__ = ["Limits", "Outcome", "Program", "Sandbox", "probe"]
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -22,10 +22,8 @@ HEADER: Final = struct.Struct("!4s16sI")
 NONCE_BYTES: Final = 16
 READY: Final = b"R"
 """The one byte that a confined child writes before it reads any program."""
-
 MAX_DEPTH: Final = 100
 MAX_INTEGER_DIGITS: Final = 1_000
-
 FrameFault = Literal[
     "no_result",
     "forged_frame",

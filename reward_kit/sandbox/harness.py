@@ -32,7 +32,6 @@ _ERRNO_KINDS = {
     errno.EMFILE: "open_files",
     errno.EAGAIN: "processes",
 }
-
 OWN_FILES: set[str] = set()
 """The files whose lines a traceback shows: the program's, and what else was sent as text."""
 SPOILT: list[str] = []

@@ -27,7 +27,6 @@ _CALLS_A_LOOK = 64
 _SPOILING = ("memory", "open_files", "disk", "processes")
 _LAST_CALL_S = 2.0
 _WarmKey = tuple[Program, Limits]
-
 STRENGTHS: tuple[Strength, ...] = ("namespaces", "landlock", "process")
 _CONFINING: tuple[Strength, ...] = ("namespaces", "landlock")
 
@@ -441,7 +440,6 @@ def trial(_):
         pass
     return reached
 """
-
 _known: dict[Strength, Availability] = {}
 
 

@@ -21,9 +21,7 @@ from reward_kit.sandbox import linux
 WORK_FOLDER: Final = "/tmp"
 INNER_ID: Final = 1000
 """User and group id of confined code as it sees itself."""
-
 DEVICES: Final = ("null", "zero", "random", "urandom")
-
 _NEWNS, _NEWCGROUP, _NEWUTS, _NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 _NEWUSER, NEWPID, _NEWNET = 0x10000000, 0x20000000, 0x40000000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
@@ -31,9 +29,7 @@ _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x20, 0x1000, 0x4000, 0x40000
 _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4
 _MNT_DETACH = 2
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
-
 _OPEN_TREE_CLONE, _MOVE_FROM_DESCRIPTOR = 1, 4
-
 _OLD = "/.old-root"
 
 

@@ -12,7 +12,6 @@ from reward_kit.sandbox.program import Limits
 
 Level = Literal["isolated", "warm"]
 Strength = Literal["namespaces", "landlock", "process"]
-
 OutcomeKind = (
     FrameFault
     | Literal[
@@ -35,7 +34,6 @@ OutcomeKind = (
         "zygote",
     ]
 )
-
 MEANINGS: Final[dict[OutcomeKind, str]] = {
     "ok": "The function gave a value.",
     "wall": "It ran longer than its limit of wall time.",

@@ -16,14 +16,12 @@ from typing import Literal
 from reward_kit.errors import ConfigError
 
 CallForm = Literal["reward", "plain"]
-
 _MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
 _TIME_ZONES = ("/etc/localtime", "/usr/share/zoneinfo")
 _PROGRAMS = ("/bin", "/usr/bin", "/usr/local/bin")
 _NEVER_READ = ("/", "/proc", "/sys", "/dev", "/tmp")
-
 SOURCE_LIMIT = 4 << 20
 
 
@@ -152,7 +150,6 @@ def _check_readable(path: str) -> None:
 
 
 MOST_RESULT_KB = 1 << 20
-
 _INTEGERS = ("memory_mb", "processes", "open_files", "disk_mb", "output_kb", "result_kb")
 _AT_LEAST = {"memory_mb": 16, "processes": 0, "open_files": 8, "disk_mb": 1, "output_kb": 0, "result_kb": 1}
 _AT_MOST = {"memory_mb": 1 << 20, "processes": 4096, "open_files": 4096, "disk_mb": 1 << 20}

@@ -26,12 +26,10 @@ from reward_kit.sandbox import linux
 ALLOW = 0x7FFF0000
 KILL_PROCESS = 0x80000000
 _ERRNO = 0x00050000
-
 _LOAD, _JUMP, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x06
 _AND = 0x54
 _NUMBER_AT, _MACHINE_AT, _ARGUMENTS_AT = 0, 4, 16
 _X32_BIT = 0x40000000
-
 Code = tuple["Instruction", ...]
 
 
@@ -157,9 +155,7 @@ getxattr lgetxattr fgetxattr setxattr lsetxattr fsetxattr listxattr llistxattr f
 """
 # The C library falls back to `clone` and `openat`, whose flags a filter can see.
 _NOT_THERE: Final = "clone3 openat2"
-
 _NOT_FOR_ZYGOTES: Final = "socket connect bind execve execveat ptrace io_uring_setup keyctl"
-
 _FCNTL: Final = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1031, 1032)  # duplicate, flags, record locks, pipe size
 _IOCTL: Final = (0x541B, 0x5421, 0x5450, 0x5451, 0x5401, 0x5413)  # bytes waiting, non-blocking, close-on-exec, is a tty
 _PRCTL: Final = (3, 15, 16, 0x53564D41)  # is dumpable, thread name, names of memory areas
@@ -167,7 +163,6 @@ _ARCH_PRCTL: Final = (0x1002, 0x1003)  # the base of a thread's own storage, whi
 _CLONE_THREAD: Final = 0x10000
 _CLONE_NEW: Final = 0x7E020000  # any new namespace
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE_MASK = 1, 1, 0xF
-
 _SECCOMP_SET_MODE_FILTER = 1
 _OWN_PID: Final = 0x5EC0B1D5
 """Stands for the process's own id until that is known; larger than any."""

@@ -16,7 +16,6 @@ from reward_kit.errors import ConfigError
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-
 _NO_ROWS: Ints = np.zeros(0, dtype=np.int64)
 
 

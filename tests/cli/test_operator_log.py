@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reward_kit.cli.operator_log import EVENTS, LEVELS, OperatorHandler, Wanted, begin, parsed
+from reward_kit.cli.operator_log import EVENTS, LEVELS, LogFilter, OperatorHandler, begin, parsed
 from reward_kit.errors import ConfigError
 from reward_kit.runs.redaction import Redaction
 from tests.cli.project import Project
@@ -29,7 +29,7 @@ def record(message: str, *arguments: Any, name: str = "reward_kit.runs", **extra
 
 
 def as_told(form: str, told: logging.LogRecord, *secrets: str) -> str:
-    return OperatorHandler(Wanted(logging.DEBUG), form, Redaction(secrets)).format(told)
+    return OperatorHandler(LogFilter(logging.DEBUG), form, Redaction(secrets)).format(told)
 
 
 def events_of(stderr: str) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import pytest
 
 from reward_kit.checks import check_resource
 from reward_kit.environments import SokobanResource, open_snapshot
-from reward_kit.environments.sokoban_solver import (
+from reward_kit.environments.sokoban import (
     DIRECTIONS,
     BoardSpec,
     Level,

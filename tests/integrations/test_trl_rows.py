@@ -21,7 +21,7 @@ from reward_kit.episodes.segments import EpisodeTokens
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, Failure
 from reward_kit.integrations.trl.rollouts import as_rollout_func, check_trainer, group_prompts, plain_weights, publish
-from reward_kit.integrations.trl.rows import ADVANTAGES, Outcome, rollout_output
+from reward_kit.integrations.trl.rows import ADVANTAGES, RowOutcome, rollout_output
 from reward_kit.models import EvaluateResult, Message, TaskDefinitionModel
 from reward_kit.reward_agent.scoring import Scored
 from reward_kit.rl.trainer import trainable
@@ -63,8 +63,8 @@ def scored(episodes: list[SingleAgentEpisode], *, unscored: tuple[int, ...] = ()
     ]
 
 
-def credited(episodes: list[SingleAgentEpisode], results: list[Scored]) -> Outcome:
-    return Outcome(results, CreditAssigner("gigpo", step_rewards="environment").assign(episodes, results))
+def credited(episodes: list[SingleAgentEpisode], results: list[Scored]) -> RowOutcome:
+    return RowOutcome(results, CreditAssigner("gigpo", step_rewards="environment").assign(episodes, results))
 
 
 async def test_a_row_is_what_was_seen_and_sampled(policy: HFAgentPolicy) -> None:

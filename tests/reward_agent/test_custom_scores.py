@@ -19,7 +19,7 @@ from reward_kit.models import Message
 from reward_kit.providers.request_queue import Rates
 from reward_kit.reward_agent import AsyncRewardAgent, Scored, ScoringRequest
 from reward_kit.reward_agent.confined import ConfinedReward
-from reward_kit.reward_agent.custom_rewards import Answer, read_answer, spec_of
+from reward_kit.reward_agent.custom_rewards import CustomAnswer, read_answer, spec_of
 from reward_kit.reward_agent.custom_scorer import GroupScorer
 from reward_kit.reward_agent.levels import SandboxChoice, load_custom_reward, scorer_of
 from reward_kit.task_parts import SandboxLevel
@@ -170,7 +170,7 @@ def test_a_number_a_triple_and_a_mapping_are_taken(returned: Any, score: float, 
     assert (found.score, found.query, found.is_score_valid) == (score, query, True)
     told = {"query": query, "words": 3}
     mapped = read_answer({"score": score, **told}, "mine")
-    assert isinstance(mapped, Answer) and mapped.told == told and "told" not in mapped.model_dump()
+    assert isinstance(mapped, CustomAnswer) and mapped.told == told and "told" not in mapped.model_dump()
     assert mapped.model_dump(exclude={"reason"}) == read_answer((score, query, None), "mine").model_dump(
         exclude={"reason"}
     )

@@ -16,7 +16,7 @@ from reward_kit.environments.snapshots import SqliteState, compose, open_snapsho
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult
 from reward_kit.reward_calls import with_options
-from reward_kit.rewards.sql import Result, has_order, same_rows, sql_result, with_tie_break
+from reward_kit.rewards.sql import QueryResult, has_order, same_rows, sql_result, with_tie_break
 from reward_kit.typed_interface import reward_spec
 from tests.profiles import examples
 
@@ -300,12 +300,12 @@ ROWS = st.integers(0, 3).flatmap(
 def test_rows_are_the_same_in_any_order_and_never_in_another_number(table: tuple[int, list[Any]], draw: Any) -> None:
     width, rows = table
     shuffled = draw.sample(rows, len(rows))
-    gold = Result(width, rows)
-    assert same_rows([gold], Result(width, shuffled), False, "in_order", 0.0) == ""
-    assert same_rows([gold], Result(width, rows), True, "in_order", 0.0) == ""
-    assert same_rows([gold], Result(width, [*rows, (None,) * width]), False, "in_order", 0.0) != ""
+    gold = QueryResult(width, rows)
+    assert same_rows([gold], QueryResult(width, shuffled), False, "in_order", 0.0) == ""
+    assert same_rows([gold], QueryResult(width, rows), True, "in_order", 0.0) == ""
+    assert same_rows([gold], QueryResult(width, [*rows, (None,) * width]), False, "in_order", 0.0) != ""
     places = draw.sample(range(width), width)
-    moved = Result(width, [tuple(row[place] for place in places) for row in shuffled])
+    moved = QueryResult(width, [tuple(row[place] for place in places) for row in shuffled])
     assert same_rows([gold], moved, False, "any_order", 0.0) == ""
 
 
@@ -318,4 +318,4 @@ def test_without_a_tolerance_it_is_equality_of_multisets(
         return Counter(tuple((isinstance(value, int | float), value) for value in row) for row in rows)
 
     expected = one[0] == other[0] and typed(one[1]) == typed(other[1])
-    assert (same_rows([Result(*one)], Result(*other), False, "in_order", 0.0) == "") == expected
+    assert (same_rows([QueryResult(*one)], QueryResult(*other), False, "in_order", 0.0) == "") == expected

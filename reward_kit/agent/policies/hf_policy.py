@@ -17,8 +17,8 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from reward_kit.agent.policies.hf.action_formats import ActionFormat, Plain, Tool, find_action_format, tools_of
-from reward_kit.agent.policies.hf.chat_layout import ChatLayout, Conversation, tools_given
+from reward_kit.agent.policies.hf.action_formats import ActionFormat, Plain, ToolSchema, find_action_format, tools_of
+from reward_kit.agent.policies.hf.chat_layout import ChatLayout, TokenConversation, tools_given
 from reward_kit.agent.policies.hf.constraints import Choices, TurnConstraints
 from reward_kit.agent.policies.hf.engine import Engine, Slot
 from reward_kit.agent.policies.hf.model import OPTIONS, ModelSource, PolicyWithValue, merged_state_dict, settle_options
@@ -247,7 +247,7 @@ class HFAgentPolicy(AgentPolicy):
         if self._started is not None:
             await self._started.close()
 
-    def form_of(self, tools: Sequence[Tool]) -> ActionFormat:
+    def form_of(self, tools: Sequence[ToolSchema]) -> ActionFormat:
         """Return the format in which calls of these tools are written.
 
         Raises:
@@ -264,7 +264,7 @@ class HFSession(AgentPolicy):
 
     def __init__(self, policy: HFAgentPolicy, slot: Slot) -> None:
         self._policy, self._slot, self._turn = policy, slot, 0
-        self._conversation = Conversation(policy._layout, policy._stop_ids, **policy._prompt_options)
+        self._conversation = TokenConversation(policy._layout, policy._stop_ids, **policy._prompt_options)
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None

@@ -141,13 +141,13 @@ class OpenAIAgentPolicy(AgentPolicy):
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
         """Return the session of one episode, with its seed."""
-        return _Session(self, context.seed % _SEED_RANGE if self._send_seed else None, context.rollout_id)
+        return _ChatSession(self, context.seed % _SEED_RANGE if self._send_seed else None, context.rollout_id)
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
         """Return one action outside of any episode, without a seed."""
-        return await _Session(self, None).get_action(observation, available_tools_specs)
+        return await _ChatSession(self, None).get_action(observation, available_tools_specs)
 
     async def complete(self, request: Mapping[str, Any], seed: int, scope: str = "") -> ChatCompletion:
         """Return the model's answer to a request in chat form that an agent wrote.
@@ -173,7 +173,7 @@ class OpenAIAgentPolicy(AgentPolicy):
         await self._endpoint.aclose()
 
 
-class _Session(AgentPolicy):
+class _ChatSession(AgentPolicy):
     """One episode's conversation with the policy's endpoint."""
 
     def __init__(self, policy: OpenAIAgentPolicy, seed: int | None, scope: str = "") -> None:

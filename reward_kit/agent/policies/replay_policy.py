@@ -27,7 +27,6 @@ from reward_kit.models import Message
 from reward_kit.safe_input import complete_lines
 
 logger = logging.getLogger("reward_kit.agent")
-
 _AFTER_IDENTITY = b',"stop_reason":'
 _ENVIRONMENT_FAILURES = ("EnvironmentFailure", "ToolError")
 
@@ -90,7 +89,7 @@ class ReplayPolicy(AgentPolicy):
             number = f"rollout {context.rollout_index} of sample {context.sample_id!r}"
             raise PolicyError(f"{self._file} has no episode to replay for {number} ({context.rollout_id})")
         episode = await anyio.to_thread.run_sync(self._read, line.offset)
-        return _Session(episode, f"replay of {episode.id_} ({self._file})", self._stops, context.call_tool)
+        return _ReplaySession(episode, f"replay of {episode.id_} ({self._file})", self._stops, context.call_tool)
 
     def _read(self, offset: int) -> SingleAgentEpisode:
         with self._file.open("rb") as lines:
@@ -107,7 +106,7 @@ class ReplayPolicy(AgentPolicy):
         raise PolicyError("a replay acts through the session of an episode, which open() returns")
 
 
-class _Session(AgentPolicy):
+class _ReplaySession(AgentPolicy):
     """One recorded episode, played from its beginning."""
 
     def __init__(

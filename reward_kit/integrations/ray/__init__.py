@@ -20,7 +20,6 @@ __all__ = [
     "RayScorer",
     "train_loop",
 ]
-
 _MODULES = {
     "options": "RayOptions",
     "reward_agent": "RayAsyncRewardAgent",
@@ -28,7 +27,6 @@ _MODULES = {
     "rollouts": "RayRolloutWorker",
     "training": "train_loop",
 }
-
 __getattr__, __dir__ = lazy_names(
     __name__, {name: module for module, names in _MODULES.items() for name in names.split()}
 )

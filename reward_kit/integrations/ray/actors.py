@@ -53,7 +53,7 @@ class Rest(NamedTuple):
     seconds: float
 
 
-class SharedBudget(RunBudget):
+class ActorBudget(RunBudget):
     """The account of a run as one process sees it: its own spending at once, that of the others as it is told.
 
     Attributes:

@@ -26,7 +26,7 @@ from reward_kit.integrations.ray.actors import Process
 from reward_kit.integrations.ray.rewards import RayScorer
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.reward_agent.agent import AsyncRewardAgent
-from reward_kit.reward_agent.calling import Turn
+from reward_kit.reward_agent.calling import CallTurn
 from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 from reward_kit.reward_agent.stats import AgentStats
@@ -36,13 +36,13 @@ Requests = Callable[[Any], Sequence[ScoringRequest]]
 """Makes the requests of a trainer's batch, in its order."""
 
 
-class _Columns(NamedTuple):
+class _RequestColumns(NamedTuple):
     data_idxs: list[int]
     rewards: list[float | None]
     extra_infos: list[Scored]
 
 
-class RewardChunk(_Columns):
+class RewardChunk(_RequestColumns):
     """A part of one batch, in the order of the batch. Unpacks as (data_idxs, rewards, extra_infos).
 
     Attributes:
@@ -144,7 +144,7 @@ class RewardAgentProcess(Process):
             ConfigError: the reward cannot be loaded, or the batch is no whole number of groups of requests.
         """
         agent = await self._opened()
-        return await Turn(agent.compute_reward_pipeline(self._requests_of(data), group_size), self.context)
+        return await CallTurn(agent.compute_reward_pipeline(self._requests_of(data), group_size), self.context)
 
     async def get(
         self,
@@ -171,7 +171,7 @@ class RewardAgentProcess(Process):
         """
         agent = await self._opened()
         how: dict[str, Any] = {"order": order, "cut_groups": cut_groups, **kwargs}
-        found = await Turn(agent.get(chunk_size, hook_func, **how), self.context)
+        found = await CallTurn(agent.get(chunk_size, hook_func, **how), self.context)
         return RewardChunk.of(found) if hook_func is None else found
 
     async def stats(self) -> AgentStats | None:

@@ -21,7 +21,7 @@ from reward_kit.integrations.ray.actors import Process, unpacked
 from reward_kit.integrations.ray.cluster import ClusterError, ray_module
 from reward_kit.integrations.ray.task_workers import RATES
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
-from reward_kit.reward_agent.calling import Turn
+from reward_kit.reward_agent.calling import CallTurn
 from reward_kit.reward_agent.confined import ConfinedReward
 from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
 from reward_kit.reward_agent.scoring import Reward, Scored, Scorer, ScoringRequest
@@ -90,12 +90,12 @@ class RewardActor(Process):
     async def score(self, requests: Sequence[ScoringRequest], in_group: bool) -> list[Scored]:
         """The scores of one call: of one rollout, or of the rollouts of a group."""
         if in_group:
-            return await Turn(self._scorer.score_group(requests), self.context)
-        return [await Turn(self._scorer.score(requests[0]), self.context)]
+            return await CallTurn(self._scorer.score_group(requests), self.context)
+        return [await CallTurn(self._scorer.score(requests[0]), self.context)]
 
     async def finish_group(self, requests: Sequence[ScoringRequest], scored: Sequence[Scored]) -> list[Scored]:
         """As the scorer's."""
-        return await Turn(self._scorer.finish_group(requests, scored), self.context)
+        return await CallTurn(self._scorer.finish_group(requests, scored), self.context)
 
 
 class RayScorer:

@@ -29,13 +29,13 @@ from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import Failure, PolicyError, RewardKitError, boundary
 from reward_kit.integrations.ray.actor_pool import ActorPool, Member, actor_started, answer_of, is_loss
 from reward_kit.integrations.ray.actors import (
+    ActorBudget,
     Assignment,
     CollectedLogs,
     Process,
     Reply,
     Rest,
     Setup,
-    SharedBudget,
     Spent,
     unpacked,
 )
@@ -43,7 +43,7 @@ from reward_kit.integrations.ray.cluster import ClusterError, ray_module
 from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.providers.session import ProviderSession
-from reward_kit.reward_agent.calling import Turn
+from reward_kit.reward_agent.calling import CallTurn
 
 _CLOSE_SECONDS = 10.0
 logger = logging.getLogger("reward_kit.integrations.ray")
@@ -56,7 +56,7 @@ class RolloutActor(Process):
         super().__init__()
         self._workers: Mapping[str, RLRolloutWorker] = {}
         self._groups: dict[str, GroupStart] = {}
-        self._budget, self._traffic = SharedBudget(), ProviderSession()
+        self._budget, self._traffic = ActorBudget(), ProviderSession()
         self._logs, self._notices = CollectedLogs(), list[str]()
         self._gave_up: str | None = None
 
@@ -73,7 +73,7 @@ class RolloutActor(Process):
         setup: Setup = unpacked(driver, packed)
         self._logs.begin()
         os.environ.update(setup.env)
-        self._budget = SharedBudget(setup.limits)
+        self._budget = ActorBudget(setup.limits)
         self._traffic.notice, self._traffic.gave_up = self._notices.append, self._give_up
         threads = anyio.to_thread.current_default_thread_limiter()
         threads.total_tokens = max(threads.total_tokens, 3 * setup.max_concurrency + 64)
@@ -92,7 +92,7 @@ class RolloutActor(Process):
             rest: of the run.
         """
         self._budget.hear(rest)
-        record = await Turn(self._collect(assignment), self.context)
+        record = await CallTurn(self._collect(assignment), self.context)
         notices, self._notices[:] = list(self._notices), []
         return Reply(record, self._budget.own, self._logs.take(), notices, self._gave_up)
 
@@ -110,7 +110,7 @@ class RolloutActor(Process):
     async def close_group(self, group_id: str) -> None:
         """The last episode of a group is over."""
         if (group := self._groups.pop(group_id, None)) is not None:
-            await Turn(group.close(), self.context)
+            await CallTurn(group.close(), self.context)
 
     async def exchange(self, rest: Rest) -> Spent:
         """Hear of the rest of the run; what this process has spent."""
@@ -121,13 +121,13 @@ class RolloutActor(Process):
         """Hand every policy the weights to act with from now on: its `publish(version, weights)` is called."""
         for worker in self._workers.values():
             policy: Any = worker.agent_policy
-            await Turn(policy.publish(version, weights), self.context)
+            await CallTurn(policy.publish(version, weights), self.context)
 
     async def close(self) -> None:
         """Close every start, policy and server."""
         for group_id in list(self._groups):
             await self.close_group(group_id)
-        await Turn(self._close_parties(), self.context)
+        await CallTurn(self._close_parties(), self.context)
         self._traffic.close()
         await super().close()
 

@@ -43,7 +43,7 @@ from reward_kit.rl.training.logs import TrainingDisplay
 from reward_kit.rl.training.plan import TrainingPlan, check_policy, load_plan
 from reward_kit.rl.training.rollouts import acting_as
 from reward_kit.rl.training.run_folder import RunFolder, changes_since, header_of
-from reward_kit.rl.training.session import Outcome, train
+from reward_kit.rl.training.session import TrainingOutcome, train
 from reward_kit.rl.training.setup import Factories, Workers, help_to_train, make_worker, sharded_by, use_threads
 from reward_kit.runs.plan import Control
 from reward_kit.runs.run_folder import FILE, RunHeader
@@ -362,7 +362,7 @@ def _opened(plan: TrainingPlan, run: Path) -> RunFolder:
     return RunFolder(run, plan.redaction)
 
 
-async def _train(plan: TrainingPlan, folder: RunFolder, group: ProcessGroup | None) -> Outcome:
+async def _train(plan: TrainingPlan, folder: RunFolder, group: ProcessGroup | None) -> TrainingOutcome:
     factories = Factories() if group is None else Factories(sharded_by(group))
     if plan.config.engine.type == "ray":
         factories = on_cluster(plan, factories)

@@ -20,14 +20,12 @@ __all__ = [
     "environment_factory",
     "rollout_scores",
 ]
-
 _MODULES = {
     "environments": "environment_factory",
     "rewards": "as_trl_reward rollout_scores",
     "rollouts": "Rollouts as_rollout_func",
     "trainer": "StepCreditTrainer",
 }
-
 __getattr__, __dir__ = lazy_names(
     __name__, {name: module for module, names in _MODULES.items() for name in names.split()}
 )

@@ -19,16 +19,15 @@ from axolotl.core.trainers.grpo.trainer import AxolotlGRPOTrainer
 from axolotl.integrations.base import BasePlugin
 
 from reward_kit.errors import ConfigError
-from reward_kit.integrations.trl.trainer import StepCredit
+from reward_kit.integrations.trl.trainer import StepCreditLoss
 
 TRAINER = f"{__name__}.AxolotlStepCreditTrainer"
-
 _ANOTHER_TRAINER = ("async_prefetch", "use_data_producer", "replay_buffer_size", "reward_num_workers")
 _REWARD = "reward_kit.integrations.trl.rewards.rollout_scores"
 
 
-class AxolotlStepCreditTrainer(StepCredit, AxolotlGRPOTrainer):
-    """Axolotl's `GRPOTrainer` with the advantages and log-probabilities of our rollouts; see `StepCredit`."""
+class AxolotlStepCreditTrainer(StepCreditLoss, AxolotlGRPOTrainer):
+    """Axolotl's `GRPOTrainer` with the advantages and log-probabilities of our rollouts; see `StepCreditLoss`."""
 
 
 class StepCreditPlugin(BasePlugin):

@@ -31,7 +31,7 @@ from reward_kit.validation import describe_validation_error
 _MESSAGES = pydantic.TypeAdapter(list[Message])
 
 
-class Conversation(NamedTuple):
+class TrlConversation(NamedTuple):
     """What was said.
 
     Attributes:
@@ -43,7 +43,7 @@ class Conversation(NamedTuple):
     assistant_turns: list[int]
 
 
-def conversation_of(prompt: Any, completion: Any) -> Conversation:
+def conversation_of(prompt: Any, completion: Any) -> TrlConversation:
     """The conversation of a prompt and its completion.
 
     A text is the user's or the assistant's one message. TRL's tool calls have arguments that are no text, and no ids:
@@ -59,7 +59,7 @@ def conversation_of(prompt: Any, completion: Any) -> Conversation:
     asked, said = _listed(prompt, "user", "prompt"), _listed(completion, "assistant", "completion")
     messages = validated([*asked, *said])
     turns = [place for place, message in enumerate(messages) if message.role == "assistant" and place >= len(asked)]
-    return Conversation(messages, turns)
+    return TrlConversation(messages, turns)
 
 
 def validated(messages: Sequence[Any]) -> list[Message]:
@@ -285,7 +285,7 @@ class TRLReward:
             requests.append(self._request(said, row, worlds[place], place))
         return requests
 
-    def _request(self, said: Conversation, row: Mapping[str, Any], world: Any, place: int) -> ScoringRequest:
+    def _request(self, said: TrlConversation, row: Mapping[str, Any], world: Any, place: int) -> ScoringRequest:
         wanted = self.reward.parameters
         play = getattr(world, "_play", None)
         # Asked for first: what breaks on the way is the play's failure.
@@ -349,7 +349,7 @@ class AsyncTRLReward(TRLReward):
         return await anyio.to_thread.run_sync(lambda: self.scores(prompts, completions, columns))
 
 
-def _conversation(prompt: Any, completion: Any, row: Mapping[str, Any], place: int) -> Conversation:
+def _conversation(prompt: Any, completion: Any, row: Mapping[str, Any], place: int) -> TrlConversation:
     """That of an episode of ours where it is one, whose completion is tokens of several turns; else of TRL's."""
     try:
         if "rollout_id" in row and "messages" in row:
@@ -358,7 +358,7 @@ def _conversation(prompt: Any, completion: Any, row: Mapping[str, Any], place: i
             turns = row.get("assistant_turns", said)  # a prompt may have examples of what an assistant says
             if not isinstance(turns, list) or any(turn not in said for turn in turns):
                 raise ConfigError(f"assistant_turns: {turns!r:.80} are not all messages of an assistant")
-            return Conversation(messages, turns)
+            return TrlConversation(messages, turns)
         return conversation_of(prompt, completion)
     except ConfigError as error:
         raise ConfigError(f"completion {place}: {error}") from error

@@ -26,7 +26,7 @@ from reward_kit.environments.servers import ServerPool
 from reward_kit.episodes.record import facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, did_you_mean, kind_of
-from reward_kit.integrations.trl.rows import Outcome, Segments, rollout_output
+from reward_kit.integrations.trl.rows import RowOutcome, Segments, rollout_output
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.custom_rewards import spec_of
@@ -238,14 +238,14 @@ class Rollouts:
             self.episodes, outcome, filler_id=trainable(self.parts.policy).pad_token_id, segments=self.parts.segments
         )
 
-    async def _outcome(self, tickets: Sequence[Ticket], size: int) -> Outcome:
+    async def _outcome(self, tickets: Sequence[Ticket], size: int) -> RowOutcome:
         agent, credit = self.parts.reward_agent, self.parts.credit
         if agent is None:
-            return Outcome()
+            return RowOutcome()
         scored: list[Scored] = []
         for ticket in tickets:
             scored += (await agent.get(size, ticket=ticket)).extra_infos
-        return Outcome(scored, credit.assign(self.episodes, scored) if credit is not None else None)
+        return RowOutcome(scored, credit.assign(self.episodes, scored) if credit is not None else None)
 
 
 @asynccontextmanager

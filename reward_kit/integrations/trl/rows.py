@@ -26,7 +26,7 @@ ADVANTAGES = "token_advantages"
 _TOKENS = {"env_mask": "action_mask", "logprobs": "logprobs"}
 
 
-class Outcome(NamedTuple):
+class RowOutcome(NamedTuple):
     """What became of episodes: their scores, and what each step was worth; None where nobody asked."""
 
     scored: Sequence[Scored] | None = None
@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
 
 def rollout_output(
     episodes: Sequence[SingleAgentEpisode],
-    outcome: Outcome = Outcome(),  # noqa: B008 - a named tuple is never changed
+    outcome: RowOutcome = RowOutcome(),  # noqa: B008 - a named tuple is never changed
     *,
     filler_id: int,
     segments: Segments = "refuse",
@@ -143,7 +143,7 @@ def _facts(episodes: Sequence[SingleAgentEpisode]) -> dict[str, list[Any]]:
     }
 
 
-def _add_scores(output: dict[str, list[Any]], episodes: Sequence[SingleAgentEpisode], outcome: Outcome) -> None:
+def _add_scores(output: dict[str, list[Any]], episodes: Sequence[SingleAgentEpisode], outcome: RowOutcome) -> None:
     assert outcome.scored is not None
     scored = {one.rollout_id: one for one in outcome.scored}
     failures = {one.rollout_id: one.failure for one in outcome.scored}

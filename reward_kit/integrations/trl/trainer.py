@@ -1,6 +1,6 @@
 """`GRPOTrainer` with an advantage for each token, and with the log-probabilities that were really sampled with.
 
-TRL's loss takes advantages of shape (B,T), and its trainer makes (B,); between the two stands `StepCredit`. The
+TRL's loss takes advantages of shape (B,T), and its trainer makes (B,); between the two stands `StepCreditLoss`. The
 rollouts bring what each step was worth, and this puts it on the step's tokens.
 """
 
@@ -21,7 +21,6 @@ from reward_kit.integrations.trl.rows import ADVANTAGES
 
 ROW_MEANS = ("grpo", "sapo", "dr_grpo", "luspo")
 """Losses that are divided by the number of rows."""
-
 _ROW_SCALE = "row_scale"
 _UNUSED: Mapping[str, tuple[Any, ...]] = {
     "scale_rewards": ("group", True),
@@ -31,7 +30,7 @@ _UNUSED: Mapping[str, tuple[Any, ...]] = {
 """Options of `GRPOConfig` that shape TRL's own advantages, with the values that ask for nothing."""
 
 
-class StepCredit:
+class StepCreditLoss:
     """What a `GRPOTrainer` does otherwise, as a mixin: put it before the trainer's class.
 
     Advantages are those of the rollouts' `credit`, one for each token of a step. The old log-probabilities are those of
@@ -114,8 +113,8 @@ class StepCredit:
         return loss
 
 
-class StepCreditTrainer(StepCredit, GRPOTrainer):
-    """TRL's `GRPOTrainer` with the advantages and log-probabilities of our rollouts; see `StepCredit`."""
+class StepCreditTrainer(StepCreditLoss, GRPOTrainer):
+    """TRL's `GRPOTrainer` with the advantages and log-probabilities of our rollouts; see `StepCreditLoss`."""
 
 
 def placed(rows: Sequence[Sequence[float]], completion_ids_BT: Tensor) -> Tensor:

@@ -28,13 +28,11 @@ __all__ = [
     "trace_of",
     "write_samples",
 ]
-
 _MODULES = {
     "rewards": "as_reward_function write_samples",
     "tasksets": "TaskFileConfig TaskFileTaskset WorldTaskset as_verifiers_reward",
     "traces": "advantages_of_trace episode_of_trace score_of_trace trace_of",
 }
-
 __getattr__, __dir__ = lazy_names(
     __name__, {name: module for module, names in _MODULES.items() for name in names.split()}
 )

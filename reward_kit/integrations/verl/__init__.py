@@ -21,14 +21,12 @@ __all__ = [
     "to_data_proto",
     "verl_rows",
 ]
-
 _MODULES = {
     "compute_score": "as_compute_score",
     "data_proto": "from_data_proto to_data_proto verl_rows",
     "estimators": "compute_advantage row_credit",
     "trainer_rewards": "RewardPipeline",
 }
-
 __getattr__, __dir__ = lazy_names(
     __name__, {name: module for module, names in _MODULES.items() for name in names.split()}
 )

@@ -255,14 +255,14 @@ def _arrays(arrays: dict[str, Array], others: dict[str, Array], *, has_credit: b
         made = {key: values for key, values in made.items() if key not in ("advantages", "returns")}
     if "episode_rewards" in others:
         made["response_mask"] = made["response_mask"] * ~np.isnan(others["episode_rewards"])[:, None]
-        placed = EpisodeRewardManager(_NoTokenizer(), 0)(
+        placed = EpisodeRewardManager(_AbsentTokenizer(), 0)(
             TokenBatch({**made, "response_mask": arrays["response_mask"]}, others)
         )
         made["rm_scores"], made["token_level_scores"] = placed.numpy(), placed.numpy().copy()
     return made
 
 
-class _NoTokenizer:
+class _AbsentTokenizer:
     """Where nothing is shown, nothing is decoded."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:

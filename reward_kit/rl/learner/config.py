@@ -16,13 +16,11 @@ from reward_kit.rl.losses import Aggregation
 from reward_kit.rl.losses.functions import BeyondCap, ClipRange, KLEstimator, Level
 
 log = logging.getLogger(__name__)
-
 LossName = Literal["ppo", "gspo", "cispo", "decoupled"]
 OldLogprobs = Literal["sampler", "recomputed"]
 OldValues = Literal["recorded", "recomputed"]
 LRSchedule = Literal["constant", "linear", "cosine"]
 Precision = Literal["float32", "bfloat16"]
-
 _CLIPS: dict[str, tuple[float, float]] = {
     "ppo": (0.2, 0.2),
     "gspo": (3e-4, 4e-4),

@@ -23,7 +23,6 @@ from reward_kit.rl.learner.sharding import layers_of
 from reward_kit.rl.learner.training_rows import MicroBatch, Restriction
 
 AfterHead = Callable[[Tensor], Tensor]
-
 FORBIDDEN = -1e30
 """The logit of a token that a constraint forbids: probability 0, and unlike -inf it makes no entropy NaN."""
 _CLOSE = 0.02

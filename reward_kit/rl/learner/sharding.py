@@ -40,7 +40,6 @@ from reward_kit.tokens import TokenBatch
 from reward_kit.tokens.columns import Array, Ints
 
 Value = TypeVar("Value")
-
 _NO_ROWS: Ints = np.zeros(0, dtype=np.int64)
 _STARTED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 

@@ -24,7 +24,6 @@ from reward_kit.errors import ConfigError, kind_of
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 """How (N,) losses become one: the mean over tokens, or the mean over sequences of each one's sum, mean, or sum divided
 by a constant length (`GlobalBatch.norm_length`)."""
-
 _LEAST = 1e-12
 """A divisor for when nothing takes part: 0 / 1e-12 is 0. Counts per process may well be below 1."""
 

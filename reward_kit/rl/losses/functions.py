@@ -40,7 +40,6 @@ from reward_kit.rl.losses.base import (
 BeyondCap = Literal["exclude", "truncate"]
 Level = Literal["token", "sequence"]
 KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
-
 MAX_LOG_RATIO = 20.0
 """Log-ratios are cut to ±20: exp(20) is far outside any clip range, and its square is finite in float32."""
 

@@ -50,15 +50,10 @@ from reward_kit.errors import ConfigError, boundary
 from reward_kit.rl.checkpoint import atomic_folder, write_model
 
 PAD, UNKNOWN, END = "<|pad|>", "<|unknown|>", "<|end|>"
-
 ROLE_MARKS = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|tools|>")
-
 SPECIAL_TOKENS = (PAD, UNKNOWN, END, *ROLE_MARKS)
-
 CALL_MARKS = ("<tool_call>", "</tool_call>")
-
 """One token each, and part of the text: between them is a call as JSON."""
-
 CHAT_TEMPLATE = """\
 {%- macro safe(text) -%}{{ text | replace('<|', '< |') }}{%- endmacro -%}
 {%- macro words(content) -%}
@@ -87,9 +82,7 @@ CHAT_TEMPLATE = """\
 {%- else -%}{{ raise_exception('a message has the role system, user, assistant or tool; got ' ~ message.role) }}
 {%- endif -%}{%- endfor -%}
 {%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
-
 """A chat with a system message, tools and calls, in which each role is one token that no text can write."""
-
 TERSE_TEMPLATE = """\
 {%- macro safe(text) -%}{{ text | replace('<|', '< |') }}{%- endmacro -%}
 {%- for message in messages -%}
@@ -100,16 +93,13 @@ TERSE_TEMPLATE = """\
 {{ raise_exception('a message has the role system, user, assistant or tool; got ' ~ message.role) }}
 {%- endif -%}{%- endfor -%}
 {%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
-
 """The shortest chat, for models of one task: everything outside the assistant's answers is the environment's.
 
     Your task is: …<|assistant|>go to fridge 1<|end|> You arrive.<|assistant|>
 
 System messages, tools and calls are left out; with the action format "bare" calls are in the assistant's text.
 """
-
 Level = Literal["word", "byte"]
-
 Spaces = Literal["kept", "single", "none"]
 
 
@@ -263,9 +253,7 @@ def tool_texts(tools: Iterable[dict[str, Any]]) -> list[str]:
 
 
 logger = logging.getLogger("reward_kit.rl")
-
 EMBEDDING_STD = 0.02
-
 _MULTIPLE = 32
 
 

@@ -3,7 +3,7 @@
 Actions of other policies are made likelier: the loss is the mean negative log-probability of the tokens where
 `action_mask` is 1, with label smoothing if it is on. Logits are computed at those tokens alone (`rl.learner.forward`).
 
-`Demonstrations` writes an expert's actions as the tokens that a model would have sampled. `Conversation` lays out
+`Demonstrations` writes an expert's actions as the tokens that a model would have sampled. `TokenConversation` lays out
 prompts, and the action format writes actions, as for `HFAgentPolicy`; so a model sees in training what it will see when
 it acts.
 """
@@ -24,8 +24,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from reward_kit.agent.actions import assistant_message
-from reward_kit.agent.policies.hf.action_formats import FORMATS, ActionFormat, Plain, Tool, find_action_format, tools_of
-from reward_kit.agent.policies.hf.chat_layout import ChatLayout, Conversation, tools_given
+from reward_kit.agent.policies.hf.action_formats import (
+    FORMATS,
+    ActionFormat,
+    Plain,
+    ToolSchema,
+    find_action_format,
+    tools_of,
+)
+from reward_kit.agent.policies.hf.chat_layout import ChatLayout, TokenConversation, tools_given
 from reward_kit.agent.policies.hf.constraints import TurnConstraints
 from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, tool_calls_of
 from reward_kit.environments.base import ToolSpec
@@ -42,12 +49,10 @@ from reward_kit.tokens.columns import Array, Ints
 from reward_kit.torch_cpu import keep_freed_memory, no_denormals
 
 logger = logging.getLogger("reward_kit.rl")
-
 OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
 Specs = Sequence[ToolSpec] | None
 ToolsOf = Callable[[SingleAgentEpisode, int], Specs]
 TaughtOf = Callable[[SingleAgentEpisode, int], bool]
-
 _TEXT = Plain()  # without tools, everything is a text
 _ANY_LENGTH = 2**31
 _POOL = 64
@@ -143,10 +148,10 @@ class Demonstrations:
 
     def begin(self) -> DemonstrationWriter:
         """Begin an episode."""
-        conversation = Conversation(self._layout, {self._end}, **self._in_prompt)  # type: ignore[arg-type]  # one dict of two types
+        conversation = TokenConversation(self._layout, {self._end}, **self._in_prompt)  # type: ignore[arg-type]  # one dict of two types
         return DemonstrationWriter(self, conversation)
 
-    def text_of(self, action: Action, tools: Sequence[Tool]) -> str:
+    def text_of(self, action: Action, tools: Sequence[ToolSchema]) -> str:
         """Write an action as the model would.
 
         Raises:
@@ -161,7 +166,7 @@ class Demonstrations:
             )
         return text
 
-    def _form_of(self, tools: Sequence[Tool]) -> ActionFormat:
+    def _form_of(self, tools: Sequence[ToolSchema]) -> ActionFormat:
         if not tools:
             return _TEXT
         if isinstance(self._form, PolicyError):
@@ -169,7 +174,7 @@ class Demonstrations:
         self._form.check(tools)
         return self._form
 
-    def facts(self, conversation: Conversation, action: Action, seen: Sequence[Message], specs: Specs) -> Any:
+    def facts(self, conversation: TokenConversation, action: Action, seen: Sequence[Message], specs: Specs) -> Any:
         """As `DemonstrationWriter.write`, in any episode's conversation."""
         given, tools = tools_given(specs), tools_of(specs)
         text = self.text_of(action, tools)
@@ -201,7 +206,7 @@ class DemonstrationWriter:
         conversation: the context so far.
     """
 
-    def __init__(self, demonstrations: Demonstrations, conversation: Conversation) -> None:
+    def __init__(self, demonstrations: Demonstrations, conversation: TokenConversation) -> None:
         self._demonstrations, self._conversation = demonstrations, conversation
         self._is_full = False
 
@@ -303,9 +308,9 @@ def episode_texts(
     return texts
 
 
-def _written(action: Action, tools: Sequence[Tool], form: ActionFormat) -> str:
-    def tool(name: str) -> Tool:
-        return next((tool for tool in tools if tool.name == name), Tool(name, {"type": "object"}))
+def _written(action: Action, tools: Sequence[ToolSchema], form: ActionFormat) -> str:
+    def tool(name: str) -> ToolSchema:
+        return next((tool for tool in tools if tool.name == name), ToolSchema(name, {"type": "object"}))
 
     calls = [form.write(tool(call["name"]), call.get("arguments") or {}) for call in tool_calls_of(action)]
     text = "\n".join([*([action["content"]] if action.get("content") else []), *calls])

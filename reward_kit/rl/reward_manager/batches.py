@@ -25,7 +25,6 @@ from reward_kit.tokens import PackedBatch
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
-
 _BLOCK = 256  # columns looked at together; 128 to 512 take about the same time
 _GREATEST = float(np.finfo(np.float32).max)  # beyond it a float32 is infinite
 

@@ -36,7 +36,7 @@ from reward_kit.errors import (
 )
 from reward_kit.models import Message
 from reward_kit.reward_agent.agent import AsyncRewardAgent
-from reward_kit.reward_agent.custom_rewards import Answer, spec_of
+from reward_kit.reward_agent.custom_rewards import CustomAnswer, spec_of
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest, check_truth
 from reward_kit.rl.reward_manager.batches import (
     Bools,
@@ -58,12 +58,10 @@ VisualScorer = Callable[[Mapping[str, Any]], float | None]
 ComputeScore = Callable[..., Any]
 Echo = Callable[[str], None]
 Column = npt.NDArray[Any]
-
 SHOWN_SHARE = 0.1
 """The probability that a row is shown while its data source has not had all its examples."""
 EPSILON = 1e-8
 """Added to the deviation that scores are divided by."""
-
 logger = logging.getLogger("reward_kit.rl")
 
 
@@ -679,7 +677,7 @@ def _facts(scored: Scored) -> dict[str, Any]:
     failure, result = scored.failure, scored.result
     metrics = result.metrics if failure is None and result is not None else {}
     return {
-        **(result.told if isinstance(result, Answer) else {}),
+        **(result.told if isinstance(result, CustomAnswer) else {}),
         **{name: metric.score for name, metric in metrics.items() if metric.is_score_valid},
         "is_scored": failure is None,
         "failure_class": failure.failure_class if failure else "",

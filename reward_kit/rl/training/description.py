@@ -12,9 +12,7 @@ from reward_kit.rl.training.config import TrainModel
 from reward_kit.rl.training.plan import TrainingPlan
 
 _WIDTH = 100
-
 _INDENT = 12
-
 _CREDIT: Mapping[str, str] = {
     "grpo": "A = (score - mean) / std over the episodes of a group",
     "rloo": "A = score - mean score of the others of the group",
@@ -27,13 +25,11 @@ _CREDIT: Mapping[str, str] = {
     "turn_level_grpo": "A = G_k - mean G_k of the others of the group at the same turn",
     "gae": "A = Σ (gamma lam)^i δ_i,  δ = r + gamma V' - V",
 }
-
 _OVER_THE_BATCH: Mapping[str, str] = {
     "gpg": "the share of groups that differ over the batch",
     "reinforce_plus_plus_baseline": "its scale over the batch",
     "reinforce_plus_plus": "its mean and its scale over the batch",
 }
-
 _PIPELINES: Mapping[Schedule, str] = {
     Schedule.SYNC: "one thing after another: roll out, score, learn; no token is older than the weights that learn",
     Schedule.MINIBATCH: "a part of the batch is learned from as soon as its groups are scored, slow ones last",
@@ -42,7 +38,6 @@ _PIPELINES: Mapping[Schedule, str] = {
     Schedule.BOTH: "the next batch is rolled out while this one is learned from part by part, as groups are scored; "
     "its tokens are one version older than the weights that learn from them",
 }
-
 _LOSSES: Mapping[str, tuple[str, ...]] = {
     "ppo": ("L_t = max(-A r, -A clip(r, {low:g}, {high:g}))", "r   = π(token) / π_old(token)"),
     "gspo": (
@@ -56,7 +51,6 @@ _LOSSES: Mapping[str, tuple[str, ...]] = {
         "w   = π_prox(token) / π_sampler(token),  at most {cap:g}; a token beyond it {beyond}",
     ),
 }
-
 _AGGREGATIONS: Mapping[str, str] = {
     "token-mean": "the mean over all tokens that take part",
     "seq-mean-token-sum": "the mean over sequences of each one's sum",

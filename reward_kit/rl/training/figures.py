@@ -24,12 +24,10 @@ from reward_kit.tokens import TokenBatch
 from reward_kit.tokens.columns import Array
 
 Figures = dict[str, float]
-
 WAIT = "wait_for_scores"
 """The stage in which nothing can be learned because scores are missing."""
 SCORING = "scoring"
 """The stage from the first reward call of a batch to its last."""
-
 _UPDATE_SUMS = ("tokens", "optimizer_steps", "effective_sample_size")
 _CREDIT_SUMS = ("credit/trajectories", "credit/unscored", "credit/steps", "credit/groups", "credit/anchors")
 

@@ -35,7 +35,7 @@ Interruptible = Callable[[Control, TrainingDisplay], AbstractAsyncContextManager
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrainingOutcome:
     """The end of a run: "complete" or "interrupted", and its `summary.json`."""
 
     status: str
@@ -48,7 +48,7 @@ async def train(
     display: TrainingDisplay,
     interruptible: Interruptible,
     factories: Factories | None = None,
-) -> Outcome:
+) -> TrainingOutcome:
     """Train; if the folder has checkpoints, continue from the latest.
 
     Args:
@@ -91,11 +91,11 @@ async def train(
                         status = await session.run(resumed=checkpoint is not None)
                 summary = session.summary()
                 folder.write_summary(summary)
-                return Outcome(status, summary)
+                return TrainingOutcome(status, summary)
     except BaseException:
         note_end("failed")
         raise
-    return Outcome(INTERRUPTED, {"updates": note_end(INTERRUPTED), "stopped": control.stop_reason})
+    return TrainingOutcome(INTERRUPTED, {"updates": note_end(INTERRUPTED), "stopped": control.stop_reason})
 
 
 class _Session:

@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
-from reward_kit.agent.policies import recording_endpoint
-from reward_kit.agent.policies.recording_endpoint import Answer, ChatRequest, RecordingEndpoint
+from reward_kit.agent.policies import own_agent_policy
+from reward_kit.agent.policies.own_agent_policy import ChatRequest, RecordedAnswer, RecordingEndpoint
 from reward_kit.errors import EpisodeError
 from reward_kit.models import FunctionCall, Message, ToolCall
 from reward_kit.providers.completion import ChatCompletion, Usage
@@ -31,9 +31,9 @@ class Served:
         self.says, self.asked = says, list[ChatRequest]()
         self.endpoint = RecordingEndpoint("real-model")
 
-    async def answer(self, request: ChatRequest) -> Answer:
+    async def answer(self, request: ChatRequest) -> RecordedAnswer:
         self.asked.append(request)
-        return Answer(self.says, "chatcmpl-7", "real-model")
+        return RecordedAnswer(self.says, "chatcmpl-7", "real-model")
 
     async def __aenter__(self) -> Served:
         self.url = await self.endpoint.open(self.answer)
@@ -136,7 +136,7 @@ async def test_what_cannot_be_served_is_refused_in_words(body: Any, words: str) 
 
 
 async def test_an_episode_that_is_over_says_so() -> None:
-    async def over(request: ChatRequest) -> Answer:
+    async def over(request: ChatRequest) -> RecordedAnswer:
         raise EpisodeError("the episode is over")
 
     async with Served() as served:
@@ -165,7 +165,7 @@ async def test_other_interfaces_of_the_api_are_named_as_not_served() -> None:
 
 
 async def test_a_body_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording_endpoint, "AGENT_REQUEST_BYTES", 1000)
+    monkeypatch.setattr(own_agent_policy, "AGENT_REQUEST_BYTES", 1000)
     async with Served() as served:
         assert (await served.post({"messages": HELLO}))[0] == 200
         status, reply = await served.post({"messages": [{"role": "user", "content": "a" * 2000}]})

@@ -14,7 +14,7 @@ from reward_kit.environments import alfworld, open_snapshot, resource_class
 from reward_kit.environments import household_problems as generator
 from reward_kit.environments.alfworld import AlfworldResource, RealAlfworldResource
 from reward_kit.environments.base import ForkableResource
-from reward_kit.environments.household_engine import HouseholdEngine, View, shortest_plan
+from reward_kit.environments.household_engine import HouseholdEngine, HouseholdView, shortest_plan
 from reward_kit.environments.household_problems import Problem, TaskType
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
 from tests.environments.household.small import household, thing
@@ -251,11 +251,11 @@ class StandIn:
     async def start(self) -> None:
         return
 
-    async def load(self, source: Problem | Path) -> View:
+    async def load(self, source: Problem | Path) -> HouseholdView:
         self.engine = HouseholdEngine(source if isinstance(source, Problem) else SMALL)
         return self.engine.reset()
 
-    async def step(self, command: str) -> View:
+    async def step(self, command: str) -> HouseholdView:
         view = self.engine.step(command)
         return view._replace(observation="Something else.") if command == self.changed else view
 

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from reward_kit.environments.household_engine import HouseholdEngine, View
+from reward_kit.environments.household_engine import HouseholdEngine, HouseholdView
 from reward_kit.environments.household_problems import Problem, TaskType
 from tests.environments.household.record_traces import commands_after
 
@@ -36,7 +36,7 @@ def difference(trace: dict[str, Any]) -> str:
     """Where the native engine first answers otherwise, "" for nowhere."""
     engine = HouseholdEngine(Problem.from_json(trace["problem"]))
     for number, (command, wanted) in enumerate(expected(trace)):
-        view: View = engine.reset() if command is None else engine.step(command)
+        view: HouseholdView = engine.reset() if command is None else engine.step(command)
         if (view.observation, view.admissible, view.reward, view.done) != wanted or view.won != view.done:
             return f"{trace['problem']['id']}, step {number}, {command!r}: {view} is not {wanted}"
     return ""

@@ -13,7 +13,7 @@ import yaml
 from reward_kit.providers.session import ProviderSession
 from reward_kit.runs.plan import Listener, RunArgs, RunPlan, plan_run
 from reward_kit.runs.run_folder import RunHeader, RunStore, read_episodes, read_scores
-from reward_kit.runs.runner import Engine, Run
+from reward_kit.runs.runner import Run, RunEngine
 from reward_kit.runs.tasks import LoadedTask, load_task
 
 WORLD = """
@@ -144,7 +144,9 @@ class Counting:
         return plan_run(self.loaded(), self.request(), max_concurrency=max_concurrency, traffic=ProviderSession())
 
 
-async def carried_out(plan: RunPlan, path: Path, engine: Engine | None = None, listener: Listener | None = None) -> Run:
+async def carried_out(
+    plan: RunPlan, path: Path, engine: RunEngine | None = None, listener: Listener | None = None
+) -> Run:
     """A run of a plan, in a new directory."""
     with RunStore.create(path, RunHeader(task_name=plan.definition.name)) as store:
         run = Run(plan, store, engine=engine, listener=listener)

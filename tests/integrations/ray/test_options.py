@@ -13,7 +13,7 @@ import pytest
 from reward_kit.agent.limits import Used
 from reward_kit.cli.main import program
 from reward_kit.errors import ConfigError
-from reward_kit.integrations.ray.actors import Rest, SharedBudget, Spent
+from reward_kit.integrations.ray.actors import ActorBudget, Rest, Spent
 from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.integrations.ray.task_workers import TaskWorkers, environment_for, most_processes, moved, shared_rates
 from reward_kit.task_parts import RunLimitsModel
@@ -99,7 +99,7 @@ class TestBudget:
     LIMITS = RunLimitsModel(total_tokens=100, wall_time_s=1000)
 
     def test_a_process_counts_its_own_at_once_and_the_others_as_it_is_told(self) -> None:
-        budget = SharedBudget(self.LIMITS)
+        budget = ActorBudget(self.LIMITS)
         budget.spend(Used(30, 0.5), steps=1)
         budget.hear(Rest(Spent(60, 1.0, 7), 5.0))
         assert (budget.tokens, budget.cost, budget.steps) == (90, 1.5, 8)
@@ -111,7 +111,7 @@ class TestBudget:
         assert (exhausted := budget.exhausted()) is not None and exhausted.key == "total_tokens"
 
     def test_the_clock_is_that_of_the_run(self) -> None:
-        budget = SharedBudget(self.LIMITS)
+        budget = ActorBudget(self.LIMITS)
         budget.hear(Rest(Spent(), 999.0))
         assert budget.exhausted() is None
         budget.hear(Rest(Spent(), 1000.0))

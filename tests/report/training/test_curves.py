@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.report.training_data import MOST_POINTS, STRETCHES, Series, curve_of, read_training, thinned
-from reward_kit.report.training_pictures import (
+from reward_kit.report.training_page import (
     PARTS,
     SCORE,
     SMALL,

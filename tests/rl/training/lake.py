@@ -14,7 +14,7 @@ import yaml
 from reward_kit.rl.training.logs import TrainingDisplay
 from reward_kit.rl.training.plan import TrainingPlan, load_plan
 from reward_kit.rl.training.run_folder import RunFolder, header_of
-from reward_kit.rl.training.session import Outcome
+from reward_kit.rl.training.session import TrainingOutcome
 from reward_kit.rl.training.session import train as run_training
 from reward_kit.rl.training.setup import Factories
 from reward_kit.runs.plan import Control
@@ -88,7 +88,7 @@ def interrupted_after(updates: int) -> Callable[[Control, TrainingDisplay], Any]
 
 async def train(
     plan: TrainingPlan, run: Path, interruptible: Any = uninterrupted, factories: Factories | None = None
-) -> Outcome:
+) -> TrainingOutcome:
     """Train into the folder `run`, which may hold a run that is to go on."""
     with _opened(plan, run) as folder:
         return await run_training(plan, folder, TrainingDisplay("none", plan.config.updates), interruptible, factories)
@@ -100,7 +100,7 @@ def _opened(plan: TrainingPlan, run: Path) -> RunFolder:
     return RunFolder.create(run, header_of(run.name, plan), plan.redaction)
 
 
-async def trained(path: Path, run: Path, **overrides: Any) -> Outcome:
+async def trained(path: Path, run: Path, **overrides: Any) -> TrainingOutcome:
     """Train what the file says, with overrides whose dots are written as two underscores."""
     return await train(load_plan(path, {key.replace("__", "."): value for key, value in overrides.items()}), run)
 

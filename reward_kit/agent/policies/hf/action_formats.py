@@ -33,7 +33,7 @@ _DECODER = json.JSONDecoder()
 
 
 @dataclass(frozen=True)
-class Tool:
+class ToolSchema:
     """One tool that can be called now.
 
     Attributes:
@@ -90,13 +90,13 @@ def _listed_values(schema: Mapping[str, Any]) -> list[Any] | None:
     return closed.get(str(schema.get("type")))
 
 
-def tools_of(specs: Sequence[ToolSpec] | None) -> list[Tool]:
+def tools_of(specs: Sequence[ToolSpec] | None) -> list[ToolSchema]:
     """Return the tools of these specifications."""
     functions = [spec["function"] for spec in specs or ()]
-    return [Tool(function["name"], function.get("parameters") or {"type": "object"}) for function in functions]
+    return [ToolSchema(function["name"], function.get("parameters") or {"type": "object"}) for function in functions]
 
 
-def all_calls(tools: Sequence[Tool]) -> Iterator[tuple[str, dict[str, Any]]] | None:
+def all_calls(tools: Sequence[ToolSchema]) -> Iterator[tuple[str, dict[str, Any]]] | None:
     """Return every call of every tool, as name and arguments; None if they cannot be listed."""
     listed = [(tool.name, tool.listed_calls()) for tool in tools]
     calls = [(name, arguments) for name, arguments in listed if arguments is not None]
@@ -131,11 +131,11 @@ class ActionFormat(ABC):
     name: str
 
     @abstractmethod
-    def read(self, text: str, tools: Sequence[Tool]) -> Written:
+    def read(self, text: str, tools: Sequence[ToolSchema]) -> Written:
         """Parse a text without reasoning; never fails."""
 
     @abstractmethod
-    def write(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
+    def write(self, tool: ToolSchema, arguments: Mapping[str, Any]) -> str:
         """Return the text of a turn that is this one call.
 
         Raises:
@@ -143,7 +143,7 @@ class ActionFormat(ABC):
         """
 
     @abstractmethod
-    def rule(self, tool: Tool, literal: Literal, schema: Schema) -> str:
+    def rule(self, tool: ToolSchema, literal: Literal, schema: Schema) -> str:
         """Return the right side of a Lark rule for a turn that is one call of this tool.
 
         Args:
@@ -152,7 +152,7 @@ class ActionFormat(ABC):
             schema: turns a JSON schema into the grammar's terminal.
         """
 
-    def check(self, tools: Sequence[Tool]) -> None:
+    def check(self, tools: Sequence[ToolSchema]) -> None:
         """Raise a PolicyError if this format cannot call one of the tools."""
         return
 
@@ -160,7 +160,7 @@ class ActionFormat(ABC):
         """Return the id of the call at `position` in this turn; "" leaves it to the conversation."""
         return ""
 
-    def action(self, text: str, tools: Sequence[Tool], turn: int = 0, *, may_reason: bool = True) -> Action:
+    def action(self, text: str, tools: Sequence[ToolSchema], turn: int = 0, *, may_reason: bool = True) -> Action:
         """Return the action of a turn's whole text, reasoning included.
 
         Args:
@@ -183,7 +183,7 @@ class Hermes(ActionFormat):
     name = "hermes"
     _BEGIN, _END = "<tool_call>", "</tool_call>"
 
-    def read(self, text: str, tools: Sequence[Tool]) -> Written:
+    def read(self, text: str, tools: Sequence[ToolSchema]) -> Written:
         content = text.partition(self._BEGIN)[0]
         parts, calls, rest = [content], [], text[len(content) :]
         while rest.startswith(self._BEGIN):
@@ -201,11 +201,11 @@ class Hermes(ActionFormat):
             rest = begin + rest
         return Written("".join(parts).strip() if calls else text, calls)
 
-    def write(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
+    def write(self, tool: ToolSchema, arguments: Mapping[str, Any]) -> str:
         call = json_text({"name": tool.name, "arguments": arguments})
         return f"<tool_call>\n{call}\n</tool_call>"
 
-    def rule(self, tool: Tool, literal: Literal, schema: Schema) -> str:
+    def rule(self, tool: ToolSchema, literal: Literal, schema: Schema) -> str:
         head = literal(f'\n{{"name": {json_text(tool.name)}, "arguments": ')
         tail = literal("}\n")
         return f"{literal(self._BEGIN)} {head} {schema(tool.schema)} {tail} {literal(self._END)}"
@@ -216,7 +216,7 @@ class Llama(ActionFormat):
 
     name = "llama"
 
-    def read(self, text: str, tools: Sequence[Tool]) -> Written:
+    def read(self, text: str, tools: Sequence[ToolSchema]) -> Written:
         rest = text.strip().removeprefix("<|python_tag|>").strip()
         if not rest.startswith("{") or not _NAME.search(rest):
             return Written(text)
@@ -227,10 +227,10 @@ class Llama(ActionFormat):
             rest = rest.lstrip().removeprefix(";").lstrip()
         return Written(rest, calls)
 
-    def write(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
+    def write(self, tool: ToolSchema, arguments: Mapping[str, Any]) -> str:
         return json_text({"name": tool.name, "parameters": arguments})
 
-    def rule(self, tool: Tool, literal: Literal, schema: Schema) -> str:
+    def rule(self, tool: ToolSchema, literal: Literal, schema: Schema) -> str:
         head = literal(f'{{"name": {json_text(tool.name)}, "parameters": ')
         return f"{head} {schema(tool.schema)} {literal('}')}"
 
@@ -241,7 +241,7 @@ class Mistral(ActionFormat):
     name = "mistral"
     _TAG = "[TOOL_CALLS]"
 
-    def read(self, text: str, tools: Sequence[Tool]) -> Written:
+    def read(self, text: str, tools: Sequence[ToolSchema]) -> Written:
         content, *parts = text.split(self._TAG)
         calls = [call for part in parts for call in self._calls(part.strip())]
         return Written(content.strip() if calls else text, calls)
@@ -262,10 +262,10 @@ class Mistral(ActionFormat):
         # These models' templates accept only ids of nine letters and digits.
         return f"c{turn:05d}{position:03d}"
 
-    def write(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
+    def write(self, tool: ToolSchema, arguments: Mapping[str, Any]) -> str:
         return self._TAG + json_text([{"name": tool.name, "arguments": arguments}])
 
-    def rule(self, tool: Tool, literal: Literal, schema: Schema) -> str:
+    def rule(self, tool: ToolSchema, literal: Literal, schema: Schema) -> str:
         head = literal(f'[{{"name": {json_text(tool.name)}, "arguments": ')
         return f"{literal(self._TAG)} {head} {schema(tool.schema)} {literal('}]')}"
 
@@ -275,7 +275,7 @@ class Plain(ActionFormat):
 
     name = "plain"
 
-    def check(self, tools: Sequence[Tool]) -> None:
+    def check(self, tools: Sequence[ToolSchema]) -> None:
         for tool in tools:
             if tool.name.split() != [tool.name]:
                 raise PolicyError(
@@ -283,7 +283,7 @@ class Plain(ActionFormat):
                     "action_format: hermes"
                 )
 
-    def read(self, text: str, tools: Sequence[Tool]) -> Written:
+    def read(self, text: str, tools: Sequence[ToolSchema]) -> Written:
         name, *rest = text.strip().split(maxsplit=1)[:2] or [""]
         tool = next((tool for tool in tools if tool.name == name), None)
         value = rest[0].strip() if rest else ""
@@ -294,7 +294,7 @@ class Plain(ActionFormat):
             return Written("", [WrittenCall(name, json_text({tool.text_parameter: value} if value else {}))])
         return Written("", [WrittenCall(name, value or "{}")])
 
-    def write(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
+    def write(self, tool: ToolSchema, arguments: Mapping[str, Any]) -> str:
         parameter = tool.text_parameter
         if not arguments and not tool.parameters:
             return tool.name
@@ -304,7 +304,7 @@ class Plain(ActionFormat):
                 return f"{tool.name} {value}"
         return f"{tool.name} {json_text(arguments)}"
 
-    def rule(self, tool: Tool, literal: Literal, schema: Schema) -> str:
+    def rule(self, tool: ToolSchema, literal: Literal, schema: Schema) -> str:
         if not tool.parameters:
             return literal(tool.name)
         is_free = tool.text_parameter is not None and tool.takes_any_text
@@ -317,7 +317,7 @@ class Bare(ActionFormat):
 
     name = "bare"
 
-    def check(self, tools: Sequence[Tool]) -> None:
+    def check(self, tools: Sequence[ToolSchema]) -> None:
         if len(tools) != 1 or tools[0].text_parameter is None:
             names = ", ".join(tool.name for tool in tools)
             raise PolicyError(
@@ -325,19 +325,19 @@ class Bare(ActionFormat):
                 f"{names}. Take action_format: plain"
             )
 
-    def read(self, text: str, tools: Sequence[Tool]) -> Written:
+    def read(self, text: str, tools: Sequence[ToolSchema]) -> Written:
         if not tools:
             return Written(text)
         self.check(tools)
         return Written("", [WrittenCall(tools[0].name, json_text({tools[0].text_parameter: text.strip()}))])
 
-    def write(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
+    def write(self, tool: ToolSchema, arguments: Mapping[str, Any]) -> str:
         value = arguments.get(tool.text_parameter or "")
         if not isinstance(value, str) or not value or value != value.strip():
             raise PolicyError(f"action_format bare cannot say {tool.name}({json_text(arguments)})")
         return value
 
-    def rule(self, tool: Tool, literal: Literal, schema: Schema) -> str:
+    def rule(self, tool: ToolSchema, literal: Literal, schema: Schema) -> str:
         if tool.takes_any_text:
             return r"/\S[^\n]*/"
         raise PolicyError(f"constrain: {tool.name} has too many values to list; take another action_format")
@@ -356,7 +356,7 @@ class ResponseTemplate(ActionFormat):
     def __init__(self, tokenizer: Any, opening: str) -> None:
         self._tokenizer, self._opening = tokenizer, opening
 
-    def read(self, text: str, tools: Sequence[Tool]) -> Written:
+    def read(self, text: str, tools: Sequence[ToolSchema]) -> Written:
         try:
             with boundary(PolicyError, "response_template"):
                 found = self._tokenizer.parse_response(text, prefix=self._opening)
@@ -368,13 +368,13 @@ class ResponseTemplate(ActionFormat):
         reasoning = found.get("reasoning_content") or found.get("thinking") or ""
         return Written(found.get("content") or "", calls, reasoning)
 
-    def action(self, text: str, tools: Sequence[Tool], turn: int = 0, *, may_reason: bool = True) -> Action:
+    def action(self, text: str, tools: Sequence[ToolSchema], turn: int = 0, *, may_reason: bool = True) -> Action:
         return self.read(text, tools).action()
 
-    def write(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
+    def write(self, tool: ToolSchema, arguments: Mapping[str, Any]) -> str:
         raise PolicyError("constrain: a response_template only reads; set action_format to how the model writes calls")
 
-    def rule(self, tool: Tool, literal: Literal, schema: Schema) -> str:
+    def rule(self, tool: ToolSchema, literal: Literal, schema: Schema) -> str:
         return self.write(tool, {})
 
 

@@ -29,7 +29,6 @@ TOOLS_CHANGED = "tools changed"
 CONVERSATION_CHANGED = "conversation changed"
 REASONING_LEFT_OUT = "chat template leaves out earlier reasoning"
 TEMPLATE_REWRITES = "chat template rewrites earlier turns"
-
 Chat = dict[str, Any]
 _Value = TypeVar("_Value")
 _PLACEHOLDER, _MARK = "zq1stand2in", "zq3mark4"
@@ -300,7 +299,7 @@ def to_chat(message: Message, tool_role: str = "tool") -> Chat:
     return chat
 
 
-class Prompt(NamedTuple):
+class PromptTokens(NamedTuple):
     """The model's input in one turn.
 
     Attributes:
@@ -312,7 +311,7 @@ class Prompt(NamedTuple):
     reason: str | None
 
 
-class Conversation:
+class TokenConversation:
     """The context of one episode: its exact ids, continued with every turn, or rewritten for a reason.
 
     Args:
@@ -332,7 +331,7 @@ class Conversation:
         self._has_ended = self._awaits_answer = False
         self._reasoned: set[bool] = set()  # of the answers that stand in the context as they were sampled
 
-    def prompt(self, observation: Sequence[Message], tools: Tools) -> Prompt:
+    def prompt(self, observation: Sequence[Message], tools: Tools) -> PromptTokens:
         """Return the context of the next turn.
 
         Args:
@@ -348,7 +347,7 @@ class Conversation:
             return self._begin(self._layout.whole(self._chat, tools), tools, None)
         seen = len(self._chat)
         if self._awaits_answer and len(observation) == seen and tools.key == self._tools.key:
-            return Prompt(list(self._ids), None)  # the same turn again
+            return PromptTokens(list(self._ids), None)  # the same turn again
         new = [to_chat(message, self._tool_role) for message in observation[seen:]]
         if self._awaits_answer or len(observation) < seen or any(chat["role"] == "assistant" for chat in new):
             self._first = self._chat = [to_chat(message, self._tool_role) for message in observation]
@@ -365,7 +364,7 @@ class Conversation:
         # The end token was sampled; after an answer that was cut off, the template's is used.
         self._ids += added[1:] if self._has_ended and added and added[0] in self._stop_ids else added
         self._awaits_answer = True
-        return Prompt(list(self._ids), None)
+        return PromptTokens(list(self._ids), None)
 
     def answered(self, token_ids: Sequence[int], text: str) -> None:
         """Note an answer.
@@ -380,6 +379,6 @@ class Conversation:
         self._has_ended = bool(token_ids) and token_ids[-1] in self._stop_ids
         self._reasoned.add(_THINK_END in text)
 
-    def _begin(self, whole: Delta, tools: Tools, reason: str | None) -> Prompt:
+    def _begin(self, whole: Delta, tools: Tools, reason: str | None) -> PromptTokens:
         self._ids, self._tools, self._reasoned, self._awaits_answer = list(whole.ids), tools, set(), True
-        return Prompt(list(self._ids), reason)
+        return PromptTokens(list(self._ids), reason)

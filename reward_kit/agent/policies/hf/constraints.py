@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from reward_kit.agent.policies.hf.action_formats import ActionFormat, Tool, all_calls
+from reward_kit.agent.policies.hf.action_formats import ActionFormat, ToolSchema, all_calls
 from reward_kit.agent.policies.hf.chat_layout import ChatLayout
 from reward_kit.errors import ConfigError, PolicyError, boundary, how_to_install
 
@@ -60,7 +60,7 @@ class TurnConstraints:
         self._prepared: OrderedDict[str, ChoiceTrie | str] = OrderedDict()
         self._compiler: GrammarCompiler | None = None
 
-    def start(self, key: str, tools: Sequence[Tool], form: ActionFormat) -> Choices | JsonGrammar:
+    def start(self, key: str, tools: Sequence[ToolSchema], form: ActionFormat) -> Choices | JsonGrammar:
         """Return a constraint for one turn: a call of one of the tools, valid for its schema.
 
         Args:
@@ -80,7 +80,7 @@ class TurnConstraints:
         self._prepared.move_to_end(key)
         return Choices(prepared) if isinstance(prepared, ChoiceTrie) else self._grammars.start(prepared)
 
-    def _trie(self, tools: Sequence[Tool], form: ActionFormat) -> ChoiceTrie | None:
+    def _trie(self, tools: Sequence[ToolSchema], form: ActionFormat) -> ChoiceTrie | None:
         calls = all_calls(tools)
         if calls is None:
             return None
@@ -93,11 +93,11 @@ class TurnConstraints:
             )
         return trie
 
-    def _grammar(self, tools: Sequence[Tool], form: ActionFormat) -> str:
+    def _grammar(self, tools: Sequence[ToolSchema], form: ActionFormat) -> str:
         lines = []
         for number, tool in enumerate(tools):
             # Schemas that leave it open allow no further arguments.
-            closed = Tool(tool.name, {"type": "object", "additionalProperties": False, **tool.schema})
+            closed = ToolSchema(tool.name, {"type": "object", "additionalProperties": False, **tool.schema})
             lines.append(f"call_{number}: {form.rule(closed, self._grammars.literal, self._grammars.schema)}")
         start = " | ".join(f"call_{number}" for number in range(len(tools)))
         return "\n".join([f"start: {start}", *lines])

@@ -68,12 +68,12 @@ class Slot:
     generator: np.random.Generator
     row: int = -1
     last_used: int = 0
-    turn: Turn | None = None
+    turn: GeneratedTurn | None = None
     is_closed: bool = False
 
 
 @dataclass(eq=False, slots=True)
-class Turn:
+class GeneratedTurn:
     """One call of `generate`.
 
     Attributes:
@@ -182,10 +182,10 @@ class Engine:
         self._running.version = version
         self._lockstep, self._value_head = lockstep, value_head
         self._open: set[Slot] = set()
-        self._callers: dict[Turn, asyncio.Event] = {}
-        self._waiting: list[Turn] = []  # the event loop adds to it at any time
-        self._queue: list[Turn] = []  # turns that a burst may begin; belongs to the engine's task
-        self._over: list[Turn] = []  # turns that a burst has ended
+        self._callers: dict[GeneratedTurn, asyncio.Event] = {}
+        self._waiting: list[GeneratedTurn] = []  # the event loop adds to it at any time
+        self._queue: list[GeneratedTurn] = []  # turns that a burst may begin; belongs to the engine's task
+        self._over: list[GeneratedTurn] = []  # turns that a burst has ended
         self._given_back: list[Slot] = []
         self._published: list[_Publication] = []
         self._has_news = False  # ends a burst after the current forward pass
@@ -246,7 +246,7 @@ class Engine:
         capacity = self._model.slots.capacity
         if len(prompt) + max_new_tokens > capacity:
             raise LimitError(f"{len(prompt)} tokens and {max_new_tokens} new ones do not fit a context of {capacity}")
-        turn = Turn(slot, prompt, max_new_tokens, sampling.check(), constraint)
+        turn = GeneratedTurn(slot, prompt, max_new_tokens, sampling.check(), constraint)
         slot.turn = turn
         event = self._callers[turn] = asyncio.Event()
         self._waiting.append(turn)
@@ -460,21 +460,21 @@ class _Running:
         self._kinds: dict[Sampling, int] = {}
         self._logprobs_RC = np.zeros((rows, capacity))
         self._owners: list[Slot | None] = [None] * rows
-        self._ended: list[Turn] = []
-        self._running: dict[int, Turn] = {}
+        self._ended: list[GeneratedTurn] = []
+        self._running: dict[int, GeneratedTurn] = {}
         self._clock = 0
         self.version = 0
 
     def __len__(self) -> int:
         return len(self._running)
 
-    def turns(self) -> list[Turn]:
+    def turns(self) -> list[GeneratedTurn]:
         """Return the turns that have a row and are not over."""
         return list(self._running.values())
 
-    def admit(self, waiting: list[Turn]) -> list[Turn]:
+    def admit(self, waiting: list[GeneratedTurn]) -> list[GeneratedTurn]:
         """Give rows to as many waiting turns as possible, in order; return the rest."""
-        left: list[Turn] = []
+        left: list[GeneratedTurn] = []
         for turn in waiting:
             row = -1 if self._is_worth_waiting(turn) else self._row_for(turn.slot)
             if row < 0:
@@ -483,7 +483,7 @@ class _Running:
                 self._begin(turn, row)
         return left
 
-    def _is_worth_waiting(self, turn: Turn) -> bool:
+    def _is_worth_waiting(self, turn: GeneratedTurn) -> bool:
         """Return whether a running turn will soon hold the beginning of this prompt; if so, let it pause there."""
         own = self._slots.common(turn.slot.row, turn.prompt) if turn.slot.row >= 0 else 0
         if len(turn.prompt) - own <= WORTH_SHARING or not self._running:
@@ -517,7 +517,7 @@ class _Running:
         if slot.row >= 0:
             self._owners[slot.row], slot.row = None, -1
 
-    def _begin(self, turn: Turn, row: int) -> None:
+    def _begin(self, turn: GeneratedTurn, row: int) -> None:
         slots, prompt, count = self._slots, turn.prompt, len(turn.prompt)
         self._owners[row], turn.slot.row = turn.slot, row
         self._clock += 1
@@ -540,7 +540,7 @@ class _Running:
             # With a value head the prompt is computed by itself, even if all that follows is forced.
             self._follow(row, may_force=self._value_head is None)
 
-    def step(self) -> list[Turn]:
+    def step(self) -> list[GeneratedTurn]:
         """Run one forward pass, add a token to every row whose context is complete, return the turns that are over."""
         if self._running and not self._ended:
             rows_B, counts_B = self._due()
@@ -644,12 +644,12 @@ class _Running:
         self._ended.append(turn)
         self.drop(turn)
 
-    def drop(self, turn: Turn) -> None:
+    def drop(self, turn: GeneratedTurn) -> None:
         """Continue without this turn; its session keeps the row."""
         if self._running.get(turn.slot.row) is turn:
             del self._running[turn.slot.row]
 
-    def fail(self, error: RewardKitError) -> list[Turn]:
+    def fail(self, error: RewardKitError) -> list[GeneratedTurn]:
         """End all running turns with `error`, and discard their rows' content."""
         failed = [*self._running.values()]
         for turn in failed:

@@ -31,7 +31,6 @@ from transformers.masking_utils import sdpa_mask
 from reward_kit.errors import ConfigError, PolicyError, RewardKitError, boundary
 
 Ints = NDArray[np.int64]
-
 _POSITIONS = 256
 """Positions of a row for which memory is allocated at first."""
 
@@ -346,7 +345,6 @@ def _tensor(array: Ints, like: Tensor) -> Tensor:
 
 
 _current = threading.local()  # the packed chunk that is computed in this thread
-
 _WITHOUT_EFFECT = {
     "cache_position",
     "output_attentions",
@@ -400,12 +398,11 @@ AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
 
 _PROBE = 7
 """Tokens of the contexts with which a layout is tested."""
-
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 """Allowed difference of last hidden states from a plain forward pass, in their standard deviations."""
 
 
-class Outcome(NamedTuple):
+class ForwardResult(NamedTuple):
     """The logits `logits_PV` and last hidden states `hidden_PH` of the wanted tokens."""
 
     logits_PV: Tensor
@@ -491,7 +488,7 @@ class RowModel:
                     target[name].copy_(new)
 
     @torch.inference_mode()
-    def run(self, rows_B: Ints, counts_B: Ints, picked: tuple[Ints, Ints]) -> Outcome:
+    def run(self, rows_B: Ints, counts_B: Ints, picked: tuple[Ints, Ints]) -> ForwardResult:
         """Compute the next tokens of some rows, and store their keys and values.
 
         Args:
@@ -510,7 +507,7 @@ class RowModel:
             slots.chunk = _current.chunk = None
         slots.held_R[rows_B] += counts_B
         assert self._hidden is not None
-        return Outcome(output.logits[0], self._hidden)
+        return ForwardResult(output.logits[0], self._hidden)
 
     def _choose_layout(self, text: PretrainedConfig) -> None:
         """Choose packed rows if they give the results of a plain forward pass, else padded."""

@@ -12,7 +12,7 @@ from reward_kit.agent.policies.hf.action_formats import (
     Mistral,
     Plain,
     ResponseTemplate,
-    Tool,
+    ToolSchema,
     all_calls,
     find_action_format,
     tools_of,
@@ -21,9 +21,9 @@ from reward_kit.environments.base import tool_spec
 from reward_kit.errors import ConfigError, PolicyError
 from tests.agent.policies.hf.small_models import CHATML, LLAMA_LIKE, PLAIN_TEXT, byte_tokenizer
 
-SAY = Tool("say", {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]})
-LOOK = Tool("look", {"type": "object", "properties": {}})
-ADD = Tool("add", {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}}})
+SAY = ToolSchema("say", {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]})
+LOOK = ToolSchema("look", {"type": "object", "properties": {}})
+ADD = ToolSchema("add", {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}}})
 TOOLS = [SAY, LOOK, ADD]
 RESPONSE_TEMPLATE = {
     "start_anchor": "<|im_start|>assistant\n",
@@ -111,7 +111,7 @@ def test_a_call_after_a_broken_one_is_read():
 @pytest.mark.parametrize("name", ["", "a b", "a\n"])
 def test_plain_refuses_names_with_blanks(name):
     with pytest.raises(PolicyError, match="action_format plain cannot call"):
-        Plain().check([Tool(name, {})])
+        Plain().check([ToolSchema(name, {})])
 
 
 def test_several_calls_and_the_text_around_them():
@@ -192,7 +192,7 @@ def test_an_unknown_format_is_refused():
 
 def test_calls_are_listed_where_that_can_be():
     on_off = {"type": "boolean"}
-    lamp = Tool("lamp", {"properties": {"on": on_off, "of": {"enum": ["a", "b"]}}, "required": ["of"]})
+    lamp = ToolSchema("lamp", {"properties": {"on": on_off, "of": {"enum": ["a", "b"]}}, "required": ["of"]})
     assert lamp.listed_calls() == [
         {"of": "a"}, {"of": "b"}, {"on": True, "of": "a"}, {"on": True, "of": "b"}, {"on": False, "of": "a"},
         {"on": False, "of": "b"},
@@ -200,6 +200,6 @@ def test_calls_are_listed_where_that_can_be():
     assert LOOK.listed_calls() == [{}]
     assert SAY.listed_calls() is None
     assert all_calls([LOOK, SAY]) is None
-    many = Tool("many", {"properties": {"n": {"enum": list(range(MAX_LISTED + 1))}}, "required": ["n"]})
+    many = ToolSchema("many", {"properties": {"n": {"enum": list(range(MAX_LISTED + 1))}}, "required": ["n"]})
     assert many.listed_calls() is None
     assert tools_of([tool_spec("look", "", {"type": "object"})])[0].listed_calls() == [{}]

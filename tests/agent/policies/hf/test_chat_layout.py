@@ -12,7 +12,7 @@ from reward_kit.agent.policies.hf.chat_layout import (
     TEMPLATE_REWRITES,
     TOOLS_CHANGED,
     ChatLayout,
-    Conversation,
+    TokenConversation,
     to_chat,
     tools_given,
 )
@@ -41,7 +41,7 @@ class Talk:
         self.tokenizer = byte_tokenizer(template, EOS.get(template, "<|im_end|>"))
         self.layout = ChatLayout(self.tokenizer)
         stop_ids = {self.tokenizer.eos_token_id}
-        self.context = Conversation(self.layout, stop_ids, tools_in_prompt=tools_in_prompt, tool_role=tool_role)
+        self.context = TokenConversation(self.layout, stop_ids, tools_in_prompt=tools_in_prompt, tool_role=tool_role)
         self.messages, self.ids, self.reason = list(messages), [], None
 
     def prompt(self, tools=NO_TOOLS):
@@ -105,7 +105,7 @@ def test_an_answer_that_was_cut_gets_its_end_from_the_template():
 def test_another_stop_token_stands_in_for_the_templates():
     talk = Talk(LLAMA_LIKE)
     other = talk.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    talk.context = Conversation(
+    talk.context = TokenConversation(
         talk.layout, {talk.tokenizer.eos_token_id, other}, tools_in_prompt=False, tool_role="tool"
     )
     talk.prompt()
@@ -258,7 +258,9 @@ def test_a_template_without_an_end_token_works_with_the_tokenizers():
 
 def test_a_turn_that_came_before_renders_nothing(monkeypatch):
     talk, again = Talk(CHATML), Talk(CHATML)
-    again.context = Conversation(talk.layout, {talk.tokenizer.eos_token_id}, tools_in_prompt=True, tool_role="tool")
+    again.context = TokenConversation(
+        talk.layout, {talk.tokenizer.eos_token_id}, tools_in_prompt=True, tool_role="tool"
+    )
     for one in (talk, again):
         if one is again:
             monkeypatch.setattr(talk.tokenizer, "apply_chat_template", None)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from reward_kit.agent.policies.hf.action_formats import Bare, Hermes, Llama, Mistral, Plain, Tool
+from reward_kit.agent.policies.hf.action_formats import Bare, Hermes, Llama, Mistral, Plain, ToolSchema
 from reward_kit.agent.policies.hf.chat_layout import ChatLayout
 from reward_kit.agent.policies.hf.constraints import Choices, JsonGrammar, TurnConstraints
 from reward_kit.errors import ConfigError, PolicyError
@@ -15,10 +15,12 @@ TOKENIZER = byte_tokenizer()
 LAYOUT = ChatLayout(TOKENIZER)
 STOP = TOKENIZER.eos_token_id
 COUNT = {"type": "integer", "minimum": 0, "maximum": 99}
-ADD = Tool("add", {"properties": {"x": COUNT, "y": COUNT}, "required": ["x", "y"]})
-SAY = Tool("say", {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]})
-SET = Tool("set", {"properties": {"on": {"type": "boolean"}, "to": {"enum": ["a b", "c"]}}, "required": ["to"]})
-ROOMS = Tool("go", {"properties": {"to": {"type": "string", "enum": ["fridge 1", "fridge 12"]}}, "required": ["to"]})
+ADD = ToolSchema("add", {"properties": {"x": COUNT, "y": COUNT}, "required": ["x", "y"]})
+SAY = ToolSchema("say", {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]})
+SET = ToolSchema("set", {"properties": {"on": {"type": "boolean"}, "to": {"enum": ["a b", "c"]}}, "required": ["to"]})
+ROOMS = ToolSchema(
+    "go", {"properties": {"to": {"type": "string", "enum": ["fridge 1", "fridge 12"]}}, "required": ["to"]}
+)
 
 
 def constraints(tokenizer=TOKENIZER, max_new_tokens=500):
@@ -111,12 +113,12 @@ def test_a_tokenizer_that_llguidance_cannot_read_is_named():
 def test_words_that_the_tokenizer_does_not_know_make_choices_the_same():
     tokenizer = word_tokenizer(["go"])
     made = TurnConstraints(ChatLayout(tokenizer), tokenizer, tokenizer.eos_token_id, 50)
-    rooms = Tool("go", {"properties": {"to": {"enum": ["bed", "desk"]}}, "required": ["to"]})
+    rooms = ToolSchema("go", {"properties": {"to": {"enum": ["bed", "desk"]}}, "required": ["to"]})
     with pytest.raises(PolicyError, match="'go bed' and 'go desk' have the same token ids"):
         made.start("tools", [rooms], Plain())
 
 
 def test_a_schema_that_cannot_be_followed_is_refused_with_the_reason():
-    strange = Tool("odd", {"properties": {"x": {"type": "array", "uniqueItems": True}}, "required": ["x"]})
+    strange = ToolSchema("odd", {"properties": {"x": {"type": "array", "uniqueItems": True}}, "required": ["x"]})
     with pytest.raises(PolicyError, match=r"cannot be followed token by token: .*uniqueItems"):
         constraints().start("tools", [strange], Hermes())
