@@ -1,4 +1,4 @@
-"""Sokoban as a resource: push every box onto a goal, one move at a time. Rules, an optimal solver, a level generator."""
+"""Sokoban as a resource: push every box onto a goal. With its rules, an optimal solver and a generator of levels."""
 
 from __future__ import annotations
 
