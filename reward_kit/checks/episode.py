@@ -1,4 +1,9 @@
-"""An episode's tracks, its conversation and its end against the contract: one message for each action, one end."""
+"""`check_episode`: the contract of episodes and their tokens as a program, in messages that name the likely cause.
+
+It finds what trains a model on something it never did: a history that was tokenised again, a mask beside its tokens,
+the log-probability of another token, credit on an observation, groups whose starts differ, stale weights. One fault is
+one finding: what only follows from it is not reported. `check_group` compares episodes, `check_rows` proves a batch.
+"""
 
 from __future__ import annotations
 
@@ -22,39 +27,13 @@ from reward_kit.checks.sequences import (
 from reward_kit.episodes.record import facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import EpisodeError, did_you_mean
-from reward_kit.models import Message
-
-__all__ = ["Finding", "check_episode", "check_group"]
-
-
-def are_tracks_whole(found: Found, episode: SingleAgentEpisode) -> bool:
-    """Whether T steps have T + 1 observations; what else is asked of the episode makes no sense before."""
-    try:
-        episode.validate()
-    except EpisodeError as error:
-        found.error(
-            "track-lengths",
-            f"{error}; the last observation was left out, or an action was recorded without its outcome",
-        )
-        return False
-    return True
-
-
-def check_rewards(found: Found, episode: SingleAgentEpisode) -> None:
-    """The environment's rewards are numbers, or None."""
-    for t, reward in enumerate(episode.environment_rewards()):
-        if reward is not None and not math.isfinite(reward):
-            found.error(
-                "reward-not-finite",
-                f"the environment's reward is {reward}; it would make every sum and baseline {reward}: leave it None",
-                step=t,
-            )
 
 
 def check_end(found: Found, episode: SingleAgentEpisode) -> None:
     """Terminated or truncated, as the stop reason says, with a failure where something broke."""
     facts = facts_of(episode)
     reason, failure = facts.get("stop_reason"), facts.get("failure")
+    marked = "terminated" if episode.is_terminated else "truncated" if episode.is_truncated else "as going on"
     if episode.is_terminated and episode.is_truncated:
         found.error(
             "terminated-and-truncated",
@@ -67,7 +46,7 @@ def check_end(found: Found, episode: SingleAgentEpisode) -> None:
         found.error(
             "stop-reason",
             f"it stopped by {reason!r}, which {'ends the task' if StopReason(reason).is_terminal else 'cuts it off'}, "
-            f"and is marked {_marked(episode)}; one of them was changed by hand",
+            f"and is marked {marked}; one of them was changed by hand",
         )
     elif reason is not None and not episode.is_done:
         found.error("stop-reason", f"it stopped by {reason!r} and is marked as going on; its end was not recorded")
@@ -75,10 +54,6 @@ def check_end(found: Found, episode: SingleAgentEpisode) -> None:
         found.error("stop-reason", f"it carries a failure ({failure.get('where')}) and says it stopped by {reason!r}")
     elif reason == StopReason.ERROR and not failure:
         found.error("stop-reason", "it stopped by 'error' and carries no failure; what broke cannot be told")
-
-
-def _marked(episode: SingleAgentEpisode) -> str:
-    return "terminated" if episode.is_terminated else "truncated" if episode.is_truncated else "as going on"
 
 
 def check_messages(found: Found, episode: SingleAgentEpisode) -> None:
@@ -117,35 +92,26 @@ def _check_turn(found: Found, episode: SingleAgentEpisode, t: int) -> None:
             "retry that was thrown away is none",
             step=t,
         )
-    called, done = [call.function.name for call in said.tool_calls or ()], _names(episode, t)
-    if done is not None and called != done:
+    calls, action = [call.id for call in said.tool_calls or ()], episode.get_actions(t)
+    called = [call.function.name for call in said.tool_calls or ()]
+    # An episode made by hand may have actions of any form.
+    is_ours = isinstance(action, dict) and "type" in action
+    if is_ours and called != (done := [str(call.get("name")) for call in tool_calls_of(action)]):
         found.error(
             "action-and-message",
-            f"the action calls {json.dumps(done)} and its message {json.dumps(called)}; the message was written anew, "
+            f"the action calls {json.dumps(done)} and its message {json.dumps(called)}; the message was rewritten, "
             "or belongs to another step",
             step=t,
         )
-    _check_answers(found, episode, t, said, answers)
-
-
-def _names(episode: SingleAgentEpisode, t: int) -> list[str] | None:
-    """The tools that the action calls; None where it is no action of ours, as in an episode made by hand."""
-    action = episode.get_actions(t)
-    if not isinstance(action, dict) or "type" not in action:
-        return None
-    return [str(call.get("name")) for call in tool_calls_of(action)]
-
-
-def _check_answers(
-    found: Found, episode: SingleAgentEpisode, t: int, said: Message, answers: Sequence[Message]
-) -> None:
-    calls = [call.id for call in said.tool_calls or ()]
     told = [message.tool_call_id for message in answers if message.role == "tool"]
     open_calls = [call for call in calls if call not in told]
     twice = [call for call in dict.fromkeys(calls) if told.count(call) > calls.count(call)]
     # An answer without an id can be to any call; a transcript may end, or an agent of its own be stopped, on a call.
-    unnamed = sum(answer is None for answer in told)
-    if len(open_calls) > unnamed and not (t == len(episode) - 1 and _may_end_on_a_call(episode, t)):
+    unnamed, may_end = sum(answer is None for answer in told), False
+    if t == len(episode) - 1:
+        own = "own_account" in episode.extra_model_outputs and episode.get_extra_model_outputs("own_account", t)
+        may_end = bool(own) or facts_of(episode).get("stop_reason") == StopReason.RECORDED
+    if len(open_calls) > unnamed and not may_end:
         found.error(
             "unanswered-call",
             f"no tool message answers the call {open_calls[0]!r}; endpoints refuse such a conversation: the answer was "
@@ -165,12 +131,6 @@ def _check_answers(
             "an answer was recorded again, by a retry perhaps",
             step=t,
         )
-
-
-def _may_end_on_a_call(episode: SingleAgentEpisode, t: int) -> bool:
-    outputs = episode.extra_model_outputs
-    own = episode.get_extra_model_outputs("own_account", t) if "own_account" in outputs else None
-    return bool(own) or facts_of(episode).get("stop_reason") == StopReason.RECORDED
 
 
 Credited = StepData | Mapping[str, Any]
@@ -227,54 +187,37 @@ def check_credit(found: Found, episode: SingleAgentEpisode, steps: Sequence[Cred
             "another episode, or to an earlier attempt",
         )
         return
-    _check_joined(found, episode, per_step)
-    if facts_of(episode).get("failure"):
-        scored = False
-    if scored is False:
-        _check_unscored(found, per_step)
-    elif any(_is_credited(credit) for credit in per_step) or scored:
-        _check_scored(found, per_step)
-
-
-def _is_credited(credit: _Credit) -> bool:
-    return credit.advantage is not None or credit.return_to_go is not None
-
-
-def _check_joined(found: Found, episode: SingleAgentEpisode, per_step: Sequence[_Credit]) -> None:
-    """The credit is this episode's."""
-    group, rewards = facts_of(episode).get("group_id"), episode.environment_rewards()
+    facts, rewards = facts_of(episode), episode.environment_rewards()
+    group = facts.get("group_id")
     for t, credit in enumerate(per_step):
+        are_nan = credit.environment_reward != credit.environment_reward and rewards[t] != rewards[t]
         if group is not None and credit.group_id is not None and credit.group_id != group:
             found.error(
                 "group-id",
                 f"credited in group {credit.group_id!r}, and the episode is of {group!r}; its baseline is another's",
                 step=t,
             )
-            return
-        if credit.is_view and credit.environment_reward != rewards[t] and not _are_nan(credit, rewards[t]):
+            break
+        if credit.is_view and credit.environment_reward != rewards[t] and not are_nan:
             found.error(
                 "environment-reward",
                 f"the step has the environment's reward {credit.environment_reward} and the record {rewards[t]}; "
                 "rewards moved by one step, or were changed after the episode (a view is never written back)",
                 step=t,
             )
-            return
-
-
-def _are_nan(credit: _Credit, reward: float | None) -> bool:
-    return credit.environment_reward != credit.environment_reward and reward != reward
-
-
-def _check_unscored(found: Found, per_step: Sequence[_Credit]) -> None:
-    for t, credit in enumerate(per_step):
-        if credit.advantage is not None:
-            found.error(
-                "advantage-unscored",
-                f"the episode is unscored and the step has the advantage {credit.advantage:.4g}; a missing score "
-                "counted as 0: unscored is None and takes no part",
-                step=t,
-            )
-            return
+            break
+    if scored is False or facts.get("failure"):
+        for t, credit in enumerate(per_step):
+            if credit.advantage is not None:
+                found.error(
+                    "advantage-unscored",
+                    f"the episode is unscored and the step has the advantage {credit.advantage:.4g}; a missing score "
+                    "counted as 0: unscored is None and takes no part",
+                    step=t,
+                )
+                return
+    elif scored or any(one.advantage is not None or one.return_to_go is not None for one in per_step):
+        _check_scored(found, per_step)
 
 
 def _check_scored(found: Found, per_step: Sequence[_Credit]) -> None:
@@ -327,7 +270,7 @@ class BatchChecks:
         self._groups: dict[str, _Member] = {}
 
     def add(self, episode: SingleAgentEpisode) -> list[Finding]:
-        """What is wrong with an episode beside those that were added before."""
+        """Return what is wrong with an episode beside those that were added before."""
         found, facts = Found.about_episode(episode.id_), facts_of(episode)
         if (name := (episode.id_, facts.get("attempt") or 0)) in self._seen:
             found.error(
@@ -337,32 +280,20 @@ class BatchChecks:
             )
             return found.findings
         self._seen.add(name)
-        _check_own_start(found, episode)
-        group_id, member = facts.get("group_id"), _member(episode)
+        start, seeds = facts.get("start") or {}, facts.get("seeds") or {}
+        key, first_key = start.get("state_key"), episode.get_infos(0).get("state_key") if len(episode) else None
+        if key is not None and first_key is not None and key != first_key:
+            found.error(
+                "start-moved",
+                f"it starts from the state {key} and acts first in {first_key}; something acted between the fork and "
+                "the first action, or the key covers what should not count (time, session ids, noise)",
+                step=0,
+            )
+        member = _Member(episode.id_, facts.get("sample_id"), facts.get("policy"), seeds.get("environment"), key)
+        group_id = facts.get("group_id")
         if group_id is not None and (first := self._groups.setdefault(group_id, member)) is not member:
-            is_verified = (facts.get("start") or {}).get("verified") is not False
-            _check_group(found, group_id, first, member, is_verified)
+            _check_group(found, group_id, first, member, start.get("verified") is not False)
         return found.findings
-
-
-def _member(episode: SingleAgentEpisode) -> _Member:
-    facts = facts_of(episode)
-    seeds, start = facts.get("seeds") or {}, facts.get("start") or {}
-    known = (facts.get("sample_id"), facts.get("policy"), seeds.get("environment"), start.get("state_key"))
-    return _Member(episode.id_, *known)
-
-
-def _check_own_start(found: Found, episode: SingleAgentEpisode) -> None:
-    """The state in which the first action was taken is the one that the group's start was verified by."""
-    key = (facts_of(episode).get("start") or {}).get("state_key")
-    first = episode.get_infos(0).get("state_key") if len(episode) else None
-    if key is not None and first is not None and key != first:
-        found.error(
-            "start-moved",
-            f"it starts from the state {key} and acts first in {first}; something acted between the fork and the first "
-            "action, or the key covers what should not count (time, session ids, noise)",
-            step=0,
-        )
 
 
 def _check_group(found: Found, group_id: str, first: _Member, member: _Member, is_verified: bool) -> None:
@@ -419,14 +350,26 @@ def check_episode(
         max_staleness: how many versions behind them an action may have been sampled.
 
     Returns:
-        What is wrong, [] where nothing was found. "error" breaks the contract.
+        The problems, [] if there are none. "error" breaks the contract.
     """
     found, tokens = Found.about_episode(episode.id_), episode.tokens
     check_end(found, episode)
-    if not are_tracks_whole(found, episode):
+    try:
+        episode.validate()
+    except EpisodeError as error:
+        found.error(
+            "track-lengths",
+            f"{error}; the last observation was left out, or an action was recorded without its outcome",
+        )
         return found.findings
+    for t, reward in enumerate(episode.environment_rewards()):
+        if reward is not None and not math.isfinite(reward):
+            found.error(
+                "reward-not-finite",
+                f"the environment's reward is {reward}; it would make every sum and baseline {reward}: leave it None",
+                step=t,
+            )
     is_part = episode.t_started > 0 or episode.rewards.lookback > 0
-    check_rewards(found, episode)
     if not is_part:
         check_messages(found, episode)
     if is_in_segments(found, tokens, None if is_part else len(episode)):
@@ -446,15 +389,14 @@ def check_group(episodes: Sequence[SingleAgentEpisode]) -> list[Finding]:
     """
     checks = BatchChecks()
     findings = [finding for episode in episodes for finding in checks.add(episode)]
-    first = episodes[0] if episodes else None
+    expected = facts_of(episodes[0]).get("group_id") if episodes else None
     for episode in episodes[1:]:
-        group_id, expected = facts_of(episode).get("group_id"), facts_of(episodes[0]).get("group_id")
-        if first is not None and group_id != expected:
+        if (group_id := facts_of(episode).get("group_id")) != expected:
             found = Found.about_episode(episode.id_)
             found.error(
                 "mixed-groups",
-                f"its group id is {group_id!r} and that of {first.id_} {expected!r}; groups were cut by position, and "
-                "an episode before them is missing",
+                f"its group id is {group_id!r} and that of {episodes[0].id_} {expected!r}; groups were cut by "
+                "position, and an episode before them is missing",
             )
             findings += found.findings
     return findings

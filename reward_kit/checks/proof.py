@@ -1,4 +1,4 @@
-"""A task proved before it costs anything: what is known to be right earns a pass, and doing nothing earns nothing.
+"""Prove a task before it costs anything: what is known to be right earns a pass, and doing nothing earns nothing.
 
 What is right is, for each sample, its row's `gold_actions` (a list of actions), its `gold_answer` (a text), the policy
 that the user names, or what the resource's own expert does; the first of them that there is.
@@ -6,7 +6,7 @@ that the user names, or what the resource's own expert does; the first of them t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,16 +17,20 @@ from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
 from reward_kit.agent.simulated_user import SimulatedUser
+from reward_kit.checks.reward import Plan, asks_models, check_reward
+from reward_kit.checks.reward_bench import LITTLE, Given, RewardReport, quoted
+from reward_kit.display_text import counted
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.config import resource_class
 from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, PolicyError, boundary
-from reward_kit.reward_agent.levels import scorer_of
+from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice, scorer_of
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest
 from reward_kit.runs.tasks import LoadedTask
 
-LITTLE = 1e-6
 _NOTHING = "nothing"
+_CHECKED_SAMPLES = 4
+"""On the ends of so many samples the reward is checked."""
 _Right = tuple[str, AgentPolicy]
 
 
@@ -81,6 +85,90 @@ class SampleProof:
                 self.problems.append(f"what is right ({self.by}) does not score 1: {self.gold.text}{end}")
         if self.nothing is not None and (self.nothing.scored.score is None or self.nothing.scored.score > LITTLE):
             self.problems.append(f"doing nothing does not score 0: {self.nothing.text}")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReport:
+    """The proof of a task's samples, and the check of its reward on their ends."""
+
+    task: LoadedTask
+    proofs: Sequence[SampleProof]
+    reward: RewardReport
+
+    def exit_code(self, fail_on: str) -> int:
+        """Return 1 if a sample has a problem, or the reward a finding of this level or a worse one."""
+        has_problems = any(proof.problems for proof in self.proofs)
+        return 1 if has_problems and fail_on != "never" else self.reward.exit_code(fail_on)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        samples = [
+            {
+                "id": proof.sample.id,
+                "by": proof.by or None,
+                "gold": proof.gold.scored.score if proof.gold else None,
+                "nothing": proof.nothing.scored.score if proof.nothing else None,
+                "problems": proof.problems,
+            }
+            for proof in self.proofs
+        ]
+        return {"task": str(self.task.path), "samples": samples, "reward": self.reward.to_json()}
+
+    def lines(self) -> Iterator[str]:
+        """Yield the report for a terminal: the reward first, whose verdict counts its own findings alone."""
+        yield from self.reward.lines()
+        for proof in self.proofs:
+            where = proof.sample.where or proof.sample.id
+            yield from (f"error:   {where}: sample {proof.sample.id!r}: {quoted(one, 300)}" for one in proof.problems)
+        count = len(self.proofs)
+        if unknown := sum(proof.gold is None for proof in self.proofs):
+            yield (
+                f"not checked: that what is right scores 1, for {unknown} of {count} samples: nobody says what is "
+                "right; give rows a gold_answer or gold_actions, the resource an expert_action, or name --gold-policy"
+            )
+        wrong = sum(len(proof.problems) for proof in self.proofs)
+        right = sum(proof.gold is not None and not proof.problems for proof in self.proofs)
+        nothing = sum(not any("nothing" in problem for problem in proof.problems) for proof in self.proofs)
+        by = ", ".join(sorted({proof.by for proof in self.proofs if proof.by})) or "nobody"
+        errors = f"{counted(wrong, 'error')}; " if wrong else ""
+        yield (
+            f"{self.task.path}: {errors}of {counted(count, 'sample')}, what is right ({by}) scores 1 and nothing "
+            f"scores 0 on {right}; nothing scores 0 on {nothing}"
+        )
+
+
+def why_not_free(task: LoadedTask, user: SimulatedUser | None) -> str:
+    """Return why proving the task would cost money; "" if it does not."""
+    if user is not None and not user.is_free:
+        return "its user is a model, which costs money"
+    return "its reward asks a model, which costs money" if task.reward and asks_models(task.reward) else ""
+
+
+async def check_task(
+    task: LoadedTask,
+    samples: Sequence[Sample],
+    user: SimulatedUser | None = None,
+    policy: _Right | None = None,
+    *,
+    seed: int = 0,
+    tell: Callable[[str], None] = lambda _: None,
+) -> TaskReport:
+    """Prove a task's samples, and check its reward on the ends of those episodes; see `prove` for the arguments."""
+    proofs = await prove(task, samples, user, policy, seed=seed, tell=lambda proof: tell(f"sample {proof.sample.id}"))
+    assert task.reward is not None  # else nothing was proved
+    definition, first = task.definition, proofs[:_CHECKED_SAMPLES]
+    proved = [proof for proof in proofs if proof.gold and proof.nothing and not proof.problems]
+    ends = [(one.gold.request, one.nothing.request) for one in proved[:_CHECKED_SAMPLES] if one.gold and one.nothing]
+    rollouts = [end.request for one in first for end in (one.gold, one.nothing) if end and not end.request.failure]
+    plan = Plan(
+        str(definition.reward_function_path),
+        SandboxChoice(reward_time_s=definition.limits.reward_time_s),
+        task.path.resolve().parent,
+        Given(rollouts=rollouts, ends=ends),
+        pass_threshold=definition.pass_threshold,
+        seed=seed,
+    )
+    return TaskReport(task, proofs, await check_reward(plan, LoadedReward(task.reward), None, tell))
 
 
 async def prove(

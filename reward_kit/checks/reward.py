@@ -1,4 +1,4 @@
-"""How far two rewards agree: correlation, Cohen's kappa, and the rollouts on which they differ most."""
+"""Check a reward: load it as it is to run, put every question to it, and compare it with a second one."""
 
 from __future__ import annotations
 
@@ -14,70 +14,27 @@ import numpy as np
 from reward_kit.agreement import cohens_kappa, pearson, spearman
 from reward_kit.checks import reward_cheats, reward_conduct
 from reward_kit.checks.findings import Finding
-from reward_kit.checks.reward_bench import Bench, Checkup, Given, Probe, RewardReport, grounds_of, learned, quoted, told
+from reward_kit.checks.reward_bench import (
+    Bench,
+    Checkup,
+    Given,
+    Probe,
+    RewardReport,
+    grounds_of,
+    learned,
+    quoted,
+    takes_truth,
+    told,
+)
 from reward_kit.checks.reward_cases import FORMS, clearly_different, text_of
-from reward_kit.checks.source_facts import SourceFacts, facts_of
+from reward_kit.checks.source_facts import SourceFacts, facts_of, kind_in
 from reward_kit.errors import ConfigError
+from reward_kit.loading import split_reference
 from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice, load_reward
+from reward_kit.reward_agent.remote import is_address
 from reward_kit.reward_agent.scoring import Reward, ScoringRequest, check_parameters
-from reward_kit.reward_agent.sources import read_source
-
-_SHOWN = 5
-
-
-async def agreement(checkup: Checkup, other: Bench, name: str, threshold: float = 1.0) -> None:
-    """Score the same rollouts with a second reward.
-
-    Args:
-        checkup: its rollouts are the user's, and made ones where there are few.
-        other: the second reward, open.
-        name: of it, for the report.
-        threshold: a score of this or more passes.
-    """
-    pairs, unscored = [], 0
-    for request in _rollouts(checkup):
-        left, right = (await checkup.bench.see(request)).score, (await other.see(request)).score
-        if left is None or right is None:
-            unscored += 1
-        else:
-            pairs.append((left, right, request))
-    if len(pairs) < 2:
-        checkup.report.cannot(f"agreement with {name}", f"{len(pairs)} rollouts were scored by both")
-        return
-    lefts, rights = np.array([left for left, _, _ in pairs]), np.array([right for _, right, _ in pairs])
-    checkup.report.facts[f"agreement with {name}"] = {
-        "rollouts": len(pairs),
-        "unscored by one of them": unscored,
-        "pearson": _rounded(pearson(lefts, rights)),
-        "spearman": _rounded(spearman(lefts, rights)),
-        "kappa": _rounded(cohens_kappa((lefts >= threshold).astype(int), (rights >= threshold).astype(int), 2)),
-        "mean difference": _rounded(float(lefts.mean() - rights.mean())),
-    }
-    worst = sorted(pairs, key=lambda pair: -abs(pair[0] - pair[1]))[:_SHOWN]
-    lines = [f"{left:.4g} against {right:.4g}: {_text(request)}" for left, right, request in worst if left != right]
-    if lines:
-        checkup.report.note("disagrees", "info", f"differs from {name}; the worst of {len(pairs)} rollouts", lines)
-
-
-def _rollouts(checkup: Checkup) -> list[ScoringRequest]:
-    found = [*checkup.rollouts, *(ground.gold for ground in checkup.grounds if ground.gold is not None)]
-    if len(checkup.rollouts) < 20:
-        for ground in checkup.grounds:
-            found += [ground.answered(text) for text in clearly_different()]
-            found += [ground.answered(ground.written(value)) for value in ground.wrong]
-            if ground.truth is not None:
-                text = text_of(ground.truth)
-                found += [ground.answered(form.write(one)) for form in FORMS for one in (text, text.lower())]
-    return found
-
-
-def _text(request: ScoringRequest) -> str:
-    return f'"{quoted(request.messages[-1].text, 70)}"' if request.messages else "no messages"
-
-
-def _rounded(value: float) -> float | None:
-    return None if math.isnan(value) else round(value, 4)
-
+from reward_kit.reward_agent.sources import find_module, read_source
+from reward_kit.typed_interface import RewardSpec
 
 PROBES: tuple[tuple[str, Probe], ...] = (
     ("the same score every time", reward_conduct.steady),
@@ -141,10 +98,48 @@ def load(plan: Plan) -> tuple[LoadedReward, LoadedReward | None]:
         ConfigError: one of them cannot be loaded, or asks for what only an episode has and none is given.
     """
     loaded = load_reward(plan.reference, plan.folder, plan.choice, plan.options)
-    check_parameters(loaded.reward)
-    _check_given(loaded.reward, plan)
-    _check_golds(loaded.reward, plan.given)
-    return loaded, load_reward(plan.against, plan.folder, plan.choice) if plan.against else None
+    reward, given = loaded.reward, plan.given
+    check_parameters(reward)
+    has_ends = bool(given.ends) or any(rollout.final_state is not None for rollout in given.rollouts)
+    if "state" in (reward.parameters or ()) and not has_ends:
+        raise ConfigError(
+            f"reward {reward.id!r} judges the final state of a resource, which only an episode has: check the task "
+            "file (reward-kit check task.yaml), or give the episodes of a run (--data runs/…/episodes.jsonl)"
+        )
+    if given.golds and not given.truths and reward.parameters is not None and takes_truth(reward.parameters):
+        raise ConfigError(
+            f"reward {reward.id!r} takes a ground_truth: give one --ground-truth JSON for each --gold TEXT"
+        )
+    other = load_reward(plan.against, plan.folder, plan.choice) if plan.against else None
+    for one in (loaded, other):
+        if one is not None and asks_models(one.reward):
+            raise ConfigError(
+                f"reward {one.reward.id!r} asks a model, which costs money, and a check asks a few hundred questions: "
+                "measure how it agrees with people instead (reward-kit calibrate)"
+            )
+    return loaded, other
+
+
+def asks_models(reward: Reward) -> bool:
+    """Return whether a reward asks models; in a sandbox it cannot."""
+    resources = reward.resources.values() if isinstance(reward, RewardSpec) else ()
+    return any(getattr(resource, "asks_models", False) for resource in resources)
+
+
+def is_reward(target: str) -> bool:
+    """Return whether a target names a reward, a function or a class with `score`; by reading it, not by running it."""
+    if ":" not in target:
+        return False
+    if is_address(target):
+        raise ConfigError(f"{target} runs behind HTTP, and cannot be watched here: check FILE.py:FUNCTION there")
+    location, name = split_reference(target)
+    if location.startswith("reward_kit.rewards"):
+        return True
+    file = Path(location) if location.endswith(".py") else find_module(location)
+    if file is None or not file.is_file():
+        return False
+    kind = kind_in(read_source(file), name)
+    return kind == "reward" or (kind == "" and location.endswith(".py"))
 
 
 async def check_reward(
@@ -155,14 +150,16 @@ async def check_reward(
     Args:
         plan: what to check.
         loaded, other: as `load` gives them.
-        tell: told what is being asked, for a display of progress.
+        tell: called with each question, for a display of progress.
     """
-    source = _source(loaded.reward, plan.reference)
+    source, origin = SourceFacts(), loaded.reward.origin
+    if origin is not None:
+        source = facts_of(read_source(origin.file), origin.qualname or plan.reference.rpartition(":")[2])
     async with Bench(loaded.reward, plan.choice.reward_time_s) as bench:
         report = RewardReport(plan.reference, level=bench.level, seed=plan.seed)
         chance = random.Random(plan.seed)
         tell("how it wants an answer")
-        needs_truth = takes_truth(loaded.reward)
+        needs_truth = takes_truth(loaded.reward.parameters)
         grounds = await learned(plan.given, source.ground_truth, bench, chance, takes_truth=needs_truth)
         if not grounds:
             await _tell_unknown_truths(report, bench, source)
@@ -210,28 +207,58 @@ def _is_noisy(report: RewardReport) -> bool:
     return any(report.has(code) for code in _NOISE)
 
 
-def takes_truth(reward: Reward) -> bool:
-    return reward.parameters is None or bool(reward.parameters & {"ground_truth", "ground_truths"})
+_SHOWN = 5
 
 
-def _check_given(reward: Reward, plan: Plan) -> None:
-    has_ends = bool(plan.given.ends) or any(rollout.final_state is not None for rollout in plan.given.rollouts)
-    if "state" in (reward.parameters or ()) and not has_ends:
-        raise ConfigError(
-            f"reward {reward.id!r} judges the final state of a resource, which only an episode has: check the task "
-            "file (reward-kit check task.yaml), or give the episodes of a run (--data runs/…/episodes.jsonl)"
-        )
+async def agreement(checkup: Checkup, other: Bench, name: str, threshold: float = 1.0) -> None:
+    """Score the same rollouts with a second reward.
+
+    Args:
+        checkup: its rollouts are the user's, and made ones where there are few.
+        other: the second reward, open.
+        name: of it, for the report.
+        threshold: a score of this or more passes.
+    """
+    pairs, unscored = [], 0
+    for request in _compared_rollouts(checkup):
+        left, right = (await checkup.bench.see(request)).score, (await other.see(request)).score
+        if left is None or right is None:
+            unscored += 1
+        else:
+            pairs.append((left, right, request))
+    if len(pairs) < 2:
+        checkup.report.cannot(f"agreement with {name}", f"{len(pairs)} rollouts were scored by both")
+        return
+    lefts, rights = np.array([left for left, _, _ in pairs]), np.array([right for _, right, _ in pairs])
+    checkup.report.facts[f"agreement with {name}"] = {
+        "rollouts": len(pairs),
+        "unscored by one of them": unscored,
+        "pearson": _rounded(pearson(lefts, rights)),
+        "spearman": _rounded(spearman(lefts, rights)),
+        "kappa": _rounded(cohens_kappa((lefts >= threshold).astype(int), (rights >= threshold).astype(int), 2)),
+        "mean difference": _rounded(float(lefts.mean() - rights.mean())),
+    }
+    worst = sorted(pairs, key=lambda pair: -abs(pair[0] - pair[1]))[:_SHOWN]
+    lines = [f"{left:.4g} against {right:.4g}: {_text(request)}" for left, right, request in worst if left != right]
+    if lines:
+        checkup.report.note("disagrees", "info", f"differs from {name}; the worst of {len(pairs)} rollouts", lines)
 
 
-def _check_golds(reward: Reward, given: Given) -> None:
-    if given.golds and not given.truths and takes_truth(reward) and reward.parameters is not None:
-        raise ConfigError(
-            f"reward {reward.id!r} takes a ground_truth: give one --ground-truth JSON for each --gold TEXT"
-        )
+def _compared_rollouts(checkup: Checkup) -> list[ScoringRequest]:
+    found = [*checkup.rollouts, *(ground.gold for ground in checkup.grounds if ground.gold is not None)]
+    if len(checkup.rollouts) < 20:
+        for ground in checkup.grounds:
+            found += [ground.answered(text) for text in clearly_different()]
+            found += [ground.answered(ground.written(value)) for value in ground.wrong]
+            if ground.truth is not None:
+                text = text_of(ground.truth)
+                found += [ground.answered(form.write(one)) for form in FORMS for one in (text, text.lower())]
+    return found
 
 
-def _source(reward: Reward, reference: str) -> SourceFacts:
-    origin = reward.origin
-    if origin is None:
-        return SourceFacts()
-    return facts_of(read_source(origin.file), origin.qualname or reference.rpartition(":")[2])
+def _text(request: ScoringRequest) -> str:
+    return f'"{quoted(request.messages[-1].text, 70)}"' if request.messages else "no messages"
+
+
+def _rounded(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, 4)

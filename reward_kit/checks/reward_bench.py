@@ -1,4 +1,4 @@
-"""Where a reward is tried: through the real scorer at its own level, watched, in a warm worker or a fresh one."""
+"""The bench of a reward check: watched calls of the reward, questions with known answers, and the report."""
 
 from __future__ import annotations
 
@@ -74,32 +74,31 @@ class Seen:
 
 
 class Bench:
-    """Calls one reward and tells what it was seen to do. Use it as an async context manager; one call at a time.
+    """Calls one reward and records what it does. Use it as an async context manager; one call at a time.
 
     Args:
         reward: as `levels.load_reward` gives it.
-        deadline_s: of one call, where the reward runs in this process; a confined one has its own.
+        deadline_s: of one call, if the reward runs in this process; a confined one has its own.
     """
 
     def __init__(self, reward: Reward, deadline_s: float | None = None) -> None:
         self.reward = reward
-        self._here: _WatchedHere | None = None
-        self._apart: _WatchedApart | None = None
+        self._scorer: _WatchedHere | _WatchedApart
         if isinstance(reward, RewardSpec):
-            self._here = _WatchedHere(reward, deadline_s)
-        elif not isinstance(reward, ConfinedReward):
-            raise ConfigError(f"reward {reward.id!r} runs behind HTTP, and cannot be watched here: check it there")
+            self._scorer = _WatchedHere(reward, deadline_s)
+        elif isinstance(reward, ConfinedReward):
+            self._scorer = _WatchedApart(reward)
         else:
-            self._apart = _WatchedApart(reward)
+            raise ConfigError(f"reward {reward.id!r} runs behind HTTP, and cannot be watched here: check it there")
 
     async def __aenter__(self) -> Self:
-        await (self._here or self._scorer_apart).__aenter__()
+        await self._scorer.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await (self._here or self._scorer_apart).__aexit__(kind, error, trace)
+        await self._scorer.__aexit__(kind, error, trace)
 
     @property
     def level(self) -> str:
@@ -108,43 +107,41 @@ class Bench:
 
     @property
     def is_confined(self) -> bool:
-        """It runs in a worker, of which there can be a fresh one, and which can be ended."""
-        return self._apart is not None
+        """Whether it runs in a worker, of which there can be a fresh one, and which can be ended."""
+        return isinstance(self._scorer, _WatchedApart)
 
     @property
     def parameters(self) -> frozenset[str] | None:
-        """The names that the reward takes; None where it takes any."""
+        """The names that the reward takes; None if it takes any."""
         return self.reward.parameters
 
-    def takes(self, name: str) -> bool:
-        """Whether the reward asks for a value of the rollout by name."""
-        return self.parameters is not None and name in self.parameters
-
-    async def see(self, request: ScoringRequest, *, worker: int = 0, memory: bool = False) -> Seen:
-        """One call in the worker that goes on.
+    async def see(
+        self,
+        request: ScoringRequest,
+        *,
+        worker: int = 0,
+        memory: bool = False,
+        is_fresh: bool = False,
+        cpu_s: float | None = None,
+    ) -> Seen:
+        """Make one call.
 
         Args:
             request: the rollout.
-            worker: which of several, each with an interpreter of its own; in this process there is only one.
+            worker: which of several, each with an interpreter of its own.
             memory: count its memory, which makes the call slower.
-        """
-        if self._here is not None:
-            return await self._here.see(request, memory=memory)
-        return await self._scorer_apart.see(request, worker=worker, memory=memory)
+            is_fresh: use a worker in which nothing was called before.
+            cpu_s: end the call after so much work.
 
-    async def see_fresh(self, request: ScoringRequest) -> Seen:
-        """One call in a worker that nothing was called in before; only where `is_confined`."""
-        return await self._scorer_apart.see(request, is_fresh=True)
+        Where the reward runs in this process there is one worker, which is never fresh and cannot be ended.
+        """
+        if isinstance(self._scorer, _WatchedHere):
+            return await self._scorer.see(request, memory=memory)
+        return await self._scorer.see(request, worker=worker, memory=memory, is_fresh=is_fresh, cpu_s=cpu_s)
 
     async def attack(self, request: ScoringRequest) -> Seen:
-        """One call in a fresh worker that is ended after a second of work; only where `is_confined`."""
-        return await self._scorer_apart.see(request, is_fresh=True, cpu_s=ATTACK_CPU_S)
-
-    @property
-    def _scorer_apart(self) -> _WatchedApart:
-        if self._apart is None:
-            raise ConfigError("a reward that runs in this process has no worker of its own")
-        return self._apart
+        """Make one call in a fresh worker that is ended after a second of work; only if `is_confined`."""
+        return await self.see(request, is_fresh=True, cpu_s=ATTACK_CPU_S)
 
 
 class _WatchedHere(InProcessScorer):
@@ -161,7 +158,7 @@ class _WatchedHere(InProcessScorer):
 
 
 class _WatchedApart(ConfinedScorer):
-    """Scores behind the reward's walls, in the worker that is asked for."""
+    """Scores in the sandbox, in the worker that is asked for."""
 
     def __init__(self, reward: ConfinedReward) -> None:
         source = reward.program.source
@@ -175,13 +172,7 @@ class _WatchedApart(ConfinedScorer):
         self._seen_there: Any = None
 
     async def see(
-        self,
-        request: ScoringRequest,
-        *,
-        worker: int = 0,
-        is_fresh: bool = False,
-        memory: bool = False,
-        cpu_s: float | None = None,
+        self, request: ScoringRequest, *, worker: int, is_fresh: bool, memory: bool, cpu_s: float | None
     ) -> Seen:
         limits = self._base.limits
         if cpu_s is not None:
@@ -203,21 +194,22 @@ class _WatchedApart(ConfinedScorer):
         return replace(outcome, value={name: item for name, item in outcome.value.items() if name != "watched"})
 
 
-def _seen(scored: Scored, told: Any) -> Seen:
-    """What is known of a call; what the worker told is taken for what it is, a stranger's word."""
-    told = told if isinstance(told, dict) else {}
-    numbers = {name: _number(told.get(name)) for name in ("wall_s", "cpu_s", "peak_mb")}
-    changed = told.get("changed")
-    events = told.get("events")
+def _seen(scored: Scored, watched: Any) -> Seen:
+    """Return what is known of a call; the worker's own report is untrusted."""
+    watched = watched if isinstance(watched, dict) else {}
+    changed, events = watched.get("changed"), watched.get("events")
+    pairs = (
+        [pair for pair in events if isinstance(pair, list | tuple) and len(pair) == 2]
+        if isinstance(events, list)
+        else []
+    )
     return Seen(
         scored.score,
         scored.failure,
         scored.result,
-        **numbers,
+        **{name: _number(watched.get(name)) for name in ("wall_s", "cpu_s", "peak_mb")},
         changed={str(k): str(v)[:300] for k, v in changed.items()} if isinstance(changed, dict) else {},
-        events=tuple((str(e[0]), str(e[1])[:300]) for e in events if isinstance(e, list | tuple) and len(e) == 2)
-        if isinstance(events, list)
-        else (),
+        events=tuple((str(kind), str(what)[:300]) for kind, what in pairs),
     )
 
 
@@ -561,8 +553,7 @@ class Checkup:
     @property
     def takes_truth(self) -> bool:
         """The reward is given the ground truth."""
-        names = self.bench.parameters
-        return names is None or bool(names & {"ground_truth", "ground_truths"})
+        return takes_truth(self.bench.parameters)
 
     async def see(self, name: str, request: ScoringRequest, *, memory: bool = False) -> Seen:
         """One call, noted."""
@@ -576,6 +567,11 @@ class Checkup:
         self.events.update(dict.fromkeys(seen.events))
         for what, how in seen.changed.items():
             self.changed.setdefault(what, how)
+
+
+def takes_truth(parameters: frozenset[str] | None) -> bool:
+    """Return whether a reward with these parameters is given the ground truth; None stands for any parameters."""
+    return parameters is None or bool(parameters & {"ground_truth", "ground_truths"})
 
 
 Probe = Callable[[Checkup], Awaitable[None]]

@@ -1,10 +1,14 @@
-"""`check_rows`: a batch of training rows against the contract of `tokens`: masks, values at their place, versions."""
+"""Check rows: a batch of training rows against the contract of `tokens`, and the rollouts of other trainers.
+
+`check_rows` proves masks, values at their place and versions of a batch. TRL's rollout dict and verifiers' traces are
+checked by the same rules.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -41,7 +45,7 @@ def check_rows(
         max_staleness: how many versions behind them a token may have been sampled.
 
     Returns:
-        What is wrong, [] where nothing was found.
+        The problems, [] if there are none.
 
     Raises:
         ConfigError: the batch has no `input_ids` or `action_mask`.
@@ -59,7 +63,9 @@ def check_rows(
         found = Found(what, rollout_id)
         row = {key: values[number] for key, values in batch.batch.items() if np.ndim(values) > 1}
         if _has_shape(found, row):
-            tokens = _tokens(row, _segment(known.get(rollout_id), segment))
+            episode = known.get(rollout_id)
+            own = rows_of(episode.tokens) if episode is not None and segment is not None else ()
+            tokens = _tokens(row, next((one for index, one in enumerate(own) if index == segment), None))
             _check_row(found, row, tokens, logprobs_of)
             _check_versions(found, row, tokens, version, max_staleness)
         findings += found.findings
@@ -80,27 +86,15 @@ def _has_shape(found: Found, row: Mapping[str, Array]) -> bool:
             found.error("mask-values", f"{key} is {row[key][strange[0]]}; a mask is 0 or 1", token=int(strange[0]))
     if len(found.findings) > before:
         return False
-    for inner, outer in (("completion_mask", "attention_mask"), ("action_mask", "completion_mask")):
-        _check_inside(found, row, inner, outer)
-    _check_inside(found, row, "loss_mask", "action_mask")
+    for outer, inner in pairwise(_MASKS):
+        if inner in row and outer in row and len(stray := np.flatnonzero((row[inner] == 1) & (row[outer] == 0))):
+            found.error(
+                "mask-outside",
+                f"{inner} is 1 where {outer} is 0 ({len(stray)} such); a mask was made on another axis, or is the "
+                "other way round (a mask is named for what 1 means)",
+                token=int(stray[0]),
+            )
     return len(found.findings) == before
-
-
-def _check_inside(found: Found, row: Mapping[str, Array], inner: str, outer: str) -> None:
-    if inner in row and outer in row and len(stray := np.flatnonzero((row[inner] == 1) & (row[outer] == 0))):
-        found.error(
-            "mask-outside",
-            f"{inner} is 1 where {outer} is 0 ({len(stray)} such); a mask was made on another axis, or is the other "
-            "way round (a mask is named for what 1 means)",
-            token=int(stray[0]),
-        )
-
-
-def _segment(episode: SingleAgentEpisode | None, segment: Any) -> CheckedTokens | None:
-    """The segment that a row was made of, where its episode is known."""
-    if episode is None or segment is None:
-        return None
-    return next((row for number, row in enumerate(rows_of(episode.tokens)) if number == segment), None)
 
 
 def _tokens(row: Mapping[str, Array], segment: CheckedTokens | None) -> CheckedTokens:
@@ -196,7 +190,7 @@ def _check_versions(
             )
             return
     if len(sampled) and (sampled < 0).any() and (current is not None or (sampled >= 0).any()):
-        found.error("unknown-version", "nobody recorded which weights sampled some of its actions")
+        found.error("unknown-version", "the weights that sampled some of its actions were not recorded")
     elif current is not None and len(sampled):
         off = sampled[(sampled > current) | (sampled < current - max_staleness)]
         if len(off):
@@ -344,9 +338,6 @@ def check_verifiers_trace(
     return found.findings
 
 
-# v0
-
-
 def _check_trajectory(found: Found, steps: Sequence[Mapping[str, Any]], logprobs_of: LogprobsOf | None) -> None:
     """Every step on its own, then what they are together."""
     tokens, before = EpisodeTokens(), len(found.findings)
@@ -358,7 +349,12 @@ def _check_trajectory(found: Found, steps: Sequence[Mapping[str, Any]], logprobs
         if _is_step_whole(found, number, told):
             logprobs = told.get("completion_logprobs")
             tokens.add_turn(number, told["prompt_ids"], told["completion_ids"], logprobs)
-    _check_rewards(found, steps)
+    for number, step in enumerate(steps):
+        for key in ("reward", "advantage"):
+            value = step.get(key)
+            if value is not None and not np.isfinite(value):
+                kind = "reward-not-finite" if key == "reward" else "credit-not-finite"
+                found.error(kind, f"its {key} is {value}; leave it None", step=number)
     if any(finding.level == "error" for finding in found.findings[before:]):
         return
     check_prefixes(found, tokens)
@@ -392,18 +388,6 @@ def _is_step_whole(found: Found, number: int, told: Mapping[str, Any]) -> bool:
     elif masks[1] and not any(masks[1]):
         found.error("inverted-mask", "completion_mask is 0 on everything that was sampled", step=number)
     return len(found.findings) == before
-
-
-def _check_rewards(found: Found, steps: Sequence[Mapping[str, Any]]) -> None:
-    for number, step in enumerate(steps):
-        for key in ("reward", "advantage"):
-            value = step.get(key)
-            if value is not None and not np.isfinite(value):
-                kind = "reward-not-finite" if key == "reward" else "credit-not-finite"
-                found.error(kind, f"its {key} is {value}; leave it None", step=number)
-
-
-# v1
 
 
 def _check_nodes(found: Found, nodes: Sequence[Mapping[str, Any]], logprobs_of: LogprobsOf | None) -> None:
@@ -494,9 +478,10 @@ def check_foreign_file(path: Path, form: str) -> Iterator[list[Finding]]:
     if form not in _CHECKS:
         raise ConfigError(f"unknown format {form!r}{did_you_mean(form, _CHECKS)}")
     refused, is_of_form = None, False
-    for what, parsed in _records(path):
+    for what, text, value in _records(path):
         try:
-            if not isinstance(record := parsed(), Mapping):
+            record = value if text is None else _parsed(text, f"{path.parent / what}")
+            if not isinstance(record, Mapping):
                 raise ConfigError(f"{what}: a record is a mapping, this one is {kind_of(record)}")
             findings = _CHECKS[form](record, what=what)
             is_of_form = True
@@ -508,25 +493,24 @@ def check_foreign_file(path: Path, form: str) -> Iterator[list[Finding]]:
         raise refused  # the file is of another form, or of none
 
 
-def _records(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Each record's name, and what gives it or says why it is none."""
+def _records(path: Path) -> Iterator[tuple[str, str | None, Any]]:
+    """Yield each record as its name, its text and its value; the text is None if the value was parsed already."""
     try:
         with path.open(encoding="utf-8-sig") as lines:
             if path.suffix == ".jsonl":
                 for number, line in enumerate(lines, 1):
                     if line.strip():
-                        yield f"{path.name}:{number}", partial(_parsed, line, f"{path}:{number}")
+                        yield f"{path.name}:{number}", line, None
                 return
-            whole = _parsed(lines.read(), str(path))
+            text = lines.read()
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"cannot read {path}: {why_unreadable(path, error)}") from error
-    entries: Sequence[Any] = whole if isinstance(whole, list) else [whole]
-    for number, entry in enumerate(entries):
-        yield (f"{path.name}[{number}]" if isinstance(whole, list) else path.name), partial(_itself, entry)
-
-
-def _itself(record: Any) -> Any:
-    return record
+    whole = _parsed(text, str(path))
+    if not isinstance(whole, list):
+        yield path.name, None, whole
+        return
+    for number, entry in enumerate(whole):
+        yield f"{path.name}[{number}]", None, entry
 
 
 def _parsed(text: str, where: str) -> Any:

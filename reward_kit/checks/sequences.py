@@ -1,7 +1,8 @@
-"""The tokens of one sequence against the contract: ids, mask and log-probabilities lie on each other.
+"""The tokens of one sequence, and the segments of an episode, against their contract.
 
-A `CheckedTokens` is one sequence that a model saw, whoever recorded it: a segment of an episode, a row of a batch, a
-row of TRL's rollout dict, a branch of a verifiers trace.
+Ids, mask and log-probabilities lie on each other, and what was seen and sampled concatenates. A `CheckedTokens` is one
+sequence that a model saw, whoever recorded it: a segment of an episode, a row of a batch, a row of TRL's rollout dict,
+a branch of a verifiers trace.
 """
 
 from __future__ import annotations
@@ -255,19 +256,7 @@ def is_in_segments(found: Found, tokens: EpisodeTokens, steps: int | None) -> bo
             "length-mismatch",
             f"{len(tokens.ids)} token ids but {len(tokens.logprobs)} log-probabilities; 0.0 stands off the actions",
         )
-    _check_bounds(found, tokens)
-    if len(found.findings) == before:
-        _check_spans(found, tokens, steps)
-    return len(found.findings) == before
-
-
-def _bounds(tokens: EpisodeTokens) -> list[tuple[int, int]]:
-    starts = [segment.start for segment in tokens.segments]
-    return list(zip(starts, [*starts[1:], len(tokens.ids)], strict=False))
-
-
-def _check_bounds(found: Found, tokens: EpisodeTokens) -> None:
-    """Segments follow one another from the first id to the last, and each says why it began."""
+    # Segments follow one another from the first id to the last, and each has a reason to begin.
     if tokens.ids and (not tokens.segments or tokens.segments[0].start != 0):
         found.error("segment", "the first segment does not begin at token 0; ids were cut off at the front", token=0)
     for number, (segment, (start, stop)) in enumerate(zip(tokens.segments, _bounds(tokens), strict=True)):
@@ -280,6 +269,14 @@ def _check_bounds(found: Found, tokens: EpisodeTokens) -> None:
             )
         if not segment.reason:
             found.error("segment", f"segment {number} does not say why the context was rewritten", token=start)
+    if len(found.findings) == before:
+        _check_spans(found, tokens, steps)
+    return len(found.findings) == before
+
+
+def _bounds(tokens: EpisodeTokens) -> list[tuple[int, int]]:
+    starts = [segment.start for segment in tokens.segments]
+    return list(zip(starts, [*starts[1:], len(tokens.ids)], strict=False))
 
 
 def _check_spans(found: Found, tokens: EpisodeTokens, steps: int | None) -> None:
@@ -368,7 +365,8 @@ def check_prefixes(found: Found, tokens: EpisodeTokens) -> None:
         shared = min(len(seen), len(prompt))
         differs = np.flatnonzero(seen[:shared] != prompt[:shared])
         place = int(differs[0]) if len(differs) else shared
-        owner = _owner(tokens, bounds[number - 1][0] + place)
+        at = bounds[number - 1][0] + place
+        owner = next((span.step for span in tokens.spans if span.start <= at < span.stop), None)
         next_step = next((span.step for span in tokens.spans if span.segment == number), None)
         if place == len(prompt):
             what = f"the prompt ends after {place} of the {len(seen)} tokens that were there before"
@@ -385,11 +383,6 @@ def check_prefixes(found: Found, tokens: EpisodeTokens) -> None:
         )
 
 
-def _owner(tokens: EpisodeTokens, place: int) -> int | None:
-    """The step that sampled the token at `place`, None for an observation's."""
-    return next((span.step for span in tokens.spans if span.start <= place < span.stop), None)
-
-
 def check_versions(found: Found, spans: list[ActionSpan], current_version: int | None, max_staleness: int) -> None:
     """Weights only get newer while an episode goes on, and the trainer knows them.
 
@@ -404,7 +397,7 @@ def check_versions(found: Found, spans: list[ActionSpan], current_version: int |
     if unknown is not None and (known or current_version is not None):
         found.error(
             "unknown-version",
-            "nobody recorded which weights sampled it, so how far off policy it is cannot be told; return "
+            "the weights that sampled it were not recorded, so how far off policy it is is unknown; return "
             "policy_version with every action",
             step=unknown.step,
         )
