@@ -331,30 +331,26 @@ async def cost(checkup: Checkup) -> None:
 
 
 async def growth(checkup: Checkup) -> None:
-    """Twice the answer may take twice the time, not four times."""
-    steep = {}
+    """Score answers of twice the length: they may take twice the time, not four times."""
     for name, piece in _pieces(checkup.first):
         seen = await _at(checkup, piece, 1)
         if seen.cpu_s < _WORTH_S / 4 and not _is_late(seen):
             continue
-        double = await _at(checkup, piece, 2)
+        double, line = await _at(checkup, piece, 2), ""
         if _is_late(seen) or _is_late(double):
-            steep[name] = f"{name}, {_LENGTH:,} or {2 * _LENGTH:,} characters: does not come back in time"
-        elif double.cpu_s > _WORTH_S and double.cpu_s > _STEEP * seen.cpu_s:
-            again, double = (
-                await _at(checkup, piece, 1),
-                await _at(checkup, piece, 2),
-            )  # what was seen once may be chance
-            if double.cpu_s > _STEEP * again.cpu_s:
-                steep[name] = (
-                    f"{name}: {1000 * again.cpu_s:.0f} ms on {_LENGTH:,} characters, "
-                    f"{1000 * double.cpu_s:.0f} ms on {2 * _LENGTH:,}"
+            line = f"{name}, {_LENGTH:,} or {2 * _LENGTH:,} characters: does not come back in time"
+        elif double.cpu_s > _WORTH_S:
+            # A busy machine slows single calls, so that the fastest of several counts.
+            once = min([seen.cpu_s, *[(await _at(checkup, piece, 1)).cpu_s for _ in range(2)]])
+            twice = min([double.cpu_s, *[(await _at(checkup, piece, 2)).cpu_s for _ in range(2)]])
+            if twice > _STEEP * once:
+                line = (
+                    f"{name}: {1000 * once:.0f} ms on {_LENGTH:,} characters, {1000 * twice:.0f} ms on {2 * _LENGTH:,}"
                 )
-        if steep:
-            break
-    if steep:
-        text = "its time grows faster than the answer: a long one holds up the batch"
-        checkup.report.note("slow-growth", "error", text, list(steep.values()))
+        if line:
+            text = "its time grows faster than the answer: a long one holds up the batch"
+            checkup.report.note("slow-growth", "error", text, [line])
+            return
 
 
 def _pieces(ground: Ground) -> Iterator[tuple[str, str]]:
