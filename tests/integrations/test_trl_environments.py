@@ -15,8 +15,7 @@ from transformers.utils import get_json_schema
 from examples.trl_locks.locks import COMBINATIONS, CombinationLock
 from reward_kit.environments.base import ForkableResource, StateSnapshot, StepOutcome, ToolSpec, tool_spec
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
-from reward_kit.integrations.trl.environments import EnvironmentFactory, environment_factory
-from reward_kit.integrations.trl.tool_methods import tool_method
+from reward_kit.integrations.trl.environments import EnvironmentFactory, environment_factory, tool_method
 
 
 def factory(**options: Any) -> EnvironmentFactory:

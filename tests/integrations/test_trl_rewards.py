@@ -12,8 +12,7 @@ import pytest
 
 from reward_kit.environments.base import StateSnapshot
 from reward_kit.errors import ConfigError, Failure
-from reward_kit.integrations.trl.conversations import conversation_of
-from reward_kit.integrations.trl.rewards import as_trl_reward, rollout_scores
+from reward_kit.integrations.trl.rewards import as_trl_reward, conversation_of, rollout_scores
 from reward_kit.models import EvaluateResult, Message
 from reward_kit.typed_interface import reward_function
 

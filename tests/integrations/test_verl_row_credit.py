@@ -11,8 +11,13 @@ import torch
 from reward_kit.agent.models import StepData
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.verl.data_proto import verl_rows
-from reward_kit.integrations.verl.estimators import estimator_for_verl, options_of, rows_beside
-from reward_kit.integrations.verl.row_credit import ROW_ESTIMATORS, row_credit
+from reward_kit.integrations.verl.estimators import (
+    ROW_ESTIMATORS,
+    estimator_for_verl,
+    options_of,
+    row_credit,
+    rows_beside,
+)
 from reward_kit.rl.learner.training_rows import to_tensors
 from reward_kit.rl_helpers import ESTIMATORS, system_apply_gigpo_to_batch_steps, with_credit
 from reward_kit.rl_processing import CreditAssigner

@@ -10,9 +10,7 @@ import pytest
 from reward_kit.agent.models import steps_of
 from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.errors import ConfigError
-from reward_kit.integrations.verl.data_proto import to_data_proto, verl_rows
-from reward_kit.integrations.verl.from_data_proto import from_data_proto
-from reward_kit.integrations.verl.step_columns import EPISODE
+from reward_kit.integrations.verl.data_proto import EPISODE, from_data_proto, to_data_proto, verl_rows
 from reward_kit.rl_helpers import ESTIMATORS, with_credit
 from reward_kit.tokens import TokenBatch
 from tests.integrations.verl_episodes import collected, equal

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from reward_kit.agent.limits import RunBudget
+from reward_kit.integrations.ray.actors import Setup
 from reward_kit.integrations.ray.cluster import Connection, ray_module, workers_to_start
-from reward_kit.integrations.ray.messages import Setup
 from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.integrations.ray.rewards import RayScorer
 from reward_kit.integrations.ray.rollouts import RolloutPool

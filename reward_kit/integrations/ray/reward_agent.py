@@ -22,7 +22,7 @@ import ray
 
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, kind_of
-from reward_kit.integrations.ray.process import Process
+from reward_kit.integrations.ray.actors import Process
 from reward_kit.integrations.ray.rewards import RayScorer
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.reward_agent.agent import AsyncRewardAgent

@@ -16,10 +16,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from reward_kit.errors import ConfigError, Failure
-from reward_kit.integrations.ray.actor_pool import ActorPool
-from reward_kit.integrations.ray.calls import actor_started, answer_of, is_loss
+from reward_kit.integrations.ray.actor_pool import ActorPool, actor_started, answer_of, is_loss
+from reward_kit.integrations.ray.actors import Process, unpacked
 from reward_kit.integrations.ray.cluster import ClusterError, ray_module
-from reward_kit.integrations.ray.process import Process, unpacked
 from reward_kit.integrations.ray.task_workers import RATES
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.reward_agent.calling import Turn

@@ -1,21 +1,24 @@
-"""`engine: ray` of a train file: episodes in processes of a cluster, each with a copy of the policy; learning here.
+"""`engine: ray` of a train file: episodes in processes of a cluster, each with a copy of the weights.
 
-After each update the new weights are put into the object store once; every machine fetches them once, and every policy
-takes them over between two forward passes. A process that takes a lost one's place begins with the newest.
+`train_loop` runs a train file under Ray Train: `TorchTrainer(train_loop, …)` starts the processes. Weights travel as
+arrays without copies, which the processes of a machine read from one place in memory.
 """
 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import anyio.to_thread
+import numpy as np
 import torch
+from torch import Tensor
 
 from reward_kit.agent.limits import RunBudget
 from reward_kit.agent.policies import make_policy
@@ -24,22 +27,68 @@ from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, Polic
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
 from reward_kit.environments.base import ToolSpec
+from reward_kit.errors import ConfigError, did_you_mean
+from reward_kit.integrations.ray.actors import Assignment, Setup
 from reward_kit.integrations.ray.cluster import connected, ray_module, workers_to_start
-from reward_kit.integrations.ray.messages import Assignment, Setup
 from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.integrations.ray.rewards import RayScorer
 from reward_kit.integrations.ray.rollouts import RayGroup, RayRolloutWorker, RolloutPool
 from reward_kit.integrations.ray.task_workers import environment_for
-from reward_kit.integrations.ray.weights import PackedTensor, packed, unpacked
 from reward_kit.models import Message
 from reward_kit.providers.session import ProviderSession
 from reward_kit.reward_agent.scoring import Scorer
+from reward_kit.rl.learner.sharding import ProcessGroup, open_process_group
 from reward_kit.rl.trainer import trainable
-from reward_kit.rl.training.plan import TrainingPlan
+from reward_kit.rl.training.logs import TrainingDisplay
+from reward_kit.rl.training.plan import TrainingPlan, check_policy, load_plan
 from reward_kit.rl.training.rollouts import acting_as
-from reward_kit.rl.training.setup import Factories, Workers, make_worker, use_threads
+from reward_kit.rl.training.run_folder import RunFolder, changes_since, header_of
+from reward_kit.rl.training.session import Outcome, train
+from reward_kit.rl.training.setup import Factories, Workers, help_to_train, make_worker, sharded_by, use_threads
+from reward_kit.runs.plan import Control
+from reward_kit.runs.run_folder import FILE, RunHeader
 from reward_kit.runs.tasks import LoadedTask, load_tools
 from reward_kit.task_parts import PolicyModel
+
+
+class PackedTensor(NamedTuple):
+    """The bytes of a tensor on the CPU; NumPy knows no bfloat16."""
+
+    data: np.ndarray[Any, np.dtype[np.uint8]]
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def packed(weights: Mapping[str, Tensor]) -> dict[str, PackedTensor]:
+    """The weights as Ray ships them without pickling their bytes.
+
+    Args:
+        weights: by name, on any device; they may change once this returns and what it gives is put into the store.
+    """
+    found = {}
+    for name, tensor in weights.items():
+        plain = tensor.detach().cpu().contiguous()
+        found[name] = PackedTensor(plain.reshape(-1).view(torch.uint8).numpy(), plain.dtype, tuple(plain.shape))
+    return found
+
+
+def unpacked(weights: Mapping[str, PackedTensor]) -> dict[str, Tensor]:
+    """The weights again, to be read only: their memory is the object store's."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return {name: _tensor(one) for name, one in weights.items()}
+
+
+def _tensor(one: PackedTensor) -> Tensor:
+    if not one.data.size:  # of nothing there is no view in another type
+        return torch.empty(one.shape, dtype=one.dtype)
+    return torch.from_numpy(one.data).view(one.dtype).reshape(one.shape)
+
+
+def bytes_of(weights: Mapping[str, PackedTensor]) -> int:
+    """How much travels."""
+    return sum(one.data.nbytes for one in weights.values())
+
 
 TRAINED, HELD_OUT = "policy", "held_out"
 
@@ -276,3 +325,51 @@ def _held_out_pool(pool: RolloutPool, plan: TrainingPlan) -> RolloutPool | None:
     other = copy.copy(pool)
     other.definition = plan.held_out.task.definition
     return other
+
+
+_KEYS = ("train_file", "run", "overrides")
+
+
+def train_loop(config: Mapping[str, Any]) -> None:
+    """What each worker of Ray Train does.
+
+    Args:
+        config: of `train_loop_config`: `train_file`, a path that is there on every node; `run`, the folder of the run,
+            on a disk that the first worker sees wherever it is started again; `overrides`, keys laid over the file's.
+
+    Raises:
+        ConfigError: something is wrong with the file, or the folder holds a run that began otherwise.
+    """
+    if unknown := [key for key in config if key not in _KEYS]:
+        raise ConfigError(f"train_loop_config: unknown key {unknown[0]!r}{did_you_mean(unknown[0], _KEYS)}")
+    if missing := [key for key in _KEYS[:2] if key not in config]:
+        raise ConfigError(f"train_loop_config: {missing[0]} is missing")
+    with open_process_group() as group:
+        if group is not None and not group.processes.is_first:
+            help_to_train(group)
+            return
+        plan = load_plan(Path(config["train_file"]), config.get("overrides"))
+        check_policy(plan)
+        with _opened(plan, Path(config["run"])) as folder:
+            anyio.run(_train, plan, folder, group)
+
+
+def _opened(plan: TrainingPlan, run: Path) -> RunFolder:
+    if not (run / FILE).is_file():
+        return RunFolder.create(run, header_of(run.name, plan), plan.redaction)
+    if refused := changes_since(RunHeader.read(run), plan, run).refused:
+        raise ConfigError(f"{run} cannot go on as it began, because these changed: {', '.join(refused)}")
+    return RunFolder(run, plan.redaction)
+
+
+async def _train(plan: TrainingPlan, folder: RunFolder, group: ProcessGroup | None) -> Outcome:
+    factories = Factories() if group is None else Factories(sharded_by(group))
+    if plan.config.engine.type == "ray":
+        factories = on_cluster(plan, factories)
+    return await train(plan, folder, TrainingDisplay("none", plan.config.updates), _uninterrupted, factories)
+
+
+@asynccontextmanager
+async def _uninterrupted(control: Control, display: TrainingDisplay) -> AsyncIterator[None]:
+    """Ray ends its workers itself; what they have saved is gone on from."""
+    yield

@@ -8,13 +8,20 @@
     __all__ = ["Arithmetic"]
 
 The rollout is that of verifiers: its harness, its limits, its retries. Keys of the file that would change the rollout
-here and cannot there are refused; `worlds.WorldTaskset` serves a task's world and tools.
+here and cannot there are refused; `WorldTaskset` serves a task's world and tools.
+
+`as_verifiers_reward` makes a reward of verifiers from a reward function. verifiers has no unscored rollout: a reward
+that returns None breaks, so one that fails raises.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import json
-from collections.abc import Iterator
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,15 +30,94 @@ from typing import Any, ClassVar
 import verifiers.v1 as vf
 from pydantic import Field
 
+from reward_kit.agent.actions import as_text
 from reward_kit.agent.samples import Prompt, Sample
-from reward_kit.errors import ConfigError
-from reward_kit.integrations.verifiers.messages import is_same, to_verifiers
-from reward_kit.integrations.verifiers.scoring import kept_open, record_metrics, score_or_raise
-from reward_kit.integrations.verifiers.traces import episode_of_trace
-from reward_kit.models import Message
-from reward_kit.reward_agent.agent import KeptOpenAgent
-from reward_kit.reward_agent.scoring import ScoringRequest
+from reward_kit.agent.starts import GroupStart, close_quietly, environment_call
+from reward_kit.agent.tool_execution import Execution, Toolbox
+from reward_kit.blocking import run_blocking
+from reward_kit.environments.base import ForkableResource, StateSnapshot, ToolSpec
+from reward_kit.environments.servers import ServerPool
+from reward_kit.errors import ConfigError, EnvironmentFailure, Failure, RewardError, RewardKitError, did_you_mean
+from reward_kit.integrations.verifiers.traces import episode_of_trace, is_same, to_verifiers
+from reward_kit.models import EvaluateResult, Message
+from reward_kit.reward_agent.agent import AsyncRewardAgent, KeptOpenAgent
+from reward_kit.reward_agent.levels import SandboxChoice, reward_given, scorer_of
+from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest, check_parameters
 from reward_kit.runs.tasks import LoadedTask, load_task
+
+RewardOfTrace = Callable[[Any, Any], Awaitable[float]]
+
+
+def kept_open(reward: Reward, deadline_s: float | None = None, max_concurrency: int = 16) -> KeptOpenAgent:
+    """A reward, opened once in each event loop that scores with it: verifiers has no hook at the end of a taskset.
+
+    Args:
+        reward: of mode "pointwise".
+        deadline_s: for one call.
+        max_concurrency: calls in flight at a time.
+
+    Raises:
+        ConfigError: it scores groups, or asks for what nobody gives.
+    """
+    if reward.mode != "pointwise":
+        raise ConfigError(
+            f"reward {reward.id!r} scores groups; a @vf.reward sees one trace, so score them in an Env's finalize"
+        )
+    check_parameters(reward)
+    return KeptOpenAgent(lambda: AsyncRewardAgent(scorer_of(reward, deadline_s), max_concurrency=max_concurrency))
+
+
+def score_or_raise(scored: Scored) -> EvaluateResult:
+    """The result of a rollout that was scored.
+
+    Raises:
+        RewardError: it was not; the class of the failure comes first.
+    """
+    if scored.result is None or scored.failure is not None:
+        raise RewardError("no result" if scored.failure is None else scored.failure.told())
+    return scored.result
+
+
+def as_verifiers_reward(
+    reward: str | Callable[..., Any],
+    *,
+    ground_truth: str = "answer",
+    folder: Path | None = None,
+    choice: SandboxChoice | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> RewardOfTrace:
+    """An `async (task, trace) -> float` for a `@vf.reward` method, or for `rewards:` in a task's configuration.
+
+    Args:
+        reward: a reward function or `compute_score`, called in this process, or a reference, `file.py:function` or
+            `module:function`, which runs at the level that the command line would choose.
+        ground_truth: the field of the task's data that is handed to it under that name; all fields are its `sample`.
+        folder: what the file of a reference is relative to.
+        choice: what the user says of the sandbox of a reference; of a function it is the time for one call alone.
+        options: keyword parameters to fix.
+
+    Raises:
+        ConfigError: it cannot be loaded, scores groups, or asks for what nobody gives.
+    """
+    loaded = reward_given(reward, folder, choice, options)
+    scorer = kept_open(loaded, (choice or SandboxChoice()).reward_time_s)
+
+    async def score(task: Any, trace: Any) -> float:
+        data = task.model_dump()
+        if ground_truth not in data and "ground_truth" in loaded.required:
+            raise ConfigError(f"the task's data have no {ground_truth!r}{did_you_mean(ground_truth, data)}")
+        request = ScoringRequest.of(episode_of_trace(trace))
+        scored = await scorer.score(replace(request, ground_truth=data.get(ground_truth), sample=data))
+        return record_metrics(trace, score_or_raise(scored))
+
+    return score
+
+
+def record_metrics(trace: Any, result: EvaluateResult) -> float:
+    """Put a result's valid metrics on the trace; its score."""
+    trace.record_metrics({name: metric.score for name, metric in result.metrics.items() if metric.is_score_valid})
+    return result.score
+
 
 _OF_WORLDS = ("resource_type", "base_resource_config", "tools_module_path", "resource_server", "noise")
 _OF_OUR_ROLLOUTS = {
@@ -161,3 +247,204 @@ def _told(message: Message, task: LoadedTask, sample: Sample) -> dict[str, Any]:
     if not is_same(message.model_copy(update={"role": "system"} if message.role == "developer" else {})):
         raise ConfigError(f"{task.path}: sample {sample.id!r}: verifiers cannot hold the message {message!r:.200}")
     return to_verifiers(message)
+
+
+class WorldState(vf.State):
+    """What came of the calls so far.
+
+    Attributes:
+        rewards: of each call, None where the environment gave none.
+        stop_reason: why the world ended; None while it goes on.
+        failure: what broke in it.
+        final_kind, final_payload: its final state after the last call, the payload in base64.
+    """
+
+    rewards: list[float | None] = Field(default_factory=list)
+    stop_reason: str | None = None
+    failure: str | None = None
+    final_kind: str | None = None
+    final_payload: str = ""
+
+
+class WorldToolsConfig(vf.ToolsetConfig):
+    """Nothing to configure: the server asks the rollout for its task."""
+
+
+class WorldTools(vf.Toolset[WorldToolsConfig, WorldState]):
+    """The tools of one rollout's world."""
+
+    TOOL_PREFIX = None
+
+    async def setup_task(self, task: SampleData) -> None:
+        """Make the world of a sample."""
+        found = loaded(task.task_file, task.overrides)[0]
+        self._limit_s = found.definition.limits.environment_time_s
+        sample = _sample(found, task.id or "")
+        start = GroupStart(found.definition, sample, run_seed=0)
+        self._exit_stack.push_async_callback(start.close)
+        # Noise is a rollout's own, unless the task shares it.
+        self._world = (await start.episode(secrets.randbits(31))).resource
+        if self._world is not None:
+            self._exit_stack.push_async_callback(close_quietly, self._world)
+        self._toolbox = Toolbox(found.definition, self._world, found.tools)
+        self._specs = await self._toolbox.specs() or []
+        self._lock = asyncio.Lock()
+
+    def register(self, mcp: Any) -> None:
+        """Offer each tool under its own schema."""
+        for spec in self._specs:
+            _add_tool(mcp, spec, self._with_state(self._calling(spec["function"]["name"])))
+
+    def _calling(self, name: str) -> Any:
+        async def call(**arguments: Any) -> str:
+            async with self._lock:  # a world takes one action after another
+                return await self._call(name, arguments)
+
+        return call
+
+    async def _call(self, name: str, arguments: dict[str, Any]) -> str:
+        state: WorldState = self.state
+        if state.stop_reason or state.failure:
+            return "Not carried out: the episode is over."
+        action = {"type": "tool_call", "name": name, "arguments": arguments}
+        done = await self._toolbox.execute(action, len(state.rewards), None)
+        await _record(state, done, self._world, self._limit_s)
+        return done.messages[0].text
+
+
+async def _record(state: WorldState, done: Execution, world: ForkableResource | None, limit_s: float | None) -> None:
+    state.rewards.append(done.reward)
+    if done.failure is not None:
+        state.failure = done.failure.told()
+        return
+    if done.terminated or done.truncated:
+        state.stop_reason = "environment_terminated" if done.terminated else "environment_truncated"
+    try:
+        final = await _final_state(world, limit_s)
+    except RewardKitError as error:
+        state.failure = Failure.from_exception(error).told()
+    else:
+        if final is not None:
+            state.final_kind, state.final_payload = final.kind, base64.b64encode(final.payload).decode()
+
+
+async def _final_state(world: ForkableResource | None, limit_s: float | None) -> StateSnapshot | None:
+    if world is None:
+        return None
+    with environment_call(f"final_state of {type(world).__name__}", limit_s, world):
+        return await world.final_state()
+
+
+def _add_tool(mcp: Any, spec: ToolSpec, function: Any) -> None:
+    """Register a tool with a schema of its own; the SDK would derive one from a signature."""
+    from mcp.server.mcpserver.tools.base import Tool
+    from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase, FuncMetadata
+
+    class AnyArguments(ArgModelBase, extra="allow"):
+        def model_dump_one_level(self) -> dict[str, Any]:
+            return dict(self.model_extra or {})
+
+    named = spec["function"]
+    mcp._tool_manager._tools[named["name"]] = Tool(
+        fn=function,
+        name=named["name"],
+        title=None,
+        description=named.get("description") or "",
+        parameters=named.get("parameters") or {"type": "object", "properties": {}},
+        fn_metadata=FuncMetadata(arg_model=AnyArguments),
+        is_async=True,
+        context_kwarg=None,
+    )
+
+
+class WorldTask(SampleTask, vf.Task[SampleData, WorldState]):
+    """One sample in a world of its own."""
+
+    @classmethod
+    def toolsets(cls, config: vf.TaskConfig) -> list[vf.Toolset]:
+        """The server of the world's tools."""
+        return [WorldTools(WorldToolsConfig())]
+
+    async def request(self, request: ScoringRequest, trace: vf.Trace) -> ScoringRequest:
+        """What the reward function is given, with what came of the world.
+
+        Where nothing was called, the final state is the one that the sample starts from. A trace that was read from a
+        record knows nothing of its world any more: it has none, unless its messages show that nothing was called.
+
+        Raises:
+            EnvironmentFailure: the world broke, so that there is nothing to score.
+        """
+        state: WorldState = trace.state
+        if state.failure is not None:
+            raise EnvironmentFailure(f"the world broke: {state.failure}")
+        given = [reward for reward in state.rewards if reward is not None]
+        if state.rewards or any(message.role == "tool" for message in request.messages):
+            final = StateSnapshot(state.final_kind, base64.b64decode(state.final_payload)) if state.final_kind else None
+        else:
+            final = await self._first_state()
+        return replace(
+            await super().request(request, trace),
+            environment_return=sum(given) if given else None,
+            final_state=final,
+            stop_reason=state.stop_reason or request.stop_reason,
+        )
+
+    async def _first_state(self) -> StateSnapshot | None:
+        task = loaded(self.data.task_file, self.data.overrides)[0]
+        async with ServerPool(), _world_of(task, _sample(task, self.data.id or "")) as world:
+            return await _final_state(world, task.definition.limits.environment_time_s)
+
+    @vf.stop
+    async def world_is_over(self, trace: vf.Trace) -> bool:
+        """The world has ended, or is broken."""
+        return bool(trace.state.stop_reason or trace.state.failure)
+
+
+class WorldTaskset(TaskFileTaskset, vf.Taskset[WorldTask, TaskFileConfig]):
+    """The samples of a task file with a world or tools. Subclass it and name the file, as `TaskFileTaskset`."""
+
+    def load(self) -> Iterator[WorldTask]:
+        """A task for each sample, whose prompt has the world's first observation.
+
+        Raises:
+            ConfigError: the file is wrong, has neither world nor tools, or a key of it would have no effect here.
+        """
+        task = self._task()
+        if task.definition.resource_type is None and task.tools is None:
+            raise ConfigError(f"{task.path}: resource_type: missing; without a world or tools, use TaskFileTaskset")
+        refuse_unused(task, {})
+        for sample, observation in zip(task.samples, run_blocking(_first_observations(task)), strict=True):
+            yield WorldTask(self._data(task, sample, observation), self.config.task)
+
+
+async def _first_observations(task: LoadedTask) -> list[str]:
+    async with ServerPool():  # one server for all samples, where the task names one
+        return [await _first_observation(task, sample) for sample in task.samples]
+
+
+async def _first_observation(task: LoadedTask, sample: Sample) -> str:
+    async with _world_of(task, sample) as world:
+        return "" if world is None else as_text(await world.get_observation())
+
+
+@asynccontextmanager
+async def _world_of(task: LoadedTask, sample: Sample) -> AsyncIterator[ForkableResource | None]:
+    """The world that a sample starts from, as long as the block lasts; None where its task has none."""
+    async with GroupStart(task.definition, sample, run_seed=0) as start:
+        world = (await start.episode(0)).resource
+        try:
+            yield world
+        finally:
+            if world is not None:
+                await close_quietly(world)
+
+
+def _sample(task: LoadedTask, id: str) -> Sample:
+    by_id = {sample.id: sample for sample in task.samples}
+    if id not in by_id:
+        raise ConfigError(f"{task.path}: no sample {id!r}{did_you_mean(id, by_id)}")
+    return by_id[id]
+
+
+if __name__ == "__main__":
+    WorldTools.run()

@@ -8,7 +8,7 @@ from typing import Any
 from reward_kit.agent.models import StepData
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError
-from reward_kit.integrations.verl.step_columns import EPISODE, STEP_COLUMNS, step_columns
+from reward_kit.integrations.verl.data_proto import EPISODE, STEP_COLUMNS, step_columns
 from reward_kit.tokens import row_columns
 
 

@@ -3,27 +3,239 @@
 verl hands an estimator rewards, the mask, `uid` and the configuration, and nothing else of a row. What else ours need
 is passed beside it: within `rows_beside(columns)` an estimator finds the row columns of the batch that is being
 credited. `compute_advantage` does so for a `DataProto`, `trainers` for verl's trainer.
+
+`row_credit` computes the credit of rows and needs no verl.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from reward_kit.errors import ConfigError
-from reward_kit.integrations.verl.row_credit import ROW_ESTIMATORS, row_credit, takes_gamma
+from reward_kit.agent.models import StepData
+from reward_kit.errors import ConfigError, did_you_mean
+from reward_kit.rl_helpers import ESTIMATORS
+from reward_kit.rl_processing import CreditAssigner
+from reward_kit.tokens.columns import Array
+
+ROW_ESTIMATORS = tuple(name for name in ESTIMATORS if name != "gae")
+"""Those that need nothing but rewards, groups and states. verl has a critic of its own, and GAE over its tokens."""
+_STATES = ("gigpo",)  # what looks at the states
+_GROUP = "uid"
+
+
+class _Action(NamedTuple):
+    """One action of a row: which tokens of it, and what is known of the step."""
+
+    row: int
+    places: Array
+    state_key: Any
+    reward: float | None
+    is_valid: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Trajectory:
+    group: Hashable
+    rows: list[int]
+    actions: list[_Action]
+
+
+def row_credit(
+    estimator: str,
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    columns: Mapping[str, Any],
+    options: Mapping[str, Any] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns on the tokens of the rows: one number per action, 0 where `response_mask` is.
+
+    A trajectory is the rows of one `traj_uid` (without it, each row) of one `uid`, its group; its steps are the actions
+    of these rows. Its score is the sum of the `token_level_rewards` of the row that ends it by `ends_episode` (without
+    it, of all), with a penalty for KL where verl has put it there; where that is `episode_rewards` in float32, it is
+    that number. A trajectory whose `episode_rewards` are NaN
+    is unscored: it gets zeros, and its group does without it.
+
+    Args:
+        estimator: a name of `ROW_ESTIMATORS`.
+        token_level_rewards: (B,T) on the axis of the responses.
+        response_mask: (B,T) 1 where a token counts.
+        columns: the rows' `uid` and, as `step_columns` makes them, `traj_uid`, `state_keys` (or `anchor_obs`, one per
+            row), `step_rewards`, `valid_actions`, `action_lengths` and `steps`. Without `action_lengths` an action is
+            an unbroken run of sampled tokens. `sampled_mask` (B,T) says where tokens were sampled, where
+            `response_mask` no longer does.
+        options: the estimator's own, by name.
+
+    Raises:
+        ConfigError: the estimator or an option is unknown, or the columns lack something or do not fit.
+        InvalidResultError: a reward is not finite.
+    """
+    if estimator not in ROW_ESTIMATORS:
+        raise ConfigError(f"unknown estimator {estimator!r} of rows{did_you_mean(estimator, ROW_ESTIMATORS)}")
+    resolved = CreditAssigner(estimator, **(options or {})).options
+    trajectories = _trajectories(estimator, response_mask, columns)
+    batch = [[_step(number, action) for number, action in enumerate(each.actions)] for each in trajectories]
+    scores = _scores(trajectories, token_level_rewards, columns)
+    groups = [each.group for each in trajectories]
+    credit = ESTIMATORS[estimator](batch, scores, group_ids=groups, **resolved)
+    actions = [action for each in trajectories for action in each.actions]
+    return (
+        _laid(actions, credit.advantages_S, token_level_rewards, response_mask),
+        _laid(actions, credit.returns_S, token_level_rewards, response_mask),
+    )
+
+
+def takes_gamma(estimator: str) -> bool:
+    """Whether an estimator discounts."""
+    return "gamma" in inspect.signature(ESTIMATORS[estimator]).parameters
+
+
+def _trajectories(estimator: str, response_mask: Tensor, columns: Mapping[str, Any]) -> list[_Trajectory]:
+    size = len(response_mask)
+    _check_columns(estimator, columns, size)
+    sampled = np.asarray(torch.as_tensor(columns.get("sampled_mask", response_mask)).cpu()) != 0
+    trajectories: dict[Hashable, _Trajectory] = {}
+    for row in _in_order(columns, size):
+        found = _actions(row, sampled[row], columns)
+        if found is None:
+            continue
+        group = columns[_GROUP][row]
+        name = (group, columns["traj_uid"][row] if "traj_uid" in columns else row)
+        each = trajectories.setdefault(name, _Trajectory(group, [], []))
+        each.rows.append(row)
+        each.actions.extend(found)
+    for whole in trajectories.items():
+        _check_steps(*whole, columns)
+    return list(trajectories.values())
+
+
+def _check_steps(name: Hashable, trajectory: _Trajectory, columns: Mapping[str, Any]) -> None:
+    """That no step is missing or there twice: returns and states of a part are not those of the whole."""
+    if "steps" not in columns:
+        return
+    steps = [step for row in trajectory.rows for step in columns["steps"][row]]
+    if steps != list(range(len(steps))):
+        raise ConfigError(
+            f"trajectory {name!r} has the steps {steps!s:.80} in this batch; credit is for whole trajectories, each "
+            "row of them once. Where response_mask leaves whole rows out, give 'sampled_mask' besides"
+        )
+
+
+def _check_columns(estimator: str, columns: Mapping[str, Any], size: int) -> None:
+    wanted = {_GROUP: columns.get(_GROUP)}
+    if estimator in _STATES:
+        wanted["state_keys"] = columns.get("state_keys", columns.get("anchor_obs"))
+    for name, values in wanted.items():
+        if values is None:
+            known = ", ".join(map(str, columns)) or "nothing"
+            raise ConfigError(
+                f"{estimator} needs {name!r} of every row, beside verl's tensors; there is {known}. verl hands no such "
+                "columns to an estimator by itself: use reward_kit's trainers, or compute_advantage of "
+                "reward_kit.integrations.verl.estimators"
+            )
+    for name, values in columns.items():
+        if len(values) != size:
+            raise ConfigError(f"{name!r} has {len(values)} items, and there are {size} rows")
+
+
+def _in_order(columns: Mapping[str, Any], size: int) -> list[int]:
+    """The rows, those of a trajectory by its steps where they are numbered."""
+    if "steps" not in columns:
+        return list(range(size))
+    return sorted(range(size), key=lambda row: min(columns["steps"][row], default=-1))
+
+
+def _actions(row: int, sampled_T: Array, columns: Mapping[str, Any]) -> list[_Action] | None:
+    """The actions of a row; None where it has none, as those rows by which verl fills up a batch."""
+    places = np.flatnonzero(sampled_T)
+    if "action_lengths" in columns:
+        lengths = list(columns["action_lengths"][row])
+        if not len(places) and sum(lengths):
+            return None
+        if sum(lengths) != len(places):
+            raise ConfigError(
+                f"row {row}: action_lengths {lengths} make {sum(lengths)} tokens, and its mask has {len(places)}; "
+                "where response_mask leaves tokens out, give 'sampled_mask' besides"
+            )
+        if not lengths:  # its score counts all the same
+            return []
+        ends = np.cumsum(lengths)
+    else:
+        ends = np.append(np.flatnonzero(np.diff(places) > 1) + 1, len(places)) if len(places) else np.zeros(0, int)
+        if not len(ends):
+            return None
+    count = len(ends)
+    keys = _per_action("state_keys", columns, row, count)
+    if keys is None and "anchor_obs" in columns:
+        if count != 1:
+            raise ConfigError(f"row {row} has {count} actions, and anchor_obs is of one; give 'state_keys', a list")
+        keys = [columns["anchor_obs"][row]]
+    rewards = _per_action("step_rewards", columns, row, count) or [None] * count
+    valid = _per_action("valid_actions", columns, row, count) or [True] * count
+    parts = np.split(places, ends[:-1])
+    return [_Action(row, *told) for told in zip(parts, keys or [None] * count, rewards, valid, strict=True)]
+
+
+def _per_action(name: str, columns: Mapping[str, Any], row: int, count: int) -> Sequence[Any] | None:
+    if name not in columns or columns[name][row] is None:
+        return None
+    values = columns[name][row]
+    if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != count:
+        raise ConfigError(
+            f"{name}[{row}] is a list with one item for each of the row's {count} actions; got {values!r:.80}"
+        )
+    return list(values)
+
+
+def _step(number: int, action: _Action) -> StepData:
+    return StepData(
+        system_step_index=number,
+        observation_data=action.state_key,
+        action_taken={},
+        # How long it is is all that an estimator asks.
+        policy_logprobs={"token_ids": [0] * len(action.places)},
+        base_reward=action.reward,
+        step_info={"state_key": action.state_key, "is_action_valid": action.is_valid},
+    )
+
+
+def _scores(
+    trajectories: list[_Trajectory], token_level_rewards: Tensor, columns: Mapping[str, Any]
+) -> list[float | None]:
+    summed_B = token_level_rewards.detach().to("cpu", torch.float64).sum(dim=1).numpy()
+    given = columns.get("episode_rewards")
+    scores: list[float | None] = []
+    for each in trajectories:
+        ends = [row for row in each.rows if columns["ends_episode"][row]] if "ends_episode" in columns else []
+        score, said = float(summed_B[ends or each.rows].sum()), None if given is None else given[each.rows[0]]
+        if said is not None and np.isnan(said):
+            scores.append(None)
+        else:
+            scores.append(float(said) if said is not None and np.float32(said) == np.float32(score) else score)
+    return scores
+
+
+def _laid(actions: list[_Action], values_S: Array, like: Tensor, response_mask: Tensor) -> Tensor:
+    laid = np.zeros(tuple(like.shape))
+    for action, value in zip(actions, values_S.tolist(), strict=True):
+        if value == value:  # NaN where unscored
+            laid[action.row, action.places] = value
+    return torch.from_numpy(laid).to(like.device, like.dtype) * response_mask.to(like.dtype)
+
 
 PREFIX = "reward_kit_"
 OPTIONS = "reward_kit"
 """The section of verl's `algorithm` with the estimator's options, such as `+algorithm.reward_kit.omega=0.5`."""
-
 _BESIDE: ContextVar[Mapping[str, Any] | None] = ContextVar("reward_kit_rows", default=None)
-
 Estimate = Callable[..., tuple[Tensor, Tensor]]
 
 

@@ -1,4 +1,4 @@
-"""A reward that stays open while verl asks for one score after the other, and what it says where there is none."""
+"""A reward that stays open while verl asks for one score after another; rows of a `DataProto` as scoring requests."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from reward_kit.credit.options import check_choice
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, RewardError, did_you_mean
+from reward_kit.integrations.verl.data_proto import EPISODE
 from reward_kit.reward_agent import AsyncRewardAgent, Scored, Scorer, ScoringRequest
 from reward_kit.reward_agent.agent import KeptOpenAgent
 from reward_kit.reward_agent.levels import SandboxChoice, reward_given, scorer_of
+from reward_kit.rl.reward_manager import NaiveRewardManager
+from reward_kit.rl.reward_manager.batches import RewardBatch
+from reward_kit.rl.reward_manager.managers import RewardManager, Tokenizer, check_tokenizer
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import RewardSpec
 
 SECTION = "reward.reward_kit"
 """The section of verl's configuration that names a reward and how it is called."""
-
 OnUnscored = Literal["raise", "mask"]
 
 
@@ -137,3 +141,47 @@ def told(scored: Scored, options: RewardOptions, what: str) -> dict[str, float]:
     valid = {name: metric.score for name, metric in metrics.items() if metric.is_score_valid}
     named = {name: valid.get(name, math.nan) for name in options.metrics}
     return {"score": math.nan if scored.score is None else scored.score, **named}
+
+
+class RowRequests(NaiveRewardManager):
+    """The whole episode where a row brings it along; else the chat of the prompt and the decoded answer.
+
+    The latter as our manager of single answers reads them.
+
+    Args:
+        tokenizer: decodes prompts and answers.
+
+    Raises:
+        ConfigError: it cannot decode.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        RewardManager.__init__(self, tokenizer, 0)
+        check_tokenizer(tokenizer)
+
+    def of(self, data: Any) -> list[ScoringRequest]:
+        """The request of each row.
+
+        Raises:
+            ConfigError: a row lacks something, or has it in another form.
+        """
+        carried = [carried_episode(data.non_tensor_batch, row) for row in range(len(data))]
+        if all(episode is not None for episode in carried):
+            return [ScoringRequest.of(episode) for episode in carried if episode is not None]
+        requests = self._requests(RewardBatch.of(data))
+        return [
+            request if episode is None else ScoringRequest.of(episode)
+            for request, episode in zip(requests, carried, strict=True)
+        ]
+
+
+def carried_episode(columns: Mapping[str, Any], row: int) -> SingleAgentEpisode | None:
+    """The episode that a row brings along, itself or in the `extra_fields` of its agent loop; None where it does not.
+
+    In verl's reward loop those fields are called `tool_extra_fields`.
+    """
+    carried = columns[EPISODE][row] if EPISODE in columns else None
+    for name in ("extra_fields", "tool_extra_fields"):
+        if carried is None and name in columns:
+            carried = (columns[name][row] or {}).get(EPISODE)
+    return None if carried is None else SingleAgentEpisode.from_state(carried["state"])

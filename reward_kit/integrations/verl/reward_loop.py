@@ -21,12 +21,10 @@ import torch
 from torch import Tensor
 
 from reward_kit.errors import ConfigError
-from reward_kit.integrations.verl.held_reward import SECTION, HeldReward, RewardOptions, told
-from reward_kit.integrations.verl.row_requests import RowRequests
+from reward_kit.integrations.verl.held_reward import SECTION, HeldReward, RewardOptions, RowRequests, told
 from reward_kit.rl.reward_manager.batches import RewardBatch
 
 NAME = "reward_kit"
-
 _numbers = itertools.count()
 
 

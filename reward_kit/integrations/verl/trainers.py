@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from reward_kit.errors import ConfigError
+from reward_kit.integrations.verl.data_proto import STEP_COLUMNS, objects
 from reward_kit.integrations.verl.estimators import PREFIX, is_ours, rows_beside
-from reward_kit.integrations.verl.step_columns import STEP_COLUMNS, objects
 from reward_kit.integrations.verl.trainer_rewards import TrainerRewards, queue_of_verl, sessions_of
 from reward_kit.tokens.columns import Array
 

@@ -13,7 +13,7 @@ import pytest
 from reward_kit.agent.limits import Used
 from reward_kit.cli.main import program
 from reward_kit.errors import ConfigError
-from reward_kit.integrations.ray.messages import Rest, SharedBudget, Spent
+from reward_kit.integrations.ray.actors import Rest, SharedBudget, Spent
 from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.integrations.ray.task_workers import TaskWorkers, environment_for, most_processes, moved, shared_rates
 from reward_kit.task_parts import RunLimitsModel

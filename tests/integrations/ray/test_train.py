@@ -207,7 +207,7 @@ def dies_once(config: dict[str, Any]) -> None:
     import threading
     import time
 
-    from reward_kit.integrations.ray.train_loop import train_loop
+    from reward_kit.integrations.ray.training import train_loop
 
     run = Path(config["run"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from reward_kit.integrations.ray.weights import bytes_of, packed, unpacked
+from reward_kit.integrations.ray.training import bytes_of, packed, unpacked
 
 
 def test_weights_travel_bit_for_bit_in_their_own_type() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from reward_kit.episodes.json_codec import to_json_value
-from reward_kit.integrations.reward_server.bodies import requests_in
 from reward_kit.integrations.reward_server.options import RefusedError, ServerOptions
+from reward_kit.integrations.reward_server.wire import requests_in
 
 OPTIONS = ServerOptions()
 LEAVES: tuple[Any, ...] = (

@@ -12,8 +12,7 @@ import verifiers.v1 as vf
 
 from reward_kit import EvaluateResult, MetricResult, reward_function
 from reward_kit.errors import ConfigError
-from reward_kit.integrations.verifiers.scoring import as_verifiers_reward
-from reward_kit.integrations.verifiers.tasksets import TaskFileConfig, TaskFileTaskset, loaded
+from reward_kit.integrations.verifiers.tasksets import TaskFileConfig, TaskFileTaskset, as_verifiers_reward, loaded
 from reward_kit.integrations.verifiers.traces import episode_of_trace, score_of_trace
 from reward_kit.models import Message
 from reward_kit.process_guardian import MARK, running
@@ -230,7 +229,7 @@ async def test_a_reward_in_any_form_does_with_its_options() -> None:
 
 
 async def test_a_reward_by_reference_is_plugged_in_by_configuration(task_file: Path, monkeypatch: Any) -> None:
-    module = "from reward_kit.integrations.verifiers.scoring import as_verifiers_reward\nfrom pathlib import Path\n"
+    module = "from reward_kit.integrations.verifiers.tasksets import as_verifiers_reward\nfrom pathlib import Path\n"
     module += 'plugged = as_verifiers_reward("rewards.py:broken", folder=Path(__file__).parent)\n'
     (task_file.parent / "plugged_reward.py").write_text(module)
     monkeypatch.syspath_prepend(task_file.parent)

@@ -16,9 +16,8 @@ from reward_kit.agent.tool_execution import Execution
 from reward_kit.environments import SokobanResource
 from reward_kit.environments.base import StateSnapshot
 from reward_kit.errors import ConfigError
-from reward_kit.integrations.verifiers.tasksets import TaskFileConfig
+from reward_kit.integrations.verifiers.tasksets import TaskFileConfig, WorldState, WorldTaskset, _record
 from reward_kit.integrations.verifiers.traces import episode_of_trace
-from reward_kit.integrations.verifiers.worlds import WorldState, WorldTaskset, _record
 from reward_kit.models import Message
 from reward_kit.reward_agent import ScoringRequest
 from tests.chat_server import Behaviour, ChatServer, answer, tool_calls

@@ -12,8 +12,7 @@ from verl.trainer.ppo.ray_trainer import compute_response_mask
 from verl.trainer.ppo.reward import extract_reward
 from verl.utils.model import compute_position_id_with_mask
 
-from reward_kit.integrations.verl.data_proto import to_data_proto
-from reward_kit.integrations.verl.from_data_proto import from_data_proto
+from reward_kit.integrations.verl.data_proto import from_data_proto, to_data_proto
 from reward_kit.rl_helpers import ESTIMATORS, with_credit
 from tests.integrations.verl_episodes import collected, equal
 

@@ -11,10 +11,9 @@ from omegaconf import OmegaConf
 
 from reward_kit import reward_function
 from reward_kit.errors import ConfigError
-from reward_kit.integrations.verl.data_proto import to_data_proto
+from reward_kit.integrations.verl.data_proto import from_data_proto, to_data_proto
 from reward_kit.integrations.verl.estimators import compute_advantage
-from reward_kit.integrations.verl.from_data_proto import from_data_proto
-from reward_kit.integrations.verl.reward_pipeline import RewardPipeline
+from reward_kit.integrations.verl.trainer_rewards import RewardPipeline
 from reward_kit.rl_helpers import system_apply_gigpo_to_batch_steps
 from tests.integrations.verl_episodes import GROUP_SIZE, Collected, collected
 
