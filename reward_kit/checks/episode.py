@@ -53,7 +53,7 @@ def check_end(found: Found, episode: SingleAgentEpisode) -> None:
     elif failure and reason != StopReason.ERROR:
         found.error("stop-reason", f"it carries a failure ({failure.get('where')}) and says it stopped by {reason!r}")
     elif reason == StopReason.ERROR and not failure:
-        found.error("stop-reason", "it stopped by 'error' and carries no failure; what broke cannot be told")
+        found.error("stop-reason", "it stopped by 'error' and carries no failure; what broke is unknown")
 
 
 def check_messages(found: Found, episode: SingleAgentEpisode) -> None:
@@ -140,7 +140,7 @@ _SAME = 1e-9
 
 
 class _Credit(NamedTuple):
-    """What is said of one step; None where nothing is."""
+    """The credit of one step; a field is None if it is unknown."""
 
     step: Any
     advantage: float | None
@@ -170,7 +170,7 @@ def _credit(step: Credited) -> _Credit:
 
 
 def check_credit(found: Found, episode: SingleAgentEpisode, steps: Sequence[Credited], scored: bool | None) -> None:
-    """Check what an estimator said of one episode.
+    """Check the credit of one episode.
 
     Args:
         found: gets the findings.
@@ -253,7 +253,7 @@ def _check_scored(found: Found, per_step: Sequence[_Credit]) -> None:
 
 
 class _Member(NamedTuple):
-    """What is kept of the first episode of a group, to compare the others with."""
+    """The facts of a group's first episode, with which the others are compared."""
 
     rollout_id: str
     sample_id: Any

@@ -36,7 +36,7 @@ _Right = tuple[str, AgentPolicy]
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How one episode of a proof ended.
+    """The end of one episode of a proof.
 
     Attributes:
         request: the episode as the reward saw it.
@@ -50,7 +50,7 @@ class End:
 
     @property
     def text(self) -> str:
-        """The score and its reason, or why there is none."""
+        """The score and its reason, or the reason why it is missing."""
         if self.scored.score is None:
             return f"unscored ({self.scored.failure.message if self.scored.failure else 'no reason'})"
         reason = self.scored.result.reason if self.scored.result is not None else None
@@ -59,7 +59,7 @@ class End:
 
 @dataclass(slots=True)
 class SampleProof:
-    """What is proved of one sample.
+    """The proof of one sample.
 
     Attributes:
         sample: the sample.
@@ -76,7 +76,7 @@ class SampleProof:
     problems: list[str] = field(default_factory=list)
 
     def judge(self, pass_threshold: float) -> None:
-        """Note what is not as it should be."""
+        """Collect the problems."""
         if self.gold is not None:
             score = self.gold.scored.score
             if score is None or score < min(1.0, pass_threshold) - LITTLE:
@@ -190,7 +190,7 @@ async def prove(
         policy: what is right where a sample does not say, with its name; the expert of the resource by default.
         seed: of the episodes.
         max_concurrency: samples in flight.
-        tell: told of each sample that is done.
+        tell: called with each sample that is done.
 
     Raises:
         ConfigError: the task has no reward, or its user costs money.
@@ -236,7 +236,7 @@ class _Prover:
 
 
 def _right(task: LoadedTask, sample: Sample, policy: _Right | None) -> _Right | None:
-    """What is known to be right, with its name."""
+    """Return a policy that is known to be right, with its name."""
     for key in ("gold_actions", "gold_answer"):
         if (given := sample.row.get(key)) is not None:
             return key, _scripted(key, given, sample)
@@ -249,7 +249,7 @@ def _right(task: LoadedTask, sample: Sample, policy: _Right | None) -> _Right | 
 
 
 def _scripted(key: str, given: Any, sample: Sample) -> AgentPolicy:
-    """The policy that does what a row says is right."""
+    """Return the policy that plays the right actions of a row."""
     actions = given if key == "gold_actions" else [{"type": "text", "content": given}]
     form = "a text" if key == "gold_answer" else "a list of actions"
     if (key == "gold_answer") != isinstance(given, str) or not isinstance(actions, list):

@@ -68,7 +68,7 @@ _COMPARING = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to check.
+    """The reward to check, and what is known of it.
 
     Attributes:
         reference: `file.py:function` or `package.module:function`.
@@ -145,7 +145,7 @@ def is_reward(target: str) -> bool:
 async def check_reward(
     plan: Plan, loaded: LoadedReward, other: LoadedReward | None = None, tell: Callable[[str], None] = lambda _: None
 ) -> RewardReport:
-    """Ask a reward every question.
+    """Put every question to a reward.
 
     Args:
         plan: what to check.
@@ -174,7 +174,7 @@ async def check_reward(
 
 
 async def _tell_unknown_truths(report: RewardReport, bench: Bench, source: SourceFacts) -> None:
-    """Nothing can be asked, which is no pass: it was not told what the reward takes, or the reward never scores."""
+    """Report that nothing can be asked, which is not a pass: the ground truths are unknown, or it never scores."""
     (first, *_) = grounds_of(Given(), source.ground_truth, takes_truth=True)
     seen = await bench.see(first.answered("The answer is 42."))
     text = (
@@ -214,7 +214,7 @@ async def agreement(checkup: Checkup, other: Bench, name: str, threshold: float 
     """Score the same rollouts with a second reward.
 
     Args:
-        checkup: its rollouts are the user's, and made ones where there are few.
+        checkup: it has the user's rollouts; made ones are added if they are few.
         other: the second reward, open.
         name: of it, for the report.
         threshold: a score of this or more passes.

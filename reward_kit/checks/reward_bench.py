@@ -44,7 +44,7 @@ ATTACK_CPU_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What came of one call.
+    """The outcome of one call.
 
     Attributes:
         score: None where the rollout is unscored.
@@ -67,7 +67,7 @@ class Seen:
 
     @property
     def text(self) -> str:
-        """The score for people, or why there is none."""
+        """The score for people, or the reason why it is missing."""
         if self.score is not None:
             return f"{self.score:.4g}"
         return f"unscored ({self.failure.message if self.failure else 'no reason'})"
@@ -102,12 +102,12 @@ class Bench:
 
     @property
     def level(self) -> str:
-        """Where the reward runs."""
+        """The sandbox level at which the reward runs."""
         return self.reward.level if isinstance(self.reward, ConfinedReward) else "in_process"
 
     @property
     def is_confined(self) -> bool:
-        """Whether it runs in a worker, of which there can be a fresh one, and which can be ended."""
+        """The reward runs in a worker, which can be a fresh one and can be ended."""
         return isinstance(self._scorer, _WatchedApart)
 
     @property
@@ -252,7 +252,7 @@ class Ground:
         gold_seen: what the right rollout got.
         floor: the most that a wrong answer of the same form got; None where none was scored.
         was_scored: some answer got a score.
-        alike: a form in which what is wrong earned as much as the truth, with what it earned; "" where there is none.
+        alike: a form in which what is wrong earned as much as the truth, with what it earned, or "".
     """
 
     blank: ScoringRequest
@@ -269,7 +269,7 @@ class Ground:
 
     @property
     def gold_score(self) -> float | None:
-        """What the right rollout got; None where it has no score, or none is known."""
+        """The score of the right rollout; None if it has none, or none is known."""
         return self.gold_seen.score if self.gold_seen is not None else None
 
     @property
@@ -278,17 +278,17 @@ class Ground:
         return self.gold_score is not None and self.floor is not None and self.gold_score > self.floor + LITTLE
 
     def answered(self, text: str | None, before: Sequence[Message] = ()) -> ScoringRequest:
-        """The rollout in which this is the answer, after `before`."""
+        """Return the rollout in which this is the answer, after `before`."""
         return with_messages(self.blank, (*self.blank.messages, *before, said(text)))
 
     def written(self, value: Any) -> str:
-        """A value in the form in which the reward wants it."""
+        """Return a value in the form in which the reward wants it."""
         return self.form.write(text_of(value)) if self.form is not None else text_of(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What the user gives besides the reward.
+    """Answers, truths and rollouts that the user gives besides the reward.
 
     Attributes:
         truths: ground truths.
@@ -311,7 +311,7 @@ class Given:
 
 
 def grounds_of(given: Given, annotation: str, *, takes_truth: bool, most: int = 4) -> list[Ground]:
-    """The questions that a reward is asked, before anything is learnt.
+    """Return the questions for a reward, before anything is learnt.
 
     Args:
         given: what the user gives.
@@ -334,7 +334,7 @@ def grounds_of(given: Given, annotation: str, *, takes_truth: bool, most: int = 
 
 
 def truths_for(annotation: str) -> tuple[Any, ...]:
-    """Ground truths of the kind that an annotation names; texts where it names none, or texts among others."""
+    """Return ground truths of the kind that an annotation names; texts if it names none, or texts among others."""
     if "str" in (part.strip() for part in annotation.split("|")):
         return _TEXTS
     found = next((truths for name, truths in _BY_ANNOTATION if name.lower() in annotation.lower()), None)
@@ -344,7 +344,7 @@ def truths_for(annotation: str) -> tuple[Any, ...]:
 async def learned(
     given: Given, annotation: str, bench: Bench, chance: random.Random, *, takes_truth: bool
 ) -> list[Ground]:
-    """The questions, with what the reward gives for answers to them; none where it reads no ground truth made up.
+    """Return the questions with the scores of answers to them; none if the reward reads no invented ground truth.
 
     Args:
         given, annotation, takes_truth: as `grounds_of` takes them.
@@ -380,7 +380,7 @@ async def learn(ground: Ground, bench: Bench, chance: random.Random) -> None:
 
 
 async def _find_form(ground: Ground, bench: Bench) -> None:
-    """The first form in which the truth earns the most, and more than what is wrong."""
+    """Find the first form in which the truth earns the most, and more than what is wrong."""
     best = 0.0
     for form in FORMS:
         tried = replace(ground, form=form)
@@ -402,7 +402,7 @@ async def _find_form(ground: Ground, bench: Bench) -> None:
 
 
 async def _floor(ground: Ground, bench: Bench) -> float | None:
-    """The most that something wrong earns in the same form."""
+    """Return the most that a wrong answer earns in the same form."""
     texts = [ground.written(value) for value in ground.wrong] or ["I do not know."]
     seen = [await bench.see(ground.answered(text)) for text in texts]
     scores = [one.score for one in seen if one.score is not None]
@@ -410,7 +410,7 @@ async def _floor(ground: Ground, bench: Bench) -> float | None:
 
 
 def _form_given(ground: Ground) -> Form | None:
-    """The form of a right answer that the user gave, where the truth stands in it once."""
+    """Return the form of a right answer that the user gave, if the truth stands in it once."""
     if ground.gold is None or ground.truth is None:
         return None
     text = ground.gold.messages[-1].text if ground.gold.messages else ""
@@ -440,14 +440,14 @@ def _of_transcript(rollout: ScoringRequest) -> Ground:
 
 
 def _before_answer(rollout: ScoringRequest) -> ScoringRequest:
-    """The rollout up to its last answer."""
+    """Return the rollout up to its last answer."""
     turns = [position for position, message in enumerate(rollout.messages) if message.role == "assistant"]
     return with_messages(rollout, rollout.messages[: turns[-1]] if turns else rollout.messages)
 
 
 @dataclass(slots=True)
 class RewardReport(Report):
-    """What is known of one reward after its check; it keeps every finding.
+    """The report on one reward; it keeps every finding.
 
     Attributes:
         level: where the reward ran.
@@ -556,7 +556,7 @@ class Checkup:
         return takes_truth(self.bench.parameters)
 
     async def see(self, name: str, request: ScoringRequest, *, memory: bool = False) -> Seen:
-        """One call, noted."""
+        """Make one call and keep what was seen."""
         seen = await self.bench.see(request, memory=memory)
         self.note(name, seen)
         return seen
@@ -578,6 +578,6 @@ Probe = Callable[[Checkup], Awaitable[None]]
 
 
 def told(name: str, seen: Seen, text: str | None = None) -> str:
-    """One line of evidence: which rollout, what was answered, and what it got."""
+    """Return one line of evidence: the rollout, its answer and its score."""
     answer = f' "{quoted(text, 60)}"' if text is not None else ""
     return f"{name}{answer}: {seen.text}"

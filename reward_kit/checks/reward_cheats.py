@@ -31,7 +31,7 @@ _NO_TEXT_AROUND = ("the answer alone", "a code block", "a JSON block", "JSON wit
 
 
 async def right_and_wrong(checkup: Checkup) -> None:
-    """What is right earns 1, and what is wrong less."""
+    """Check that right answers earn 1, and wrong ones less."""
     given = [ground for ground in checkup.grounds if ground.is_given and ground.gold_seen is not None]
     _tell_low(checkup, given)
     alike = [g for g in given if g.gold_score is not None and g.floor is not None and not g.tells_apart]
@@ -64,7 +64,7 @@ def _tell_low(checkup: Checkup, grounds: list[Ground]) -> None:
 
 
 async def scores(checkup: Checkup) -> None:
-    """The range of all scores that were seen, of clearly different answers too."""
+    """Check the range of all scores that were seen, also of clearly different answers."""
     different = {}
     for index, text in enumerate(clearly_different()):
         different[text] = await checkup.see(f"different answer {index}", checkup.first.answered(text))
@@ -97,7 +97,7 @@ async def scores(checkup: Checkup) -> None:
 
 
 async def equal_answers(checkup: Checkup) -> None:
-    """Other ways to write the right answer, and the same answer with other white space."""
+    """Try other ways to write the right answer, and the same answer with other white space."""
     if not checkup.known:
         checkup.report.cannot("how it takes white space, case and other ways to write an answer", _NONE_KNOWN)
         return
@@ -122,7 +122,7 @@ async def equal_answers(checkup: Checkup) -> None:
 
 
 async def text_around(checkup: Checkup) -> None:
-    """A right answer after its working, and before more text, is as right."""
+    """Try a right answer after its working, and before more text; it is as right."""
     lost: dict[str, str] = {}
     for ground in checkup.known:
         if ground.truth is None or ground.form is None or ground.form.name in _NO_TEXT_AROUND:
@@ -197,7 +197,7 @@ _INJECTIONS = (
 _FILLER = "Furthermore, one may well consider that this is so. "
 _UNSURE = "I do not know."
 _WORTH_TELLING = 0.1
-"""Where no right answer is known: the share of the way from saying nothing to 1 that may be chance."""
+"""If no right answer is known: the share of the way from saying nothing to 1 that may be chance."""
 _NONE_KNOWN = "no answer is known to earn more than a wrong one; --gold TEXT, --ground-truth JSON or --data"
 _TAGS = re.compile(r"<[^<>]*>")
 
@@ -285,7 +285,7 @@ def _named(ground: Ground) -> str:
 
 
 async def _against_nothing(checkup: Checkup) -> list[Ground]:
-    """For a reward that takes no ground truth and of which no right answer is known: 1 against what says nothing."""
+    """Compare with 1 if the reward takes no ground truth and no right answer is known."""
     ground = checkup.first
     if ground.truth is not None or ground.gold is not None or checkup.takes_truth:
         return []

@@ -138,7 +138,7 @@ def _why(checkup: Checkup) -> str:
 
 
 def _differ(scores: Sequence[float | None]) -> bool:
-    """Not all alike; scored beside unscored is different too."""
+    """Return whether scores differ; scored beside unscored differs too."""
     known = [score for score in scores if score is not None]
     return 0 < len(known) < len(scores) or bool(known and max(known) - min(known) > LITTLE)
 
@@ -183,7 +183,7 @@ def attacks(patterns: Iterable[str]) -> Iterator[tuple[str, str, str]]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 tree = parser.parse(pattern)
-        except (re.error, RecursionError, OverflowError):  # told where it is compiled
+        except (re.error, RecursionError, OverflowError):  # reported where it is compiled
             continue
         for prefix, body in _loops(tree, ""):
             if body and (prefix, body) not in done:
@@ -193,7 +193,7 @@ def attacks(patterns: Iterable[str]) -> Iterator[tuple[str, str, str]]:
 
 
 def _loops(tree: Any, prefix: str) -> Iterator[tuple[str, str]]:
-    """What leads to each unbounded repeat, and one round of it."""
+    """Yield the text that leads to each unbounded repeat, and one round of it."""
     for code, argument in tree:
         if code in _REGEX_REPEATS:
             _, most, body = argument
@@ -255,7 +255,7 @@ _WORDS = {"file": "files opened", "environment": "environment variables", "netwo
 
 
 async def runs_answers(checkup: Checkup) -> None:
-    """Code in an answer, or in a question, is not run in the process that scores."""
+    """Check that code in an answer, or in a question, is not run in the process that scores."""
     code = f"__import__('{_CANARY}')"
     forms = {
         code,
@@ -283,7 +283,7 @@ async def runs_answers(checkup: Checkup) -> None:
 
 
 async def reads(checkup: Checkup) -> None:
-    """All that was opened, asked for and started in any call; information, not a wall."""
+    """Report all that was opened, asked for and started in any call; for information, it prevents nothing."""
     found: dict[str, list[str]] = defaultdict(list)
     for kind, what in checkup.events:
         if kind in _WORDS:
@@ -308,7 +308,7 @@ _MUCH_MB = 200.0
 
 
 async def cost(checkup: Checkup) -> None:
-    """Time and memory of an ordinary call, and of one on a long answer."""
+    """Measure time and memory of an ordinary call, and of one on a long answer."""
     ground = checkup.first
     request = ground.gold or ground.answered("The answer is 42.")
     seen = [await checkup.bench.see(request) for _ in range(_CALLS)]
@@ -354,7 +354,7 @@ async def growth(checkup: Checkup) -> None:
 
 
 def _pieces(ground: Ground) -> Iterator[tuple[str, str]]:
-    """What long answers may be full of, each with its name; also written as the reward wants an answer."""
+    """Yield pieces of long answers, each with its name; also written as the reward wants an answer."""
     yield from {
         "words": "some words and more ",
         "digits": "1234567890",
@@ -380,7 +380,7 @@ async def _at(checkup: Checkup, piece: str, times: int) -> Seen:
 
 
 async def patterns(checkup: Checkup) -> None:
-    """Its own regular expressions, on texts that they may never come back from."""
+    """Try the reward's own regular expressions on texts that they may never come back from."""
     found = checkup.source.patterns
     if not found:
         return
@@ -414,7 +414,7 @@ async def patterns(checkup: Checkup) -> None:
 
 
 async def _long_attacks(checkup: Checkup, known: dict[str, str]) -> list[str]:
-    """Those that take long without being exponential, with the times of shorter texts."""
+    """Find those that take long without being exponential, with the times of shorter texts."""
     found: dict[str, str] = {}
     for pattern, short, long in list(attacks(checkup.source.patterns))[:_LONGEST_ATTACKS]:
         if (
@@ -513,7 +513,7 @@ _BROKEN: dict[str, tuple[Level, str]] = {
         "error",
         "gives step_outputs that fit no step on {n}; index steps by assistant_turns",
     ),
-    "not-finite": ("error", "makes a score that is no finite number on {n}"),
+    "not-finite": ("error", "makes a score that is not a finite number on {n}"),
     "invalid-result": ("error", "returns no valid result on {n}"),
     "large-result": (
         "info",
@@ -524,7 +524,7 @@ _BROKEN: dict[str, tuple[Level, str]] = {
 
 
 async def missing_truth(checkup: Checkup) -> None:
-    """A sample without a ground truth is not wrong, it is unscored; and none that cannot be read is right."""
+    """Check that a sample is unscored if its ground truth is missing, and earns nothing if it cannot be read."""
     ground = checkup.first
     if checkup.bench.parameters is not None and "ground_truth" not in checkup.bench.parameters:
         return
@@ -563,7 +563,7 @@ async def missing_truth(checkup: Checkup) -> None:
 
 
 async def changes_inputs(checkup: Checkup) -> None:
-    """What it was given is as it was. Asked last, of all calls."""
+    """Check that no call changed its inputs. Asked last, of all calls."""
     if checkup.changed:
         lines = [f"{name}{how}" for name, how in checkup.changed.items()]
         text = "changes what it is given; the next reward of the same rollout judges something else"

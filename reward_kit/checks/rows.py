@@ -222,7 +222,7 @@ def check_trl_rollout(
         logprobs_of: the sampler's own log-probabilities of a sequence.
 
     Raises:
-        ConfigError: it is no such dict.
+        ConfigError: it is not such a dict.
     """
     columns = {key: _column(rollout, key, what) for key in ("prompt_ids", "completion_ids", "logprobs", "env_mask")}
     if columns["prompt_ids"] is None or columns["completion_ids"] is None:
@@ -313,7 +313,7 @@ def check_verifiers_trace(
     v0 holds for each step the whole prompt and what was sampled, so a drifted prefix shows; it does not say why a
     context was rewritten, so one that was rewritten on purpose shows as drifted too. v1 holds the messages as a tree,
     each with the tokens that it adds and compact log-probabilities of the sampled ones alone. There a drifted prefix is
-    one more branch, like a compaction, and cannot be told from it; nor can a track be displaced against its mask, or
+    one more branch, like a compaction, and looks the same; nor can a track be displaced against its mask, or
     credit stand on an observation. Neither form holds policy versions or starts.
 
     Args:
@@ -374,7 +374,7 @@ def _is_step_whole(found: Found, number: int, told: Mapping[str, Any]) -> bool:
             found.error("length-mismatch", f"{len(told[ids])} {ids} but {len(told[track])} {track}", step=number)
     strange = [token for token in (*told["prompt_ids"], *told["completion_ids"]) if not 0 <= token < 2**31]
     if strange:
-        found.error("token-id", f"{strange[0]} is no token id ({len(strange)} such)", step=number)
+        found.error("token-id", f"{strange[0]} is not a token id ({len(strange)} such)", step=number)
     masks = (told.get("prompt_mask") or (), told.get("completion_mask") or ())
     if any(value not in (0, 1) for mask in masks for value in mask):
         found.error("mask-values", "a mask is 0 or 1", step=number)

@@ -49,7 +49,7 @@ class CombinationRule(NamedTuple):
 
 
 def combination_rule(run: Path) -> CombinationRule | None:
-    """How the credit of a run combines its parts; None where it has none, or nobody can tell."""
+    """Return how the credit of a run combines its parts; None if it has no credit, or this is unknown."""
     settings = settings_of(run)
     if settings is None:
         return None
@@ -64,7 +64,7 @@ def combination_rule(run: Path) -> CombinationRule | None:
 
 
 def check_header(run: Path, rollouts: int | None) -> list[Finding]:
-    """Check `run.json`, where there is one.
+    """Check `run.json`, if it exists.
 
     Args:
         run: its folder.
@@ -102,7 +102,7 @@ def check_summary(run: Path) -> list[Finding]:
         if has_lines:
             found.warn(
                 "credit-scores",
-                f"it says nothing of credit, and there is a {CREDIT}; of which scores that is cannot be told: assign "
+                f"it says nothing of credit, and there is a {CREDIT}; of which scores that is is unknown: assign "
                 f"it again with `reward-kit credit {run}`",
             )
     elif not has_lines:
@@ -128,7 +128,7 @@ _EPISODES = "episodes.jsonl"
 
 
 def is_run(target: str) -> bool:
-    """Whether a target is a run's folder, or was to be one: it is nothing else, and has a separator or is in `runs`."""
+    """Return whether a target is, or was meant as, a run's folder: it has a separator or is in `runs`."""
     path = Path(target)
     if path.exists() or ":" in target or path.suffix:
         return path.is_dir()
@@ -136,7 +136,7 @@ def is_run(target: str) -> bool:
 
 
 def is_foreign_file(target: str) -> bool:
-    """Whether a target is a file of records; a missing one is said to be missing."""
+    """Return whether a target is a file of records, which need not exist."""
     return target.endswith((".json", ".jsonl"))
 
 
@@ -238,7 +238,7 @@ def _check_line(
 
 
 def _check_record(found: Found, run: Path, record: Mapping[str, Any], episode: SingleAgentEpisode) -> None:
-    """What a line says of its episode beside the episode itself."""
+    """Check the facts of a line beside the episode itself."""
     if record.get("num_steps", len(episode)) != len(episode) or len(record["steps"]) != len(episode):
         found.error(
             "track-lengths",
@@ -266,7 +266,7 @@ def _check_record(found: Found, run: Path, record: Mapping[str, Any], episode: S
 
 
 class _CreditLines:
-    """Where in a run's `credit.jsonl` the lines of each episode are; they stand together, of its last attempt.
+    """Index of the lines of each episode in a run's `credit.jsonl`; they stand together, of its last attempt.
 
     Attributes:
         rule: how A was made of its parts; None where that is not known.

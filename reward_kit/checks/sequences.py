@@ -1,7 +1,7 @@
 """The tokens of one sequence, and the segments of an episode, against their contract.
 
 Ids, mask and log-probabilities lie on each other, and what was seen and sampled concatenates. A `CheckedTokens` is one
-sequence that a model saw, whoever recorded it: a segment of an episode, a row of a batch, a row of TRL's rollout dict,
+sequence that a model saw: a segment of an episode, a row of a batch, a row of TRL's rollout dict,
 a branch of a verifiers trace.
 """
 
@@ -24,14 +24,14 @@ LogprobsOf = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]]
 
 LARGEST_ID = 2**31 - 1
 ROUNDING = 1e-4
-"""How far above 0 a log-probability may lie: float32 and bfloat16 soft-maxes end a little above it."""
+"""Most by which a log-probability may lie above 0: float32 and bfloat16 soft-maxes end a little above it."""
 TOLERANCE = 1e-2
-"""How far a recomputed log-probability may differ from the recorded one."""
+"""Most by which a recomputed log-probability may differ from the recorded one."""
 _FARTHEST_SHIFT = 8
 
 
 class Action(NamedTuple):
-    """Where the tokens of one action lie in a sequence."""
+    """Position of the tokens of one action in a sequence."""
 
     step: int
     start: int
@@ -45,7 +45,7 @@ class CheckedTokens:
     Attributes:
         ids: (T,) everything it saw and sampled.
         action_mask: (T,) 1 where the policy sampled.
-        logprobs: (T,) 0.0 where `action_mask` is 0, NaN where unknown; None where nobody recorded any.
+        logprobs: (T,) 0.0 where `action_mask` is 0, NaN where unknown; None if they were not recorded.
         actions: in order; () where the mask alone tells.
         first: the place of `ids[0]` in the ids that messages count in.
     """
@@ -89,7 +89,7 @@ def check_tokens(
 
 
 def _is_well_formed(found: Found, row: CheckedTokens) -> bool:
-    """Whether lengths, ids and mask are what they must be for the rest to make sense."""
+    """Return whether lengths, ids and mask are sound enough for the rest to make sense."""
     before, size = len(found.findings), len(row.ids)
     for name, values in (("action mask", row.action_mask), ("logprobs", row.logprobs)):
         if values is not None and len(values) != size:
@@ -103,7 +103,7 @@ def _is_well_formed(found: Found, row: CheckedTokens) -> bool:
         at = int(wrong[0])
         found.error(
             "token-id",
-            f"{row.ids[at]} is no token id ({len(wrong)} such); padding, or a label of -100, was taken for a token",
+            f"{row.ids[at]} is not a token id ({len(wrong)} such); padding, or a label of -100, was taken for a token",
             step=row.step_at(at),
             token=row.first + at,
         )
@@ -120,7 +120,7 @@ def _is_well_formed(found: Found, row: CheckedTokens) -> bool:
 
 
 def _check_off_actions(found: Found, row: CheckedTokens, logprobs: Array) -> None:
-    """Off the actions nobody sampled, so there is no log-probability, which is written 0.0."""
+    """Check that the log-probability is 0.0 off the actions, where nothing was sampled."""
     mask = row.action_mask == 1
     known = logprobs != 0
     stray = np.flatnonzero(known & ~mask)
@@ -154,7 +154,7 @@ def _check_off_actions(found: Found, row: CheckedTokens, logprobs: Array) -> Non
 
 def displacement(mask: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]) -> int:
     """By how many places `known` is `mask` moved to the right, 0 where it is not; the edges do not count."""
-    # A track that moved leaves a gap in the mask; where there is none, something was added and nothing moved.
+    # A track that moved leaves a gap in the mask; without one, something was added and nothing moved.
     if not (mask & ~known).any():
         return 0
     for size in range(1, min(_FARTHEST_SHIFT, len(mask) - 1) + 1):
@@ -226,7 +226,7 @@ def _check_recomputed(
 
 
 def _cause(recorded: Array, expected: Array, tolerance: float) -> tuple[str, str]:
-    """What explains log-probabilities that are not the model's own."""
+    """Return the kind and the cause of log-probabilities that are not the model's own."""
     for distance in (1, -1, 2, -2):
         kept = slice(max(distance, 0), len(recorded) + min(distance, 0))
         moved = np.roll(expected, distance)[kept]
@@ -243,7 +243,7 @@ def _cause(recorded: Array, expected: Array, tolerance: float) -> tuple[str, str
 
 
 def is_in_segments(found: Found, tokens: EpisodeTokens, steps: int | None) -> bool:
-    """Whether segments and spans lie as they must; what is wrong is added to `found`.
+    """Return whether segments and spans lie as they must; what is wrong is added to `found`.
 
     Args:
         found: gets the findings.
@@ -353,7 +353,7 @@ def _check_segment(
 
 
 def check_prefixes(found: Found, tokens: EpisodeTokens) -> None:
-    """A context that was rewritten although nobody said why: most often the history was tokenised again."""
+    """Find contexts that were rewritten without a reason: most often the history was tokenised again."""
     ids = np.array(tokens.ids, dtype=np.int64)
     bounds = _bounds(tokens)
     for number in range(1, len(tokens.segments)):

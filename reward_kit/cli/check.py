@@ -151,8 +151,8 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
     A task is proved on its first samples: what is right (a row's gold_actions or gold_answer, a policy, or the
     resource's expert) scores 1, and doing nothing scores 0. Then its reward is checked on the ends of those episodes.
 
-    A reward (file.py:function or package.module:function) is tried on odd, wrong, cheating and long rollouts, behind
-    its walls. A resource is driven with random actions; what it declares about forking, determinism and state keys is
+    A reward (file.py:function or package.module:function) is tried on odd, wrong, cheating and long rollouts, in
+    its sandbox. A resource is driven with random actions; what it declares about forking, determinism and state keys is
     proved.
 
     A run (its folder) is read episode by episode: tokens, masks, log-probabilities, messages, ends, groups and credit
@@ -224,7 +224,7 @@ class _Progress:
 
 
 def _refuse_options_not_for(kind: str) -> None:
-    """What would have no effect is an error, not a silent no-op."""
+    """Reject options that would have no effect."""
     context = click.get_current_context()
     for parameter in context.command.params:
         is_given = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
@@ -352,7 +352,7 @@ def _check_resource(target: str, config: dict[str, Any], steps: int, seed: int) 
 
 
 async def _first_look(kind: type[ForkableResource], config: dict[str, Any], seed: int) -> list[str]:
-    """Lines about the tools, and what an agent is told first."""
+    """Return lines about the tools, and the first observation."""
     world = kind()
     try:
         with boundary(EnvironmentFailure, "a first look"):
