@@ -14,8 +14,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from reward_kit.checks.episode import Action, Array, CheckedTokens, LogprobsOf, check_prefixes, check_tokens, rows_of
 from reward_kit.checks.findings import Finding, Found
-from reward_kit.checks.sequences import Action, Array, CheckedTokens, LogprobsOf, check_prefixes, check_tokens, rows_of
 from reward_kit.episodes.segments import EpisodeTokens
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, RewardKitError, boundary, did_you_mean, kind_of, why_unreadable

@@ -17,9 +17,8 @@ from click.core import ParameterSource
 from reward_kit.agent.actions import as_text
 from reward_kit.agent.policies import make_policy
 from reward_kit.checks.findings import FAIL_ON, Finding, Report
-from reward_kit.checks.proof import TaskReport, check_task, why_not_free
 from reward_kit.checks.resource import check_resource
-from reward_kit.checks.reward import Plan, check_reward, is_reward, load
+from reward_kit.checks.reward import Plan, TaskReport, check_reward, check_task, is_reward, load, why_not_free
 from reward_kit.checks.reward_bench import Given, quoted
 from reward_kit.checks.rows import FORMATS
 from reward_kit.checks.run import check_file, check_run, is_foreign_file, is_run
