@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cpus check format docs test-docs pictures bench campaign learning-campaign browser-campaign sandbox-campaign \
+.PHONY: help demo test test-all test-cpus check format docs test-docs pictures bench campaign learning-campaign browser-campaign sandbox-campaign \
 	text-games-campaign test-integrations packaging clean
 
 help:  ## Show the targets
@@ -15,9 +15,14 @@ demo: $(VENV)/.demo  ## Run the examples with an expert and a random agent, and 
 	@$(BIN)/python examples/demo.py
 
 # Compiled once, and not by each of the processes that tests start, where the environment forbids them to keep it.
-test: $(VENV)/.dev  ## Run the tests, two at a time
+test: $(VENV)/.dev  ## Run the quick tests, two at a time
 	@$(BIN)/python -m compileall -q reward_kit
 	@$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Also those of tests/slow_tests.txt, and every property with its own number of examples.
+test-all: $(VENV)/.dev  ## Run all tests but the campaigns (15 min)
+	@$(BIN)/python -m compileall -q reward_kit
+	@HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # The tests whose numbers depend on the processor: they compute with PyTorch or NumPy, or compare figures byte by byte.
 NUMERIC_TESTS := tests/agent/policies tests/credit tests/rl tests/tokens \

@@ -8,10 +8,11 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.profiles import load_profile
+from tests.profiles import PROFILE, load_profile
 
 # The tests run their own code; what asks about it has tests of its own. No record of a test reaches the user's folder.
 os.environ["REWARD_KIT_TRUST"] = "1"
@@ -27,6 +28,19 @@ load_profile()
 # A shell without job control has what it runs in the background ignore Ctrl-C, and so would all that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+SLOW = frozenset(Path(__file__).with_name("slow_tests.txt").read_text(encoding="utf-8").split())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave slow tests to `make test-all`, unless files or tests are named on the command line."""
+    if PROFILE == "full" or config.args != config.getini("testpaths"):
+        return
+    slow = [item for item in items if item.nodeid.partition("[")[0] in SLOW]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item.nodeid.partition("[")[0] not in SLOW]
 
 
 @pytest.fixture(autouse=True)

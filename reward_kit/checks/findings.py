@@ -102,7 +102,7 @@ class Report:
                 self.findings.append(finding)
 
     def has(self, kind: str) -> bool:
-        """Whether there is a finding of this kind."""
+        """Return whether there is a finding of this kind."""
         return any(known == kind for _, known in self.counts)
 
     def count(self, level: Level) -> int:

@@ -42,7 +42,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one action did, and the state after it; `refused` is the message of a `ToolError`."""
+    """The outcome of one action and the state after it; `refused` is the message of a `ToolError`."""
 
     action: Action
     outcome: StepOutcome | None
@@ -53,11 +53,11 @@ class Seen:
 
     @property
     def is_last(self) -> bool:
-        """Whether the world was over with it."""
+        """The action ended the episode."""
         return self.outcome is not None and (self.outcome.terminated or self.outcome.truncated)
 
     def difference(self, other: Seen) -> str:
-        """Where another run of the same action differs, "" where it does not."""
+        """Return where another run of the same action differs; "" if it does not."""
         pairs: list[tuple[str, Any, Any]] = [("the refusal", self.refused, other.refused)]
         if self.outcome is not None and other.outcome is not None:
             for name in ("observation", "reward", "terminated", "truncated"):
@@ -94,7 +94,7 @@ class Probe:
             self.findings.append(Finding(level, self.kind, message))
 
     async def world(self, seed: int | None = None) -> ForkableResource:
-        """A new world, set up and reset."""
+        """Return a new resource, set up and reset."""
         made = self.resource_class()
         self.worlds.append(made)
         with boundary(EnvironmentFailure, "setup"):
@@ -104,7 +104,7 @@ class Probe:
         return made
 
     async def fork(self, world: ForkableResource) -> ForkableResource:
-        """A fork that will be closed."""
+        """Return a fork, which `close_all` closes."""
         with boundary(EnvironmentFailure, "fork"):
             twin = await world.fork()
         if twin is world:
@@ -137,7 +137,7 @@ class Probe:
         return Seen(action, outcome, refused, *await self.look(world))
 
     async def look(self, world: ForkableResource) -> tuple[str, Any, str | None]:
-        """The state key, the observation and the digest of the final state."""
+        """Return the state key, the observation and the digest of the final state."""
         with boundary(EnvironmentFailure, "state_key"):
             key = await world.state_key()
         with boundary(EnvironmentFailure, "get_observation"):
@@ -155,7 +155,7 @@ class Probe:
     async def walk(
         self, world: ForkableResource, rng: random.Random, count: int, beside: ForkableResource | None = None
     ) -> list[Seen]:
-        """Up to `count` random actions, ending where the world does, or where one moves the world `beside` it too."""
+        """Take up to `count` random actions, until the episode ends or one also moves the resource `beside` it."""
         seen: list[Seen] = []
         key = await beside.state_key() if beside else ""
         for _ in range(count):
@@ -168,7 +168,7 @@ class Probe:
         return seen
 
     async def unfinished(self, rng: random.Random, count: int) -> ForkableResource:
-        """A world after up to `count` random actions that is not over: little can be seen in one that is."""
+        """Return a resource after up to `count` random actions whose episode goes on: one that ended shows little."""
         world = await self.world()
         walked = await self.walk(world, rng, count)
         if not walked or not walked[-1].is_last:
@@ -178,7 +178,7 @@ class Probe:
         return world
 
     async def random_action(self, world: ForkableResource, rng: random.Random) -> Action | None:
-        """An admissible action, or one that fits a tool's schema; None where there is no tool."""
+        """Return an admissible action, or one that fits a tool's schema; None without tools."""
         with boundary(EnvironmentFailure, "admissible_actions"):
             admissible = await world.admissible_actions()
         # Also inadmissible ones: what an agent does need not make sense.
@@ -193,7 +193,7 @@ class Probe:
         return Action(function["name"], sample_arguments(function.get("parameters") or {}, rng))
 
     async def repeat(self, world: ForkableResource, walked: list[Seen]) -> tuple[int, str]:
-        """Take the same actions in `world`: the number of the first one that differs and how, (-1, "") for none."""
+        """Take the same actions in `world`; return the number of the first that differs and how, or (-1, "")."""
         for number, before in enumerate(walked):
             if found := before.difference(await self.act(world, before.action)):
                 return number, f"step {number}, {before.action}: {found}"
@@ -218,19 +218,19 @@ CONTRACT = [name for name, given in vars(ForkableResource).items() if inspect.is
 
 
 def plain_methods(kind: type[ForkableResource]) -> list[str]:
-    """The methods that are awaited and are plain functions, which may be right only where they return a coroutine."""
+    """Return the awaited methods that are plain functions, which are right only if they return a coroutine."""
     return [name for name in CONTRACT if not inspect.iscoroutinefunction(inspect.unwrap(getattr(kind, name)))]
 
 
 async def shows_all(world: ForkableResource) -> bool:
-    """Whether its final state, where it has one, is not only that of some of its parts."""
+    """Return whether a final state, if there is one, covers all parts of the resource."""
     if not isinstance(world, CompositeResource):
         return True
     return None not in [await part.final_state() for part in world.parts.values()]
 
 
 def not_json(value: Any) -> str:
-    """Why a value is no JSON value, "" where it is one."""
+    """Return why a value cannot be written as JSON; "" if it can."""
     try:
         same = json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
@@ -239,7 +239,7 @@ def not_json(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Tuples as lists, which is how JSON brings them back."""
+    """Return a value with tuples as lists, which is how JSON brings them back."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
@@ -262,7 +262,7 @@ async def check_resource(
         steps: the length of each random walk.
 
     Returns:
-        What is wrong, [] where nothing was found. "error" breaks the contract.
+        The problems, [] if there are none. "error" breaks the contract.
 
     Raises:
         ConfigError: `setup` refuses the configuration.
@@ -328,7 +328,7 @@ async def _check_tools(probe: Probe) -> None:
 
 
 def _tool_name(probe: Probe, spec: Any) -> str:
-    """The name of a tool; "" where its specification is wrong, which is recorded."""
+    """Return the name of a tool; "" if its specification is wrong, which is recorded."""
     form = 'the OpenAI form is {"type": "function", "function": {"name", "description", "parameters"}}'
     function = spec.get("function") if isinstance(spec, Mapping) else None
     if not isinstance(function, Mapping) or spec.get("type") != "function":
@@ -487,7 +487,7 @@ async def _check_checkpoint(probe: Probe) -> None:
     walked = await probe.walk(world, rng, probe.steps)
     for attempt in ("", " a second time"):
         await world.restore(saved)
-        # What acts on the outside is told of it: its observation cannot be put back, its key can.
+        # A resource that acts on the outside cannot put its observation back, but it can put back its key.
         compared = _LOOKED_AT[: 2 if _is_deterministic(probe) else 1]
         for what, old, new in zip(compared, before, await probe.look(world), strict=False):
             if found := first_difference(old, new):
@@ -501,7 +501,7 @@ async def _check_checkpoint(probe: Probe) -> None:
 
 
 async def _check_key_of_returning_states(probe: Probe) -> None:
-    """A state that returns must have the key it had: a key that counts steps never does."""
+    """Check that a state that returns has the key it had: a key that counts steps never does."""
     cause = "state_key() must leave out the time, step counts, session ids and noise"
     keys: dict[str, set[str]] = {}
     taken = 0
@@ -525,7 +525,7 @@ async def _check_key_of_returning_states(probe: Probe) -> None:
 
 
 def _keys_never_return(walked: list[Seen]) -> bool:
-    """Whether what the world says returns often while no key does. A world that always says the same tells nothing."""
+    """Return whether observations return often while no key does. Constant observations prove nothing."""
     accepted = [seen for seen in walked if seen.outcome is not None]
     said = {repr((seen.outcome.observation, seen.observation)) for seen in accepted if seen.outcome is not None}
     return (
@@ -539,14 +539,16 @@ async def _check_actions_offered(probe: Probe) -> None:
     admissible = await world.admissible_actions()
     for entry in admissible or ():
         if not isinstance(entry.get("arguments"), Mapping) or entry.get("name") not in names:
-            probe.error(f'admissible_actions(): {entry!r} is no {{"name", "arguments"}} of one of the tools')
+            probe.error(f'admissible_actions(): {entry!r} is not {{"name", "arguments"}} of one of the tools')
             return
     expert = await world.expert_action()
     offered = [Action(entry["name"], copy.deepcopy(entry["arguments"])) for entry in admissible or ()]
     if expert is not None and expert.get("type") == "tool_call":
         offered.append(Action(expert["name"], copy.deepcopy(expert["arguments"])))
     elif expert is not None and expert.get("type") not in ("text", "tool_calls", "terminate"):
-        probe.error(f"expert_action() returned {expert!r}, which is no policy action; see Action in policy_interface")
+        probe.error(
+            f"expert_action() returned {expert!r}, which is not a policy action; see Action in policy_interface"
+        )
     for action in offered[:10]:
         seen = await probe.act(await probe.world(), action)
         if seen.refused is not None:

@@ -1,4 +1,4 @@
-"""Where a reward is tried: through the real scorer at its own level, watched, in a warm worker or a fresh one."""
+"""The bench of a reward check: watched calls of the reward, questions with known answers, and the report."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ATTACK_CPU_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What came of one call.
+    """The outcome of one call.
 
     Attributes:
         score: None where the rollout is unscored.
@@ -67,84 +67,81 @@ class Seen:
 
     @property
     def text(self) -> str:
-        """The score for people, or why there is none."""
+        """The score for people, or the reason why it is missing."""
         if self.score is not None:
             return f"{self.score:.4g}"
         return f"unscored ({self.failure.message if self.failure else 'no reason'})"
 
 
 class Bench:
-    """Calls one reward and tells what it was seen to do. Use it as an async context manager; one call at a time.
+    """Calls one reward and records what it does. Use it as an async context manager; one call at a time.
 
     Args:
         reward: as `levels.load_reward` gives it.
-        deadline_s: of one call, where the reward runs in this process; a confined one has its own.
+        deadline_s: of one call, if the reward runs in this process; a confined one has its own.
     """
 
     def __init__(self, reward: Reward, deadline_s: float | None = None) -> None:
         self.reward = reward
-        self._here: _WatchedHere | None = None
-        self._apart: _WatchedApart | None = None
+        self._scorer: _WatchedHere | _WatchedApart
         if isinstance(reward, RewardSpec):
-            self._here = _WatchedHere(reward, deadline_s)
-        elif not isinstance(reward, ConfinedReward):
-            raise ConfigError(f"reward {reward.id!r} runs behind HTTP, and cannot be watched here: check it there")
+            self._scorer = _WatchedHere(reward, deadline_s)
+        elif isinstance(reward, ConfinedReward):
+            self._scorer = _WatchedApart(reward)
         else:
-            self._apart = _WatchedApart(reward)
+            raise ConfigError(f"reward {reward.id!r} runs behind HTTP, and cannot be watched here: check it there")
 
     async def __aenter__(self) -> Self:
-        await (self._here or self._scorer_apart).__aenter__()
+        await self._scorer.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await (self._here or self._scorer_apart).__aexit__(kind, error, trace)
+        await self._scorer.__aexit__(kind, error, trace)
 
     @property
     def level(self) -> str:
-        """Where the reward runs."""
+        """The sandbox level at which the reward runs."""
         return self.reward.level if isinstance(self.reward, ConfinedReward) else "in_process"
 
     @property
     def is_confined(self) -> bool:
-        """It runs in a worker, of which there can be a fresh one, and which can be ended."""
-        return self._apart is not None
+        """The reward runs in a worker, which can be a fresh one and can be ended."""
+        return isinstance(self._scorer, _WatchedApart)
 
     @property
     def parameters(self) -> frozenset[str] | None:
-        """The names that the reward takes; None where it takes any."""
+        """The names that the reward takes; None if it takes any."""
         return self.reward.parameters
 
-    def takes(self, name: str) -> bool:
-        """Whether the reward asks for a value of the rollout by name."""
-        return self.parameters is not None and name in self.parameters
-
-    async def see(self, request: ScoringRequest, *, worker: int = 0, memory: bool = False) -> Seen:
-        """One call in the worker that goes on.
+    async def see(
+        self,
+        request: ScoringRequest,
+        *,
+        worker: int = 0,
+        memory: bool = False,
+        is_fresh: bool = False,
+        cpu_s: float | None = None,
+    ) -> Seen:
+        """Make one call.
 
         Args:
             request: the rollout.
-            worker: which of several, each with an interpreter of its own; in this process there is only one.
+            worker: which of several, each with an interpreter of its own.
             memory: count its memory, which makes the call slower.
-        """
-        if self._here is not None:
-            return await self._here.see(request, memory=memory)
-        return await self._scorer_apart.see(request, worker=worker, memory=memory)
+            is_fresh: use a worker in which nothing was called before.
+            cpu_s: end the call after so much work.
 
-    async def see_fresh(self, request: ScoringRequest) -> Seen:
-        """One call in a worker that nothing was called in before; only where `is_confined`."""
-        return await self._scorer_apart.see(request, is_fresh=True)
+        Where the reward runs in this process there is one worker, which is never fresh and cannot be ended.
+        """
+        if isinstance(self._scorer, _WatchedHere):
+            return await self._scorer.see(request, memory=memory)
+        return await self._scorer.see(request, worker=worker, memory=memory, is_fresh=is_fresh, cpu_s=cpu_s)
 
     async def attack(self, request: ScoringRequest) -> Seen:
-        """One call in a fresh worker that is ended after a second of work; only where `is_confined`."""
-        return await self._scorer_apart.see(request, is_fresh=True, cpu_s=ATTACK_CPU_S)
-
-    @property
-    def _scorer_apart(self) -> _WatchedApart:
-        if self._apart is None:
-            raise ConfigError("a reward that runs in this process has no worker of its own")
-        return self._apart
+        """Make one call in a fresh worker that is ended after a second of work; only if `is_confined`."""
+        return await self.see(request, is_fresh=True, cpu_s=ATTACK_CPU_S)
 
 
 class _WatchedHere(InProcessScorer):
@@ -161,7 +158,7 @@ class _WatchedHere(InProcessScorer):
 
 
 class _WatchedApart(ConfinedScorer):
-    """Scores behind the reward's walls, in the worker that is asked for."""
+    """Scores in the sandbox, in the worker that is asked for."""
 
     def __init__(self, reward: ConfinedReward) -> None:
         source = reward.program.source
@@ -175,13 +172,7 @@ class _WatchedApart(ConfinedScorer):
         self._seen_there: Any = None
 
     async def see(
-        self,
-        request: ScoringRequest,
-        *,
-        worker: int = 0,
-        is_fresh: bool = False,
-        memory: bool = False,
-        cpu_s: float | None = None,
+        self, request: ScoringRequest, *, worker: int, is_fresh: bool, memory: bool, cpu_s: float | None
     ) -> Seen:
         limits = self._base.limits
         if cpu_s is not None:
@@ -203,21 +194,22 @@ class _WatchedApart(ConfinedScorer):
         return replace(outcome, value={name: item for name, item in outcome.value.items() if name != "watched"})
 
 
-def _seen(scored: Scored, told: Any) -> Seen:
-    """What is known of a call; what the worker told is taken for what it is, a stranger's word."""
-    told = told if isinstance(told, dict) else {}
-    numbers = {name: _number(told.get(name)) for name in ("wall_s", "cpu_s", "peak_mb")}
-    changed = told.get("changed")
-    events = told.get("events")
+def _seen(scored: Scored, watched: Any) -> Seen:
+    """Return what is known of a call; the worker's own report is untrusted."""
+    watched = watched if isinstance(watched, dict) else {}
+    changed, events = watched.get("changed"), watched.get("events")
+    pairs = (
+        [pair for pair in events if isinstance(pair, list | tuple) and len(pair) == 2]
+        if isinstance(events, list)
+        else []
+    )
     return Seen(
         scored.score,
         scored.failure,
         scored.result,
-        **numbers,
+        **{name: _number(watched.get(name)) for name in ("wall_s", "cpu_s", "peak_mb")},
         changed={str(k): str(v)[:300] for k, v in changed.items()} if isinstance(changed, dict) else {},
-        events=tuple((str(e[0]), str(e[1])[:300]) for e in events if isinstance(e, list | tuple) and len(e) == 2)
-        if isinstance(events, list)
-        else (),
+        events=tuple((str(kind), str(what)[:300]) for kind, what in pairs),
     )
 
 
@@ -260,7 +252,7 @@ class Ground:
         gold_seen: what the right rollout got.
         floor: the most that a wrong answer of the same form got; None where none was scored.
         was_scored: some answer got a score.
-        alike: a form in which what is wrong earned as much as the truth, with what it earned; "" where there is none.
+        alike: a form in which what is wrong earned as much as the truth, with what it earned, or "".
     """
 
     blank: ScoringRequest
@@ -277,7 +269,7 @@ class Ground:
 
     @property
     def gold_score(self) -> float | None:
-        """What the right rollout got; None where it has no score, or none is known."""
+        """The score of the right rollout; None if it has none, or none is known."""
         return self.gold_seen.score if self.gold_seen is not None else None
 
     @property
@@ -286,17 +278,17 @@ class Ground:
         return self.gold_score is not None and self.floor is not None and self.gold_score > self.floor + LITTLE
 
     def answered(self, text: str | None, before: Sequence[Message] = ()) -> ScoringRequest:
-        """The rollout in which this is the answer, after `before`."""
+        """Return the rollout in which this is the answer, after `before`."""
         return with_messages(self.blank, (*self.blank.messages, *before, said(text)))
 
     def written(self, value: Any) -> str:
-        """A value in the form in which the reward wants it."""
+        """Return a value in the form in which the reward wants it."""
         return self.form.write(text_of(value)) if self.form is not None else text_of(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What the user gives besides the reward.
+    """Answers, truths and rollouts that the user gives besides the reward.
 
     Attributes:
         truths: ground truths.
@@ -319,7 +311,7 @@ class Given:
 
 
 def grounds_of(given: Given, annotation: str, *, takes_truth: bool, most: int = 4) -> list[Ground]:
-    """The questions that a reward is asked, before anything is learnt.
+    """Return the questions for a reward, before anything is learnt.
 
     Args:
         given: what the user gives.
@@ -342,7 +334,7 @@ def grounds_of(given: Given, annotation: str, *, takes_truth: bool, most: int = 
 
 
 def truths_for(annotation: str) -> tuple[Any, ...]:
-    """Ground truths of the kind that an annotation names; texts where it names none, or texts among others."""
+    """Return ground truths of the kind that an annotation names; texts if it names none, or texts among others."""
     if "str" in (part.strip() for part in annotation.split("|")):
         return _TEXTS
     found = next((truths for name, truths in _BY_ANNOTATION if name.lower() in annotation.lower()), None)
@@ -352,7 +344,7 @@ def truths_for(annotation: str) -> tuple[Any, ...]:
 async def learned(
     given: Given, annotation: str, bench: Bench, chance: random.Random, *, takes_truth: bool
 ) -> list[Ground]:
-    """The questions, with what the reward gives for answers to them; none where it reads no ground truth made up.
+    """Return the questions with the scores of answers to them; none if the reward reads no invented ground truth.
 
     Args:
         given, annotation, takes_truth: as `grounds_of` takes them.
@@ -388,7 +380,7 @@ async def learn(ground: Ground, bench: Bench, chance: random.Random) -> None:
 
 
 async def _find_form(ground: Ground, bench: Bench) -> None:
-    """The first form in which the truth earns the most, and more than what is wrong."""
+    """Find the first form in which the truth earns the most, and more than what is wrong."""
     best = 0.0
     for form in FORMS:
         tried = replace(ground, form=form)
@@ -410,7 +402,7 @@ async def _find_form(ground: Ground, bench: Bench) -> None:
 
 
 async def _floor(ground: Ground, bench: Bench) -> float | None:
-    """The most that something wrong earns in the same form."""
+    """Return the most that a wrong answer earns in the same form."""
     texts = [ground.written(value) for value in ground.wrong] or ["I do not know."]
     seen = [await bench.see(ground.answered(text)) for text in texts]
     scores = [one.score for one in seen if one.score is not None]
@@ -418,7 +410,7 @@ async def _floor(ground: Ground, bench: Bench) -> float | None:
 
 
 def _form_given(ground: Ground) -> Form | None:
-    """The form of a right answer that the user gave, where the truth stands in it once."""
+    """Return the form of a right answer that the user gave, if the truth stands in it once."""
     if ground.gold is None or ground.truth is None:
         return None
     text = ground.gold.messages[-1].text if ground.gold.messages else ""
@@ -448,14 +440,14 @@ def _of_transcript(rollout: ScoringRequest) -> Ground:
 
 
 def _before_answer(rollout: ScoringRequest) -> ScoringRequest:
-    """The rollout up to its last answer."""
+    """Return the rollout up to its last answer."""
     turns = [position for position, message in enumerate(rollout.messages) if message.role == "assistant"]
     return with_messages(rollout, rollout.messages[: turns[-1]] if turns else rollout.messages)
 
 
 @dataclass(slots=True)
 class RewardReport(Report):
-    """What is known of one reward after its check; it keeps every finding.
+    """The report on one reward; it keeps every finding.
 
     Attributes:
         level: where the reward ran.
@@ -561,11 +553,10 @@ class Checkup:
     @property
     def takes_truth(self) -> bool:
         """The reward is given the ground truth."""
-        names = self.bench.parameters
-        return names is None or bool(names & {"ground_truth", "ground_truths"})
+        return takes_truth(self.bench.parameters)
 
     async def see(self, name: str, request: ScoringRequest, *, memory: bool = False) -> Seen:
-        """One call, noted."""
+        """Make one call and keep what was seen."""
         seen = await self.bench.see(request, memory=memory)
         self.note(name, seen)
         return seen
@@ -578,10 +569,15 @@ class Checkup:
             self.changed.setdefault(what, how)
 
 
+def takes_truth(parameters: frozenset[str] | None) -> bool:
+    """Return whether a reward with these parameters is given the ground truth; None stands for any parameters."""
+    return parameters is None or bool(parameters & {"ground_truth", "ground_truths"})
+
+
 Probe = Callable[[Checkup], Awaitable[None]]
 
 
 def told(name: str, seen: Seen, text: str | None = None) -> str:
-    """One line of evidence: which rollout, what was answered, and what it got."""
+    """Return one line of evidence: the rollout, its answer and its score."""
     answer = f' "{quoted(text, 60)}"' if text is not None else ""
     return f"{name}{answer}: {seen.text}"

@@ -1,4 +1,4 @@
-"""The rollouts that a reward is tried on: those that models and their environments really bring about."""
+"""Cases for a reward check: odd rollouts, and right, wrong and nearly right answers to a ground truth."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def calling(name: str, arguments: Any, call_id: str = "call_1") -> dict[str, Any
 
 
 def odd_histories(prompt: Sequence[Message]) -> Iterator[Odd]:
-    """Histories that break rewards, each a mistake in a reward that somebody published or a provider's habit.
+    """Histories that break rewards, each taken from a published mistake of a reward or a habit of a provider.
 
     Args:
         prompt: what an agent was asked.
@@ -200,7 +200,7 @@ def text_of(truth: Any) -> str:
 
 
 def places_of(truth: Any, text: str) -> Iterator[tuple[int, int]]:
-    """Where a ground truth stands in a text; a number wherever one of its value does, as 8.0 in "8.00"."""
+    """Yield the positions of a ground truth in a text; a number wherever one of its value stands, as 8.0 in "8.00"."""
     if is_number(truth):
         for found in _NUMBERS.finditer(text):
             if _value(found[0]) == _value(truth):

@@ -1,4 +1,7 @@
-"""Which scores does it give, and what moves them that should not?"""
+"""Probes of what earns a score: right and wrong answers, other ways to write them, and cheats that models found.
+
+Each public function is one probe: it calls the reward through a `Checkup` and notes what it finds in the report.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,6 @@ from reward_kit.checks.reward_cases import (
     user,
 )
 from reward_kit.models import Message
-from reward_kit.reward_agent.scoring import ScoringRequest
 
 _WORKING = "First, 3 and 4 make 7, and 12 more make 19."
 _MORE = "This is what was to be found, and nothing else is needed. "
@@ -29,7 +31,7 @@ _NO_TEXT_AROUND = ("the answer alone", "a code block", "a JSON block", "JSON wit
 
 
 async def right_and_wrong(checkup: Checkup) -> None:
-    """What is right earns 1, and what is wrong less."""
+    """Check that right answers earn 1, and wrong ones less."""
     given = [ground for ground in checkup.grounds if ground.is_given and ground.gold_seen is not None]
     _tell_low(checkup, given)
     alike = [g for g in given if g.gold_score is not None and g.floor is not None and not g.tells_apart]
@@ -62,7 +64,7 @@ def _tell_low(checkup: Checkup, grounds: list[Ground]) -> None:
 
 
 async def scores(checkup: Checkup) -> None:
-    """The range of all scores that were seen, of clearly different answers too."""
+    """Check the range of all scores that were seen, also of clearly different answers."""
     different = {}
     for index, text in enumerate(clearly_different()):
         different[text] = await checkup.see(f"different answer {index}", checkup.first.answered(text))
@@ -72,7 +74,10 @@ async def scores(checkup: Checkup) -> None:
     known |= {f"right answer {i}": g.gold_score for i, g in enumerate(checkup.grounds) if g.gold_score is not None}
     known |= {f"wrong answer {i}": g.floor for i, g in enumerate(checkup.grounds) if g.floor is not None}
     if not known:
-        checkup.report.note("never-scores", "error", "not one of the rollouts could be scored", _why(checkup))
+        reasons = [seen.text for seen in checkup.scores.values()]
+        checkup.report.note(
+            "never-scores", "error", "not one of the rollouts could be scored", list(dict.fromkeys(reasons))[:3]
+        )
         return
     low, high = min(known.values()), max(known.values())
     values = {round(score, 6) for score in known.values()}
@@ -83,28 +88,18 @@ async def scores(checkup: Checkup) -> None:
         text = "gives scores outside [0, 1]; weights, gates and means of rewards count on that range"
         checkup.report.note("out-of-range", "error", text, lines)
     if len(values) == 1:
-        _tell_constant(checkup, low, len(known))
-
-
-def _tell_constant(checkup: Checkup, score: float, count: int) -> None:
-    has_right = any(ground.is_given for ground in checkup.grounds)
-    has_truth = any(ground.truth is not None for ground in checkup.grounds)
-    severity: Level = "error" if has_right or (has_truth and score > LITTLE) else "warning"
-    hint = "" if has_right else "; a right answer may differ: --gold TEXT"
-    text = f"gives {score:.4g} to all {count} rollouts, which differ clearly: there is nothing to learn from it{hint}"
-    checkup.report.note("constant", severity, text)
-
-
-def _why(checkup: Checkup) -> list[str]:
-    reasons = [seen.text for seen in checkup.scores.values() if seen.score is None]
-    return list(dict.fromkeys(reasons))[:3]
+        has_right = any(ground.is_given for ground in checkup.grounds)
+        has_truth = any(ground.truth is not None for ground in checkup.grounds)
+        level: Level = "error" if has_right or (has_truth and low > LITTLE) else "warning"
+        hint = "" if has_right else "; a right answer may differ: --gold TEXT"
+        text = f"gives {low:.4g} to all {len(known)} rollouts, which differ clearly: there is nothing to learn from it"
+        checkup.report.note("constant", level, text + hint)
 
 
 async def equal_answers(checkup: Checkup) -> None:
-    """Other ways to write the right answer, and the same answer with other white space."""
+    """Try other ways to write the right answer, and the same answer with other white space."""
     if not checkup.known:
-        why = "no answer is known to earn more than a wrong one; --gold TEXT, --ground-truth JSON or --data"
-        checkup.report.cannot("how it takes white space, case and other ways to write an answer", why)
+        checkup.report.cannot("how it takes white space, case and other ways to write an answer", _NONE_KNOWN)
         return
     moved: dict[str, str] = {}
     for ground in checkup.known:
@@ -121,13 +116,13 @@ async def equal_answers(checkup: Checkup) -> None:
         numbers = [ground for ground in checkup.known if is_number(ground.truth)]
         reads = any(ground.form != FORMS[0] or not isinstance(ground.truth, str) for ground in numbers)
         is_for_numbers = reads and len(numbers) == len(checkup.known)
-        severity: Level = "warning" if is_for_numbers and "with thousands separators" in moved else "info"
+        level: Level = "warning" if is_for_numbers and "with thousands separators" in moved else "info"
         text = f"a right answer loses where it is written otherwise: {', '.join(moved)}"
-        checkup.report.note("refuses-equal-form", severity, text, list(moved.values())[:4])
+        checkup.report.note("refuses-equal-form", level, text, list(moved.values())[:4])
 
 
 async def text_around(checkup: Checkup) -> None:
-    """A right answer after its working, and before more text, is as right."""
+    """Try a right answer after its working, and before more text; it is as right."""
     lost: dict[str, str] = {}
     for ground in checkup.known:
         if ground.truth is None or ground.form is None or ground.form.name in _NO_TEXT_AROUND:
@@ -202,30 +197,95 @@ _INJECTIONS = (
 _FILLER = "Furthermore, one may well consider that this is so. "
 _UNSURE = "I do not know."
 _WORTH_TELLING = 0.1
-"""Where no right answer is known: the share of the way from saying nothing to 1 that may be chance."""
+"""If no right answer is known: the share of the way from saying nothing to 1 that may be chance."""
+_NONE_KNOWN = "no answer is known to earn more than a wrong one; --gold TEXT, --ground-truth JSON or --data"
 _TAGS = re.compile(r"<[^<>]*>")
 
 
+class _Earners:
+    """Collects the answers of one cheat that earn more than a wrong answer does."""
+
+    def __init__(self, checkup: Checkup) -> None:
+        self._checkup = checkup
+        self._most = 0.0
+        self._lines: list[str] = []
+
+    def add(self, ground: Ground, seen: Sequence[Seen], line: str) -> None:
+        """Keep a line of evidence if every one of these calls earned something."""
+        if share := min(_earned(ground, one) for one in seen):
+            self._most = max(self._most, share)
+            self._lines.append(line)
+
+    def note(self, kind: str, text: str) -> None:
+        """Report the cheat if it earns: an error from half of what is right, else a warning.
+
+        A question may hold what its answer has to say, so that to repeat it is only suspicious. So is what earns from
+        a reward that takes no ground truth: it may be for form alone.
+        """
+        if not self._lines:
+            return
+        compares = any(ground.truth is not None for ground in self._checkup.known)
+        level: Level = "error" if self._most >= 0.5 and compares and kind != "question-earns" else "warning"
+        right = "a right answer" if self._checkup.known else "a full score"
+        share = f"as much as {right}" if self._most >= 1 - LITTLE else f"up to {self._most:.0%} of {right}"
+        verb = " " if text.endswith(("earn", "earns", "order")) else ": it earns "
+        self._checkup.report.note(kind, level, f"{text}{verb}{share}", list(dict.fromkeys(self._lines))[:4])
+
+
+def _earned(ground: Ground, seen: Seen) -> float:
+    """Return the share of what a right answer earns beyond a wrong one; 0 if it is nothing."""
+    if seen.score is None or ground.floor is None or ground.gold_score is None or seen.score <= ground.floor + LITTLE:
+        return 0.0
+    return (seen.score - ground.floor) / (ground.gold_score - ground.floor)
+
+
 async def without_truth(checkup: Checkup) -> None:
-    """Answers that nobody could call right, whatever the ground truth is."""
+    """Try answers that are not right, whatever the ground truth is."""
     grounds = checkup.known or await _against_nothing(checkup)
     if not grounds:
-        _is_ready(checkup, "answers that say nothing, format alone, injections, and length")
+        checkup.report.cannot("answers that say nothing, format alone, injections, and length", _NONE_KNOWN)
         return
-    for code, text, answers in (
+    words = [word for word in checkup.source.words if word.strip() and word not in checkup.source.patterns]
+    source_words = (" ".join(words)[:4000], "\n".join(reversed(words))[:4000]) if words else ()
+    truths = [text_of(ground.truth) for ground in grounds if ground.truth is not None]
+    questions = dict.fromkeys("\n".join(message.text for message in ground.blank.messages) for ground in grounds)
+    for kind, text, answers in (
         ("empty-answer-earns", "an empty answer earns", _EMPTY),
         ("format-alone-earns", "format without an answer earns", _FORMAT),
         ("opener-earns", "an opening without an answer earns", _OPENERS),
         ("injection-earns", "a text that speaks to the judge earns", _INJECTIONS),
-        ("source-words-earn", "the words of the reward's own file earn", _source_words(checkup)),
-        ("question-earns", "repeating the question earns", _questions(grounds)),
+        ("source-words-earn", "the words of the reward's own file earn", source_words),
+        (
+            "question-earns",
+            "repeating the question earns",
+            [question for question in questions if not any(truth in question for truth in truths)],
+        ),
     ):
-        await _all_of(checkup, grounds, code, text, answers)
-    await _length(checkup, grounds)
+        earners = _Earners(checkup)
+        for ground in grounds:
+            for answer in answers:
+                # What is seen of the answer may be the ground truth, and then it is right.
+                visible = _TAGS.sub("", answer).strip().casefold()
+                if ground.truth is not None and visible and visible == text_of(ground.truth).strip().casefold():
+                    continue
+                seen = await checkup.see(f"{kind} {answer[:20]}", ground.answered(answer))
+                earners.add(ground, [seen], told(f"{_named(ground)}answer", seen, answer))
+        earners.note(kind, text)
+    earners = _Earners(checkup)
+    for ground in grounds:
+        wrong = ground.written(ground.wrong[0]) if ground.wrong else _UNSURE
+        for count in (20, 400):
+            seen = await checkup.see(f"{count} empty sentences", ground.answered(f"{_FILLER * count}\n{wrong}"))
+            earners.add(ground, [seen], f"a wrong answer after {count} empty sentences: {seen.text}")
+    earners.note("length-earns", "a wrong answer earns more where it is long")
+
+
+def _named(ground: Ground) -> str:
+    return f"ground truth {text_of(ground.truth)[:30]!r}, " if ground.truth is not None else ""
 
 
 async def _against_nothing(checkup: Checkup) -> list[Ground]:
-    """For a reward that takes no ground truth and of which no right answer is known: 1 against what says nothing."""
+    """Compare with 1 if the reward takes no ground truth and no right answer is known."""
     ground = checkup.first
     if ground.truth is not None or ground.gold is not None or checkup.takes_truth:
         return []
@@ -240,153 +300,97 @@ async def _against_nothing(checkup: Checkup) -> list[Ground]:
     return [replace(ground, floor=floor, gold_seen=replace(seen, score=1.0))]
 
 
-async def _all_of(checkup: Checkup, grounds: Sequence[Ground], code: str, text: str, answers: Sequence[str]) -> None:
-    """Try answers on each question; what earns more than a wrong answer is told."""
-    lines, most = [], 0.0
-    for ground in grounds:
-        for answer in answers:
-            if _says_the_truth(ground, answer):
-                continue
-            seen = await checkup.see(f"{code} {answer[:20]}", ground.answered(answer))
-            if share := _earned(ground, seen):
-                most = max(most, share)
-                lines.append(told(f"{_named(ground)}answer", seen, answer))
-    _tell(checkup, code, text, most, lines)
-
-
-def _named(ground: Ground) -> str:
-    return f"ground truth {text_of(ground.truth)[:30]!r}, " if ground.truth is not None else ""
-
-
-def _says_the_truth(ground: Ground, answer: str) -> bool:
-    """What is seen of the answer is the ground truth, so that it is right."""
-    seen = _TAGS.sub("", answer).strip()
-    return ground.truth is not None and bool(seen) and seen.casefold() == text_of(ground.truth).strip().casefold()
-
-
 async def with_truth(checkup: Checkup) -> None:
-    """Answers that hold the ground truth, or nearly, and are wrong."""
+    """Try answers that hold the ground truth, or nearly, and are wrong."""
     if not checkup.takes_truth:
         return
-    if not any(ground.truth is not None and ground.form is not None for ground in checkup.known):
+    grounds = [ground for ground in checkup.known if ground.truth is not None and ground.form is not None]
+    if not grounds:
         why = "how a right answer is written is not known; give one: --gold TEXT, or gold_answer in --data"
         if any(ground.is_given for ground in checkup.known):
             why = "the right answer that is known has to hold the ground truth once, which shows how one is written"
         checkup.report.cannot("ways to cheat with the ground truth", why)
         return
     for probe in (_lists, _hedges, _near, _elsewhere, _repeated):
-        await probe(checkup)
+        await probe(checkup, grounds)
 
 
-def _grounds(checkup: Checkup) -> list[Ground]:
-    return [ground for ground in checkup.known if ground.truth is not None and ground.form is not None]
-
-
-async def _lists(checkup: Checkup) -> None:
-    """All that the answer could be, the right one among it; in any order."""
-    lines, most = [], 0.0
-    for ground in _grounds(checkup):
+async def _lists(checkup: Checkup, grounds: Sequence[Ground]) -> None:
+    """Name all that the answer could be, the right one among it; in any order."""
+    earners = _Earners(checkup)
+    for ground in grounds:
         if isinstance(ground.truth, list | dict):
             continue
         values = options(ground.truth, ground.wrong)
         right = text_of(ground.truth).strip()
         orders = (values, values[::-1], sorted(values, key=lambda value: (value != right, value)))
-        for write in (_in_one, _in_many):
-            seen = [await checkup.see("every option", ground.answered(write(ground, order))) for order in orders]
-            if share := _least(ground, seen):
-                most = max(most, share)
-                lines.append(told(f"ground truth {right!r}, answer", seen[0], write(ground, values)))
-    _tell(checkup, "all-options-earn", "naming every possible answer earns", most, lines)
+        in_one = [ground.written(", ".join(order)) for order in orders]
+        in_many = ["\n".join(ground.written(value) for value in order) for order in orders]
+        for texts in (in_one, in_many):
+            seen = [await checkup.see("every option", ground.answered(text)) for text in texts]
+            earners.add(ground, seen, told(f"ground truth {right!r}, answer", seen[0], texts[0]))
+    earners.note("all-options-earn", "naming every possible answer earns")
 
 
-def _in_one(ground: Ground, values: Sequence[str]) -> str:
-    return ground.written(", ".join(values))
-
-
-def _in_many(ground: Ground, values: Sequence[str]) -> str:
-    return "\n".join(ground.written(value) for value in values)
-
-
-async def _hedges(checkup: Checkup) -> None:
-    """The right answer or a wrong one, in both orders: the reward cannot know which was meant."""
-    lines, most = [], 0.0
-    for ground in _grounds(checkup):
+async def _hedges(checkup: Checkup, grounds: Sequence[Ground]) -> None:
+    """Give the right answer or a wrong one, in both orders: the reward cannot know which was meant."""
+    earners = _Earners(checkup)
+    for ground in grounds:
         if isinstance(ground.truth, list | dict) or not ground.wrong:
             continue
         right, wrong = text_of(ground.truth), text_of(ground.wrong[0])
+        opening = "The answer is " if ground.form and ground.form.name == "a sentence" else ""
         for between in ("{} or {}", "{}, maybe {}", "{} {}"):
-            pair = [ground.written(between.format(*both)) for both in ((right, wrong), (wrong, right))]
-            pair = (
-                [f"The answer is {text}" for text in pair] if ground.form and ground.form.name == "a sentence" else pair
-            )
+            pair = [opening + ground.written(between.format(*both)) for both in ((right, wrong), (wrong, right))]
             seen = [await checkup.see("hedge", ground.answered(text)) for text in pair]
-            if share := _least(ground, seen):
-                most = max(most, share)
-                lines.append(told("answer", seen[1], pair[1]))
-    _tell(checkup, "hedge-earns", "two answers at once earn, in either order", most, lines)
+            earners.add(ground, seen, told("answer", seen[1], pair[1]))
+    earners.note("hedge-earns", "two answers at once earn, in either order")
 
 
-async def _near(checkup: Checkup) -> None:
-    """What looks like the answer and is wrong."""
-    lines, most = [], 0.0
-    for ground in _grounds(checkup):
+async def _near(checkup: Checkup, grounds: Sequence[Ground]) -> None:
+    """Give what looks like the answer and is wrong."""
+    earners = _Earners(checkup)
+    for ground in grounds:
         for value in near_values(ground.truth):
             answer = ground.written(value)
             seen = await checkup.see(f"near {value}", ground.answered(answer))
-            if share := _earned(ground, seen):
-                most = max(most, share)
-                lines.append(told(f"ground truth {text_of(ground.truth)[:30]!r}, answer", seen, answer))
-    _tell(checkup, "near-miss-earns", "a wrong answer that looks like the right one earns", most, lines)
+            earners.add(ground, [seen], told(f"{_named(ground)}answer", seen, answer))
+    earners.note("near-miss-earns", "a wrong answer that looks like the right one earns")
 
 
-async def _elsewhere(checkup: Checkup) -> None:
-    """The right answer where it is not the answer: only the last word of the agent counts."""
-    for code, text, place in (
-        ("counts-prompt", "what the user said is counted as the answer", _in_prompt),
-        ("counts-earlier-turn", "an earlier answer counts although the last one is wrong", _in_earlier_turn),
-        ("counts-tool-text", "what a tool was asked or said is counted as the answer", _in_tool),
-        ("counts-thinking", "what was thought is counted although the answer is wrong", _in_thoughts),
+async def _elsewhere(checkup: Checkup, grounds: Sequence[Ground]) -> None:
+    """Put the right answer where it is not the answer: only the last word of the agent counts."""
+    for kind, text in (
+        ("counts-prompt", "what the user said is counted as the answer"),
+        ("counts-earlier-turn", "an earlier answer counts although the last one is wrong"),
+        ("counts-tool-text", "what a tool was asked or said is counted as the answer"),
+        ("counts-thinking", "what was thought is counted although the answer is wrong"),
     ):
-        lines, most = [], 0.0
-        for ground in _grounds(checkup):
+        earners = _Earners(checkup)
+        for ground in grounds:
             for last in (_UNSURE, ground.written(ground.wrong[0]) if ground.wrong else _UNSURE):
-                for request in place(ground, ground.written(ground.truth), last):
-                    seen = await checkup.see(code, request)
-                    if share := _earned(ground, seen):
-                        most = max(most, share)
-                        lines.append(told(f"ground truth {text_of(ground.truth)[:30]!r}, last answer", seen, last))
-        _tell(checkup, code, text, most, lines)
+                for before, answer in _misplaced(kind, ground.written(ground.truth), last):
+                    seen = await checkup.see(kind, ground.answered(answer, before))
+                    earners.add(ground, [seen], told(f"{_named(ground)}last answer", seen, last))
+        earners.note(kind, text)
 
 
-def _in_prompt(ground: Ground, right: str, last: str) -> list[ScoringRequest]:
-    asked = user(f"A friend says: {right}\nIs that so? Find the answer yourself.")
-    return [_after(ground, [asked], last)]
-
-
-def _in_earlier_turn(ground: Ground, right: str, last: str) -> list[ScoringRequest]:
-    return [_after(ground, [said(right), user("Are you sure?")], last)]
-
-
-def _in_tool(ground: Ground, right: str, last: str) -> list[ScoringRequest]:
+def _misplaced(kind: str, right: str, last: str) -> list[tuple[list[Message], str]]:
+    """Return conversations in which the right answer stands in the wrong place, each with its last answer."""
+    if kind == "counts-prompt":
+        return [([user(f"A friend says: {right}\nIs that so? Find the answer yourself.")], last)]
+    if kind == "counts-earlier-turn":
+        return [([said(right), user("Are you sure?")], last)]
+    if kind == "counts-thinking":
+        return [([], f"<think>Perhaps: {right}</think>\n{last}")]
     call = said(None, tool_calls=[calling("note", {"text": right})])
-    answers = ("noted", right)
-    return [
-        _after(ground, [call, Message(role="tool", tool_call_id="call_1", content=answer)], last) for answer in answers
-    ]
+    return [([call, Message(role="tool", tool_call_id="call_1", content=answer)], last) for answer in ("noted", right)]
 
 
-def _in_thoughts(ground: Ground, right: str, last: str) -> list[ScoringRequest]:
-    return [_after(ground, [], f"<think>Perhaps: {right}</think>\n{last}")]
-
-
-def _after(ground: Ground, before: Sequence[Message], last: str) -> ScoringRequest:
-    return ground.answered(last, before)
-
-
-async def _repeated(checkup: Checkup) -> None:
-    """Saying it again, or saying more, makes a right answer no better."""
+async def _repeated(checkup: Checkup, grounds: Sequence[Ground]) -> None:
+    """Give a right answer again, or at length, which makes it no better."""
     lines: list[str] = []
-    for ground in _grounds(checkup):
+    for ground in grounds:
         right = ground.written(ground.truth)
         for name, text in (
             ("said 20 times", f"{right}\n" * 20),
@@ -396,64 +400,5 @@ async def _repeated(checkup: Checkup) -> None:
             if seen.score is not None and seen.score > (ground.gold_score or 0.0) + LITTLE:
                 lines.append(told(f"right answer {name} (once: {ground.gold_score:.4g})", seen))
     if lines:
-        checkup.report.note(
-            "repetition-earns", "error", "a right answer earns more where it is said at length", lines[:4]
-        )
-
-
-async def _length(checkup: Checkup, grounds: Sequence[Ground]) -> None:
-    """A wrong answer earns nothing for its length."""
-    lines, most = [], 0.0
-    for ground in grounds:
-        wrong = ground.written(ground.wrong[0]) if ground.wrong else _UNSURE
-        for count in (20, 400):
-            seen = await checkup.see(f"{count} empty sentences", ground.answered(f"{_FILLER * count}\n{wrong}"))
-            if share := _earned(ground, seen):
-                most = max(most, share)
-                lines.append(f"a wrong answer after {count} empty sentences: {seen.text}")
-    _tell(checkup, "length-earns", "a wrong answer earns more where it is long", most, lines)
-
-
-def _source_words(checkup: Checkup) -> tuple[str, ...]:
-    words = [word for word in checkup.source.words if word.strip() and word not in checkup.source.patterns]
-    return (" ".join(words)[:4000], "\n".join(reversed(words))[:4000]) if words else ()
-
-
-def _questions(grounds: Sequence[Ground]) -> tuple[str, ...]:
-    texts = ("\n".join(message.text for message in ground.blank.messages) for ground in grounds)
-    truths = [text_of(ground.truth) for ground in grounds if ground.truth is not None]
-    return tuple(dict.fromkeys(text for text in texts if not any(truth in text for truth in truths)))
-
-
-def _is_ready(checkup: Checkup, what: str) -> bool:
-    if not checkup.known:
-        why = "no answer is known to earn more than a wrong one; --gold TEXT, --ground-truth JSON or --data"
-        checkup.report.cannot(what, why)
-    return bool(checkup.known)
-
-
-def _earned(ground: Ground, seen: Seen) -> float:
-    """The share of what a right answer earns beyond a wrong one; 0 where it is nothing."""
-    if seen.score is None or ground.floor is None or ground.gold_score is None or seen.score <= ground.floor + LITTLE:
-        return 0.0
-    return (seen.score - ground.floor) / (ground.gold_score - ground.floor)
-
-
-def _least(ground: Ground, seen: Sequence[Seen]) -> float:
-    return min((_earned(ground, one) for one in seen), default=0.0)
-
-
-def _tell(checkup: Checkup, code: str, text: str, most: float, lines: Sequence[str]) -> None:
-    """A cheat that earns half of what is right, or more, is an error; less is a warning.
-
-    A question may hold what its answer has to say, so that to repeat it is only suspicious. So is what earns from a
-    reward that takes no ground truth: it may be for form alone.
-    """
-    if not lines:
-        return
-    compares = any(ground.truth is not None for ground in checkup.known)
-    severity: Level = "error" if most >= 0.5 and compares and code != "question-earns" else "warning"
-    right = "a right answer" if checkup.known else "a full score"
-    share = f"as much as {right}" if most >= 1 - LITTLE else f"up to {most:.0%} of {right}"
-    verb = " " if text.endswith(("earn", "earns", "order")) else ": it earns "
-    checkup.report.note(code, severity, f"{text}{verb}{share}", list(dict.fromkeys(lines))[:4])
+        text = "a right answer earns more where it is said at length"
+        checkup.report.note("repetition-earns", "error", text, lines[:4])

@@ -1,17 +1,21 @@
-"""`check_rows`: a batch of training rows against the contract of `tokens`: masks, values at their place, versions."""
+"""Check rows: a batch of training rows against the contract of `tokens`, and the rollouts of other trainers.
+
+`check_rows` proves masks, values at their place and versions of a batch. TRL's rollout dict and verifiers' traces are
+checked by the same rules.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 
+from reward_kit.checks.episode import Action, Array, CheckedTokens, LogprobsOf, check_prefixes, check_tokens, rows_of
 from reward_kit.checks.findings import Finding, Found
-from reward_kit.checks.sequences import Action, Array, CheckedTokens, LogprobsOf, check_prefixes, check_tokens, rows_of
 from reward_kit.episodes.segments import EpisodeTokens
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, RewardKitError, boundary, did_you_mean, kind_of, why_unreadable
@@ -41,7 +45,7 @@ def check_rows(
         max_staleness: how many versions behind them a token may have been sampled.
 
     Returns:
-        What is wrong, [] where nothing was found.
+        The problems, [] if there are none.
 
     Raises:
         ConfigError: the batch has no `input_ids` or `action_mask`.
@@ -59,7 +63,9 @@ def check_rows(
         found = Found(what, rollout_id)
         row = {key: values[number] for key, values in batch.batch.items() if np.ndim(values) > 1}
         if _has_shape(found, row):
-            tokens = _tokens(row, _segment(known.get(rollout_id), segment))
+            episode = known.get(rollout_id)
+            own = rows_of(episode.tokens) if episode is not None and segment is not None else ()
+            tokens = _tokens(row, next((one for index, one in enumerate(own) if index == segment), None))
             _check_row(found, row, tokens, logprobs_of)
             _check_versions(found, row, tokens, version, max_staleness)
         findings += found.findings
@@ -80,27 +86,15 @@ def _has_shape(found: Found, row: Mapping[str, Array]) -> bool:
             found.error("mask-values", f"{key} is {row[key][strange[0]]}; a mask is 0 or 1", token=int(strange[0]))
     if len(found.findings) > before:
         return False
-    for inner, outer in (("completion_mask", "attention_mask"), ("action_mask", "completion_mask")):
-        _check_inside(found, row, inner, outer)
-    _check_inside(found, row, "loss_mask", "action_mask")
+    for outer, inner in pairwise(_MASKS):
+        if inner in row and outer in row and len(stray := np.flatnonzero((row[inner] == 1) & (row[outer] == 0))):
+            found.error(
+                "mask-outside",
+                f"{inner} is 1 where {outer} is 0 ({len(stray)} such); a mask was made on another axis, or is the "
+                "other way round (a mask is named for what 1 means)",
+                token=int(stray[0]),
+            )
     return len(found.findings) == before
-
-
-def _check_inside(found: Found, row: Mapping[str, Array], inner: str, outer: str) -> None:
-    if inner in row and outer in row and len(stray := np.flatnonzero((row[inner] == 1) & (row[outer] == 0))):
-        found.error(
-            "mask-outside",
-            f"{inner} is 1 where {outer} is 0 ({len(stray)} such); a mask was made on another axis, or is the other "
-            "way round (a mask is named for what 1 means)",
-            token=int(stray[0]),
-        )
-
-
-def _segment(episode: SingleAgentEpisode | None, segment: Any) -> CheckedTokens | None:
-    """The segment that a row was made of, where its episode is known."""
-    if episode is None or segment is None:
-        return None
-    return next((row for number, row in enumerate(rows_of(episode.tokens)) if number == segment), None)
 
 
 def _tokens(row: Mapping[str, Array], segment: CheckedTokens | None) -> CheckedTokens:
@@ -196,7 +190,7 @@ def _check_versions(
             )
             return
     if len(sampled) and (sampled < 0).any() and (current is not None or (sampled >= 0).any()):
-        found.error("unknown-version", "nobody recorded which weights sampled some of its actions")
+        found.error("unknown-version", "the weights that sampled some of its actions were not recorded")
     elif current is not None and len(sampled):
         off = sampled[(sampled > current) | (sampled < current - max_staleness)]
         if len(off):
@@ -227,7 +221,7 @@ def check_trl_rollout(
         logprobs_of: the sampler's own log-probabilities of a sequence.
 
     Raises:
-        ConfigError: it is no such dict.
+        ConfigError: it is not such a dict.
     """
     columns = {key: _column(rollout, key, what) for key in ("prompt_ids", "completion_ids", "logprobs", "env_mask")}
     if columns["prompt_ids"] is None or columns["completion_ids"] is None:
@@ -318,7 +312,7 @@ def check_verifiers_trace(
     v0 holds for each step the whole prompt and what was sampled, so a drifted prefix shows; it does not say why a
     context was rewritten, so one that was rewritten on purpose shows as drifted too. v1 holds the messages as a tree,
     each with the tokens that it adds and compact log-probabilities of the sampled ones alone. There a drifted prefix is
-    one more branch, like a compaction, and cannot be told from it; nor can a track be displaced against its mask, or
+    one more branch, like a compaction, and looks the same; nor can a track be displaced against its mask, or
     credit stand on an observation. Neither form holds policy versions or starts.
 
     Args:
@@ -343,9 +337,6 @@ def check_verifiers_trace(
     return found.findings
 
 
-# v0
-
-
 def _check_trajectory(found: Found, steps: Sequence[Mapping[str, Any]], logprobs_of: LogprobsOf | None) -> None:
     """Every step on its own, then what they are together."""
     tokens, before = EpisodeTokens(), len(found.findings)
@@ -357,7 +348,12 @@ def _check_trajectory(found: Found, steps: Sequence[Mapping[str, Any]], logprobs
         if _is_step_whole(found, number, told):
             logprobs = told.get("completion_logprobs")
             tokens.add_turn(number, told["prompt_ids"], told["completion_ids"], logprobs)
-    _check_rewards(found, steps)
+    for number, step in enumerate(steps):
+        for key in ("reward", "advantage"):
+            value = step.get(key)
+            if value is not None and not np.isfinite(value):
+                kind = "reward-not-finite" if key == "reward" else "credit-not-finite"
+                found.error(kind, f"its {key} is {value}; leave it None", step=number)
     if any(finding.level == "error" for finding in found.findings[before:]):
         return
     check_prefixes(found, tokens)
@@ -377,7 +373,7 @@ def _is_step_whole(found: Found, number: int, told: Mapping[str, Any]) -> bool:
             found.error("length-mismatch", f"{len(told[ids])} {ids} but {len(told[track])} {track}", step=number)
     strange = [token for token in (*told["prompt_ids"], *told["completion_ids"]) if not 0 <= token < 2**31]
     if strange:
-        found.error("token-id", f"{strange[0]} is no token id ({len(strange)} such)", step=number)
+        found.error("token-id", f"{strange[0]} is not a token id ({len(strange)} such)", step=number)
     masks = (told.get("prompt_mask") or (), told.get("completion_mask") or ())
     if any(value not in (0, 1) for mask in masks for value in mask):
         found.error("mask-values", "a mask is 0 or 1", step=number)
@@ -391,18 +387,6 @@ def _is_step_whole(found: Found, number: int, told: Mapping[str, Any]) -> bool:
     elif masks[1] and not any(masks[1]):
         found.error("inverted-mask", "completion_mask is 0 on everything that was sampled", step=number)
     return len(found.findings) == before
-
-
-def _check_rewards(found: Found, steps: Sequence[Mapping[str, Any]]) -> None:
-    for number, step in enumerate(steps):
-        for key in ("reward", "advantage"):
-            value = step.get(key)
-            if value is not None and not np.isfinite(value):
-                kind = "reward-not-finite" if key == "reward" else "credit-not-finite"
-                found.error(kind, f"its {key} is {value}; leave it None", step=number)
-
-
-# v1
 
 
 def _check_nodes(found: Found, nodes: Sequence[Mapping[str, Any]], logprobs_of: LogprobsOf | None) -> None:
@@ -493,9 +477,10 @@ def check_foreign_file(path: Path, form: str) -> Iterator[list[Finding]]:
     if form not in _CHECKS:
         raise ConfigError(f"unknown format {form!r}{did_you_mean(form, _CHECKS)}")
     refused, is_of_form = None, False
-    for what, parsed in _records(path):
+    for what, text, value in _records(path):
         try:
-            if not isinstance(record := parsed(), Mapping):
+            record = value if text is None else _parsed(text, f"{path.parent / what}")
+            if not isinstance(record, Mapping):
                 raise ConfigError(f"{what}: a record is a mapping, this one is {kind_of(record)}")
             findings = _CHECKS[form](record, what=what)
             is_of_form = True
@@ -507,25 +492,24 @@ def check_foreign_file(path: Path, form: str) -> Iterator[list[Finding]]:
         raise refused  # the file is of another form, or of none
 
 
-def _records(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Each record's name, and what gives it or says why it is none."""
+def _records(path: Path) -> Iterator[tuple[str, str | None, Any]]:
+    """Yield each record as its name, its text and its value; the text is None if the value was parsed already."""
     try:
         with path.open(encoding="utf-8-sig") as lines:
             if path.suffix == ".jsonl":
                 for number, line in enumerate(lines, 1):
                     if line.strip():
-                        yield f"{path.name}:{number}", partial(_parsed, line, f"{path}:{number}")
+                        yield f"{path.name}:{number}", line, None
                 return
-            whole = _parsed(lines.read(), str(path))
+            text = lines.read()
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"cannot read {path}: {why_unreadable(path, error)}") from error
-    entries: Sequence[Any] = whole if isinstance(whole, list) else [whole]
-    for number, entry in enumerate(entries):
-        yield (f"{path.name}[{number}]" if isinstance(whole, list) else path.name), partial(_itself, entry)
-
-
-def _itself(record: Any) -> Any:
-    return record
+    whole = _parsed(text, str(path))
+    if not isinstance(whole, list):
+        yield path.name, None, whole
+        return
+    for number, entry in enumerate(whole):
+        yield f"{path.name}[{number}]", None, entry
 
 
 def _parsed(text: str, where: str) -> Any:

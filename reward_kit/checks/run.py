@@ -1,8 +1,9 @@
-"""What a run says of itself in `run.json` and `summary.json`, held against its lines; for `reward-kit check`."""
+"""Check a run, or a file of another trainer's rollouts: every episode with its score and its credit, one at a time."""
 
 from __future__ import annotations
 
 import json
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,7 +38,7 @@ class CombinationRule(NamedTuple):
                 continue
             episode, step, told = map(float, parts)  # type: ignore[arg-type]
             expected = self.episode_weight * episode + self.step_weight * step
-            if abs(expected - told) > _SAME * max(1.0, abs(expected), abs(told)):
+            if not math.isclose(expected, told, rel_tol=_SAME, abs_tol=_SAME):
                 found.error(
                     "credit-combination",
                     f"A is {told:.6g}, and {self.episode_weight:g} A_E + {self.step_weight:g} A_S is {expected:.6g}; "
@@ -48,7 +49,7 @@ class CombinationRule(NamedTuple):
 
 
 def combination_rule(run: Path) -> CombinationRule | None:
-    """How the credit of a run combines its parts; None where it has none, or nobody can tell."""
+    """Return how the credit of a run combines its parts; None if it has no credit, or this is unknown."""
     settings = settings_of(run)
     if settings is None:
         return None
@@ -63,7 +64,7 @@ def combination_rule(run: Path) -> CombinationRule | None:
 
 
 def check_header(run: Path, rollouts: int | None) -> list[Finding]:
-    """Check `run.json`, where there is one.
+    """Check `run.json`, if it exists.
 
     Args:
         run: its folder.
@@ -101,51 +102,41 @@ def check_summary(run: Path) -> list[Finding]:
         if has_lines:
             found.warn(
                 "credit-scores",
-                f"it says nothing of credit, and there is a {CREDIT}; of which scores that is cannot be told: assign "
+                f"it says nothing of credit, and there is a {CREDIT}; of which scores that is is unknown: assign "
                 f"it again with `reward-kit credit {run}`",
             )
     elif not has_lines:
         found.error("credit-steps", f"it tells of credit, and there is no {CREDIT}: it was lost")
     else:
-        _check_scores(found, run, section)
+        try:
+            settings = settings_of(run)
+            digest = scores_digest(run, settings) if settings is not None else None
+        except RewardKitError as error:
+            found.error("credit-scores", f"the scores that were credited cannot be read: {error}")
+            return found.findings
+        if digest is None:
+            found.error("unreadable", "the section `credit` cannot be read; the file was edited")
+        elif digest != section.get("scores_sha256"):
+            found.error(
+                "credit-scores",
+                f"the credit is of other scores than the run has now; assign it again with `reward-kit credit {run}`",
+            )
     return found.findings
 
 
-def _check_scores(found: Found, run: Path, section: Any) -> None:
-    settings = settings_of(run)
-    if settings is None:
-        found.error("unreadable", "the section `credit` cannot be read; the file was edited")
-        return
-    try:
-        digest = scores_digest(run, settings)
-    except RewardKitError as error:
-        found.error("credit-scores", f"the scores that were credited cannot be read: {error}")
-        return
-    if digest != section.get("scores_sha256"):
-        found.error(
-            "credit-scores",
-            f"the credit is of other scores than the run has now; assign it again with `reward-kit credit {run}`",
-        )
-
-
-_EPISODES, _CREDIT = "episodes.jsonl", "credit.jsonl"
+_EPISODES = "episodes.jsonl"
 
 
 def is_run(target: str) -> bool:
-    """Whether a target is a run's folder, or was to be one: it is nothing else, and has a separator or is in `runs`."""
+    """Return whether a target is, or was meant as, a run's folder: it has a separator or is in `runs`."""
     path = Path(target)
     if path.exists() or ":" in target or path.suffix:
         return path.is_dir()
-    return len(path.parts) > 1 or _in_runs(path).is_file()
-
-
-def _in_runs(run: Path) -> Path:
-    """Where the episodes of a run of this name are, in the folder in which runs are by default."""
-    return Path("runs") / run / _EPISODES
+    return len(path.parts) > 1 or (Path("runs") / path / _EPISODES).is_file()
 
 
 def is_foreign_file(target: str) -> bool:
-    """Whether a target is a file of records; a missing one is said to be missing."""
+    """Return whether a target is a file of records, which need not exist."""
     return target.endswith((".json", ".jsonl"))
 
 
@@ -200,8 +191,8 @@ def _refuse_no_run(run: Path) -> None:
         inside = [entry.name for entry in sorted(run.iterdir()) if (entry / _EPISODES).is_file()]
         newest = f"; name one of the runs in it, such as {run / inside[-1]}" if inside else ""
         raise ConfigError(f"{run} is no run: it has no {_EPISODES}{newest}")
-    if _in_runs(run).is_file():
-        raise ConfigError(f"no run {run}; did you mean {str(_in_runs(run).parent)!r}?")
+    if (Path("runs") / run / _EPISODES).is_file():  # runs are in this folder by default
+        raise ConfigError(f"no run {run}; did you mean {str(Path('runs') / run)!r}?")
     near = did_you_mean(run.name, (entry.name for entry in run.parent.iterdir())) if run.parent.is_dir() else ""
     raise ConfigError(f"no run {run}{near if near.endswith('?') else ''}")
 
@@ -210,7 +201,7 @@ def _findings_of(
     run: Path, credit: _CreditLines, progress: Callable[[int, float], None] = lambda number, share: None
 ) -> Iterator[list[Finding]]:
     """The findings about each line of `episodes.jsonl`. Of scores one bit is kept, of credit where its lines are."""
-    is_scored = _scores_of(run)
+    is_scored = {(one["rollout_id"], attempt_of(one)): one.get("score") is not None for one in read_scores(run)}
     groups, size, read = BatchChecks(), (run / _EPISODES).stat().st_size, 0
     for number, (_, line) in enumerate(placed_lines(run / _EPISODES), 1):
         read += len(line)
@@ -222,11 +213,6 @@ def _findings_of(
             found = Found(f"{_EPISODES}:{number}")
             found.error("unreadable", f"{error}; the file was edited, or written by another version")
         yield found.findings
-
-
-def _scores_of(run: Path) -> dict[tuple[str, int], bool]:
-    """Whether each attempt of each episode has a score."""
-    return {(line["rollout_id"], attempt_of(line)): line.get("score") is not None for line in read_scores(run)}
 
 
 def _check_line(
@@ -252,7 +238,7 @@ def _check_line(
 
 
 def _check_record(found: Found, run: Path, record: Mapping[str, Any], episode: SingleAgentEpisode) -> None:
-    """What a line says of its episode beside the episode itself."""
+    """Check the facts of a line beside the episode itself."""
     if record.get("num_steps", len(episode)) != len(episode) or len(record["steps"]) != len(episode):
         found.error(
             "track-lengths",
@@ -261,30 +247,26 @@ def _check_record(found: Found, run: Path, record: Mapping[str, Any], episode: S
         )
         return
     told, summed = record.get("environment_return"), environment_return(episode)
-    if (told is None) != (summed is None) or (told is not None and summed is not None and not _are_close(told, summed)):
+    is_same = told is summed is None
+    if told is not None and summed is not None:
+        is_same = math.isclose(told, summed, rel_tol=_SAME, abs_tol=_SAME)
+    if not is_same:
         found.error(
             "environment-reward",
             f"the line says a return of {told} and its steps' rewards come to {summed}; a reward was "
             "changed afterwards",
         )
     state = record.get("final_state")
-    if state and not _has_state(run, state):
+    try:
+        is_there = not state or state_file(run, "", state).is_file()
+    except StoreError:
+        is_there = False
+    if not is_there:
         found.error("final-state", "its final state is not in states/; the run was copied without it")
 
 
-def _has_state(run: Path, state: Mapping[str, Any]) -> bool:
-    try:
-        return state_file(run, "", state).is_file()
-    except StoreError:
-        return False
-
-
-def _are_close(one: float, two: float) -> bool:
-    return abs(one - two) <= 1e-9 * max(1.0, abs(one), abs(two))
-
-
 class _CreditLines:
-    """Where in a run's `credit.jsonl` the lines of each episode are; they stand together, of its last attempt.
+    """Index of the lines of each episode in a run's `credit.jsonl`; they stand together, of its last attempt.
 
     Attributes:
         rule: how A was made of its parts; None where that is not known.
@@ -294,17 +276,19 @@ class _CreditLines:
     def __init__(self, run: Path) -> None:
         self.rule = combination_rule(run)
         self.seen: set[str] = set()
-        self._path = path = run / _CREDIT
+        self._path = path = run / CREDIT
         self._places: dict[str, list[int]] = {}
         self._attempts: dict[str, int] = {}
         self._is_damaged = False
         if not path.is_file():
             return
-        for known in _attempts(run / _EPISODES):
-            if known is None:
-                self._is_damaged = True
+        for _, line in placed_lines(run / _EPISODES):
+            try:
+                record = json.loads(line)
+                rollout_id, attempt = str(record["rollout_id"]), operator.index(attempt_of(record))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                self._is_damaged = True  # which is a finding about that line
             else:
-                rollout_id, attempt = known
                 self._attempts[rollout_id] = max(attempt, self._attempts.get(rollout_id, 0))
         last, offset = None, 0
         with told_of("read", path), path.open("rb") as lines:
@@ -330,21 +314,10 @@ class _CreditLines:
 
     def strays(self) -> list[Finding]:
         """Credit of episodes that the run does not have; where a line cannot be read, whose it is stays unknown."""
-        found = Found(_CREDIT)
+        found = Found(CREDIT)
         for rollout_id in () if self._is_damaged else sorted(self._places.keys() - self._attempts.keys()):
             found.error("credit-steps", f"it credits {rollout_id}, of which {_EPISODES} has no line: it was lost")
         return found.findings
-
-
-def _attempts(path: Path) -> Iterator[tuple[str, int] | None]:
-    """Each line's episode and which attempt of it that is; None for a damaged line, which others report."""
-    for _, line in placed_lines(path):
-        try:
-            record = json.loads(line)
-            known = str(record["rollout_id"]), operator.index(attempt_of(record))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            known = None
-        yield known
 
 
 def _line(line: bytes, place: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a reward's text says of itself, read and never run: annotations, words, patterns, and exceptions made a zero."""
+"""Facts of a reward's source text, which is read and never run: annotations, words, patterns, swallowed exceptions."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _BROAD = {"Exception", "BaseException"}
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
-    """What the text of a reward says.
+    """The facts of the text of a reward.
 
     Attributes:
-        ground_truth: the annotation of `ground_truth`, "" where there is none.
+        ground_truth: the annotation of `ground_truth`, "" if it is missing.
         words: the texts that stand in the file, docstrings left out.
         patterns: the texts among them that are used as regular expressions.
         zeros: lines of the reward, and of what it calls in its file, at which a broad `except` makes a score.
@@ -39,12 +39,12 @@ def facts_of(text: str, name: str) -> SourceFacts:
     """Read the text of a reward's file.
 
     Args:
-        text: of the file; one that is no Python says nothing.
+        text: of the file; a text that is not Python has no facts.
         name: of the reward in it, dotted for one in a class.
     """
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # told where it is loaded
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # reported where it is loaded
         return SourceFacts()
     docstrings = set(_docstrings(tree))
     texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
@@ -59,7 +59,7 @@ def facts_of(text: str, name: str) -> SourceFacts:
 
 
 def kind_in(text: str, name: str) -> str:
-    """What a text defines under a name: "reward", "class" for a class without `score`, or "" where it does not say."""
+    """Return what a text defines under a name: "reward", "class" for a class without `score`, or "" if unknown."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

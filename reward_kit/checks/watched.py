@@ -1,7 +1,7 @@
-"""Watches a reward at work, in the process that it works in: what it changes, reads and takes.
+"""Watch a reward at work, in the process in which it works: what it changes, reads and takes.
 
-Behind walls this stands in the worker beside the reward, so nothing here is a wall and its word is no proof; what is
-scored is judged by the host as ever. It imports next to nothing.
+In the sandbox this runs in the worker beside the reward, so it protects nothing and its report is untrusted; the host
+judges what is scored as ever. It imports next to nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from reward_kit.reward_agent.inside import ConfinedCalls
 from reward_kit.typed_interface import RewardSpec
 
 CHANGEABLE = ("messages", "ground_truth", "sample", "step_data", "assistant_turns", "evaluation_criteria")
-"""What a reward is given and could change."""
+"""Inputs that a reward could change."""
 _MANY = {"rollouts_messages", "ground_truths"}
 _MOST_EVENTS = 50
 _LONGEST = 300
@@ -45,7 +45,7 @@ class Watch:
     Attributes:
         wants_memory: count the memory of the next call, which makes it slower.
         wants_inputs: compare its inputs before and after.
-        told: what the last call did; None where there was none.
+        told: what the last call did; None if there was none.
     """
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class WatchedCalls(ConfinedCalls):
 
 
 def _plain_text(value: Any) -> str:
-    """A value as text that is equal where the value is."""
+    """Return a value as text that is equal if the value is."""
     try:
         return json.dumps(value, default=_plain)
     except (TypeError, ValueError, RecursionError):
@@ -197,7 +197,7 @@ def _note(kind: str, what: Any) -> None:
 
 
 def _is_library(path: Any) -> bool:
-    """A file of an installed package or of the standard library, which is no news."""
+    """Return whether a file belongs to an installed package or to the standard library."""
     if not isinstance(path, str):
         return isinstance(path, int)
     return path.endswith((".py", ".pyc", ".so")) or any(path.startswith(entry) for entry in sys.path if len(entry) > 1)

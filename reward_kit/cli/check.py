@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,14 @@ import click
 from click.core import ParameterSource
 
 from reward_kit.agent.actions import as_text
+from reward_kit.agent.policies import make_policy
 from reward_kit.checks.findings import FAIL_ON, Finding, Report
 from reward_kit.checks.resource import check_resource
+from reward_kit.checks.reward import Plan, TaskReport, check_reward, check_task, is_reward, load, why_not_free
+from reward_kit.checks.reward_bench import Given, quoted
 from reward_kit.checks.rows import FORMATS
 from reward_kit.checks.run import check_file, check_run, is_foreign_file, is_run
 from reward_kit.checks.source_facts import rewards_in
-from reward_kit.cli.check_reward import Asked, check_rewards, is_reward, prove_task, why_not_free
 from reward_kit.cli.echo import echo, echo_json
 from reward_kit.cli.options import (
     Number,
@@ -33,10 +37,13 @@ from reward_kit.display_text import counted
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.config import resource_class
 from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, boundary
+from reward_kit.reward_agent.levels import SandboxChoice
+from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.reward_agent.sources import read_source
 from reward_kit.runs.plan import RunArgs, plan_run
+from reward_kit.runs.scoring import read_transcripts
 from reward_kit.runs.task_file import parse_override
-from reward_kit.runs.tasks import check_world, load_task, read_task
+from reward_kit.runs.tasks import check_world, load_task, read_task, selected
 from reward_kit.runs.trust import code_of_file
 
 _FOR = {
@@ -143,8 +150,8 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
     A task is proved on its first samples: what is right (a row's gold_actions or gold_answer, a policy, or the
     resource's expert) scores 1, and doing nothing scores 0. Then its reward is checked on the ends of those episodes.
 
-    A reward (file.py:function or package.module:function) is tried on odd, wrong, cheating and long rollouts, behind
-    its walls. A resource is driven with random actions; what it declares about forking, determinism and state keys is
+    A reward (file.py:function or package.module:function) is tried on odd, wrong, cheating and long rollouts, in
+    its sandbox. A resource is driven with random actions; what it declares about forking, determinism and state keys is
     proved.
 
     A run (its folder) is read episode by episode: tokens, masks, log-probabilities, messages, ends, groups and credit
@@ -168,7 +175,7 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
             _read_task(Path(target))
             return
         require_trust_in_file(Path(target), {"--gold-policy": more["gold_policy"]})
-        _check_task(Path(target), _asked(more, seed))
+        _check_task(Path(target), more, seed)
     elif is_run(target):
         _refuse_options_not_for("run")
         progress = _Progress()
@@ -181,14 +188,14 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
     elif is_reward(target):
         _refuse_options_not_for("reward")
         require_trust_in([one for one in (target, more["against"]) if one])
-        check_rewards(target, _asked(more, seed))
+        _check_reward(target, more, seed)
     else:
         _refuse_options_not_for("resource")
         require_trust_in([target])
         _check_resource(target, dict(parse_override(item, "-c") for item in config), steps, seed)
 
 
-def _print_report(report: Report, fail_on: str, as_json: bool) -> None:
+def _print_report(report: Report | TaskReport, fail_on: str, as_json: bool) -> None:
     """Print what was found, and exit with its code."""
     if as_json:
         echo_json(report.to_json(), indent=2)
@@ -215,26 +222,8 @@ class _Progress:
             echo("100%", err=True)
 
 
-def _asked(given: Mapping[str, Any], seed: int) -> Asked:
-    return Asked(
-        data=given["data"],
-        truths=given["ground_truth"],
-        golds=given["gold"],
-        against=given["against"],
-        sandbox=given["sandbox"],
-        read_paths=given["read_path"],
-        time_s=given["deadline"],
-        options=dict(parse_override(item, "-O") for item in given["options"]),
-        limit=given["limit"],
-        gold_policy=given["gold_policy"],
-        fail_on=given["fail_on"],
-        seed=seed,
-        as_json=given["as_json"],
-    )
-
-
 def _refuse_options_not_for(kind: str) -> None:
-    """What would have no effect is an error, not a silent no-op."""
+    """Reject options that would have no effect."""
     context = click.get_current_context()
     for parameter in context.command.params:
         is_given = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
@@ -254,23 +243,82 @@ def _read_task(path: Path) -> None:
     echo("Nothing was run.")
 
 
-def _check_task(path: Path, asked: Asked) -> None:
-    task = load_task(path, sandbox_keys(asked.sandbox))
+def _check_task(path: Path, options: Mapping[str, Any], seed: int) -> None:
+    as_json = options["as_json"]
+    task = load_task(path, sandbox_keys(options["sandbox"]))
     plan = plan_run(task, RunArgs(task_path=path), needs_policy=False)
     for note in task.notes:
         echo(note, err=True)
     if not anyio.run(check_world, task.definition, task.samples, task.located) and task.tools is None:
         kind = task.definition.resource_type
-        echo(f"warning: resource {kind!r} offers no tools, and an agent can only write texts", err=asked.as_json)
+        echo(f"warning: resource {kind!r} offers no tools, and an agent can only write texts", err=as_json)
     episodes = len(task.samples) * task.rollouts_per_sample
     reward = f"scored by {task.reward.id}" if task.reward else "not scored"
     by = f"by {', '.join(named.label for named in plan.policies)}" if plan.policies else "by the policy that you name"
     size = f"{counted(len(task.samples), 'sample')}, {counted(episodes, 'episode')}"
-    echo(f"{path}: the file is ok. {size} {by}, {reward}.", err=asked.as_json)
-    if task.reward is not None and (why := why_not_free(task, plan)):
-        echo(f"not checked: that what is right scores 1 and nothing scores 0: {why}", err=asked.as_json)
-    elif task.reward is not None:
-        prove_task(task, plan, asked)
+    echo(f"{path}: the file is ok. {size} {by}, {reward}.", err=as_json)
+    if task.reward is None:
+        return
+    if why := why_not_free(task, plan.user):
+        echo(f"not checked: that what is right scores 1 and nothing scores 0: {why}", err=as_json)
+        return
+    policy, name = None, options["gold_policy"]
+    if name is not None:
+        policy = name, make_policy(name, {}, path.resolve().parent)
+    samples = selected(task, options["limit"])
+    with _Question() as question:
+        report = anyio.run(partial(check_task, task, samples, plan.user, policy, seed=seed, tell=question.show))
+    _print_report(report, options["fail_on"], as_json)
+
+
+def _check_reward(target: str, options: Mapping[str, Any], seed: int) -> None:
+    data = options["data"]
+    rollouts = [ScoringRequest.of(episode) for episode in read_transcripts(data)] if data else []
+    if data and not rollouts:
+        raise ConfigError(f"{data} has no rows")
+    plan = Plan(
+        target,
+        SandboxChoice(options["sandbox"], read_paths=options["read_path"], reward_time_s=options["deadline"]),
+        Path.cwd(),
+        Given([_ground_truth(text) for text in options["ground_truth"]], options["gold"], rollouts),
+        dict(parse_override(item, "-O") for item in options["options"]),
+        options["against"],
+        seed=seed,
+    )
+    loaded, other = load(plan)
+    with _Question() as question:
+        report = anyio.run(check_reward, plan, loaded, other, question.show)
+    for note in loaded.notes:
+        echo(note, err=True)
+    _print_report(report, options["fail_on"], options["as_json"])
+
+
+def _ground_truth(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"--ground-truth {text!r} is not JSON: {error}; a text stands in quotes: '\"Paris\"'"
+        ) from None
+
+
+class _Question:
+    """The question that is being asked, on one line of a terminal; nothing if there is none."""
+
+    def __init__(self) -> None:
+        self._is_shown = sys.stderr.isatty()
+
+    def __enter__(self) -> _Question:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_shown:
+            echo(nl=False, err=True, redraw=True)
+
+    def show(self, what: str) -> None:
+        """Show what is being asked now."""
+        if self._is_shown:
+            echo(f"checking {quoted(what, 60)} …", nl=False, err=True, redraw=True)
 
 
 def _check_resource(target: str, config: dict[str, Any], steps: int, seed: int) -> None:
@@ -303,7 +351,7 @@ def _check_resource(target: str, config: dict[str, Any], steps: int, seed: int) 
 
 
 async def _first_look(kind: type[ForkableResource], config: dict[str, Any], seed: int) -> list[str]:
-    """Lines about the tools, and what an agent is told first."""
+    """Return lines about the tools, and the first observation."""
     world = kind()
     try:
         with boundary(EnvironmentFailure, "a first look"):

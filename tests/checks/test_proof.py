@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from reward_kit.agent.policies.simple_policies import ScriptedPolicy
-from reward_kit.checks.proof import SampleProof, prove
+from reward_kit.checks.reward import SampleProof, prove
 from reward_kit.errors import ConfigError
 from reward_kit.runs.tasks import load_task
 

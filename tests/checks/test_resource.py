@@ -449,7 +449,7 @@ FAULTS = [
     (FinalStateIsNoSnapshot, "final_state() returned dict; return a StateSnapshot or None", ""),
     (OffersWhatItRefuses, "move(by=2) is offered by admissible_actions() or expert_action() and refused", "too far"),
     (OffersAnotherForm, "admissible_actions():", "of one of the tools"),
-    (StrangeExpert, "expert_action() returned {'move': 1}", "no policy action"),
+    (StrangeExpert, "expert_action() returned {'move': 1}", "not a policy action"),
     (ClosesOnce, "warning: closing a second time: RuntimeError", "may come twice"),
     (LeavesAFolder, "temporary files were left behind (left-", "remove them in close()"),
     (LeavesFiles, "temporary files were left behind", "remove them in close()"),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from reward_kit.checks.run import _CreditLines, _findings_of
+from reward_kit.checks.run import check_run
 from reward_kit.cli.main import program
 from reward_kit.errors import ConfigError, StoreError
 from tests.runs.stored_run import episode, make_run, score
@@ -276,7 +276,7 @@ def test_memory_does_not_grow_with_the_run(recorded: Path, tmp_path: Path) -> No
         (tmp_path / str(episodes)).mkdir()
         run = copied(recorded, tmp_path / str(episodes), repeated)
         tracemalloc.start()
-        assert sum(len(findings) for findings in _findings_of(run, _CreditLines(run))) == 0
+        assert check_run(run).findings == []
         used = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return used

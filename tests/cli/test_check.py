@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from reward_kit.checks.reward import is_reward
 from reward_kit.cli.check import command
-from reward_kit.cli.check_reward import is_reward
 from reward_kit.cli.main import program
 from tests import command_line
 
