@@ -123,6 +123,7 @@ GROUPS = (
                 "reward_kit.agent.models:StepData",
                 "reward_kit.agent.models:StopReason",
                 "reward_kit.agent.models:steps_of",
+                "reward_kit.agent.rl_rollout_worker:collect_group",
             ),
             "Check them": ("reward_kit.checks.episode:check_episode", "reward_kit.checks"),
             "Tokens": ("reward_kit.tokens",),

@@ -552,3 +552,4 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "gpg": gpg_credit,
     "turn_level_grpo": turn_level_grpo_credit,
 }
+"""The estimators by name; keyword-only options differ, the result is always a `StepCredit`."""

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from reward_kit.errors import EpisodeError
 
 Ids = npt.NDArray[np.int32]
+"""Token ids as an array."""
 Allowed = Sequence[int] | npt.NDArray[np.integer[Any]] | None
 """The ids that might come at one token; None: any."""
 

@@ -235,6 +235,7 @@ def _away_from_zero(value: float) -> float:
 
 
 def check_probability(value: float, name: str) -> None:
+    """Raise ValueError unless `value` lies between 0 and 1, exclusive."""
     if not 0.0 < value < 1.0:
         raise ValueError(f"{name} lies between 0 and 1, got {value}")
 

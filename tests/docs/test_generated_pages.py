@@ -36,7 +36,7 @@ class TestTheCommandLine:
     def test_every_verb_stands_there_with_every_option(self, maker: Maker) -> None:
         page = maker("command_line_page").page()
         commands = all_commands(program, click.Context(program, info_name="reward-kit"))
-        assert commands.keys() > VERBS.keys() and "runs prune" in commands
+        assert commands.keys() > VERBS.keys() - {"schema", "completion"} and "runs prune" in commands
         for name, command in commands.items():
             section = page.split(f" reward-kit {name} {{ #{name.replace(' ', '-')} }}\n")[1].split("\n## ")[0]
             for option in command.params:
@@ -144,7 +144,8 @@ class TestThePythonReference:
             if name.strip()
         }
         assert len(used) > 15
-        assert sorted(f"{module}.{name}" for module, name in used if f"[{module}.{name}]" not in index) == []
+        missing = [(module, name) for module, name in used if not re.search(rf"\[{module}(\.\w+)*\.{name}\]", index)]
+        assert sorted(missing) == []
 
     def test_a_name_is_shown_once_where_it_is_defined(self, maker: Maker) -> None:
         python_pages = maker("python_pages")
