@@ -81,6 +81,11 @@ class Probe:
     findings: list[Finding] = field(default_factory=list)
     worlds: list[ForkableResource] = field(default_factory=list)
 
+    @property
+    def is_deterministic(self) -> bool:
+        """The resource declares that equal actions have equal results."""
+        return self.resource_class.is_deterministic_for(self.config)
+
     def error(self, message: str) -> None:
         """Record an error, once."""
         self._add("error", message)
@@ -93,14 +98,14 @@ class Probe:
         if all((known.level, known.message) != (level, message) for known in self.findings):
             self.findings.append(Finding(level, self.kind, message))
 
-    async def world(self, seed: int | None = None) -> ForkableResource:
+    async def world(self) -> ForkableResource:
         """Return a new resource, set up and reset."""
         made = self.resource_class()
         self.worlds.append(made)
         with boundary(EnvironmentFailure, "setup"):
             await made.setup(self.config)
-        with boundary(EnvironmentFailure, f"reset({self.seed if seed is None else seed})"):
-            await made.reset(self.seed if seed is None else seed)
+        with boundary(EnvironmentFailure, f"reset({self.seed})"):
+            await made.reset(self.seed)
         return made
 
     async def fork(self, world: ForkableResource) -> ForkableResource:
@@ -351,12 +356,8 @@ def _tool_name(probe: Probe, spec: Any) -> str:
     return name
 
 
-def _is_deterministic(probe: Probe) -> bool:
-    return probe.resource_class.is_deterministic_for(probe.config)
-
-
 async def _check_reset(probe: Probe) -> None:
-    if not _is_deterministic(probe):
+    if not probe.is_deterministic:
         return
     one, two = await probe.world(), await probe.world()
     first = await probe.look(one)
@@ -384,7 +385,7 @@ async def _check_pure(probe: Probe) -> None:
     for what, old, new in zip(_LOOKED_AT, before, after, strict=True):
         if old != new:
             # What acts on the outside may see it change; what is deterministic has nothing to excuse it.
-            (probe.error if _is_deterministic(probe) else probe.warn)(
+            (probe.error if probe.is_deterministic else probe.warn)(
                 f"{what} changes when nothing was done but looking; state_key, get_observation, get_tools_spec, "
                 "admissible_actions, expert_action and final_state must not change the world nor contain the time"
             )
@@ -397,7 +398,7 @@ async def _check_determinism(probe: Probe) -> None:
             f"every random action was refused (the last: {walked[-1].refused}); these checks prove little. Offer "
             "admissible_actions(), or schemas with enum and bounds"
         )
-    if not _is_deterministic(probe):
+    if not probe.is_deterministic:
         probe.warn("deterministic = False: what depends on equal runs was not checked")
         return
     _, found = await probe.repeat(await probe.world(), walked)
@@ -415,12 +416,12 @@ async def _check_refusals(probe: Probe) -> None:
     for spec in await world.get_tools_spec():
         name = spec["function"]["name"]
         await _expect_refusal(probe, world, Action(name, {"no_such_argument": 1}), "an unknown argument")
-    if await probe.look(world) != before and _is_deterministic(probe):
+    if await probe.look(world) != before and probe.is_deterministic:
         probe.error("a refused call changed the world; check everything before anything is changed")
     rng = random.Random(probe.seed + 1)
     key = (await probe.look(world))[0]
     for seen in await probe.walk(world, rng, probe.steps):
-        if seen.refused is not None and seen.key != key and _is_deterministic(probe):
+        if seen.refused is not None and seen.key != key and probe.is_deterministic:
             probe.error(
                 f"{seen.action} raised ToolError and changed the state key; a refused call must leave the world as it "
                 "was, and the key must not count calls"
@@ -466,7 +467,7 @@ async def _check_fork(probe: Probe) -> None:
 
 
 async def _same_future(probe: Probe, world: ForkableResource, walked: list[Seen]) -> None:
-    if not _is_deterministic(probe):
+    if not probe.is_deterministic:
         return
     _, found = await probe.repeat(world, walked)
     if found:
@@ -488,7 +489,7 @@ async def _check_checkpoint(probe: Probe) -> None:
     for attempt in ("", " a second time"):
         await world.restore(saved)
         # A resource that acts on the outside cannot put its observation back, but it can put back its key.
-        compared = _LOOKED_AT[: 2 if _is_deterministic(probe) else 1]
+        compared = _LOOKED_AT[: 2 if probe.is_deterministic else 1]
         for what, old, new in zip(compared, before, await probe.look(world), strict=False):
             if found := first_difference(old, new):
                 probe.error(
@@ -496,7 +497,7 @@ async def _check_checkpoint(probe: Probe) -> None:
                     "hold all of the state, and what happens later must not change it"
                 )
         number, found = await probe.repeat(world, walked)
-        if found and _is_deterministic(probe):
+        if found and probe.is_deterministic:
             probe.error(f"after restore(){attempt} the same actions give another result at {found} (action {number})")
 
 
@@ -562,7 +563,7 @@ async def _check_final_state(probe: Probe) -> None:
     if first != again:
         probe.error("final_state() gives other bytes each time it is asked; sort what has no order, leave out the time")
     await probe.repeat(two, walked)
-    if _is_deterministic(probe) and first != (await probe.look(two))[2]:
+    if probe.is_deterministic and first != (await probe.look(two))[2]:
         probe.error("two worlds that did the same have different final states; leave out times, paths and ids")
 
 

@@ -179,7 +179,15 @@ async def check_reward(
         needs_truth = takes_truth(loaded.reward.parameters)
         grounds = await learned(plan.given, source.ground_truth, bench, chance, takes_truth=needs_truth)
         if not grounds:
-            await _tell_unknown_truths(report, bench, source)
+            # Nothing can be asked, which is not a pass: the form of its ground truths is unknown, or it never scores.
+            (first, *_) = grounds_of(Given(), source.ground_truth, takes_truth=True)
+            seen = await bench.see(first.answered("The answer is 42."))
+            text = (
+                "not one rollout could be scored with a ground truth made up for it: ground truths of this form are "
+                "not known; give --ground-truth JSON"
+            )
+            report.note("never-scores", "error", text, [told(f"ground truth {text_of(first.truth)!r}", seen)])
+            report.cannot("everything else", "it needs a ground truth that the reward can read; --ground-truth JSON")
             return report
         checkup = Checkup(bench, report, source, chance, grounds, plan.given.rollouts)
         await _ask(checkup, tell)
@@ -190,23 +198,12 @@ async def check_reward(
     return report
 
 
-async def _tell_unknown_truths(report: RewardReport, bench: Bench, source: SourceFacts) -> None:
-    """Report that nothing can be asked, which is not a pass: the ground truths are unknown, or it never scores."""
-    (first, *_) = grounds_of(Given(), source.ground_truth, takes_truth=True)
-    seen = await bench.see(first.answered("The answer is 42."))
-    text = (
-        "not one rollout could be scored with a ground truth made up for it: ground truths of this form are not known; "
-        "give --ground-truth JSON"
-    )
-    report.note("never-scores", "error", text, [told(f"ground truth {text_of(first.truth)!r}", seen)])
-    report.cannot("everything else", "it needs a ground truth that the reward can read; --ground-truth JSON")
-
-
 async def _ask(checkup: Checkup, tell: Callable[[str], None]) -> None:
+    """Run the probes in order; none compares scores of a reward that gives one rollout different ones."""
     report = checkup.report
     compared: dict[str, list[Finding]] = {}
     for name, probe in PROBES:
-        if probe in _COMPARING and _is_noisy(report):
+        if probe in _COMPARING and any(map(report.has, _NOISE)):
             report.cannot(name, _NOT_COMPARED)
             continue
         tell(name)
@@ -214,14 +211,10 @@ async def _ask(checkup: Checkup, tell: Callable[[str], None]) -> None:
         await probe(checkup)
         if probe in _COMPARING:
             compared[name] = report.findings[before:]
-    if _is_noisy(report):  # what was kept from call to call may have shown late
+    if any(map(report.has, _NOISE)):  # what was kept from call to call may have shown late
         for name, findings in compared.items():
             report.drop(findings)
             report.cannot(name, _NOT_COMPARED)
-
-
-def _is_noisy(report: RewardReport) -> bool:
-    return any(report.has(code) for code in _NOISE)
 
 
 _SHOWN = 5
@@ -237,7 +230,14 @@ async def agreement(checkup: Checkup, other: Bench, name: str, threshold: float 
         threshold: a score of this or more passes.
     """
     pairs, unscored = [], 0
-    for request in _compared_rollouts(checkup):
+    requests = [*checkup.rollouts, *(ground.gold for ground in checkup.grounds if ground.gold is not None)]
+    for ground in checkup.grounds if len(checkup.rollouts) < 20 else ():
+        requests += [ground.answered(text) for text in clearly_different()]
+        requests += [ground.answered(ground.written(value)) for value in ground.wrong]
+        if ground.truth is not None:
+            text = text_of(ground.truth)
+            requests += [ground.answered(form.write(one)) for form in FORMS for one in (text, text.lower())]
+    for request in requests:
         left, right = (await checkup.bench.see(request)).score, (await other.see(request)).score
         if left is None or right is None:
             unscored += 1
@@ -256,25 +256,13 @@ async def agreement(checkup: Checkup, other: Bench, name: str, threshold: float 
         "mean difference": _rounded(float(lefts.mean() - rights.mean())),
     }
     worst = sorted(pairs, key=lambda pair: -abs(pair[0] - pair[1]))[:_SHOWN]
-    lines = [f"{left:.4g} against {right:.4g}: {_text(request)}" for left, right, request in worst if left != right]
+    lines = []
+    for left, right, request in worst:
+        if left != right:
+            text = f'"{quoted(request.messages[-1].text, 70)}"' if request.messages else "no messages"
+            lines.append(f"{left:.4g} against {right:.4g}: {text}")
     if lines:
         checkup.report.note("disagrees", "info", f"differs from {name}; the worst of {len(pairs)} rollouts", lines)
-
-
-def _compared_rollouts(checkup: Checkup) -> list[ScoringRequest]:
-    found = [*checkup.rollouts, *(ground.gold for ground in checkup.grounds if ground.gold is not None)]
-    if len(checkup.rollouts) < 20:
-        for ground in checkup.grounds:
-            found += [ground.answered(text) for text in clearly_different()]
-            found += [ground.answered(ground.written(value)) for value in ground.wrong]
-            if ground.truth is not None:
-                text = text_of(ground.truth)
-                found += [ground.answered(form.write(one)) for form in FORMS for one in (text, text.lower())]
-    return found
-
-
-def _text(request: ScoringRequest) -> str:
-    return f'"{quoted(request.messages[-1].text, 70)}"' if request.messages else "no messages"
 
 
 def _rounded(value: float) -> float | None:

@@ -323,14 +323,19 @@ def grounds_of(given: Given, annotation: str, *, takes_truth: bool, most: int = 
         pairs = given.ends[:most]
         return [Ground(_before_answer(nothing), right.ground_truth, right, True) for right, nothing in pairs]
     if given.rollouts and not given.truths:
-        return [_of_transcript(rollout) for rollout in given.rollouts[:most]]
+        grounds = []
+        for rollout in given.rollouts[:most]:
+            ground, gold = Ground(_before_answer(rollout), rollout.ground_truth), rollout.sample.get("gold_answer")
+            if isinstance(gold, str):
+                ground.gold, ground.is_given = ground.answered(gold), True
+            grounds.append(ground)
+        return grounds
     if not takes_truth:
         return [_asked(None, gold) for gold in given.golds or (None,)]
     if given.truths:
         answers: Sequence[str | None] = given.golds or [None] * len(given.truths)
         return [_asked(truth, gold) for truth, gold in zip(given.truths, answers, strict=True)]
-    made_up = [_asked(truth, None) for truth in truths_for(annotation)]
-    return [replace(ground, is_truth_given=False) for ground in made_up]
+    return [replace(_asked(truth, None), is_truth_given=False) for truth in truths_for(annotation)]
 
 
 def truths_for(annotation: str) -> tuple[Any, ...]:
@@ -428,14 +433,6 @@ def _asked(truth: Any, gold: str | None) -> Ground:
     ground = Ground(blank, truth)
     if gold is not None:
         ground.gold, ground.is_given = replace(ground.answered(gold), environment_return=1.0), True
-    return ground
-
-
-def _of_transcript(rollout: ScoringRequest) -> Ground:
-    ground = Ground(_before_answer(rollout), rollout.ground_truth)
-    gold = rollout.sample.get("gold_answer")
-    if isinstance(gold, str):
-        ground.gold, ground.is_given = ground.answered(gold), True
     return ground
 
 
