@@ -72,6 +72,10 @@ class _LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
         return
 
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # what a full disk did not take is flushed once more here
+            super().close()
+
 
 def log_handler(path: Path, redaction: Redaction) -> logging.Handler:
     """Return the handler that writes the log of a run.

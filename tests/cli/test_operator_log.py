@@ -47,7 +47,7 @@ class TestWhatIsAskedFor:
             ("warning:providers=debug", "reward_kit.providers.request_queue", "debug"),
             ("warning:providers=debug", "reward_kit.runs", "warning"),
             ("off:reward_kit.providers.request_queue=info, runs=error", "reward_kit.providers.request_queue", "info"),
-            ("off:reward_kit.providers.request_queue=info, runs=error", "reward_kit.providers.request_queue", "off"),
+            ("off:reward_kit.providers.request_queue=info, runs=error", "reward_kit.providers.session", "off"),
             ("info:events=off", EVENTS, "off"),
         ],
     )

@@ -130,7 +130,7 @@ def test_rows_are_kept_with_values_that_only_python_has(tmp_path: Path) -> None:
 def test_such_a_run_is_not_resumed(tmp_path: Path) -> None:
     run = capitals().run(log_dir=tmp_path)
     with pytest.raises(
-        ConfigError, match=r"was run from Python, with objects that no file names \(task capitals, .*run it"
+        ConfigError, match=r"was run from Python, with objects that no file names \(task capitals, .*repeat it"
     ):
         header_to_resume(run.path)
     with pytest.raises(ConfigError, match="no run in"):  # the latest that can go on is not this one

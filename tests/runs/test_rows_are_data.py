@@ -304,7 +304,7 @@ def test_the_fields_of_a_row_are_values_and_never_templates(tmp_path: Path) -> N
     task = Task("t", initial_user_prompt="Q: {{ question }}", dataset=[row, {"question": "{{ 1 }}"}], folder=tmp_path)
     assert [task.messages(n)[0].text for n in (0, 1)] == [f"Q: {text}", "Q: {{ 1 }}"]
     user = ScriptedUser(instructions="You are {{ who }}.")
-    (said,) = user._instructions.of(task.samples[0])
+    (said,) = user._instructions.render(task.samples[0])
     assert said.text == f"You are {text}."
     own = Task("t", dataset=[{"messages": [{"role": "user", "content": text}]}], folder=tmp_path)
     assert own.messages(0)[0].text == text

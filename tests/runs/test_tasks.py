@@ -109,7 +109,7 @@ def test_a_key_without_effect_is_an_error(tmp_path: Path, keys: str, message: st
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("def r(messages, groundtruth):\n    pass\n", "asks for 'groundtruth'.*did you mean 'ground_truth'"),
+        ("def r(messages, groundtruth):\n    pass\n", "unknown parameter 'groundtruth'.*did you mean 'ground_truth'"),
         ("def r(messages, ground_truth):\n    pass\n", "asks for ground_truth, and no sample has it"),
         (
             "from reward_kit import reward_function\n"
