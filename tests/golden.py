@@ -43,7 +43,7 @@ TRAINING = ["examples/frozen_lake_training/train.yaml"]
 COMMANDS = ["", "init", "run", "score", "export", "view", "compare", "credit", "train", "calibrate", "check", "serve"]
 COMMANDS += ["doctor", "runs", "schema", "completion"]
 TIMED = re.compile(
-    r"^(timing|.*_at|.*_s|.*_seconds|duration.*|.*per_second.*|lag.*|run_id|task_path|log_dir|versions)$"
+    r"^(timing|.*_at|.*_s|.*_seconds|duration.*|.*per_second.*|lag.*|run|run_id|task_path|log_dir|versions)$"
 )
 # Tables that are equal but for the order of lines, since episodes end in another order under another load.
 UNORDERED = {"episodes.jsonl", "scores.jsonl"}
