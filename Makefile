@@ -20,7 +20,7 @@ test: $(VENV)/.dev  ## Run the quick tests, two at a time
 	@$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Also those of tests/slow_tests.txt, and every property with its own number of examples.
-test-all: $(VENV)/.dev  ## Run all tests but the campaigns (15 min)
+test-all: $(VENV)/.dev  ## Run all tests but the campaigns (20 min)
 	@$(BIN)/python -m compileall -q reward_kit
 	@HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -n 2 --dist worksteal
 

@@ -27,3 +27,8 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
         return sorted({*vars(sys.modules[package]), *homes})
 
     return get, names
+
+
+def lazy_modules(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the same as `lazy_names`, from each module's public names, separated by spaces."""
+    return lazy_names(package, {name: module for module, names in modules.items() for name in names.split()})

@@ -34,8 +34,12 @@ SLOW = frozenset(Path(__file__).with_name("slow_tests.txt").read_text(encoding="
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave slow tests to `make test-all`, unless files or tests are named on the command line."""
-    if PROFILE == "full" or config.args != config.getini("testpaths"):
+    """Leave slow tests to `make test-all`, unless the command line selects tests by path, keyword or marker.
+
+    A listed function may have variants that are marked `campaign`: `pytest -m campaign` runs them all.
+    """
+    is_default = config.args == config.getini("testpaths") and config.option.markexpr == "not campaign"
+    if PROFILE == "full" or not is_default or config.option.keyword:
         return
     slow = [item for item in items if item.nodeid.partition("[")[0] in SLOW]
     if slow:

@@ -175,3 +175,12 @@ def test_commands_print_through_what_escapes_untrusted_text() -> None:
                 assert called not in ("click.echo", "click.secho"), f"{name}:{node.lineno}: call `cli.echo.echo`"
                 assert called not in ("Console", "rich.print"), f"{name}:{node.lineno}: take `console.SafeConsole`"
                 assert not called.endswith(("from_markup", "render_markup")), f"{name}:{node.lineno}: no markup"
+
+
+def test_the_list_of_slow_tests_names_tests() -> None:
+    listed = Path(__file__).with_name("slow_tests.txt").read_text(encoding="utf-8").split()
+    assert listed == sorted(set(listed))
+    root = Path(__file__).parent.parent
+    for one in listed:
+        file, *_, function = one.split("::")
+        assert f"def {function}(" in (root / file).read_text(encoding="utf-8"), f"{one} is not there any more"

@@ -120,8 +120,8 @@ def command(
     names = LabelColumns(**{name.removesuffix("_column"): value for name, value in columns.items()})
     rows = read_labels(labels, names, data=data, pairs=pairs)
     require_trust_in([reward])
-    walls = sandbox_keys(sandbox)
-    loaded, deadline_s = _loaded(reward, labels.stem, walls, options)
+    confinement = sandbox_keys(sandbox)
+    loaded, deadline_s = _loaded(reward, labels.stem, confinement, options)
     requests = [request for row in rows for request in row.requests]
     fields = (key for request in requests for key in request.sample)
     check_truth(loaded, (request.ground_truth for request in requests), fields, "row")
@@ -153,12 +153,14 @@ def _levels(text: str | None) -> tuple[float, ...] | None:
         ) from None
 
 
-def _loaded(reward: str, name: str, walls: Mapping[str, Any], options: tuple[str, ...]) -> tuple[Reward, float | None]:
+def _loaded(
+    reward: str, name: str, confinement: Mapping[str, Any], options: tuple[str, ...]
+) -> tuple[Reward, float | None]:
     """The reward with its options, and how long a call may take."""
     given = {"reward_options": overlaid({}, dict(parse_override(item, "-O") for item in options))}
     try:
         keys = {"name": name, "reward_function_path": reward, **given}
-        definition = TaskDefinitionModel.model_validate(overlaid(keys, walls))
+        definition = TaskDefinitionModel.model_validate(overlaid(keys, confinement))
     except pydantic.ValidationError as error:
         raise ConfigError("; ".join(describe_validation_error(error, TaskDefinitionModel))) from None
     with contextlib.redirect_stdout(sys.stderr):  # a user's module may print when it is loaded

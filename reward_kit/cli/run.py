@@ -109,7 +109,9 @@ class RunOptions:
 )
 @click.option("--base-url", help="The OpenAI-compatible endpoint of the --models (else OPENAI_BASE_URL).")
 @click.option("--record", type=click.Path(path_type=Path), metavar="FILE", help="Keep every answer of a model in FILE.")
-@click.option("--replay", type=click.Path(path_type=Path), metavar="FILE", help="Take answers from FILE, call nobody.")
+@click.option(
+    "--replay", type=click.Path(path_type=Path), metavar="FILE", help="Take answers from FILE instead of a model."
+)
 @click.option("-n", "--rollouts", type=WholeNumber(1), help="Episodes of each sample.")
 @click.option("--limit", type=WholeNumber(1), help="Run the first N samples only.")
 @click.option("--sample-id", "sample_ids", multiple=True, help="Run this sample only; may be repeated.")

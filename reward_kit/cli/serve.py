@@ -96,7 +96,7 @@ _EXAMPLE = '{"messages": [{"role": "assistant", "content": "42"}], "ground_truth
 )
 @trust_option
 def command(rewards: tuple[str, ...], **given: Any) -> None:
-    """Serve reward functions over HTTP. Every request needs a key; rewards run behind their walls.
+    """Serve reward functions over HTTP. Every request needs a key; rewards run in their sandbox.
 
     `POST /v1/rewards/NAME/score` scores a rollout, `…/score_batch` several; /openapi.json says the rest. A task names a
     served reward by its URL: `reward_function_path: http://HOST:8700/v1/rewards/NAME`. Ctrl-C ends it once everything

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from reward_kit.reward_agent.tickets import ScoredChunk as ScoredChunk
     from reward_kit.reward_agent.tickets import Ticket as Ticket
 
-# The worker behind walls imports this package too, and next to nothing of it.
+# The sandboxed worker imports this package too, so nothing loads before it is used.
 _HOMES = {
     "scorer_of": "levels",
     "load_custom_reward": "levels",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reward_kit.lazy import lazy_names
+from reward_kit.lazy import lazy_modules
 
 if TYPE_CHECKING:
     from reward_kit.runs.display import summary_table
@@ -54,6 +54,4 @@ _MODULES = {
     "summary": "summary_from_json",
     "tasks": "load_task",
 }
-__getattr__, __dir__ = lazy_names(
-    __name__, {name: module for module, names in _MODULES.items() for name in names.split()}
-)
+__getattr__, __dir__ = lazy_modules(__name__, _MODULES)

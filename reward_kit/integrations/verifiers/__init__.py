@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reward_kit.lazy import lazy_names
+from reward_kit.lazy import lazy_modules
 
 if TYPE_CHECKING:
     from reward_kit.integrations.verifiers.rewards import as_reward_function, write_samples
@@ -33,6 +33,4 @@ _MODULES = {
     "tasksets": "TaskFileConfig TaskFileTaskset WorldTaskset as_verifiers_reward",
     "traces": "advantages_of_trace episode_of_trace score_of_trace trace_of",
 }
-__getattr__, __dir__ = lazy_names(
-    __name__, {name: module for module, names in _MODULES.items() for name in names.split()}
-)
+__getattr__, __dir__ = lazy_modules(__name__, _MODULES)

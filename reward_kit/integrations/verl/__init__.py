@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reward_kit.lazy import lazy_names
+from reward_kit.lazy import lazy_modules
 
 if TYPE_CHECKING:
     from reward_kit.integrations.verl.compute_score import as_compute_score
@@ -27,6 +27,4 @@ _MODULES = {
     "estimators": "compute_advantage row_credit",
     "trainer_rewards": "RewardPipeline",
 }
-__getattr__, __dir__ = lazy_names(
-    __name__, {name: module for module, names in _MODULES.items() for name in names.split()}
-)
+__getattr__, __dir__ = lazy_modules(__name__, _MODULES)
