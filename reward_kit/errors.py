@@ -295,10 +295,7 @@ class Failure:
 
 
 def user_traceback(error: BaseException, max_lines: int = 15) -> str:
-    """The traceback of `error` as its author wants to read it: the error, then their own frames, innermost first.
-
-    Frames of this package and of installed libraries are left out; "" where no other is there.
-    """
+    """The traceback of `error` as its author wants to read it: the error, then their own frames, innermost first."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_internal(frame.filename)]
     own = [frame for frame in frames if not any(part in frame.filename for part in _INSTALLED)]
     lines = [f"{type(error).__name__}: {safe_str(error)}".splitlines()[0]]

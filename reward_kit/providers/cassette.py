@@ -227,11 +227,7 @@ class CassetteIndex:
 
     @classmethod
     def read(cls, path: Path, file: IO[bytes]) -> CassetteIndex:
-        """Return the index of an open file.
-
-        Raises:
-            ConfigError: it is not a cassette, or a line in its middle is not an exchange.
-        """
+        """Return the index of an open file."""
         index = cls(path, file)
         session = 0
         for number, raw in enumerate(iter(lambda: file.readline(RECORDED_LINE_BYTES + 1), b""), 1):
@@ -260,10 +256,7 @@ class CassetteIndex:
         return index
 
     def _arrange(self) -> None:
-        """Put the exchanges of each episode and request in the order in which a replay uses them.
-
-        An episode that was recorded in several sessions was started again in the last one, so that one comes first.
-        """
+        """Put the exchanges of each episode and request in the order in which a replay uses them."""
         latest: dict[str, int] = {}
         for exchange in self._exchanges():
             latest[exchange.scope] = max(latest.get(exchange.scope, 0), exchange.session)
@@ -285,11 +278,7 @@ class CassetteIndex:
                 yield exchange.scope, key, exchange.occurrence
 
     def take(self, question: CassetteRequest) -> dict[str, Any]:
-        """Return the line that answers a request.
-
-        Raises:
-            ProviderError: no recorded exchange is left.
-        """
+        """Return the line that answers a request."""
         own = self._queues.get((question.scope, question.key), [])
         if question.occurrence < len(own) and not own[question.occurrence].is_taken:
             exchange = own[question.occurrence]
@@ -335,11 +324,7 @@ class CassetteIndex:
 
 
 def read_header(path: Path, file: IO[bytes]) -> None:
-    """Check the first line.
-
-    Raises:
-        ConfigError: it is not that of a cassette, or of a later version.
-    """
+    """Check the first line."""
     try:
         first = file.readline(_LONGEST_HEADER)
     except OSError as error:

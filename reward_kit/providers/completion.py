@@ -89,11 +89,7 @@ class RequestFacts:
 
 
 def read_completion(data: Any, facts: RequestFacts, prices: PriceTable | None = None) -> ChatCompletion:
-    """The completion in a server's JSON value.
-
-    Raises:
-        ProviderError: it holds no choice, or its message has another form than a chat message.
-    """
+    """The completion in a server's JSON value."""
     choice = _first_choice(data, facts)
     logprobs, spelled_ids = _logprobs(choice.get("logprobs"))
     finish_reason = choice.get("finish_reason")
@@ -216,11 +212,7 @@ class EventReader:
         self._data_bytes = 0
 
     def feed(self, chunk: bytes) -> list[str]:
-        """Return the data of the events that `chunk` completes.
-
-        Raises:
-            TooLargeError: an event that is not complete yet has more than `MODEL_ANSWER_BYTES`.
-        """
+        """Return the data of the events that `chunk` completes."""
         self._rest += chunk
         if len(self._rest) + self._data_bytes > MODEL_ANSWER_BYTES:
             raise TooLargeError(shown_size(MODEL_ANSWER_BYTES))
@@ -301,12 +293,7 @@ class StreamedCompletion:
         self._done = False
 
     def feed(self, chunk: bytes) -> bool:
-        """Take bytes of the stream; True once its end marker was read.
-
-        Raises:
-            ProviderError: the stream carries an error, an event that is not JSON, or more than the limits of
-                `input_limits`: in all, or in what is kept of it.
-        """
+        """Take bytes of the stream; True once its end marker was read."""
         try:
             self._budget.read(len(chunk))
             for event in self._events.feed(chunk):
@@ -319,11 +306,7 @@ class StreamedCompletion:
         return self._done
 
     def result(self) -> dict[str, Any]:
-        """The completion as a non-streamed answer would have it.
-
-        Raises:
-            TransientError: the stream ended before the answer did.
-        """
+        """The completion as a non-streamed answer would have it."""
         if not self._done and self._choice.get("finish_reason") is None:
             raise TransientError(
                 f"{self._where} cut its stream short: it ended without a finish_reason and without {_DONE}"

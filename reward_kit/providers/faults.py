@@ -95,19 +95,7 @@ class IdleTimeoutError(DeadlineError):
 def json_of_answer(
     status: int, headers: Mapping[str, str], body: bytes, where: str, secrets: Iterable[str] = ()
 ) -> Any:
-    """The JSON value of an answer that came back whole.
-
-    Args:
-        status: the HTTP status.
-        headers: the answer's headers, looked up without regard to case.
-        body: the answer's body.
-        where: the URL, for messages.
-        secrets: texts that must not appear in a message.
-
-    Raises:
-        TransientError: a status worth another attempt, HTML, or something that is not JSON.
-        ProviderError: any other status that is not a success, or more values than `MODEL_ANSWER_VALUES`.
-    """
+    """The JSON value of an answer that came back whole."""
     if not 200 <= status < 300:
         raise status_error(status, headers, body, where, secrets)
     if looks_like_html(headers, body):
@@ -138,10 +126,7 @@ def looks_like_html(headers: Mapping[str, str], body: bytes = b"") -> bool:
 def status_error(
     status: int, headers: Mapping[str, str], body: bytes, where: str, secrets: Iterable[str] = ()
 ) -> ProviderError | LimitError:
-    """The error for an HTTP status that is not a success, with the provider's own text.
-
-    A conversation that no longer fits the model is a limit that was reached and no failure of the endpoint.
-    """
+    """The error for an HTTP status that is not a success, with the provider's own text."""
     if 300 <= status < 400:
         return ProviderError(f"{where} redirects (HTTP {status}) to {headers.get('Location')!r}; set base_url to it")
     text, code = _provider_text(body)
@@ -197,16 +182,7 @@ def _text_of(error: Any) -> str:
 
 
 def parse_retry_after(headers: Mapping[str, str] | Message, now: float | None = None) -> float | None:
-    """Return the seconds to wait, never negative; None if the headers do not say or cannot be understood.
-
-    RFC 9110 section 10.2.3 allows whole seconds or an HTTP date. Providers also send decimal seconds, and milliseconds
-    in `retry-after-ms`, which is the more exact one and wins.
-
-    Args:
-        headers: of the answer, looked up without regard to case.
-        now: the present as a POSIX timestamp, by default the clock's. A date is counted from the answer's own `Date`
-            where it has one, so that a server whose clock is wrong still means the same delay.
-    """
+    """Return the seconds to wait, never negative; None if the headers do not say or cannot be understood."""
     milliseconds = _number(headers.get("Retry-After-Ms"))
     if milliseconds is not None:
         return milliseconds / 1000
@@ -264,11 +240,7 @@ class Trouble(NamedTuple):
 
 
 def trouble_of(error: BaseException) -> Trouble | None:
-    """Return the temporary trouble that an error of any client, or its cause, reports; None if there is none.
-
-    Clients agree on little. Most put the answer's status and headers on the error or on its `response`; without an
-    answer they have a type of their own, which is known by its name, so that none of them is imported here.
-    """
+    """Return the temporary trouble that an error of any client, or its cause, reports; None if there is none."""
     for each in _chain(error):
         if isinstance(each, TransientError):
             return Trouble(each.retry_after_s)

@@ -48,11 +48,7 @@ _SAME_AS = {"ws": "http", "wss": "https"}
 
 
 def origin_of(url: str) -> str:
-    """Return the scheme, host and port of a URL, without the usual port; `ws` counts as `http`, `wss` as `https`.
-
-    Raises:
-        ValueError: the URL has none.
-    """
+    """Return the scheme, host and port of a URL, without the usual port; `ws` counts as `http`, `wss` as `https`."""
     parts = urlsplit(url)
     scheme, host = _SAME_AS.get(parts.scheme, parts.scheme), parts.hostname or ""
     if scheme not in _USUAL_PORTS or not _HOST.fullmatch(host):
@@ -63,11 +59,7 @@ def origin_of(url: str) -> str:
 
 
 def listed_origins(shell: Mapping[str, str]) -> dict[str, frozenset[str]]:
-    """Return the origins that REWARD_KIT_KEY_ORIGINS in the process's environment allows, by variable.
-
-    Raises:
-        ConfigError: an entry is not a variable and an origin.
-    """
+    """Return the origins that REWARD_KIT_KEY_ORIGINS in the process's environment allows, by variable."""
     found: dict[str, frozenset[str]] = {}
     for entry in re.split(r"[\s,]+", shell.get(ORIGINS_VARIABLE, "").strip()):
         name, separator, url = entry.partition("=")
@@ -97,14 +89,7 @@ def is_allowed(name: str, shell: Mapping[str, str]) -> bool:
 
 
 def origins_of(name: str, shell: Mapping[str, str], beside: Mapping[str, str] | None = None) -> frozenset[str]:
-    """Return the origins that a variable is configured for.
-
-    Args:
-        name: of the variable that holds the key.
-        shell: the process's environment.
-        beside: the variables beside the key, by default `shell`: an OPENAI_BASE_URL among them replaces OpenAI's own
-            origin, since the key is that server's.
-    """
+    """Return the origins that a variable is configured for."""
     own = PROVIDERS.get(name)
     if name == OPENAI_KEY and (url := (shell if beside is None else beside).get(OPENAI_URL)):
         try:
@@ -129,11 +114,7 @@ def how_to_allow(name: str, origin: str, shell: Mapping[str, str]) -> str:
 
 
 def check_allowed(name: str, url: str, shell: Mapping[str, str], beside: Mapping[str, str] | None = None) -> None:
-    """Refuse to send a variable to a URL that it is not configured for. See `origins_of` for the arguments.
-
-    Raises:
-        ConfigError: it is not; the message has the command that allows it.
-    """
+    """Refuse to send a variable to a URL that it is not configured for. See `origins_of` for the arguments."""
     try:
         origin = origin_of(url)
     except ValueError as error:
@@ -237,21 +218,7 @@ def key_variable(
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> str | None:
-    """The `api_key_env` with which the endpoint of a task file's block is resolved.
-
-    The one place where a file's word about keys is judged: a variable that it names goes only to an origin that the
-    user configured for it, and the default key stays here (`NO_KEY`) where the file's own URL is not such an origin.
-
-    Args:
-        base_url: as the block says.
-        api_key_env: as the block says.
-        of_user: which of the two, by name, the user gave and not the file: on the command line, or in Python.
-        environ: by default the process's environment.
-        folder: where the search for `.env` begins, by default the working directory.
-
-    Raises:
-        ConfigError: the file names a variable that is not configured for that origin.
-    """
+    """The `api_key_env` with which the endpoint of a task file's block is resolved."""
     if api_key_env == NO_KEY:
         return NO_KEY
     variables = _Variables.read(environ, folder)

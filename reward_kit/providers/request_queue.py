@@ -179,15 +179,7 @@ class Concurrency:
             self.limit = min(self.limit + step, self._most)
 
     def refused(self, number: int, latest: int, in_flight: int) -> bool:
-        """The endpoint had too much; True where this is news.
-
-        Args:
-            number: of the refused attempt; they are counted as they are sent.
-            latest: the number of the attempt sent last.
-            in_flight: attempts in flight, the refused one included.
-
-        A whole burst of refusals is one cut: those sent before the cut say nothing of the limit after it.
-        """
+        """The endpoint had too much; True where this is news."""
         is_news = number > self._cut_at
         if is_news:
             self._cut_at, self._unrefused = latest, in_flight
@@ -199,10 +191,7 @@ class Concurrency:
         return is_news
 
     def pause_s(self) -> float:
-        """Seconds to send nothing after a refusal that names no time; more with each cut without an answer between.
-
-        None after the first cut where others are in flight: they will show how many are too many.
-        """
+        """Seconds to send nothing after a refusal that names no time; more with each cut without an answer between."""
         doublings = self._cuts_in_a_row - (2 if self._unrefused > 0 else 1)
         return 0.0 if doublings < 0 else min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(doublings, 64))
 
@@ -252,14 +241,7 @@ class Outage:
         return since
 
     def failed(self, request: int, fault: Fault, now: float, *, is_last: bool = False) -> bool:
-        """An attempt failed; True where this begins an outage.
-
-        Args:
-            request: its request's number.
-            fault: how.
-            now: when.
-            is_last: the request has no attempt left.
-        """
+        """An attempt failed; True where this begins an outage."""
         if self.since is None:
             self.since, self._first = now, request
         self.is_shared = self.is_shared or request != self._first
@@ -360,11 +342,7 @@ class Permit:
     is_probe: bool = False
 
     async def enter(self) -> None:
-        """Wait until the next attempt may be made.
-
-        Raises:
-            ProviderError: the endpoint has been given up.
-        """
+        """Wait until the next attempt may be made."""
         await self.queue.enter(self)
 
     def answered(self, prompt_tokens: int | None = None, completion_tokens: int = 0) -> None:
@@ -654,19 +632,7 @@ class RequestQueue:
 async def with_retries(
     attempt: Callable[[], Awaitable[T]], policy: RetryPolicy, jitter: random.Random, permit: Permit | None = None
 ) -> tuple[T, int]:
-    """Return what `attempt` returns, and how many retries that took.
-
-    Attempts have two ends: their number, and a budget of seconds counted from the first one. A wait that the budget
-    cannot pay for is not begun. A Retry-After is never shortened: asking sooner only earns another refusal.
-
-    Only `TransientError` and `IdleTimeoutError` are tried again; every other error passes at once. With a permit, each
-    attempt waits for its turn, and one that failed because the endpoint is down or wants less counts neither as an
-    attempt nor as time. The caller reports an answer to the permit.
-
-    Raises:
-        ProviderError, DeadlineError: the last failure, when attempts or budget are used up; the message says which.
-        LimitError: as the attempt raised it.
-    """
+    """Return what `attempt` returns, and how many retries that took."""
     started = time.monotonic()
     retries = counted = 0
     while True:
@@ -696,11 +662,7 @@ def _is_last(error: EndpointError, counted: int, policy: RetryPolicy) -> bool:
 def _next_wait(
     error: TransientError | IdleTimeoutError, retries: int, policy: RetryPolicy, jitter: random.Random, left: float
 ) -> float:
-    """Seconds before the next attempt.
-
-    Raises:
-        ProviderError, DeadlineError: no attempt is left.
-    """
+    """Seconds before the next attempt."""
     if policy.max_attempts == 1:
         raise _final(error) from error
     if retries + 1 >= policy.max_attempts:

@@ -445,11 +445,7 @@ class Caller:
 
 
 def _checked(scored: Sequence[Scored], requests: Sequence[ScoringRequest]) -> list[Scored]:
-    """Return results if there is one for each request, in their order.
-
-    Raises:
-        RewardError: there is not; then it is unknown to which request each belongs.
-    """
+    """Return results if there is one for each request, in their order."""
     found = list(scored)
     if [getattr(one, "rollout_id", None) for one in found] != [request.rollout_id for request in requests]:
         raise RewardError(f"the scorer gave {len(found)} results that are not those of the {len(requests)} requests")

@@ -138,11 +138,7 @@ def program_of(
     preload: tuple[str, ...] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Program:
-    """Return the program that loads a reward from text and describes it; `ready_to_score` makes the one that calls it.
-
-    Raises:
-        ConfigError: an option has no JSON form.
-    """
+    """Return the program that loads a reward from text and describes it; `ready_to_score` makes the one that calls it."""
     modules = {name: [m.filename, m.text, m.is_package] for name, m in sources.modules.items()}
     try:
         arguments = json.dumps([modules, reference, str(folder), dict(options or {})])
@@ -171,11 +167,7 @@ def ready_to_score(program: Program, facts: Facts) -> Program:
 
 
 async def describe(program: Program, what: str, limits: Limits) -> tuple[Facts, str]:
-    """Load a reward in the sandbox; return its description and what its file printed.
-
-    Raises:
-        ConfigError: it cannot be loaded, or its signature cannot be called.
-    """
+    """Load a reward in the sandbox; return its description and what its file printed."""
     async with Sandbox(slots=1) as sandbox:
         limits = replace(limits, wall_s=min(limits.wall_s, _DESCRIBE_S))
         outcome = await sandbox.call(program, {"describe": True}, limits=limits)

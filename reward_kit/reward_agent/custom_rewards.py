@@ -54,11 +54,7 @@ logger = logging.getLogger("reward_kit.reward_agent")
 
 
 def spec_of(given: Any) -> RewardSpec:
-    """Return the spec of a reward in any of its forms: `@reward_function`, a plain function, or a `compute_score`.
-
-    Raises:
-        ConfigError: it is none of them, or its signature is wrong.
-    """
+    """Return the spec of a reward in any of its forms: `@reward_function`, a plain function, or a `compute_score`."""
     if isinstance(given, type):
         if hasattr(given, "score"):
             return reward_spec(given)
@@ -127,11 +123,7 @@ def _class_spec(kind: type) -> RewardSpec:
 
 
 def _check_post(kind: type) -> None:
-    """Check the name and the signature of `post_process_scores`.
-
-    Raises:
-        ConfigError: it would not be called, or could not be.
-    """
+    """Check the name and the signature of `post_process_scores`."""
     name = "post_process_scores"
     if not hasattr(kind, name):
         if near := _misspelt(kind, name):
@@ -226,11 +218,7 @@ class ScoreForm:
 
     @classmethod
     def read(cls, code: Callable[..., Any], id: str, *, has_self: bool) -> ScoreForm:
-        """Read a signature.
-
-        Raises:
-            ConfigError: it does not have the form.
-        """
+        """Read a signature."""
         parameters = list(inspect.signature(code).parameters.values())
         code = code.func if isinstance(code, functools.partial) else code
         where = f"{line_of(code)}{id}"
@@ -446,15 +434,7 @@ class CustomAnswer(EvaluateResult):
 
 
 def read_answer(returned: Any, what: str) -> EvaluateResult:
-    """Return the result of an answer, without a valid score if the score is None or NaN.
-
-    Args:
-        returned: a number, None, `(score, query, response)`, a mapping with `score`, or a result.
-        what: names the function in messages.
-
-    Raises:
-        InvalidResultError: it is something else, or the score is infinite.
-    """
+    """Return the result of an answer, without a valid score if the score is None or NaN."""
     if isinstance(returned, EvaluateResult):
         return returned
     if inspect.isawaitable(returned):
@@ -530,14 +510,7 @@ def _scores(results: Sequence[EvaluateResult]) -> list[float]:
 
 
 def finished(results: Sequence[EvaluateResult], processed: Any, what: str) -> list[EvaluateResult]:
-    """Return the results of a group with the scores that its post-processing gave.
-
-    A new score of an unscored rollout is marked as imputed; a changed one keeps the earlier score in `raw_score`; a
-    removed one leaves the rollout unscored.
-
-    Raises:
-        InvalidResultError: it is not a list of as many numbers or None.
-    """
+    """Return the results of a group with the scores that its post-processing gave."""
     given = processed.tolist() if hasattr(processed, "tolist") else processed
     name = f"post_process_scores of {what}"
     if not isinstance(given, list | tuple):

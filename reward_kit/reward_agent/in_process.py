@@ -86,20 +86,7 @@ class CallThreads:
         self._is_closed = False
 
     async def run(self, function: Callable[[], Any], *, is_bounded: bool = True) -> Any:
-        """Call `function` in a thread, with a copy of the caller's context variables.
-
-        If this is cancelled, a waiting call is never made. One that has begun is given up: a thread cannot be ended, so
-        it goes on, and its result is dropped.
-
-        Args:
-            function: called without arguments.
-            is_bounded: the deadline applies to it.
-
-        Raises:
-            OverdueError: the call exceeded the deadline.
-            BaseException: as the function raised it; but a `KeyboardInterrupt` or the like as the cause of a
-                `RuntimeError`, since it would end the event loop.
-        """
+        """Call `function` in a thread, with a copy of the caller's context variables."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         context = contextvars.copy_context()
         if _library is not None:

@@ -113,11 +113,7 @@ def is_address(reference: str) -> bool:
 
 
 def checked_address(url: str) -> str:
-    """Return the URL of a reward, without a slash at its end.
-
-    Raises:
-        ConfigError: it is not a reward's; a URL that may hold a credential is not shown.
-    """
+    """Return the URL of a reward, without a slash at its end."""
     if "@" in url:
         raise ConfigError(f"the URL of a reward holds no user name and no password; set {KEY_VARIABLE} instead")
     found = url.rstrip("/")
@@ -135,11 +131,7 @@ def checked_address(url: str) -> str:
 
 
 def check_named_by_file(url: str) -> None:
-    """Refuse to send the key to an address that only a file names: the file may be untrusted (`providers/keys.py`).
-
-    Raises:
-        ConfigError: the key is not configured for that server.
-    """
+    """Refuse to send the key to an address that only a file names: the file may be untrusted (`providers/keys.py`)."""
     url = checked_address(url)
     if _key():
         check_allowed(KEY_VARIABLE, url, os.environ)
@@ -150,11 +142,7 @@ def _key() -> str:
 
 
 def key_for(url: str, api_key: str | None = None) -> str:
-    """Return the key for a server: the given one, else of the environment, else of the nearest `.env`.
-
-    Raises:
-        ConfigError: there is none, or no HTTP header can carry it.
-    """
+    """Return the key for a server: the given one, else of the environment, else of the nearest `.env`."""
     key = (api_key or _key()).strip()
     if not key:
         raise ConfigError(f"no key for {url}: set {KEY_VARIABLE} in the environment or in a .env file")
@@ -235,17 +223,7 @@ class RewardEndpoint:
         return await self._request("GET", self.url, None)
 
     async def post(self, action: str, body: bytes) -> Any:
-        """Return the answer to a JSON body.
-
-        Args:
-            action: "score" or "score_batch".
-            body: JSON.
-
-        Raises:
-            ConfigError: the server refuses the request, or the key.
-            ProviderError: it cannot be reached, is overloaded or answers something else, after all attempts.
-            DeadlineError: it did not answer in time.
-        """
+        """Return the answer to a JSON body."""
         return await self._request("POST", f"{self.url}/{action}", body)
 
     async def _request(self, method: str, url: str, body: bytes | None) -> Any:
@@ -469,15 +447,7 @@ class RemoteReward:
 
 
 def rollout_of(request: ScoringRequest, wanted: frozenset[str] | None) -> dict[str, Any]:
-    """Return the values of a rollout that the reward names, coded.
-
-    Args:
-        request: the rollout.
-        wanted: the parameters of the reward; None for any.
-
-    Raises:
-        EpisodeError: a value has no JSON form.
-    """
+    """Return the values of a rollout that the reward names, coded."""
     names = request.names(wanted) | _ALWAYS
     values: dict[str, Any] = {
         "messages": [to_json_value(message.to_chat()) for message in request.messages],
@@ -497,13 +467,7 @@ def rollout_of(request: ScoringRequest, wanted: frozenset[str] | None) -> dict[s
 
 
 def scored_of(answer: Any, rollout_id: str, duration_s: float) -> Scored:
-    """Return the score in a coded answer, under the rollout's own name.
-
-    Raises:
-        EpisodeError: a value is not coded.
-        pydantic.ValidationError: it is not an `AnswerBody`.
-        ValueError: it is about another rollout, or has neither a score nor an error.
-    """
+    """Return the score in a coded answer, under the rollout's own name."""
     body = AnswerBody.model_validate(from_json_value(answer), strict=True)
     if body.rollout_id != rollout_id:
         raise ValueError(f"the score of {body.rollout_id!r} instead of {rollout_id!r}")
