@@ -406,7 +406,6 @@ class RequestQueue:
         return Permit(self, self._known, size, max_completion, budget_s)
 
     async def enter(self, permit: Permit) -> None:
-        """See `Permit.enter`."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # whatever was in flight in another loop ended with it
             self._loop, self._timer, self._in_flight = loop, None, 0
@@ -492,7 +491,6 @@ class RequestQueue:
         return was_probe
 
     def leave(self, permit: Permit) -> None:
-        """See `Permit.leave`."""
         if not permit.is_in:
             return
         if self._release(permit) and self._outage.is_open:
@@ -500,7 +498,6 @@ class RequestQueue:
         self._let_in()
 
     def answered(self, permit: Permit, prompt_tokens: int | None, completion_tokens: int) -> None:
-        """See `Permit.answered`."""
         self._release(permit)
         self._is_alive()
         if self._tokens is not None and prompt_tokens is not None:
@@ -523,7 +520,6 @@ class RequestQueue:
             self._watcher.tell(f"{self._name} answers again after {now - since:.0f} s; the run goes on")
 
     def failed(self, permit: Permit, error: EndpointError, is_last: bool) -> bool:
-        """See `Permit.failed`."""
         was_probe = self._release(permit)
         now = self._clock.now()
         fault = self._fault(error)

@@ -70,12 +70,12 @@ class Facts(pydantic.BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ConfinedReward:
-    """A reward that runs in the sandbox; see `scoring.Reward` for the properties.
+    """A reward that runs in the sandbox; see `scoring.Reward` for the first fields.
 
     Attributes:
         program: calls it.
         origin: its file and name.
-        facts: its description of itself.
+        resources: the names of its resources, whose values exist in the sandbox only.
         level: "warm" or "isolated".
         limits: of one call, of a rollout or of a group; the result of a group may be larger, see `limits_for`.
         output: printed by its file when it was loaded.
@@ -83,44 +83,19 @@ class ConfinedReward:
         options: its keyword parameters that are fixed; the program holds them too.
     """
 
+    id: str
+    mode: Mode
+    requirements: tuple[str, ...]
+    parameters: frozenset[str] | None
+    required: frozenset[str]
+    resources: Mapping[str, None]
     program: Program
     origin: Origin
-    facts: Facts
     level: ConfinedLevel
     limits: Limits
     output: str = field(default="", compare=False)
     files: tuple[Path, ...] = field(default=(), compare=False)
     options: Mapping[str, Any] = field(default_factory=dict, compare=False)
-
-    @property
-    def id(self) -> str:
-        """Names the reward in files."""
-        return self.facts.id
-
-    @property
-    def mode(self) -> Mode:
-        """Whether it scores rollouts one by one or groups of them."""
-        return self.facts.mode
-
-    @property
-    def requirements(self) -> tuple[str, ...]:
-        """Packages it needs."""
-        return tuple(self.facts.requirements)
-
-    @property
-    def resources(self) -> Mapping[str, None]:
-        """The names of its resources; their values exist in the sandbox only."""
-        return dict.fromkeys(self.facts.resources)
-
-    @property
-    def parameters(self) -> frozenset[str] | None:
-        """The names it takes; None if it takes any."""
-        return None if self.facts.parameters is None else frozenset(self.facts.parameters)
-
-    @property
-    def required(self) -> frozenset[str]:
-        """The parameters without a default."""
-        return frozenset(self.facts.required)
 
     def limits_for(self, rollouts: int) -> Limits:
         """Return the limits of a call for so many rollouts: the size of the result is multiplied, nothing else."""
@@ -138,7 +113,7 @@ def program_of(
     preload: tuple[str, ...] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Program:
-    """Return the program that loads a reward from text and describes it; `ready_to_score` makes the one that calls it."""
+    """Return the program that loads a reward from text and describes it."""
     modules = {name: [m.filename, m.text, m.is_package] for name, m in sources.modules.items()}
     try:
         arguments = json.dumps([modules, reference, str(folder), dict(options or {})])
@@ -201,7 +176,6 @@ class ConfinedScorer:
 
     @property
     def mode(self) -> Mode:
-        """As `Scorer`."""
         return self._reward.mode
 
     async def __aenter__(self) -> Self:
@@ -216,11 +190,9 @@ class ConfinedScorer:
             await self._sandbox.__aexit__(kind, error, trace)
 
     async def score(self, request: ScoringRequest) -> Scored:
-        """As `Scorer`. A rollout that broke is not scored: its failure is the answer."""
         return (await scored_together([request], self._score_whole))[0]
 
     async def score_group(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        """As `Scorer`."""
         if self.mode == "pointwise":
             return [await self.score(request) for request in requests]
         return await scored_together(requests, self._score_whole)
@@ -231,28 +203,26 @@ class ConfinedScorer:
         outcome, judged = None, []
         try:
             with boundary(RewardError, f"reward {self._reward.id!r}"):
-                outcome = await self._call(self._request(requests))
+                call: dict[str, Any] = {"rollouts": [self._values(one) for one in requests]}
+                if self._reward.level == "isolated":
+                    call["is_last"] = True
+                outcome = await self._call(call)
             judged = self._judged(outcome, len(requests))
         except RewardKitError as error:
             judged = [Failure.from_exception(error)] * len(requests)
         duration_s = time.perf_counter() - began
         output = () if outcome is None else (outcome.stdout, outcome.stderr, outcome.is_output_cut)
         scored = []
-        for request, found in zip(requests, judged, strict=True):
-            result, failure = (None, found) if isinstance(found, Failure) else (found, None)
-            turns = len(request.assistant_turns)
-            invalid = error_of(self._reward.id, result, turns) if result is not None else None
-            if invalid is not None:
-                failure = Failure.from_exception(invalid)
+        for request, one in zip(requests, judged, strict=True):
+            result, failure = (None, one) if isinstance(one, Failure) else (one, None)
+            if result is not None:
+                invalid = error_of(self._reward.id, result, len(request.assistant_turns))
+                failure = None if invalid is None else Failure.from_exception(invalid)
             if failure is not None:
-                told = (request.rollout_id, failure.message, failure.traceback)
-                logger.info("episode %s cannot be scored: %s\n%s", *told)
+                details = (request.rollout_id, failure.message, failure.traceback)
+                logger.info("episode %s cannot be scored: %s\n%s", *details)
             scored.append(Scored(request.rollout_id, result, failure, duration_s, self._recorded, *output))
         return scored
-
-    def _request(self, requests: Sequence[ScoringRequest]) -> dict[str, Any]:
-        rollouts = [self._values(request) for request in requests]
-        return {"rollouts": rollouts, "is_last": True} if self._reward.level == "isolated" else {"rollouts": rollouts}
 
     async def _call(self, request: Mapping[str, Any]) -> Outcome:
         """Make the call in a task of its own: a cancelled scope of anyio cancels again and again, clean-up included."""

@@ -70,7 +70,6 @@ class GroupScorer(CustomScorer):
         super().__init__(each, deadline_s, max_threads=max_threads)
 
     async def score_group(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        """As `Scorer`; for callers that do not call `finish_group`."""
         return await self.finish_group(requests, await super().score_group(requests))
 
     async def finish_group(self, requests: Sequence[ScoringRequest], scored: Sequence[Scored]) -> list[Scored]:

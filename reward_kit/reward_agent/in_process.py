@@ -287,7 +287,6 @@ class InProcessScorer:
 
     @property
     def mode(self) -> Mode:
-        """As `Scorer`."""
         return self._spec.mode
 
     async def __aenter__(self) -> Self:
@@ -309,7 +308,6 @@ class InProcessScorer:
                 self._threads.close()
 
     async def score(self, request: ScoringRequest) -> Scored:
-        """As `Scorer`. A rollout that broke is not scored: its failure is the answer."""
         if self._spec.mode == "batch":
             return (await self.score_group([request]))[0]
         if request.failure is not None:
@@ -326,7 +324,6 @@ class InProcessScorer:
         return self._scored(request, result, time.perf_counter() - began)
 
     async def score_group(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        """As `Scorer`."""
         if self._spec.mode == "pointwise":
             return [await self.score(request) for request in requests]
         return await scored_together(requests, self._score_whole)

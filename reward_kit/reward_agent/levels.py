@@ -288,9 +288,14 @@ def _described(
         )
     own = [Path(module.filename) for module in sources.modules.values() if module.text is not None]
     reward = ConfinedReward(
+        id=facts.id,
+        mode=facts.mode,
+        requirements=tuple(facts.requirements),
+        parameters=None if facts.parameters is None else frozenset(facts.parameters),
+        required=frozenset(facts.required),
+        resources=dict.fromkeys(facts.resources),
         program=ready_to_score(program, facts),
         origin=Origin(file, name),
-        facts=facts,
         level=level,
         limits=limits,
         output=output,
