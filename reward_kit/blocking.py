@@ -21,7 +21,7 @@ _Result = TypeVar("_Result")
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run a coroutine to its end; in a thread of its own if the caller's thread runs an event loop, as in a notebook."""
+    """Run a coroutine to its end; in a thread of its own if this thread runs an event loop, as in a notebook."""
     is_in_loop = False
     with contextlib.suppress(RuntimeError):
         asyncio.get_running_loop()

@@ -156,12 +156,19 @@ def _finite(text: str) -> float:
 _decode = strict_decoder().decode
 
 
-def complete_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file that is only appended to, each with the offset at which it begins."""
-    offset = 0
-    with path.open("rb", buffering=1 << 18) as lines:  # lines are longer than Python's own buffer
-        for line in lines:
-            if not line.endswith(b"\n"):
+def complete_lines(path: Path, most_bytes: int = -1) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file that is only appended to, each with its offset, without a torn last line.
+
+    Raises:
+        OSError: the file cannot be read.
+        TooLargeError: a line has more than `most_bytes`, unless that is negative.
+    """
+    offset, limit = 0, most_bytes + 1 if most_bytes >= 0 else -1
+    with path.open("rb", buffering=1 << 18) as file:  # lines are longer than Python's own buffer
+        while line := file.readline(limit):
+            if 0 <= most_bytes < len(line):
+                raise TooLargeError(shown_size(most_bytes))
+            if not line.endswith(b"\n"):  # its writer was killed
                 return
             yield offset, line
             offset += len(line)

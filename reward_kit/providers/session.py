@@ -59,7 +59,7 @@ class ProviderSession:
         return any(queue.is_down for queue in self._queues.values())
 
     def queue(self, url: str, model: str, rates: Rates | None = None) -> RequestQueue:
-        """The queue of a model at an endpoint; the same pair gives the same queue.
+        """Return the queue of a model at an endpoint; the same pair gives the same queue.
 
         Raises:
             ConfigError: the queue was made with other rates.
@@ -92,7 +92,7 @@ class ProviderSession:
             self.gave_up(reason)
 
     def close(self) -> None:
-        """Close the cassette, where there is one."""
+        """Close the cassette, if any."""
         if self.cassette is not None:
             self.cassette.close()
 

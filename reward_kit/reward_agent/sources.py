@@ -31,7 +31,17 @@ _NETWORK_CLIENTS = frozenset(
 )
 _HEAVY = frozenset(
     {
-        *("numpy", "scipy", "pandas", "sympy", "mpmath", "math_verify", "latex2sympy2_extended", "networkx"),
+        *(
+            "numpy",
+            "scipy",
+            "pandas",
+            "sympy",
+            "mpmath",
+            "math_verify",
+            "latex2sympy2_extended",
+            "networkx",
+            "py3langid",
+        ),
         *("pydantic", "yaml", "jsonschema", "regex", "rapidfuzz", "Levenshtein", "nltk", "sqlglot", "bs4", "lxml"),
     }
 )

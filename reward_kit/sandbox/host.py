@@ -360,7 +360,7 @@ class ChildSession:
             evidence.how = self._ended_for
 
     def _is_sound(self, evidence: Evidence) -> bool:
-        """Check that the child may answer again: nothing is left running or open, and it grew by under half its memory."""
+        """Check that nothing is left running or open, and that the child grew by under half its memory."""
         answer = evidence.answer
         if evidence.fault is not None or not isinstance(answer, dict) or (answer.get("left") and self._level == "warm"):
             return False
