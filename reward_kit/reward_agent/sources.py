@@ -43,6 +43,7 @@ _HEAVY = frozenset(
             "py3langid",
         ),
         *("pydantic", "yaml", "jsonschema", "regex", "rapidfuzz", "Levenshtein", "nltk", "sqlglot", "bs4", "lxml"),
+        "py3langid",
     }
 )
 """Installed packages that are slow to import, and whose import has no side effects."""
