@@ -203,10 +203,7 @@ class ConfinedScorer:
         outcome, judged = None, []
         try:
             with boundary(RewardError, f"reward {self._reward.id!r}"):
-                call: dict[str, Any] = {"rollouts": [self._values(one) for one in requests]}
-                if self._reward.level == "isolated":
-                    call["is_last"] = True
-                outcome = await self._call(call)
+                outcome = await self._call(self._request(requests))
             judged = self._judged(outcome, len(requests))
         except RewardKitError as error:
             judged = [Failure.from_exception(error)] * len(requests)
@@ -223,6 +220,10 @@ class ConfinedScorer:
                 logger.info("episode %s cannot be scored: %s\n%s", *details)
             scored.append(Scored(request.rollout_id, result, failure, duration_s, self._recorded, *output))
         return scored
+
+    def _request(self, requests: Sequence[ScoringRequest]) -> dict[str, Any]:
+        rollouts = [self._values(request) for request in requests]
+        return {"rollouts": rollouts, "is_last": True} if self._reward.level == "isolated" else {"rollouts": rollouts}
 
     async def _call(self, request: Mapping[str, Any]) -> Outcome:
         """Make the call in a task of its own: a cancelled scope of anyio cancels again and again, clean-up included."""
