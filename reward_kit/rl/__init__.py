@@ -10,14 +10,15 @@ from reward_kit.lazy import lazy_names
 if TYPE_CHECKING:
     from reward_kit.rl.checkpoint import save_batch_for_study
     from reward_kit.rl.learner.config import LoRAOptions, OffPolicyLimits, PPOConfig
-    from reward_kit.rl.losses.base import GlobalBatch, merge_diagnostics
-    from reward_kit.rl.losses.functions import (
+    from reward_kit.rl.losses import (
         AdaptiveKLCoefficient,
+        GlobalBatch,
         cispo_loss,
         decoupled_ppo_loss,
         entropy_loss,
         gspo_loss,
         kl_loss,
+        merge_diagnostics,
         ppo_clip_loss,
         truncated_importance_weights,
         value_loss,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
         fit,
     )
     from reward_kit.rl.ppo import PPOLearner
-    from reward_kit.rl.reward_manager.managers import (
+    from reward_kit.rl.reward_manager import (
         BatchRewardManager,
         DAPORewardManager,
         EpisodeRewardManager,

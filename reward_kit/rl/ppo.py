@@ -38,18 +38,19 @@ from reward_kit.rl.losses import (
     Diagnostics,
     GlobalBatch,
     Loss,
+    Statistic,
     cispo_loss,
     decoupled_ppo_loss,
     entropy_loss,
     gspo_loss,
     kl_loss,
+    mean_of,
     merge_diagnostics,
     ppo_clip_loss,
     truncated_importance_weights,
     value_loss,
     within_cap,
 )
-from reward_kit.rl.losses.base import Statistic, mean_of
 from reward_kit.tokens import TokenBatch, micro_batches
 from reward_kit.tokens.columns import Array, Floats, Ints
 from reward_kit.torch_cpu import keep_freed_memory, no_denormals

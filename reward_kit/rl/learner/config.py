@@ -12,8 +12,7 @@ import torch
 
 from reward_kit.credit.options import check_choice, check_number
 from reward_kit.errors import ConfigError
-from reward_kit.rl.losses import Aggregation
-from reward_kit.rl.losses.functions import BeyondCap, ClipRange, KLEstimator, Level
+from reward_kit.rl.losses import Aggregation, BeyondCap, ClipRange, KLEstimator, Level
 
 log = logging.getLogger(__name__)
 LossName = Literal["ppo", "gspo", "cispo", "decoupled"]
@@ -111,7 +110,7 @@ class PPOConfig:
         minibatches: optimizer steps per epoch, of rows as equal in number as can be; at most one per row.
         max_tokens_per_micro_batch: of one pass through the module, padding included; None: 1,024 on a CPU, whose caches
             hold no more, and 16,384 on an accelerator. A longer row goes alone. Changes memory and speed, no gradient.
-        loss: the policy loss; see `rl.losses.functions`.
+        loss: the policy loss; see `rl.losses`.
         clip_low: how far below 1 the probability ratio may be pushed; None: the loss's own default.
         clip_high: how far above.
         dual_clip: bounds the loss of tokens with a negative advantage, of "ppo" and "decoupled"; None: no bound.

@@ -27,7 +27,7 @@ from reward_kit.credit.group_filter import Unscored
 from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.rl.learner.config import PPOConfig, schema_bounds
 from reward_kit.rl.overlap import Schedule
-from reward_kit.rl.reward_manager.managers import NormalizationType
+from reward_kit.rl.reward_manager import NormalizationType
 from reward_kit.task_parts import BY_NAME, CreditModel, PolicyModel
 
 _STRICT = ConfigDict(extra="forbid")

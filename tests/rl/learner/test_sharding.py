@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from reward_kit.rl.learner.sharding import Processes, layers_of, process_group
-from reward_kit.rl.losses.base import Diagnostics, mean_of
+from reward_kit.rl.losses import Diagnostics, mean_of
 from tests.rl.learner.sharded_learning import Outcome, model, outcome
 
 ROOT = Path(__file__).parents[2]
