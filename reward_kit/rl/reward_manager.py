@@ -490,7 +490,8 @@ class NaiveRewardManager(RewardManager):
         requests = []
         for row in range(len(batch)):
             prompt, response = self._texts(batch, row)
-            source, extra_info, model, given = (None if values is None else values[row] for values in columns)
+            items: list[Any] = [None if values is None else values[row] for values in columns]
+            source, extra_info, model, given = items
             chat = [Message(role="user", content=prompt)]
             if columns[-1] is not None:
                 try:
