@@ -475,7 +475,7 @@ class NaiveRewardManager(RewardManager):
             failed = {"failure_class": failure.failure_class, "failure": failure.message} if failure else {}
             facts.append(
                 {
-                    **(result.told if isinstance(result, CustomAnswer) else {}),
+                    **(result.mapping_values if isinstance(result, CustomAnswer) else {}),
                     **{name: metric.score for name, metric in metrics.items() if metric.is_score_valid},
                     **{"is_scored": failure is None, "failure_class": "", "failure": ""},
                     **failed,
