@@ -17,7 +17,7 @@ JSON, an object with one key that begins with "$" is a value that JSON has no fo
     {"$dict": [[k, v]…]}  a dict whose keys are not all texts, or one of which begins with "$"
     {"$float": "nan"}     also "inf" and "-inf"
     {"$objects": […]}     an array (B,) of any objects
-    {"$allowed_ids": …}   what a constraint allowed at the tokens of a row
+    {"$allowed_ids": …}   the ids that a constraint allowed at the tokens of a row
     {"$text": "…"}        the text of an object that could not be kept (`as_text` only)
 """
 
@@ -117,7 +117,7 @@ def save_checkpoint(
     score: float | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write `folder/step-000123`, replace an existing one, and remove what earlier kills left.
+    """Write `folder/step-000123`, replace an existing one, and remove the remains of earlier kills.
 
     Args:
         folder: the checkpoints of one run.
@@ -194,8 +194,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 def checkpoints(folder: Path) -> list[Path]:
     """All folders with a checkpoint's name, oldest first, torn ones included."""
-    found = {int(match[1]): path for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))}
-    return [found[step] for step in sorted(found)]
+    steps = {int(match[1]): path for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))}
+    return [steps[step] for step in sorted(steps)]
 
 
 def latest(folder: Path) -> Latest:

@@ -221,14 +221,13 @@ Kind = Literal["total", "mean", "min", "max", "effective"]
 class Statistic(NamedTuple):
     """One diagnostic in a form that merges.
 
-    Attributes:
-        kind: of the parts.
-            total: (amount,), added.
-            mean: (sum, count), each added.
-            min, max: (extreme,); +inf or -inf without values.
-            effective: (sum of weights, sum of their squares), each added; the effective sample size of Kish,
-                sum² / sum of squares, is the number of equal weights that would be as good.
-        parts: detached.
+    The detached parts are, by kind:
+
+        total: (amount,), added
+        mean: (sum, count), each added
+        min, max: (extreme,); +inf or -inf without values
+        effective: (sum of weights, sum of their squares), each added; the effective sample size of Kish, sum² / sum of
+            squares, is the number of equal weights that would be as good
     """
 
     kind: Kind
@@ -243,7 +242,7 @@ class Statistic(NamedTuple):
         return self.parts[0] if self.is_known() else torch.full_like(self.parts[0], torch.nan)
 
     def is_known(self) -> bool:
-        """Whether there were any values. NaN that came from a NaN is known."""
+        """Return True if there were any values. NaN that came from a NaN is known."""
         if self.kind in ("min", "max"):
             return self.parts[0].item() != (torch.inf if self.kind == "min" else -torch.inf)
         return self.kind == "total" or self.parts[1].item() != 0.0
@@ -729,7 +728,7 @@ class AdaptiveKLCoefficient:
 
     Args:
         coefficient: to start with.
-        target: the divergence to hold, in the unit of what `update` is given.
+        target: the divergence to hold, in the unit of `update`.
         horizon: over how many samples the coefficient may change by a fifth.
 
     Raises:

@@ -46,7 +46,7 @@ MOST_SECONDS = 1e8  # three years; sums of such numbers still resolve millisecon
 
 
 class Schedule(StrEnum):
-    """When the machine rolls out, and what it waits for before it updates."""
+    """The order of rollouts and updates."""
 
     SYNC = "sync"
     MINIBATCH = "minibatch"

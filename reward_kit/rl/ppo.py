@@ -242,11 +242,8 @@ class PPOLearner:
     def gradients(self, rows: TokenBatch) -> dict[str, float]:
         """Compute the gradient of the loss of all rows, left in the parameters' `grad`; make no optimizer step.
 
-        Returns:
-            The diagnostics; `grad_norm` is the norm without clipping.
-
-        Raises:
-            TrainingError: no token takes part, or a needed log-probability is unknown.
+        `grad_norm` of the diagnostics is the norm without clipping. Raises `TrainingError` if no token takes part, or a
+        needed log-probability is unknown.
         """
         flat = self._learned_from(rows)
         if not flat.count:
@@ -305,15 +302,14 @@ class PPOLearner:
         return TrainingRows.of(rows).without_forced(keep_firsts=self._model.has_values)
 
     def _prepared(self, flat: TrainingRows) -> TrainingRows:
-        """Add the columns that the losses read besides the recorded ones.
+        """Add the columns that the losses read beyond the recorded ones.
 
         `old`: the denominator of the ratio. `recomputed`: the module's log-probabilities before the update.
         `reference`, `weights`, `is_within`, `old_values`: if the options use them.
         """
         config, recorded = self.config, flat.columns
-        for key in ("logprobs", "advantages"):
-            if key not in recorded:
-                raise ConfigError(f"PPO needs {key!r} in the rows; make them with build_rows")
+        if missing := [key for key in ("logprobs", "advantages") if key not in recorded]:
+            raise ConfigError(f"PPO needs {missing[0]!r} in the rows; make them with build_rows")
         if config.uses_sampler and not np.isfinite(recorded["logprobs"]).all():
             raise TrainingError(
                 "a sampled token has no log-probability; PPO needs a policy that records `logprobs`, or "
@@ -363,12 +359,8 @@ class PPOLearner:
     ) -> _StepRecord:
         """Accumulate the gradient of a mini-batch, then read the loss and the norm: the only wait for the device.
 
-        Args:
-            flat: all rows.
-            chosen: the rows of the mini-batch.
-            policy: False if only the value head learns.
-            gap: measure the distance of the module's log-probabilities from the sampler's.
-            limit: clip the gradient to this norm; None leaves it.
+        With `policy=False` only the value head learns; `gap` measures the distance of the module's log-probabilities
+        from the sampler's; the gradient is clipped to the norm `limit`.
         """
         self.optimizer.zero_grad(set_to_none=True)
         counts = self._counts(flat, chosen)
@@ -572,9 +564,8 @@ def _summary(steps: Sequence[_StepRecord], epochs: int, processes: Processes) ->
 
     The steps' `parts` are this process's, all else is of all.
 
-    Returns:
-        Means over the optimizer steps of `loss`, its terms and `grad_norm`; `grad_norm_max`; and the merged diagnostics
-        of all parts. `effective_sample_size` is that of one epoch, `effective_share` its share of what it counts.
+    They are means over the optimizer steps of `loss`, its terms and `grad_norm`; `grad_norm_max`; and the merged
+    diagnostics of all parts. `effective_sample_size` is that of one epoch, `effective_share` its share of the tokens.
     """
     if not steps:
         return {}

@@ -39,19 +39,12 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True)
 class RewardBatch:
-    """A batch as reward managers see it. A token is *valid* if the policy sampled it and it is not padding.
-
-    Attributes:
-        arrays: the tensors of the batch.
-        others: its `non_tensor_batch`.
-        actions_BT: not 0 on sampled tokens, on the axis of the rewards.
-        attention_BT: not 0 on tokens, on the same axis; None if the batch has no mask.
-    """
+    """A batch as reward managers see it. A token is *valid* if the policy sampled it and it is not padding."""
 
     arrays: Mapping[str, Tensor]
-    others: Mapping[str, Any]
-    actions_BT: Tensor
-    attention_BT: Tensor | None
+    others: Mapping[str, Any]  # `non_tensor_batch`
+    actions_BT: Tensor  # not 0 on sampled tokens, on the axis of the rewards
+    attention_BT: Tensor | None  # not 0 on tokens, on the same axis; None if the batch has no mask
 
     @classmethod
     def of(cls, data: Any) -> RewardBatch:
@@ -150,11 +143,9 @@ class RewardBatch:
         return ends
 
     def placed(self, scores_B: Floats, others: Placed | None = None) -> Tensor:
-        """(B,T) float32 on the inputs' device: each score on its row's last valid token; 0 elsewhere.
+        """Return (B,T) float32 on the inputs' device: each score that is not NaN on its row's last valid token.
 
-        Args:
-            scores_B: NaN for none; a row without a valid token gets none in any case.
-            others: rewards added at positions of their own.
+        A row without a valid token gets nothing; `others` are added at positions of their own.
         """
         shape = tuple(self.actions_BT.shape)
         if self.device.type == "cpu":
@@ -218,21 +209,17 @@ def entries_of(data: Any) -> Mapping[str, Any]:
     return getattr(data, "non_tensor_batch", None) or {}
 
 
-def as_numbers(values: Any, what: str) -> Floats:
-    """(N,) float64 of numbers, 0-d tensors and None, which becomes NaN.
-
-    Raises:
-        ConfigError: one is something else, or infinite; `what` names them in the message.
-    """
+def as_numbers(values: Any, name: str) -> Floats:
+    """(N,) float64 of finite numbers, 0-d tensors and None, which becomes NaN; `name` is for errors."""
     try:
         given = values.tolist() if hasattr(values, "tolist") else list(values)
         if texts := [value for value in given if isinstance(value, str | bytes)]:
             raise TypeError(f"{texts[0]!r:.80} is a text")
         numbers = np.array([np.nan if value is None else float(value) for value in given], dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{what} holds something that is not a number: {error}") from error
+        raise ConfigError(f"{name} holds something that is not a number: {error}") from error
     if (wrong := np.flatnonzero(np.abs(numbers) > _GREATEST)).size:
-        raise ConfigError(f"{what} is infinite in row {wrong[0]}; leave it unscored with NaN or None")
+        raise ConfigError(f"{name} is infinite in row {wrong[0]}; leave it unscored with NaN or None")
     return numbers
 
 

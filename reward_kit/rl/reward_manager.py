@@ -134,19 +134,12 @@ class RunningStatistics:
 
 
 class BatchScores(NamedTuple):
-    """A manager's scores of a batch.
+    """A manager's scores of a batch."""
 
-    Attributes:
-        scores_B: placed on each row's last valid token; NaN places nothing.
-        info: facts for each row, (B,) each.
-        step_rewards: further rewards.
-        statistics: the new running statistics, if any are kept.
-    """
-
-    scores_B: Floats
-    info: dict[str, Column]
+    scores_B: Floats  # placed on each row's last valid token; NaN places nothing
+    info: dict[str, Column]  # facts for each row, (B,) each
     step_rewards: Placed | None = None
-    statistics: RunningStatistics | None = None
+    statistics: RunningStatistics | None = None  # the new ones, if any are kept
 
 
 class RewardManager(ABC):
@@ -256,8 +249,6 @@ class EpisodeRewardManager(RewardManager):
     they are.
 
     Args:
-        tokenizer: decodes the rows that are shown.
-        num_examine: the most rows of each data source shown of a batch, each with probability 0.1.
         normalize_by_length: the same as normalization_type="length".
         normalization_type: "none"; "length": divided by `episode_lengths`; "variance": (score - mean) / (std + 1e-8),
             running over all episodes placed so far, those of this batch included. Save `state_dict()` with checkpoints.
@@ -266,11 +257,8 @@ class EpisodeRewardManager(RewardManager):
         visual_scorer: takes the `multi_modal_inputs` of the row that ends an episode (`pixel_values`,
             `image_grid_thw`), if it has them. None or NaN, or an error, leaves the episode unscored.
         visual_rule: its number multiplies the score, or is added to it.
-        seed: of the generator that chooses the rows to show.
-        echo: takes each line that is shown; by default the logger "reward_kit.rl", at level INFO.
 
-    Raises:
-        ConfigError: an option is unknown, or two contradict each other.
+    The other arguments are those of `RewardManager`. Unknown or contradicting options raise `ConfigError`.
     """
 
     skips_special_tokens = False
@@ -429,15 +417,10 @@ class NaiveRewardManager(RewardManager):
     of verl's dict) are in `reward_extra_info` under their own names.
 
     Args:
-        tokenizer: decodes prompts and responses, without special tokens.
-        num_examine: the most rows of each data source shown of a batch, each with probability 0.1.
         compute_score: a reward function, a `Scorer` (sandboxed), or a function of verl's form:
-            `compute_score(data_source, solution_str, ground_truth, extra_info)`.
-        seed: of the generator that chooses the rows to show.
-        echo: takes each line that is shown; by default the logger "reward_kit.rl", at level INFO.
+            `compute_score(data_source, solution_str, ground_truth, extra_info)`; another is a `ConfigError`.
 
-    Raises:
-        ConfigError: an option is wrong, or it is not a reward function.
+    The other arguments are those of `RewardManager`.
     """
 
     mode: Mode = "pointwise"
@@ -555,9 +538,6 @@ class PrimeRewardManager(NaiveRewardManager):
         deadline_s: for one call; None with a `Scorer`.
 
     The other arguments are those of `NaiveRewardManager`.
-
-    Raises:
-        ConfigError: see there; or a number is not above 0.
     """
 
     def __init__(
@@ -593,9 +573,6 @@ class DAPORewardManager(NaiveRewardManager):
         overlong_penalty_factor: the greatest penalty.
 
     The other arguments are those of `NaiveRewardManager`.
-
-    Raises:
-        ConfigError: see there; or a number is out of range.
     """
 
     def __init__(
@@ -655,14 +632,7 @@ REWARD_MANAGERS: dict[str, type[RewardManager]] = {
 def load_reward_manager(name: str, tokenizer: Tokenizer, num_examine: int, **options: Any) -> RewardManager:
     """Make the reward manager of this name: batch, dapo, episode, naive or prime.
 
-    Args:
-        name: of the manager.
-        tokenizer: decodes the rows that are shown and scored.
-        num_examine: the most rows of each data source shown of a batch.
-        options: the manager's own.
-
-    Raises:
-        ConfigError: the name or an option is unknown, an option is missing or wrong.
+    `options` are the manager's own. Raises `ConfigError` for an unknown name or option, and a missing or wrong option.
     """
     if name not in REWARD_MANAGERS:
         known = ", ".join(REWARD_MANAGERS)

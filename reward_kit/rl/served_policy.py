@@ -45,10 +45,9 @@ class ServedPolicy(AgentPolicy):
         server: "vllm" or "sglang".
         base_url: of the server's OpenAI API, such as "http://127.0.0.1:8000/v1".
         model: the model's name at the server; by default `published`.
-        temperature: of sampling. Filters such as top_p are refused, since what they leave out is not recorded.
-        publish_timeout_s: how long the server may take to load the weights.
-        api_key: as for `OpenAIAgentPolicy`; also sent when weights are published.
-        options: further options of `OpenAIAgentPolicy`.
+        temperature: of sampling. Filters such as top_p are refused, since the tokens that they leave out are not
+        recorded. publish_timeout_s: how long the server may take to load the weights. api_key: as for
+        `OpenAIAgentPolicy`; also sent when weights are published. options: further options of `OpenAIAgentPolicy`.
 
     Raises:
         ConfigError: the kind of server is unknown, the folder holds no model, or an option is wrong.
@@ -117,12 +116,8 @@ class ServedPolicy(AgentPolicy):
     async def publish(self, version: int) -> None:
         """Have the server sample with the weights that `module` has now.
 
-        If this fails or is cancelled after the server was asked, its weights are unknown, and answers are refused until
-        weights are published.
-
-        Raises:
-            PolicyError: the server refused them, and samples with the old ones.
-            ProviderError: it could not be reached, or answered something else.
+        If this fails or is cancelled after the request, the server's weights are unknown, and answers are refused until
+        weights are published. `PolicyError`: the server refused the weights, and samples with the old ones.
         """
         async with self._gate:
             while self._is_publishing:

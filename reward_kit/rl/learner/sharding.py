@@ -60,7 +60,7 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process collects, writes and reports."""
+        """This process collects, writes and reports."""
         return self.rank == 0
 
     def shard(self, module: nn.Module, precision: torch.dtype = torch.float32) -> None:
@@ -291,11 +291,11 @@ class ProcessGroup:
         """The first process has ended or is about to, and reports why itself."""
         return self._is_noted(_OVER) or self._is_noted(_HEARD)
 
-    def _is_noted(self, what: str) -> bool:
+    def _is_noted(self, note: str) -> bool:
         try:
-            return bool(self._store.check([what]))
+            return bool(self._store.check([note]))
         except RuntimeError:  # the store is gone, and with it the first process or the launcher
-            return what != _BROKEN
+            return note != _BROKEN
 
     def break_off(self, error: BaseException) -> bool:
         """Report to the first process why this one cannot continue; return whether it has heard."""

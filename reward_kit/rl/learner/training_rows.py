@@ -19,7 +19,7 @@ from reward_kit.tokens import PackedBatch, TokenBatch
 from reward_kit.tokens.columns import Array, Ints, ranges
 
 CHOICE = "is_choice"
-"""The column that is 1 where there was a choice; without it there was one everywhere."""
+"""The column that is 1 for a token with a choice; without it every token had one."""
 _COLUMNS = ("logprobs", "advantages", "returns", "policy_versions", "values", "value_mask")
 
 

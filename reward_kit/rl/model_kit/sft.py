@@ -1,7 +1,6 @@
 """Supervised training on the action tokens of episodes: the warm start of a small model, before reinforcement.
 
-Actions of other policies are made likelier: the loss is the mean negative log-probability of the tokens where
-`action_mask` is 1, with label smoothing if it is on. Logits are computed at those tokens alone (`rl.learner.forward`).
+The loss is the mean negative log-probability of the tokens whose `action_mask` is 1, with label smoothing if it is on.
 
 `Demonstrations` writes an expert's actions as the tokens that a model would have sampled. `TokenConversation` lays out
 prompts, and the action format writes actions, as for `HFAgentPolicy`; so a model sees in training what it will see when
@@ -65,7 +64,8 @@ class Demonstrations:
     Args:
         tokenizer: of the model, with its chat template.
         action_format: how it writes tool calls.
-        constrain: record what the policy's constraint would have allowed at each token, so that `SFTConfig` with
+        constrain: record the ids that the policy's constraint would have allowed at each token, so that `SFTConfig`
+        with
             `use_allowed_ids` trains under the masks under which the model will act.
         tools_in_prompt: the template is shown the tools.
         tool_role: the role under which results of tools appear, "tool" or "user".
@@ -308,7 +308,7 @@ class SFTConfig:
         betas: of AdamW.
         weight_decay: of AdamW, on matrices.
         max_grad_norm: the gradient is scaled down to this 2-norm; None leaves it.
-        use_allowed_ids: if rows record what a constraint allowed, the loss is of the distribution over that; a token
+        use_allowed_ids: if rows record the ids that a constraint allowed, the loss is of their distribution; a token
             without an alternative is not trained on, since its loss is 0 whatever the weights.
         label_smoothing: the share of the target that is spread evenly over the possible tokens: with `use_allowed_ids`
             those that a constraint allowed, if there was one, else the vocabulary. It keeps a model exploring.
@@ -370,21 +370,13 @@ class SFTProgress(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """A model's predictions of actions, each token after the true ones before it.
+    """A model's predictions of actions, each token after the true ones before it."""
 
-    Attributes:
-        loss: the mean negative log-probability of an action token, in nats.
-        token_accuracy: the share of action tokens that are the likeliest.
-        action_accuracy: the share of actions all of whose tokens are.
-        tokens: action tokens.
-        actions: runs of them.
-    """
-
-    loss: float
-    token_accuracy: float
-    action_accuracy: float
-    tokens: int
-    actions: int
+    loss: float  # the mean negative log-probability of an action token, in nats
+    token_accuracy: float  # the share of action tokens that are the likeliest
+    action_accuracy: float  # the share of actions all of whose tokens are
+    tokens: int  # action tokens
+    actions: int  # runs of them
 
 
 class EpochReport(NamedTuple):

@@ -232,7 +232,7 @@ class KeptUpdate:
         """The record of an episode as in `episodes.jsonl`, with the update's part under `training`.
 
         That part has its `score`, its `credit` as lines of `credit.jsonl`, and for each action with recorded tokens, in
-        order, its `advantages` (one number, null where it does not take part) and `ratios` (one per token, null where a
+        order, its `advantages` (one number, null if it does not take part) and `ratios` (one per token, null if a
         log-probability is unknown). Unknown parts are left out.
         """
         record, made = episode_to_record(episode), self._made[episode.id_]

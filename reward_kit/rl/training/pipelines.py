@@ -73,7 +73,7 @@ class Pipeline:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A resume scores again what was rolled out ahead and not trained on.
+        # A resume scores again the episodes that were rolled out ahead and not trained on.
         self._tasks.cancel_scope.cancel()
         await self._tasks.__aexit__(None, None, None)
 

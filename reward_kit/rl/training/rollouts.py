@@ -50,7 +50,7 @@ class SampleStream:
 
     @property
     def epoch(self) -> float:
-        """How often all of them were taken."""
+        """The number of passes over the samples so far."""
         return self.position / len(self._samples)
 
 
@@ -177,7 +177,7 @@ class Collector:
         if barrier is None:
             await _all_at_once(collect_group, indices)
             return groups
-        # Whole groups, and at least one: the episodes in flight at a time are part of what lockstep repeats.
+        # Whole groups, and at least one: the episodes in flight at a time must be the same in every run.
         width = max(1, (self._limit or most) // self._group_size)
         limiter.total_tokens = width * self._group_size
         async with self._wave_lock:
