@@ -56,7 +56,7 @@ def serve(channel: int, max_result: int, *, is_single: bool) -> None:
         _exit(0)
     program = _loads(first[1])
     target, failure = _load(program)
-    form, is_async = program["form"], program["is_async"]
+    form = program["form"]
     del first, program
     while (frame := _read_frame(channel)) is not None:
         nonce, payload = frame
@@ -65,7 +65,7 @@ def serve(channel: int, max_result: int, *, is_single: bool) -> None:
         _close(lowest)
         answer: dict[str, Any] = {}
         try:
-            answer = {"error": failure} if failure is not None else _call(target, form, _loads(payload), is_async)
+            answer = {"error": failure} if failure is not None else _call(target, form, _loads(payload))
             _flush()
             frame_out = _framed(nonce, _encode(answer, max_result, lowest, channel))
         except MemoryError:
@@ -130,25 +130,17 @@ def _load(program: dict[str, Any]) -> tuple[Any, dict[str, Any] | None]:
     return target, None
 
 
-def _call(target: Any, form: str, request: dict[str, Any], is_async: bool) -> dict[str, Any]:
+def _call(target: Any, form: str, request: dict[str, Any]) -> dict[str, Any]:
     try:
         value = target(*request["args"], **request["kwargs"])
         if _isinstance(value, types.CoroutineType):
-            if not is_async:
-                value.close()
-                return {"error": _error("type", "", "it returned a coroutine, and is not declared as async")}
-            value = _run(value)
+            value.close()
+            return {"error": _error("type", "", "it returned a coroutine; the function must not be async")}
         if form == "reward" and _type_of(value).__module__.startswith("reward_kit"):
             value = value.model_dump(mode="python")
     except BaseException as error:  # noqa: BLE001 - code under test may raise anything, and the host gets a description
         return {"error": _describe(error, "exception")}
     return {"value": value}
-
-
-def _run(coroutine: Any) -> Any:
-    import asyncio
-
-    return asyncio.run(coroutine)
 
 
 def _describe(error: BaseException, kind: str) -> dict[str, Any]:
