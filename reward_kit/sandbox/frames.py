@@ -44,11 +44,7 @@ _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class FrameError(ValueError):
-    """The bytes are not one valid answer.
-
-    Attributes:
-        kind: which fault it is, a `FrameFault`.
-    """
+    """The bytes are not one valid answer; `kind` names the fault."""
 
     def __init__(self, kind: FrameFault, message: str) -> None:
         super().__init__(message)
@@ -66,7 +62,12 @@ def encode_request(value: Any) -> bytes:
 
 
 def answer_end(data: bytes | bytearray, nonce: bytes, max_bytes: int) -> int | None:
-    """Return where the frame at the start of `data` ends; None while it is incomplete."""
+    """Return the end of the frame at the start of `data`, without the ready byte; None while it is incomplete.
+
+    Raises:
+        FrameError: `forged_frame` for a wrong magic or nonce, `result_size` for a longer payload. It is raised as soon
+            as the bytes show it, so that a frame that will not be taken is neither awaited nor stored.
+    """
     expected = MAGIC + nonce
     head = bytes(data[: len(expected)])
     if head != expected[: len(head)]:
@@ -93,8 +94,17 @@ def read_answer(data: bytes | bytearray, nonce: bytes, max_bytes: int) -> Any:
 
 
 def decode(payload: bytes) -> Any:
-    """Read strict JSON."""
-    _check_depth(payload)
+    """Read strict JSON; a FrameError has the kind of what is wrong."""
+    if payload.count(b"[") + payload.count(b"{") > MAX_DEPTH:
+        depth = 0
+        for match in _BRACKETS.finditer(payload):
+            first = match.group()[0]
+            if first in b"[{":
+                depth += 1
+                if depth > MAX_DEPTH:
+                    raise FrameError("nesting", f"the result is nested more than {MAX_DEPTH} levels deep")
+            elif first in b"]}":
+                depth -= 1
     try:
         text = payload.decode("utf-8")
         value = json.loads(
@@ -113,20 +123,6 @@ def decode(payload: bytes) -> Any:
     if _SURROGATE_ESCAPE.search(payload):
         _check_text(value)
     return value
-
-
-def _check_depth(payload: bytes) -> None:
-    if payload.count(b"[") + payload.count(b"{") <= MAX_DEPTH:
-        return
-    depth = 0
-    for match in _BRACKETS.finditer(payload):
-        first = match.group()[0]
-        if first in b"[{":
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise FrameError("nesting", f"the result is nested more than {MAX_DEPTH} levels deep")
-        elif first in b"]}":
-            depth -= 1
 
 
 def _refuse_constant(text: str) -> Any:
