@@ -64,9 +64,8 @@ class _Call:
 class CallThreads:
     """Daemon threads for the running event loop, started as they are needed and kept until they are closed.
 
-    Args:
-        deadline_s: for one call, from its beginning: the wait for a thread is not counted.
-        most: threads at work at a time. One whose call was given up is not counted, and ends with that call.
+    The deadline counts from the beginning of a call. A thread whose call was given up ends with that call, and is not
+    counted in `most`, the threads at work at a time.
     """
 
     def __init__(self, deadline_s: float | None = None, most: int = MAX_THREADS) -> None:
@@ -190,7 +189,11 @@ class CallThreads:
             try:
                 call.result = call.context.run(call.function)
             except BaseException as error:  # noqa: BLE001 - raised where the call is awaited
-                call.error = _as_failure(error)
+                # Ctrl-C reaches the main thread only, so the function itself raised what looks like it.
+                if not isinstance(error, Exception | SystemExit | asyncio.CancelledError):
+                    failure = RuntimeError(f"it raised {type(error).__name__}")
+                    failure.__cause__, error = error, failure
+                call.error = error
             call.is_over = True
             self._over.append(call)
             del call  # keep nothing of it alive while the thread waits for the next
@@ -250,15 +253,6 @@ class _Thread(threading.Thread):
     def run(self) -> None:
         """Make calls until the thread is not needed."""
         self._make_calls(self)
-
-
-def _as_failure(error: BaseException) -> BaseException:
-    """Wrap errors that look like Ctrl-C: it reaches the main thread only, so the function itself raised it."""
-    if isinstance(error, Exception | SystemExit | asyncio.CancelledError):
-        return error
-    failure = RuntimeError(f"it raised {type(error).__name__}")
-    failure.__cause__ = error
-    return failure
 
 
 _Result = TypeVar("_Result")
@@ -350,15 +344,15 @@ class InProcessScorer:
 
     def _scored(self, request: ScoringRequest, result: EvaluateResult | RewardKitError, duration_s: float) -> Scored:
         if isinstance(result, RewardKitError):
-            found, error = None, result
+            kept, error = None, result
         else:
-            found, invalid = result, error_of(self._spec.id, result, len(request.assistant_turns))
+            kept, invalid = result, error_of(self._spec.id, result, len(request.assistant_turns))
             if invalid is None:
-                return Scored(request.rollout_id, found, None, duration_s, self._sandbox)
+                return Scored(request.rollout_id, kept, None, duration_s, self._sandbox)
             error = invalid
         logger.info("episode %s cannot be scored", request.rollout_id, exc_info=error)
         failure, asked_s = failure_of(error)
-        return Scored(request.rollout_id, found, failure, duration_s, self._sandbox, retry_after_s=asked_s)
+        return Scored(request.rollout_id, kept, failure, duration_s, self._sandbox, retry_after_s=asked_s)
 
     async def _closing(self, given: Iterable[Mapping[str, Any]], call: Coroutine[Any, Any, _Result]) -> _Result:
         """Await a call within the deadline, and close its states."""

@@ -28,11 +28,10 @@ from reward_kit.typed_interface import Origin, RewardSpec, reward_spec
 
 if TYPE_CHECKING:
     from reward_kit.reward_agent.confined import ConfinedLevel
-    from reward_kit.sandbox.program import Limits
 
 _LONGEST_S = 86_400.0
 _ANSWER_S = 60.0
-"""Seconds that a call over HTTP may take besides the time of the reward."""
+"""Seconds that a call over HTTP may take on top of the time of the reward."""
 logger = logging.getLogger("reward_kit.reward_agent")
 
 
@@ -42,7 +41,7 @@ class SandboxChoice:
 
     Attributes:
         level: None for the default.
-        limits: fields of `sandbox.Limits` besides `wall_s`.
+        limits: fields of `sandbox.Limits` except `wall_s`.
         read_paths: files and folders that it may read, absolute or relative to the folder of its reference.
         preload: installed modules to import once, before any call.
         reward_time_s: seconds that one call may take; None for a day.
@@ -99,13 +98,19 @@ def load_reward(
         return LoadedReward(reward_here(load_object(reference, folder), options))
     if is_built_in(location) and calls_out(spec := reward_spec(load_object(reference, folder))):
         raise ConfigError(f"reward {spec.id!r} calls out and cannot run {level}: leave out sandbox.level")
-    if reason := run_blocking(_why_not_confined()):
+    from reward_kit.sandbox.host import best_strength
+
+    try:
+        run_blocking(best_strength("auto"))
+    except ConfigError as reason:
         if level == "isolated":
-            raise ConfigError(f"reward {reference!r} is to run isolated, and {reason}; `reward-kit doctor` tells more")
+            problem = f"reward {reference!r} is to run isolated, and {reason}; `reward-kit doctor` shows more"
+            raise ConfigError(problem) from reason
         spec = reward_here(load_object(reference, folder), options)
         if spec.sandbox == "isolated":
-            raise ConfigError(f"reward {spec.id!r} asks to run isolated, and {reason}; `reward-kit doctor` tells more")
-        note = f"reward {spec.id!r} runs in_process, without a sandbox: {reason}; `reward-kit doctor` tells more"
+            problem = f"reward {spec.id!r} asks to run isolated, and {reason}; `reward-kit doctor` shows more"
+            raise ConfigError(problem) from reason
+        note = f"reward {spec.id!r} runs in_process, without a sandbox: {reason}; `reward-kit doctor` shows more"
         return LoadedReward(replace(spec, weakened_from=level), (note,))
     return _described(reference, folder, choice, level, options)
 
@@ -198,16 +203,7 @@ def scorer_of(reward: Reward, deadline_s: float | None = None) -> Scorer:
     return reward.scorer(deadline_s)
 
 
-def limits_of(choice: SandboxChoice) -> Limits:
-    """Return the limits of one call. CPU time is as long as the wall limit, unless the user sets it."""
-    from reward_kit.sandbox.program import Limits
-
-    wall_s = min(choice.reward_time_s or _LONGEST_S, _LONGEST_S)
-    return Limits(**{"wall_s": wall_s, "cpu_s": float(math.ceil(wall_s)), **choice.limits})
-
-
 def _served(url: str, choice: SandboxChoice, options: Mapping[str, Any]) -> LoadedReward:
-    """Load a reward that runs behind HTTP, with the sandbox and the options that it has there."""
     from reward_kit.reward_agent.remote import Patience, RemoteReward, checked_address, notes_on
 
     url = checked_address(url)
@@ -220,17 +216,6 @@ def _served(url: str, choice: SandboxChoice, options: Mapping[str, Any]) -> Load
     except (ProviderError, DeadlineError) as error:
         raise ConfigError(f"reward {url} cannot be used: {error}") from error
     return LoadedReward(reward, notes_on(reward))
-
-
-async def _why_not_confined() -> str:
-    """Return why this machine has no sandbox; "" if it has one."""
-    from reward_kit.sandbox.host import best_strength
-
-    try:
-        await best_strength("auto")
-    except ConfigError as error:
-        return str(error)
-    return ""
 
 
 def _described(
@@ -246,6 +231,7 @@ def _described(
         sources_of,
         user_roots,
     )
+    from reward_kit.sandbox.program import Limits
 
     location, name = split_reference(reference)
     is_file = location.endswith(".py")
@@ -266,7 +252,9 @@ def _described(
     preload = (*choice.preload, *sorted(built_in_imports(f"{location}.{name}")))
     readable = tuple(map(str, read_paths))
     program = program_of(reference, folder, sources, read_paths=readable, preload=preload, options=options)
-    limits = limits_of(choice)
+    wall_s = min(choice.reward_time_s or _LONGEST_S, _LONGEST_S)
+    # CPU time is as long as the wall limit, unless the user sets it.
+    limits = Limits(**{"wall_s": wall_s, "cpu_s": float(math.ceil(wall_s)), **choice.limits})
     try:
         facts, output = run_blocking(describe(program, str(file), limits))
     except ConfigError as error:
