@@ -472,7 +472,14 @@ class KeptOpenAgent:
 
     async def score(self, request: ScoringRequest) -> Scored:
         """Score one rollout; if the caller is cancelled, so is the call."""
-        agent = await asyncio.shield(self._opened())
+        loop = asyncio.get_running_loop()
+        held = self._held.get(loop)
+        if held is None:
+            for ended in [each for each in list(self._held) if each.is_closed()]:  # without ending its tasks
+                self._held.pop(ended, None)
+            held = self._held[loop] = _Held(loop.create_future())
+            held.task = loop.create_task(self._hold(loop, held))
+        agent = await asyncio.shield(held.ready)
         return (await agent.score_all([request]))[0]
 
     async def close(self) -> None:
@@ -481,16 +488,6 @@ class KeptOpenAgent:
         if held is not None and held.task is not None:
             held.leave.set()
             await held.task
-
-    def _opened(self) -> asyncio.Future[AsyncRewardAgent]:
-        loop = asyncio.get_running_loop()
-        held = self._held.get(loop)
-        if held is None:
-            for ended in [each for each in list(self._held) if each.is_closed()]:  # without ending its tasks
-                self._held.pop(ended, None)
-            held = self._held[loop] = _Held(loop.create_future())
-            held.task = loop.create_task(self._hold(loop, held))
-        return held.ready
 
     async def _hold(self, loop: asyncio.AbstractEventLoop, held: _Held) -> None:
         """Keep it open until `close`, or until the loop cancels its tasks."""
