@@ -25,7 +25,7 @@ def make_private_folder(path: Path, *, parents: bool = False, exist_ok: bool = F
 
 
 def make_private(folder: Path) -> None:
-    """Take the permissions of others away from everything in a folder that other libraries wrote."""
+    """Remove the permissions of others from everything in a folder that other libraries wrote."""
     for path in folder.rglob("*"):
         if not path.is_symlink():
             path.chmod(FOLDER_MODE if path.is_dir() else FILE_MODE)

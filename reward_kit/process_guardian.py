@@ -68,7 +68,7 @@ def running(token: str, sessions: Collection[int] = ()) -> list[int]:
 
 
 def _session(pid: int) -> int:
-    """The session of a process; 0 where it has ended."""
+    """Return the session of a process; 0 if it has ended."""
     # The name in parentheses may hold anything: state, parent, group and session follow the last one.
     fields = _read(pid, "stat").rpartition(b")")[2].split()
     return int(fields[3]) if len(fields) > 3 and fields[0] not in (b"Z", b"X") else 0

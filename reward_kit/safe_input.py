@@ -79,7 +79,7 @@ class TooLargeError(Exception):
 
 
 def shown_size(size: int) -> str:
-    """A limit for people: "32 MiB"."""
+    """Return a limit for people: "32 MiB"."""
     return f"{size // MIB} MiB" if size >= MIB else f"{size // 1024} KiB"
 
 

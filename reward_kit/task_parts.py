@@ -238,5 +238,5 @@ class CreditModel(BaseModel):
         return data
 
     def options(self) -> dict[str, Any]:
-        """The keys of the estimator."""
+        """Return the keys of the estimator."""
         return dict(self.model_extra or {})

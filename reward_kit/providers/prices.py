@@ -36,7 +36,7 @@ class PriceTable:
     models: Mapping[str, Price]
 
     def cost(self, model: str, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float | None:
-        """US dollars for one completion; `prompt_tokens` include the cached ones. None for an unknown model."""
+        """Return US dollars for one completion; `prompt_tokens` include cached ones. None for an unknown model."""
         price = self.models.get(model)
         if price is None:
             return None
@@ -46,7 +46,7 @@ class PriceTable:
 
 
 def load_prices(path: str | Path) -> PriceTable:
-    """The prices in a YAML or JSON file: model -> input, output and optionally cached (else the input's price).
+    """Read the prices in a YAML or JSON file: model -> input, output and optionally cached (else the input's price).
 
     Raises:
         ConfigError: the file cannot be read or has another form; the message names file and field.

@@ -87,7 +87,7 @@ class RetryPolicy:
     cap_s: float = 30.0
 
     def wait_s(self, retry: int, retry_after_s: float | None, jitter: random.Random) -> float:
-        """Seconds before retry number `retry` (from 0): the endpoint's wish, and full jitter on top of it.
+        """Return the seconds before retry number `retry` (from 0): the endpoint's wish, and full jitter on top of it.
 
         The jitter is uniform in [0, min(cap_s, base_s * 2**retry)], so that callers refused together come back apart.
         """
@@ -111,7 +111,7 @@ class Bucket:
         self._at = now
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Seconds until `amount` may be taken."""
+        """Return the seconds until `amount` may be taken."""
         self._level = min(self._capacity, self._level + (now - self._at) * self._rate)
         self._at = now
         lacking = min(amount, self._capacity) - self._level
@@ -135,11 +135,11 @@ class TokenEstimate:
         self._completion: float | None = None
 
     def tokens(self, size: int, max_completion: float) -> float:
-        """The tokens of a request of `size` bytes whose answer has at most `max_completion`."""
+        """Return the tokens of a request of `size` bytes whose answer has at most `max_completion`."""
         return size * self._tokens_per_byte + (max_completion if self._completion is None else self._completion)
 
     def learn(self, size: int, prompt_tokens: int, completion_tokens: int) -> None:
-        """Take note of what a request of `size` bytes used."""
+        """Note the usage of a request of `size` bytes."""
         self._tokens_per_byte += _MEMORY * (prompt_tokens / max(size, 1) - self._tokens_per_byte)
         before = float(completion_tokens) if self._completion is None else self._completion
         self._completion = before + _MEMORY * (completion_tokens - before)
@@ -194,7 +194,7 @@ class Concurrency:
         return is_news
 
     def pause_s(self) -> float:
-        """Seconds to send nothing after a refusal that names no time; more with each cut without an answer between."""
+        """Return the seconds to pause after a refusal that names no time; more with each cut in a row."""
         doublings = self._cuts_in_a_row - (2 if self._unrefused > 0 else 1)
         return 0.0 if doublings < 0 else min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(doublings, 64))
 
@@ -421,7 +421,7 @@ class RequestQueue:
             self._waiting.popleft()
 
     def _wait_s(self, permit: Permit, now: float) -> float | None:
-        """Seconds until this one may go; None if that is up to those in flight."""
+        """Return the seconds until this one may go; None if that is up to those in flight."""
         if self._outage.is_open:
             return None if self._outage.next_probe is None else max(0.0, self._outage.next_probe - now)
         if self._in_flight + 1 > self._concurrency.limit + _EPSILON:
@@ -570,11 +570,11 @@ class RequestQueue:
         return message.removeprefix(self._name.partition(" ")[0]).lstrip(": ")
 
     def _stop_soon(self, reason: str, *, fail: bool = False) -> None:
-        """`_stop`, outside of any request, so that the request that brought this to light can be cancelled too."""
+        """Stop outside of any request, so that the request that brought this to light can be cancelled too."""
         asyncio.get_running_loop().call_soon(lambda: self._stop(reason, fail=fail))
 
     def _stop(self, reason: str, *, fail: bool) -> None:
-        """Tell the run, which may cancel those who wait; `fail` those who still do then."""
+        """Notify the run, which may cancel those who wait; `fail` those who still do then."""
         self._watcher.give_up(reason)
         if not fail:
             return

@@ -131,7 +131,7 @@ class CallThreads:
             self._alarm = self._loop.call_later(self._deadline_s, self._ring, self._deadline_s)
 
     def _look_after(self) -> None:
-        """Every millisecond while calls wait: take results, and start threads for calls that waited."""
+        """Take results, and start threads for calls that waited; runs every millisecond while calls wait."""
         self._look = None
         self._deliver()
         with self._lock:

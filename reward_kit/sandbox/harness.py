@@ -252,7 +252,7 @@ def _left_behind(lowest: int, channel: int) -> list[str]:
 
 
 def prepare() -> None:
-    """In the zygote, once: what every child would do again."""
+    """Do in the zygote, once, what every child would do again."""
     for name in ("stdout", "stderr"):
         # By line, so that what was printed before a limit was met is seen.
         getattr(sys, name).reconfigure(errors="backslashreplace", line_buffering=True)

@@ -369,7 +369,7 @@ class ChildSession:
         return resident - self._first_resident_mb <= self._limits.memory_mb / 2
 
     def is_clean(self) -> bool:
-        """Nothing has come, and it has not ended, since its last answer."""
+        """Report whether nothing has come, and it has not ended, since its last answer."""
         return self.is_usable and not self._child.ended.done() and not self._child.has_extra
 
     async def close(self) -> None:

@@ -240,7 +240,7 @@ def limit_resources(*, cpu_s: int, address_space: int, file_size: int, open_file
 
 
 def count_tasks(user: int) -> int:
-    """Processes and threads that this user id has now; 0 where /proc does not say."""
+    """Return the processes and threads of this user id; 0 if /proc does not show them."""
     count = 0
     try:
         folders = [f"/proc/{name}" for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
@@ -254,5 +254,5 @@ def count_tasks(user: int) -> int:
 
 
 def address_space_in_use(statm: int) -> int:
-    """Bytes of address space this process has mapped, libraries included."""
+    """Return the bytes of address space this process has mapped, from an open descriptor of its `/proc/self/statm`."""
     return int(os.pread(statm, 64, 0).split()[0]) * os.sysconf("SC_PAGE_SIZE")

@@ -142,13 +142,13 @@ def _show(path: str, real: str, *, is_device: bool = False) -> None:
 
 
 def send_next_child_away(own: int) -> None:
-    """The next child this process forks is process 1 of a new PID namespace."""
+    """Let the next child that this process forks be process 1 of a new PID namespace."""
     linux.enter_namespace(own, NEWPID, "return to the own PID namespace")
     linux.unshare(NEWPID, "make a PID namespace")
 
 
 def enter_work_folder(size: int, files: int, *, may_execute: bool, keep: Sequence[str] = ()) -> None:
-    """In the child: own mounts, IPC, names and groups, and an empty work folder in memory, the current folder."""
+    """Give the child mounts, IPC, names and groups of its own, and an empty work folder in memory."""
     linux.unshare(_NEWNS | _NEWIPC | _NEWUTS, "make mount, IPC and UTS namespaces")
     _unshare_groups()
     kept = []

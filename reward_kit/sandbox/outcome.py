@@ -204,7 +204,7 @@ def _beyond_cpu(limits: Limits) -> _Refused:
 
 
 def _checked(answer: Any, limits: Limits) -> Any:
-    """The value in an answer, or what the harness says of the call."""
+    """Return the value in an answer, or raise the failure that the harness reports."""
     if not isinstance(answer, dict) or not (answer.keys() <= {"value", "error", "left"}):
         raise _Refused("forged_frame", "the answer was not written by the harness", "")
     error = answer.get("error")
@@ -222,7 +222,7 @@ def _checked(answer: Any, limits: Limits) -> Any:
 
 
 def _with_limit(kind: str, message: str, limits: Limits) -> str:
-    """The message, with the limit that was met and how to raise it, where one was."""
+    """Return the message, with the limit that was met, if any, and how to raise it."""
     texts = {
         "memory": (f"it needed more than {limits.memory_mb:,} MiB of memory", "memory_mb"),
         "disk": (f"its work folder holds {limits.disk_mb:,} MiB", "disk_mb"),
