@@ -1,9 +1,8 @@
 """The guardian of `processes`: when the process that started it is gone, it ends what that left running and removes it.
 
 It is run by its path (`python -I -S process_guardian.py TOKEN FOLDER`), so it imports the standard library alone. Its
-standard input is a pipe from the process it watches; the kernel closes that pipe however the process ends, also at
-`kill -9`. Lines on it: `+ID` and `-ID`, a session (process group) that was started and one that has ended, and `done`,
-everything is cleaned up already.
+standard input is a pipe from the process it watches, with lines `+ID` and `-ID` for the sessions that began and ended,
+and `done` if everything is cleaned up already.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Start long-lived child processes and make temporary folders, so that none of them outlives this process.
 
-Both are cleaned up where they are used, at the latest when the interpreter exits. For the rest (`kill -9`, a crash in
-C, the kernel's out-of-memory killer) there is the guardian: a small process that is started with the first folder or
-child and learns of our end from a pipe (`process_guardian`). Every child, and whatever a child starts, inherits the
-guardian's token in its environment and is found by it, also in a session of its own.
-
+Both are cleaned up where they are used, at the latest when the interpreter exits. After a crash or `kill -9` the
+guardian does it (`process_guardian`): every child, and whatever a child starts, inherits its token in the environment.
 Importing this module starts nothing.
 """
 

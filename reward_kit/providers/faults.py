@@ -1,8 +1,7 @@
-"""Failures of endpoints, in one sentence a reader can act on, and whether asking again could help.
+"""Failures of endpoints, in one sentence a reader can act on, and whether another attempt could help.
 
 The error types live between a transport and a `ChatEndpoint`, which raises the flat `ProviderError` or `DeadlineError`
-when it gives up. No secret reaches a message: the caller passes those it sent, and they are blotted out before a text
-is cut to length, so that no half of one survives the cut.
+when it gives up. Secrets are blotted out before a text is cut to length, so that no half of one survives the cut.
 """
 
 from __future__ import annotations

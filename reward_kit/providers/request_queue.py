@@ -1,9 +1,7 @@
 """The one queue to a model of an endpoint: pace, concurrency, outages and retries for all requests of a run together.
 
-A request holds a `Permit` of its `RequestQueue` and waits for its turn before each attempt. Waiting costs nothing:
-requests stand in one queue in the order in which they came, one timer serves the first of them, and each that leaves
-lets the next in. Time spent waiting here uses up neither the request's attempts nor its retry budget.
-`development/traffic.md` has the reasons.
+A request holds a `Permit` of its `RequestQueue` and waits for its turn before each attempt, which uses up neither its
+attempts nor its retry budget. `development/traffic.md` has the reasons.
 """
 
 from __future__ import annotations
@@ -64,10 +62,7 @@ class Rates:
     @property
     def is_unlimited(self) -> bool:
         """True if nothing is limited."""
-        return self == _UNLIMITED
-
-
-_UNLIMITED = Rates()
+        return self == Rates()
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +346,8 @@ class RequestQueue:
         self._waiting: deque[_Waiter] = deque()
         self._timer: Timer | None = None
         self._patience: Timer | None = None
-        self._in_flight = self._sent = self._known = 0
+        self.in_flight = 0  # requests that are being answered now
+        self._sent = self._known = 0
         self._paused_until = self._last_answer = self._notified_at = float("-inf")
         self._given_up: str | None = None
 
@@ -359,11 +355,6 @@ class RequestQueue:
     def is_down(self) -> bool:
         """True if the endpoint is down, so that requests wait."""
         return self._outage.is_open
-
-    @property
-    def in_flight(self) -> int:
-        """Requests that are being answered now."""
-        return self._in_flight
 
     def permit(self, size: int, max_completion: float = 0.0, budget_s: float = 300.0) -> Permit:
         """Return the permit of one request."""
@@ -373,7 +364,7 @@ class RequestQueue:
     async def enter(self, permit: Permit) -> None:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # whatever was in flight in another loop ended with it
-            self._loop, self._timer, self._in_flight = loop, None, 0
+            self._loop, self._timer, self.in_flight = loop, None, 0
             self._waiting.clear()
         began = self._clock.now()
         if self._tokens is not None:
@@ -424,7 +415,7 @@ class RequestQueue:
         """Return the seconds until this one may go; None if that is up to those in flight."""
         if self._outage.is_open:
             return None if self._outage.next_probe is None else max(0.0, self._outage.next_probe - now)
-        if self._in_flight + 1 > self._concurrency.limit + _EPSILON:
+        if self.in_flight + 1 > self._concurrency.limit + _EPSILON:
             return None
         wait_s = max(0.0, self._paused_until - now)
         if self._requests is not None:
@@ -434,7 +425,7 @@ class RequestQueue:
         return wait_s
 
     def _admit(self, permit: Permit, now: float) -> None:
-        self._in_flight += 1
+        self.in_flight += 1
         self._sent += 1
         permit.attempts += 1
         permit.number, permit.admitted, permit.is_in = self._sent, now, True
@@ -448,7 +439,7 @@ class RequestQueue:
 
     def _release(self, permit: Permit) -> bool:
         """Give back the slot; return whether the attempt was a probe."""
-        self._in_flight -= 1
+        self.in_flight -= 1
         was_probe, permit.is_in, permit.is_probe = permit.is_probe, False, False
         return was_probe
 
@@ -527,7 +518,7 @@ class RequestQueue:
 
     def _refused(self, number: int, asked_s: float | None, now: float) -> None:
         """Cut the concurrency, and leave the endpoint alone for as long as it asks, or as experience says."""
-        is_news = self._concurrency.refused(number, self._sent, self._in_flight + 1)
+        is_news = self._concurrency.refused(number, self._sent, self.in_flight + 1)
         if asked_s is not None:
             if asked_s > self._watcher.outage_patience_s:
                 self._stop_soon(f"{self._name} asks to be left alone for {asked_s:g} s")

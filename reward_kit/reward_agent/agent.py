@@ -1,11 +1,7 @@
-"""`AsyncRewardAgent`: scores arrive while the machine works.
+"""`AsyncRewardAgent`: submit a batch, and take results as whole groups complete, while the machine goes on working.
 
-A batch is submitted, its calls run concurrently, and results come back as whole groups complete. A pointwise reward is
-called once for each rollout, a batch reward once for each group. This is the seam between collecting and learning;
-where the calls run (in this process, in the sandbox, on another machine) is behind it.
-
-Nothing here polls: a result wakes its waiters. `calling.py` decides which call is next and makes it, `tickets.py` holds
-a batch and decides what of it is handed out when.
+A pointwise reward is called once for each rollout, a batch reward once for each group. Nothing here polls: a result
+wakes its waiters. `calling.py` makes the calls, `tickets.py` holds a batch and decides which of it is handed out when.
 """
 
 from __future__ import annotations

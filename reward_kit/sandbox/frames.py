@@ -1,12 +1,8 @@
 """The bytes between host and confined code: framed JSON, with a name drawn for each call, read strictly.
 
-A frame is `magic, nonce, length, payload`. The host draws the nonce, the harness in the child repeats it, and a call is
-answered by exactly one frame: anything before it, after it, or of another name spoils the answer. Reading is a pure
-function of the bytes; every fault is a `FrameError` of its own kind. Nothing is unpickled, and no JSON that would read
-differently elsewhere is taken: no NaN or infinity, no key twice, no half of a surrogate pair, no number or nesting
-beyond bounds.
-
-The child imports this file, so it imports next to nothing.
+The harness in the child repeats the host's nonce, and a call is answered by exactly one frame: anything before it,
+after it, or of another name spoils the answer. Nothing is unpickled, and no JSON that would read differently elsewhere
+is taken. The child imports this file, so it imports next to nothing.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
 """The seccomp filter of confined code: a list of the system calls it needs; everything else fails with EPERM.
 
-Namespaces alone leave doors open, which is why the list is short: `socket` is not on it at all (AF_VSOCK reaches the
-hypervisor and netlink the kernel, whatever the network namespace), nor are io_uring, keyrings, ptrace, mounts, file
-leases, `flock` and System V objects. Calls that are harmless only with some arguments are let through by argument.
-
-A filter is assembled as a search tree over system call numbers whose leaves are actions.
-
-The kernel runs the program on `struct seccomp_data` (linux/seccomp.h): the call's number at byte 0, the machine at
-byte 4, six 64-bit arguments from byte 16. A tree needs about eight steps a call where a list needs a hundred, and the
-kernel, which tries every number once when a filter is loaded, loads it that much sooner.
+Namespaces alone leave doors open, so `socket` is not on the list at all (AF_VSOCK reaches the hypervisor and netlink
+the kernel, whatever the network namespace). Calls that are harmless only with some arguments are let through by
+argument. The kernel runs the program on `struct seccomp_data` (linux/seccomp.h). A search tree over the numbers needs
+about eight steps a call where a list needs a hundred.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """The zygote: a program that imports once what calls need, confines itself, and forks a child for each call.
 
 Run as `python -I -S zygote.py CONTROL`: with an empty environment and one socket. It never sees a byte of a program, a
-request or a result: the host hands it the descriptors of a call and a record of fixed size, the child reads the rest
-once it is confined. So nothing of one call is left in the memory that the next child is a copy of.
-
-It does one call at a time. It ends, and with it everything it started, when the socket closes. A failed step of the
-confinement ends the child with `SETUP_EXIT` before any untrusted byte was read.
+request or a result, so nothing of one call is left in the memory that the next child is a copy of. It does one call at
+a time, and ends with everything it started when the socket closes.
 """
 
 from __future__ import annotations
