@@ -193,7 +193,7 @@ class EvaluateResult(_MappingModel):
 
     A result with `is_score_valid=False` or with `error` set leaves the rollout unscored: its `score` is not used.
     `query` and `response` are the question to a judge and its answer; they are kept with the score. Where scores of a
-    group were processed further, `raw_score` is the score before, and `is_imputed` says that there was none.
+    group were processed further, `raw_score` is the score before, and `is_imputed` is true if there was none.
     """
 
     score: Score

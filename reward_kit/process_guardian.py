@@ -39,22 +39,22 @@ def main() -> None:
 
 
 def kill_all(token: str, sessions: Collection[int] = (), *, quiet_looks: int = 1) -> None:
-    """Kill every process that carries the token or belongs to one of the sessions, until none is found."""
+    """Kill every process that carries the token or belongs to one of the sessions, until none is left."""
     quiet, end = 0, time.monotonic() + _LONGEST_S
     out_of_reach: set[int] = set()
     while time.monotonic() < end:
-        found = set(running(token, sessions)) - out_of_reach
-        for pid in found:
+        pids = set(running(token, sessions)) - out_of_reach
+        for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
             except PermissionError:
                 out_of_reach.add(pid)
-        quiet = 0 if found else quiet + 1
+        quiet = 0 if pids else quiet + 1
         if quiet >= quiet_looks:
             return
-        time.sleep(0.01 if found else 0.05)
+        time.sleep(0.01 if pids else 0.05)
 
 
 def running(token: str, sessions: Collection[int] = ()) -> list[int]:

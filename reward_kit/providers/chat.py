@@ -157,7 +157,7 @@ class ChatEndpoint:
 
         Raises:
             ProviderError: the endpoint refused, or failed to the end of the retries; or a replay has no answer.
-            DeadlineError: it took too long; the message says which limit and how to raise it.
+            DeadlineError: it took too long; the message names the limit and how to raise it.
             LimitError: the conversation no longer fits the model.
         """
         if request.get("stream") and "stream_options" not in request:

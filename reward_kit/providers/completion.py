@@ -39,7 +39,7 @@ class Usage:
         prompt_tokens: tokens read, cached ones included.
         completion_tokens: tokens written, reasoning included.
         cached_tokens: of the prompt's tokens those that the provider had in its cache.
-        cost: in US dollars by the price file, else as the provider reports it; None where neither says.
+        cost: in US dollars by the price file, else as the provider reports it; None without either.
     """
 
     prompt_tokens: int

@@ -517,7 +517,7 @@ class RequestQueue:
         return Fault.FAILED if isinstance(error, DeadlineError) else None
 
     def _refused(self, number: int, asked_s: float | None, now: float) -> None:
-        """Cut the concurrency, and leave the endpoint alone for as long as it asks, or as experience says."""
+        """Cut the concurrency, and leave the endpoint alone for as long as it asks, or longer with each cut."""
         is_news = self._concurrency.refused(number, self._sent, self.in_flight + 1)
         if asked_s is not None:
             if asked_s > self._watcher.outage_patience_s:
@@ -589,7 +589,7 @@ async def with_retries(
     attempt nor as time. The caller reports an answer to the permit.
 
     Raises:
-        ProviderError, DeadlineError: the last failure, when attempts or budget are used up; the message says which.
+        ProviderError, DeadlineError: the last failure, when attempts or budget are used up; the message names which.
         LimitError: as the attempt raised it.
     """
     started = time.monotonic()

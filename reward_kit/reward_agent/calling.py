@@ -307,7 +307,7 @@ class Caller:
             scored = _failed(call.requests, error or self._too_long())
         ended = self._loop.time()
         call.spans.append((began, ended))
-        # A cancelled call says nothing of the scorer, nor does a rollout that broke, for which it is not called.
+        # Cancelled calls, and rollouts that broke before, are not latencies of the scorer.
         if call.is_wanted and any(request.failure is None for request in call.requests):
             self._tally.latencies.add(ended - began)
         self._tally.spend(scored)

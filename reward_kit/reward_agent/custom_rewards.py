@@ -219,9 +219,9 @@ class ScoreForm:
         takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
         if form[1] not in names and not takes_any:
             near = next((name for name in names if _nearly(name, form[1:2])), None)
-            found = f"takes {near!r} instead of" if near else "does not take"
+            problem = f"takes {near!r} instead of" if near else "does not take"
             example = "compute_score(data_source, solution_str, ground_truth, extra_info)"
-            raise ConfigError(f"{where} {found} 'solution_str'; write {example}")
+            raise ConfigError(f"{where} {problem} 'solution_str'; write {example}")
         if positional := next((each.name for each in parameters if each.kind is each.POSITIONAL_ONLY), None):
             raise ConfigError(f"{where}: parameters are passed by name; {positional!r} cannot be")
         try:

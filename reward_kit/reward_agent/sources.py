@@ -69,14 +69,14 @@ def definitions(scope: Sequence[ast.stmt]) -> Iterator[Definition]:
 
 def definition_of(name: str, scope: Sequence[ast.stmt]) -> Definition | None:
     """Return the last definition of a name, dotted for one in a class; None if the scope does not define it."""
-    found: Definition | None = None
+    definition: Definition | None = None
     for part in name.split("."):
         named = [node for node in definitions(scope) if node.name == part]
         if not named:
             return None
-        found = named[-1]
-        scope = found.body
-    return found
+        definition = named[-1]
+        scope = definition.body
+    return definition
 
 
 def declared_requirements(text: str, name: str) -> tuple[str, ...]:
@@ -168,29 +168,29 @@ def built_in_imports(name: str) -> set[str]:
         return set()
     library = library_path()
     exported = name.removeprefix(f"{_BUILT_IN}.")
-    pending, seen, found = [f"{_BUILT_IN}.{rewards.HOMES.get(exported, exported)}"], set[str](), set[str]()
+    pending, seen, modules = [f"{_BUILT_IN}.{rewards.HOMES.get(exported, exported)}"], set[str](), set[str]()
     while pending:
         module = pending.pop()
         file = find_module(module) if module not in seen else None
         seen.add(module)
         if file is None:  # a name in a module
             continue
-        found.add(module)
+        modules.add(module)
         for wanted in _imports(_tree(read_source(file)), module, file.name == "__init__.py"):
             top = wanted.partition(".")[0]
             if wanted.startswith(f"{_BUILT_IN}."):
                 pending.append(wanted)
             elif top != "reward_kit" and _may_be_preloaded(top, library):
-                found.add(top)
-    return found
+                modules.add(top)
+    return modules
 
 
 def find_module(name: str) -> Path | None:
-    """Return the file of a dotted name without importing anything; None if it is not found."""
+    """Return the file of a dotted name without importing anything; None without one."""
     if "/" in name or "\0" in name or not all(name.split(".")):
         return None
-    found = _parts(name, [*user_roots(), *map(Path, library_path())])
-    return found[-1][1] if found and found[-1][0] == name and found[-1][1].is_file() else None
+    parts = _parts(name, [*user_roots(), *map(Path, library_path())])
+    return parts[-1][1] if parts and parts[-1][0] == name and parts[-1][1].is_file() else None
 
 
 def user_roots() -> list[Path]:

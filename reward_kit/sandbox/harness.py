@@ -233,12 +233,12 @@ def _converted(value: Any) -> Any:
 
 def _left_behind(lowest: int, channel: int) -> list[str]:
     """List what a call left that the next one of a warm worker should not find."""
-    found = [*SPOILT]
+    left = [*SPOILT]
     if thread_count():
-        found.append("threads")
+        left.append("threads")
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        found.append("processes")
+        left.append("processes")
     except ChildProcessError:  # no children of any generation: orphans become children of process 1
         again = -1
     try:
@@ -247,8 +247,8 @@ def _left_behind(lowest: int, channel: int) -> list[str]:
     except OSError:
         again = -1
     if again != lowest:
-        found.append("descriptors")
-    return found
+        left.append("descriptors")
+    return left
 
 
 def prepare() -> None:

@@ -50,7 +50,7 @@ MEANINGS: Final[dict[OutcomeKind, str]] = {
     "forbidden_call": "It made a system call of another machine, which no program needs.",
     "type": "Its result holds something that JSON cannot say.",
     "cycle": "Its result holds itself.",
-    "setup": "The sandbox could not be set up, so nothing was run; `reward-kit doctor` says why.",
+    "setup": "The sandbox could not be set up, so nothing was run; `reward-kit doctor` shows the reason.",
     "zygote": "The process that starts the sandbox's children ended; the call may be made again.",
     "no_result": "Its process left before it gave a result.",
     "forged_frame": "Something else than the harness wrote the answer.",

@@ -135,7 +135,7 @@ class Limits:
         processes: processes it may start; with 0 it can start none, and no program. Threads count as processes.
         open_files: descriptors, the four it is born with included.
         disk_mb: MiB of files, in a folder of its own that is gone afterwards.
-        output_kb: KiB kept of each of its output and its errors; the rest is dropped and the outcome says so.
+        output_kb: KiB kept of each of its output and its errors; the rest is dropped and the outcome shows it.
         result_kb: KiB of its result.
     """
 
