@@ -23,8 +23,8 @@ from reward_kit.blocking import LoopThread
 from reward_kit.errors import ConfigError, RewardError, kind_of
 from reward_kit.providers.request_queue import Rates
 from reward_kit.reward_agent.calling import Caller, Retries
-from reward_kit.reward_agent.custom_scorer import custom_scorer
-from reward_kit.reward_agent.in_process import InProcessScorer, warn_unconfined
+from reward_kit.reward_agent.custom_scorer import scorer_here
+from reward_kit.reward_agent.in_process import warn_unconfined
 from reward_kit.reward_agent.score_cache import ScoreCache, check_cacheable
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest
 from reward_kit.reward_agent.stats import AgentStats, Tally
@@ -77,8 +77,7 @@ class AsyncRewardAgent:
             warn_unconfined(scorer)
             if cache is not None:
                 check_cacheable(scorer)
-            custom = custom_scorer(scorer, deadline_s, max_threads=max_concurrency)
-            scorer = custom or InProcessScorer(scorer, deadline_s, max_threads=max_concurrency)
+            scorer = scorer_here(scorer, deadline_s, max_threads=max_concurrency)
             deadline_s = None
         rates = rates or getattr(scorer, "rates", None) or Rates()
         if rates.tokens_per_minute is not None:

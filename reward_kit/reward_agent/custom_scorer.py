@@ -107,11 +107,8 @@ class GroupScorer(CustomScorer):
         return scored
 
 
-def custom_scorer(
-    spec: RewardSpec, deadline_s: float | None = None, *, max_threads: int = MAX_THREADS
-) -> CustomScorer | None:
-    """Return the scorer of a reward that was made of a `compute_score`; None for any other."""
+def scorer_here(spec: RewardSpec, deadline_s: float | None = None, **options: int) -> InProcessScorer:
+    """Return the scorer of a reward in this process; see `InProcessScorer` for the options."""
     if hasattr(spec.function, "each"):
-        return GroupScorer(spec, deadline_s, max_threads=max_threads)
-    is_custom = hasattr(spec.function, "custom_form")
-    return CustomScorer(spec, deadline_s, max_threads=max_threads) if is_custom else None
+        return GroupScorer(spec, deadline_s, **options)
+    return (CustomScorer if hasattr(spec.function, "custom_form") else InProcessScorer)(spec, deadline_s, **options)

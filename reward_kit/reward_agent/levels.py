@@ -18,8 +18,8 @@ from reward_kit.blocking import run_blocking
 from reward_kit.errors import ConfigError, DeadlineError, ProviderError
 from reward_kit.loading import is_built_in, load_object, module_name_of, split_reference
 from reward_kit.reward_agent.custom_rewards import spec_of
-from reward_kit.reward_agent.custom_scorer import custom_scorer
-from reward_kit.reward_agent.in_process import InProcessScorer, warn_unconfined
+from reward_kit.reward_agent.custom_scorer import scorer_here
+from reward_kit.reward_agent.in_process import warn_unconfined
 from reward_kit.reward_agent.requirements import check_installed
 from reward_kit.reward_agent.scoring import Reward, Scorer
 from reward_kit.reward_calls import calls_out, fixed
@@ -192,7 +192,7 @@ def scorer_of(reward: Reward, deadline_s: float | None = None) -> Scorer:
         deadline_s: for one call in this process; a confined reward has its own.
     """
     if isinstance(reward, RewardSpec):
-        return custom_scorer(reward, deadline_s) or InProcessScorer(reward, deadline_s)
+        return scorer_here(reward, deadline_s)
     from reward_kit.reward_agent.confined import ConfinedReward, ConfinedScorer
 
     if isinstance(reward, ConfinedReward):
