@@ -362,16 +362,9 @@ _Result = TypeVar("_Result")
 
 
 class SyncRewardAgent:
-    """`AsyncRewardAgent` with blocking methods. Use it as a context manager; several threads may call it.
+    """`AsyncRewardAgent` with blocking methods and the same arguments. Use it as a context manager, from any thread.
 
     Its thread is a daemon: a program that does not leave the agent still ends.
-
-    Args:
-        scorer: as of `AsyncRewardAgent`.
-        **options: as of `AsyncRewardAgent`.
-
-    Raises:
-        ConfigError: as `AsyncRewardAgent`.
     """
 
     def __init__(self, scorer: RewardSpec | Scorer, **options: Any) -> None:
@@ -455,9 +448,6 @@ class KeptOpenAgent:
 
     Each event loop has an agent, opened by its first call and closed when the loop ends: trainers have no hook at the
     end, and opening a confined reward for each rollout would take a third of a second each time.
-
-    Args:
-        make: returns an agent that is not open yet, for one loop.
     """
 
     def __init__(self, make: Callable[[], AsyncRewardAgent]) -> None:

@@ -159,13 +159,7 @@ async def describe(program: Program, what: str, limits: Limits) -> tuple[Facts, 
 
 
 class ConfinedScorer:
-    """Calls a reward in the sandbox. Use it as an async context manager; workers are started as they are needed.
-
-    Args:
-        reward: the reward.
-        strength: of the sandbox; by default the strongest that this machine has.
-        slots: calls at once; by default the number of CPUs.
-    """
+    """Calls a reward in the sandbox; by default the strongest that this machine has, with a slot for each CPU."""
 
     def __init__(
         self, reward: ConfinedReward, *, strength: Strength | Literal["auto"] = "auto", slots: int | None = None
@@ -198,7 +192,6 @@ class ConfinedScorer:
         return await scored_together(requests, self._score_whole)
 
     async def _score_whole(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        """Make one call for rollouts that did not break."""
         began = time.perf_counter()
         outcome, judged = None, []
         try:
@@ -271,11 +264,7 @@ class ConfinedScorer:
         return judged
 
     def _failure(self, answer: Any) -> Failure:
-        """Return the failure in an answer.
-
-        Raises:
-            InvalidResultError: it is not a failure that the worker wrote.
-        """
+        """Return the failure in an answer; InvalidResultError if it is not one that the worker wrote."""
         fields = answer.get("failure") if isinstance(answer, dict) and answer.keys() == {"failure"} else None
         names = {"class", "where", "message", "traceback"}
         if (

@@ -85,13 +85,25 @@ class CallThreads:
         self._is_closed = False
 
     async def run(self, function: Callable[[], Any], *, is_bounded: bool = True) -> Any:
-        """Call `function` in a thread, with a copy of the caller's context variables."""
+        """Call `function` in a thread, with a copy of the caller's context variables.
+
+        If this is cancelled, a waiting call is never made. One that has begun is given up: a thread cannot be ended, so
+        it goes on, and its result is dropped. A `KeyboardInterrupt` or the like becomes the cause of a `RuntimeError`,
+        since it would end the event loop.
+        """
         await anyio.lowlevel.checkpoint_if_cancelled()
         context = contextvars.copy_context()
         if _library is not None:
             context.run(_library.set, None)  # the thread may run an event loop of its own
         call = _Call(function, context, self._loop.create_future(), is_bounded, time.monotonic())
-        self._put(call)
+        with self._lock:
+            if self._active == 0 or (self._of_late_s > _PATIENCE_S and self._active < self._most):
+                self._start()
+            self._waiting.append(call)
+        if self._look is None:
+            self._look = self._loop.call_later(_PATIENCE_S, self._look_after)
+        if is_bounded and self._deadline_s is not None and self._alarm is None:
+            self._alarm = self._loop.call_later(self._deadline_s, self._ring, self._deadline_s)
         try:
             await call.done
         except asyncio.CancelledError:
@@ -119,16 +131,6 @@ class CallThreads:
             self._look = self._alarm = None
             for thread in ending:
                 thread.join()
-
-    def _put(self, call: _Call) -> None:
-        with self._lock:
-            if self._active == 0 or (self._of_late_s > _PATIENCE_S and self._active < self._most):
-                self._start()
-            self._waiting.append(call)
-        if self._look is None:
-            self._look = self._loop.call_later(_PATIENCE_S, self._look_after)
-        if call.is_bounded and self._deadline_s is not None and self._alarm is None:
-            self._alarm = self._loop.call_later(self._deadline_s, self._ring, self._deadline_s)
 
     def _look_after(self) -> None:
         """Take results, and start threads for calls that waited; runs every millisecond while calls wait."""

@@ -62,10 +62,7 @@ class _Texts(MetaPathFinder, Loader):
 class ConfinedCalls:
     """One reward, loaded from text, and the calls of it.
 
-    Args:
-        modules: name to [file name, text, is a package], of the reward's file and of what it imports of the user's own.
-        reference: the reward, as the user wrote it, relative to `folder`.
-        options: keyword parameters of the reward to fix.
+    `modules` has [file name, text, is a package] by name, of the reward's file and of the user's modules it imports.
     """
 
     def __init__(

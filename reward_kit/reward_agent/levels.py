@@ -56,12 +56,7 @@ class SandboxChoice:
 
 @dataclass(frozen=True, slots=True)
 class LoadedReward:
-    """A reward that can be scored with.
-
-    Attributes:
-        reward: loaded in this process, or described by the sandbox or a server.
-        notes: lines for the user, such as that it runs without a sandbox.
-    """
+    """A reward loaded in this process, or described by the sandbox or a server, and lines for the user."""
 
     reward: Reward
     notes: tuple[str, ...] = ()
