@@ -17,15 +17,19 @@ _INTRO = """# Command line
 
 Every command with every option, generated from the program. `reward-kit COMMAND --help` shows the same.
 
-Every option can also be set with the environment variable below it. Options override the environment, which overrides the
-task file. Output of user code goes to standard error; standard output has the table, or with `--json` one JSON object. `-v`
+Every option can also be set with the environment variable below it. Options override the environment, which overrides
+the
+task file. Output of user code goes to standard error; standard output has the table, or with `--json` one JSON
+object. `-v`
 logs to standard error, and `-vv` logs more; `-h` or `--help` shows the help.
 """
 
 
 def page() -> str:
     """The whole page."""
-    verbs = table(["Command", "Purpose"], [(f"[`reward-kit {verb}`](#{verb})", inline(text)) for verb, text in VERBS.items()])
+    verbs = table(
+        ["Command", "Purpose"], [(f"[`reward-kit {verb}`](#{verb})", inline(text)) for verb, text in VERBS.items()]
+    )
     exits = table(["Exit code", "Meaning"], [(code(str(number)), inline(text)) for number, text in EXIT_CODES.items()])
     root = click.Context(program, info_name="reward-kit", auto_envvar_prefix=PREFIX)
     parts = [_INTRO, verbs, f"\n## Exit codes {{ #exit-codes }}\n\n{exits}"]

@@ -25,8 +25,10 @@ PACKAGE = Path(reward_kit.__file__).parent
 _HOME = "reward_kit.errors"
 _INTRO = """# Errors
 
-Every deliberate error of reward-kit is a `RewardKitError` of one of the types below. The command line prints it as one line,
-`error: …`, and exits with its exit code. An error in one episode or reward does not end a run: it is recorded with type,
+Every deliberate error of reward-kit is a `RewardKitError` of one of the types below. The command line prints it as
+one line,
+`error: …`, and exits with its exit code. An error in one episode or reward does not end a run: it is recorded with
+type,
 failure class, message and your own frames of the traceback, and the episode is unscored, which is never a score of 0.
 
 ```json

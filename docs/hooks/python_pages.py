@@ -22,7 +22,8 @@ PACKAGE = Path(reward_kit.__file__).parent
 _DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 _INTRO = """# Python
 
-The public names by topic. Names in **bold** are in `reward_kit.__all__` and importable from `reward_kit`; the others from
+The public names by topic. Names in **bold** are in `reward_kit.__all__` and importable from `reward_kit`; the others
+from
 the module shown.
 """
 

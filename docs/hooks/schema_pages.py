@@ -28,8 +28,8 @@ reward-kit schema > task.schema.json
 _TRAIN = """# Train file
 
 Every key of a train file, generated from [its JSON schema](../schemas/train.json). See also
-[Train](../guides/training.md); `reward-kit train --dry-run` prints the plan of a file. An unknown key is an error with its
-line and the nearest key; so is a key without effect.
+[Train](../guides/training.md); `reward-kit train --dry-run` prints the plan of a file. An unknown key is an error with
+its line and the nearest key; so is a key without effect.
 
 For completion in your editor, write the schema once and begin the file with its name:
 
