@@ -13,7 +13,8 @@ from reward_kit.cli.setup import task_schema, train_schema
 Schema = dict[str, Any]
 _TASK = """# Task file
 
-Every key of a task file, generated from [its JSON schema](../schemas/task.json). See also [Write a task file](../guides/tasks.md). An unknown key is an error with its line and the nearest key.
+Every key of a task file, generated from [its JSON schema](../schemas/task.json). See also [Write a task
+file](../guides/tasks.md). An unknown key is an error with its line and the nearest key.
 
 For completion in your editor, write the schema once and begin the file with its name:
 
