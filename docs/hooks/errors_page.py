@@ -18,7 +18,8 @@ from markdown_texts import code, inline, sentence, table
 import reward_kit
 from reward_kit import StopReason, errors
 from reward_kit.credit import DropReason
-from reward_kit.sandbox import MEANINGS, Outcome
+from reward_kit.sandbox import Outcome
+from reward_kit.sandbox.outcome import MEANINGS
 
 PACKAGE = Path(reward_kit.__file__).parent
 _HOME = "reward_kit.errors"
