@@ -28,7 +28,7 @@ from reward_kit.runs.display import Display, DisplayKind, summary_table
 from reward_kit.runs.events import log_handler
 from reward_kit.runs.plan import Control, RunPlan
 from reward_kit.runs.redaction import Redaction
-from reward_kit.runs.run_folder import RunStore
+from reward_kit.runs.run_folder import RunFolder
 from reward_kit.runs.runner import Run, RunEngine, RunOutcome
 from reward_kit.runs.summary import EpisodeRow
 
@@ -166,7 +166,7 @@ class Ending:
 
 def run_into(
     plan: RunPlan,
-    folder: RunStore,
+    folder: RunFolder,
     ending: Ending,
     *,
     display: str | None,

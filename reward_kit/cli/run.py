@@ -37,9 +37,10 @@ from reward_kit.cli.outcome import Ending, run_into
 from reward_kit.cli.trust import require_trust_in_file, trust_option
 from reward_kit.display_text import counted
 from reward_kit.errors import ConfigError
-from reward_kit.runs.plan import RunArgs, RunPlan, begin_run, changes_since, header_to_resume, plan_run
+from reward_kit.runs.inputs import differences
+from reward_kit.runs.plan import RunArgs, RunPlan, begin_run, header_to_resume, plan_run
 from reward_kit.runs.redaction import is_hidden
-from reward_kit.runs.run_folder import RunHeader, RunStore, latest_run
+from reward_kit.runs.run_folder import RunFolder, RunHeader, latest_run
 from reward_kit.runs.task_file import LocatedYaml, parse_override, parse_task
 from reward_kit.runs.tasks import LoadedTask, check_world, load_task
 from reward_kit.task_parts import RunLimitsModel
@@ -174,7 +175,7 @@ def command(**options: Any) -> None:
     if asked.dry_run:
         _show_plan(plan, asked.as_json)
         return
-    folder = RunStore(path, plan.redaction) if path is not None else begin_run(asked.log_dir, task, plan, args)
+    folder = RunFolder(path, plan.redaction) if path is not None else begin_run(asked.log_dir, task, plan, args)
     ending = Ending(
         title=f"{plan.definition.name}  ({counted(len(plan.samples), 'sample')} × {plan.rollouts})",
         expected=plan.total,
@@ -264,7 +265,7 @@ def _refuse_decided_options() -> None:
 def _unchanged_header(path: Path, task: LoadedTask, force: bool) -> RunHeader:
     """Return the header of a run that goes on. Its results belong together only while its inputs are the same."""
     header = RunHeader.read(path)
-    if changes := changes_since(path, header, task):
+    if changes := differences(path, header.digests, task.digests, task.inputs):
         shown = "\n".join(changes)
         if not force:
             raise ConfigError(

@@ -40,7 +40,7 @@ from reward_kit.runs.inputs import digest_of, scorer_hash
 from reward_kit.runs.plan import RunPlan
 from reward_kit.runs.redaction import HIDDEN, without_secrets
 from reward_kit.runs.rescoring import Counts, PolicyChange, ScoreChanges, changes_of, scores_of
-from reward_kit.runs.run_folder import FILE, RunHeader, RunStore, is_open_elsewhere, new_run_path
+from reward_kit.runs.run_folder import FILE, RunFolder, RunHeader, is_open_elsewhere, new_run_path
 from reward_kit.runs.scoring import (
     Ready,
     ScoreOrigin,
@@ -222,7 +222,7 @@ def _header(source: Source, args: ScoreArgs, ready: Ready, plan: RunPlan) -> Run
     )
 
 
-def _new_or_begun(output: Path | None, header: RunHeader, args: ScoreArgs, ready: Ready) -> RunStore:
+def _new_or_begun(output: Path | None, header: RunHeader, args: ScoreArgs, ready: Ready) -> RunFolder:
     """Return the new run's folder, or the one that an earlier call of the same command began.
 
     Raises:
@@ -231,7 +231,7 @@ def _new_or_begun(output: Path | None, header: RunHeader, args: ScoreArgs, ready
     """
     path = output or new_run_path(args.log_dir, header.task_name)
     if not path.exists():
-        return RunStore.create(path, header.with_(run_id=path.name), ready.redaction)
+        return RunFolder.create(path, header.with_(run_id=path.name), ready.redaction)
     if not (path / FILE).is_file():
         raise ConfigError(f"-o {path}: this exists, and is not a run; name a folder that does not exist yet")
     if is_open_elsewhere(path):
@@ -240,7 +240,7 @@ def _new_or_begun(output: Path | None, header: RunHeader, args: ScoreArgs, ready
     for key, difference in _MUST_HOLD.items():
         if begun.get(key) != (header.rescored_from or {})[key]:
             raise ConfigError(f"-o {path}: it cannot go on ({difference}); name a folder that does not exist yet")
-    return RunStore(path, ready.redaction)
+    return RunFolder(path, ready.redaction)
 
 
 def _same_command(run: Path, args: ScoreArgs, path: Path) -> list[str]:

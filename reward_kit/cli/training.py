@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
 import sys
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -31,22 +32,14 @@ from reward_kit.rl.learner.sharding import ProcessGroup, open_process_group
 from reward_kit.rl.training.description import describe_plan, plan_notes
 from reward_kit.rl.training.logs import TrainingDisplay
 from reward_kit.rl.training.plan import TrainingPlan, check_policy, load_plan
-from reward_kit.rl.training.run_folder import (
-    CHANGEABLE,
-    RunFolder,
-    changes_since,
-    header_of,
-    latest_training,
-    remove_unused,
-    training_of,
-)
+from reward_kit.rl.training.resume import CHANGEABLE, changes_since, header_of
 from reward_kit.rl.training.session import INTERRUPTED, TrainingOutcome, train
 from reward_kit.rl.training.setup import Factories, help_to_train, sharded_by
 from reward_kit.runs import events
 from reward_kit.runs.files import METRICS
 from reward_kit.runs.plan import Control
 from reward_kit.runs.redaction import without_hidden
-from reward_kit.runs.run_folder import FILE, RunHeader, new_run_path
+from reward_kit.runs.run_folder import CHECKPOINTS, RunFolder, RunHeader, latest_run, new_run_path
 from reward_kit.runs.task_file import parse_override
 from reward_kit.runs.tasks import check_world
 
@@ -127,8 +120,9 @@ def _run_first(args: TrainArgs, group: ProcessGroup | None) -> int:
         return _train(plan, path, args, group)
     except (ConfigError, ExceptionGroup) as error:
         is_refused = isinstance(error, ConfigError) or error.subgroup(ConfigError) is not None
-        if is_refused and args.resume is None:  # by something that only weights or environments could show
-            remove_unused(path)
+        is_used = _has_figures(path) or any((path / CHECKPOINTS).glob("*"))
+        if is_refused and args.resume is None and not is_used:  # by something that only weights or environments show
+            shutil.rmtree(path, ignore_errors=True)
         raise
 
 
@@ -139,13 +133,11 @@ def _plan_to_resume(args: TrainArgs, given: dict[str, object]) -> tuple[Path, Tr
         ConfigError: something would change that the earlier updates were made with.
     """
     if args.resume == LATEST:
-        path = latest_training(args.log_dir, load_plan(args.config).name if args.config else None)
+        path = latest_run(args.log_dir, load_plan(args.config).name if args.config else None, training=True)
     else:
         path = Path(str(args.resume))
-    if not (path / FILE).is_file():
-        raise ConfigError(f"--resume: {path} is not a run; name a folder with a {FILE}, or none for the latest")
-    header = RunHeader.read(path)
-    training = training_of(header, path)
+    header = RunHeader.to_resume(path)
+    training = header.training_of(path)
     train_file = Path(training.train_path)
     is_agreed = require_trust_in_file(train_file, given, training.overrides)
     hidden = report_hidden_secrets(training.overrides, given)
@@ -172,6 +164,10 @@ def _plan_to_resume(args: TrainArgs, given: dict[str, object]) -> tuple[Path, Tr
         more = shlex.join(["reward-kit", "train", "--resume", str(path), "-T", f"updates={2 * training.updates}"])
         echo(f"{path} is finished: it has made its {done}. To train further, raise updates:  {more}", err=True)
     return path, plan
+
+
+def _has_figures(run: Path) -> bool:
+    return (run / METRICS).is_file() and (run / METRICS).stat().st_size > 0
 
 
 def _train(plan: TrainingPlan, path: Path, args: TrainArgs, group: ProcessGroup | None) -> int:
@@ -201,7 +197,7 @@ def _train(plan: TrainingPlan, path: Path, args: TrainArgs, group: ProcessGroup 
             outcome = anyio.run(run)
         finally:
             # Also for a run that failed or was stopped.
-            if (path / METRICS).is_file() and (path / METRICS).stat().st_size:
+            if _has_figures(path):
                 write_page(path, note_console())
         events.ended(path, "training", outcome.status)
 

@@ -28,7 +28,7 @@ from reward_kit.models import EvaluateResult
 from reward_kit.reward_agent.scoring import Scored
 from reward_kit.rl_processing import Aligned, CreditAssigner, CreditBatch
 from reward_kit.runs.files import read_json, write_atomically
-from reward_kit.runs.run_folder import RunStore, placed_episodes, read_credit, read_scores
+from reward_kit.runs.run_folder import RunFolder, placed_episodes, read_credit, read_scores
 from reward_kit.runs.tasks import assigner_of
 from reward_kit.task_parts import CreditModel
 from reward_kit.validation import describe_validation_error
@@ -83,7 +83,7 @@ def write_section(path: Path, credit: RunCredit) -> None:
         StoreError: it is damaged or cannot be written.
     """
     summary = read_json(path / "summary.json") if (path / "summary.json").exists() else {"schema_version": 1}
-    RunStore(path).write_summary({"policies": [], **summary, "credit": credit.section})
+    RunFolder(path).write_summary({"policies": [], **summary, "credit": credit.section})
 
 
 def settings_of(path: Path) -> CreditModel | None:

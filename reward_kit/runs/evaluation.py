@@ -24,7 +24,7 @@ from reward_kit.notebook_html import code, folded, line, strong, table, whole
 from reward_kit.providers.session import ProviderSession
 from reward_kit.runs.finished import FinishedRun
 from reward_kit.runs.plan import Control, RunArgs, RunPlan, begin_run, label_each, plan_run
-from reward_kit.runs.run_folder import RunStore
+from reward_kit.runs.run_folder import RunFolder
 from reward_kit.runs.runner import run
 from reward_kit.runs.scoring import origin_of_data, ready_to_score, scoring_run
 from reward_kit.runs.task_file import LocatedYaml, given_in_python
@@ -171,7 +171,7 @@ def score_transcripts(
 
 async def _run(
     plan: RunPlan,
-    folder: RunStore,
+    folder: RunFolder,
     title: str,
     traffic: ProviderSession | None,
     given: Sequence[SingleAgentEpisode] = (),

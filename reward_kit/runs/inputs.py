@@ -25,7 +25,7 @@ from reward_kit.reward_agent.scoring import Reward
 from reward_kit.reward_agent.sources import sources_of, user_roots
 from reward_kit.reward_calls import REFERENCE
 from reward_kit.runs.files import told_of, write_atomically
-from reward_kit.runs.run_folder import RunStore
+from reward_kit.runs.run_folder import RunFolder
 from reward_kit.runs.task_objects import source_of
 from reward_kit.typed_interface import RewardSpec
 
@@ -203,7 +203,7 @@ def _name(path: Path, folder: Path) -> str:
 
 
 def keep_inputs(
-    store: RunStore,
+    store: RunFolder,
     inputs: Mapping[str, Path],
     digests: Mapping[str, str],
     texts: Mapping[str, tuple[str, bytes]] | None = None,

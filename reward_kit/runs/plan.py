@@ -27,9 +27,9 @@ from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean, 
 from reward_kit.loading import load_object
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.scoring import Reward
-from reward_kit.runs.inputs import differences, keep_inputs
+from reward_kit.runs.inputs import keep_inputs
 from reward_kit.runs.redaction import Redaction, redaction_of, without_hidden, without_secrets
-from reward_kit.runs.run_folder import FILE, RunHeader, RunStore, new_run_path
+from reward_kit.runs.run_folder import RunFolder, RunHeader, new_run_path
 from reward_kit.runs.summary import EpisodeRow
 from reward_kit.runs.task_file import about, keys_of_user
 from reward_kit.runs.task_objects import LivePolicy, kept_sources, name_of
@@ -243,7 +243,7 @@ def plan_run(
 
 def begin_run(
     log_dir: Path, task: LoadedTask, plan: RunPlan, args: RunArgs, live: Mapping[str, LivePolicy] | None = None
-) -> RunStore:
+) -> RunFolder:
     """Make the folder of a new run, with its `run.json` and the inputs that its results come from.
 
     Args:
@@ -276,7 +276,7 @@ def begin_run(
         **({"from_python": of_python} if of_python else {}),
         **asked,
     )
-    folder = RunStore.create(path, header, plan.redaction)
+    folder = RunFolder.create(path, header, plan.redaction)
     keep_inputs(folder, task.inputs, task.digests, {**task.objects.kept, **kept_sources(objects)})
     return folder
 
@@ -291,9 +291,7 @@ def header_to_resume(path: Path) -> RunHeader:
         ConfigError: it is not the folder of a run, or not of a task.
         StoreError: its header is damaged.
     """
-    if not (path / FILE).is_file():
-        raise ConfigError(f"--resume: {path} is not a run; name a folder with a {FILE}, or none for the latest")
-    header = RunHeader.read(path)
+    header = RunHeader.to_resume(path)
     if header.task_path is None:
         raise ConfigError(f"{path} is not a run of a task and cannot be resumed")
     if header.from_python is not None:
@@ -302,11 +300,6 @@ def header_to_resume(path: Path) -> RunHeader:
             f"--resume: {path} was run from Python, with objects that no file names ({objects}); repeat it there"
         )
     return header
-
-
-def changes_since(path: Path, header: RunHeader, task: LoadedTask) -> list[str]:
-    """Return a text for each file of the run that is different now."""
-    return differences(path, header.digests, task.digests, task.inputs)
 
 
 # Policies

@@ -1,9 +1,15 @@
-"""The folder of a run: its header `run.json`, and append-only JSON lines that a kill at any moment leaves readable.
+"""The folder of a run, of `run`, `score` or `train`: its header `run.json`, its lock and its append-only JSON lines.
 
-`episodes.jsonl` gets a line when an episode stops, `scores.jsonl` one when it is scored; `states/` holds final states
-by their SHA-256; `summary.json`, `report.html` and, if the task asks for it, `credit.jsonl` are written at the end. A
-line is one `write`; the torn last line that a kill can leave is cut off when the run is opened again. A lock keeps a
-second process out.
+A run of a task has `episodes.jsonl` and `scores.jsonl`, with final states in `states/` by their SHA-256; a line is one
+`write`, and the torn last line that a kill can leave is cut off when the run is opened again. A training run has:
+
+  metrics.jsonl   a line for each update
+  checkpoints/    everything that a resume needs; the latest ones and the best
+  model/          the weights of the best checkpoint, in the format of `transformers`, if the policy has such
+  episodes/       the episodes of some updates, with `logs.episodes_every`
+  studies/        the batch on which a loss or a gradient was not finite
+
+`summary.json` and `report.html` are written at the end of each.
 """
 
 from __future__ import annotations
@@ -49,6 +55,7 @@ from reward_kit.safe_input import complete_lines
 from reward_kit.validation import describe_validation_error
 
 FILE = "run.json"
+CHECKPOINTS = "checkpoints"
 SCHEMA_VERSION = 1
 _ALWAYS = {"schema_version", "versions", "status", "timing"}
 
@@ -72,6 +79,26 @@ class RunTiming(pydantic.BaseModel):
     worked_s: float = 0.0
 
 
+class TrainingHeader(pydantic.BaseModel):
+    """The block `training` of `run.json`.
+
+    Attributes:
+        train_path: the train file.
+        overrides: the keys laid over it.
+        config: the file with defaults filled in, without secrets.
+        updates: finished updates.
+        redacts: whether the task has a redaction hook; token ids are then not decoded again.
+    """
+
+    model_config = pydantic.ConfigDict(extra="allow", frozen=True)
+
+    train_path: str
+    overrides: Mapping[str, Any] = {}
+    config: Mapping[str, Any] = {}
+    updates: int = 0
+    redacts: bool = False
+
+
 class RunHeader(pydantic.BaseModel):
     """The content of `run.json`. A key that this release does not know is kept.
 
@@ -89,7 +116,7 @@ class RunHeader(pydantic.BaseModel):
         from_python: what the run was given as Python objects, which no file names, by what each is; such a run is not
             resumed. Where it has a `task`, that was made in Python, and `task_path` is only the place of its files.
         data, reward: the transcripts and the reward that were named, where transcripts are scored.
-        training: where a model is trained, what `rl/training/run_folder.py` says of it; None for every other run.
+        training: of a training run, a `TrainingHeader`; None for every other run.
         rescored_from: where the episodes of another run were scored again, which, and by what; see `runs/scoring.py`.
         status: "running", "complete", "interrupted" or "failed".
         timing: what the clock says.
@@ -157,6 +184,32 @@ class RunHeader(pydantic.BaseModel):
             raise ConfigError(f"{run} is not the folder of a run: it has no {FILE}{_what_is_meant(run)}")
         return cls.read(run)
 
+    @classmethod
+    def to_resume(cls, run: Path) -> RunHeader:
+        """Read the header of a run named by `--resume`.
+
+        Raises:
+            ConfigError: it is not the folder of a run.
+            StoreError: as `read`.
+        """
+        if not (run / FILE).is_file():
+            raise ConfigError(f"--resume: {run} is not a run; name a folder with a {FILE}, or none for the latest")
+        return cls.read(run)
+
+    def training_of(self, run: Path) -> TrainingHeader:
+        """Return the training block; `run` is the folder, for messages.
+
+        Raises:
+            ConfigError: it is not a training run.
+            StoreError: the block is damaged.
+        """
+        if self.training is None:
+            raise ConfigError(f"{run} is not a run of `reward-kit train`")
+        try:
+            return TrainingHeader.model_validate(self.training)
+        except pydantic.ValidationError as error:
+            raise StoreError(f"{run / FILE}: {'; '.join(describe_validation_error(error))}") from None
+
     @property
     def pass_threshold(self) -> float:
         """A score of at least this passes."""
@@ -196,22 +249,23 @@ def new_run_path(log_dir: Path, task_name: str) -> Path:
     return log_dir / f"{slug}-{now}-{secrets.token_hex(3)}"
 
 
-def latest_run(log_dir: Path, task_name: str | None = None) -> Path:
-    """Return the newest run of a task in `log_dir` that can be resumed, of one task if a name is given.
+def latest_run(log_dir: Path, name: str | None = None, *, training: bool = False) -> Path:
+    """Return the newest run in `log_dir` that can be resumed, of one task or train file if a name is given.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no run fits.
     """
-    runs = newest_runs(
-        log_dir,
-        lambda header: (
-            header.task_path is not None and header.from_python is None and task_name in (None, header.task_name)
-        ),
+
+    def fits(header: RunHeader) -> bool:
+        is_of_task = header.task_path is not None and header.from_python is None
+        return name in (None, header.task_name) and (header.training is not None if training else is_of_task)
+
+    if runs := newest_runs(log_dir, fits):
+        return runs[0]
+    kind, of_name = ("training run", f" of {name!r}") if training else ("run", f" of task {name!r}")
+    raise ConfigError(
+        f"no {kind}{of_name if name else ''} in {log_dir}; start one, or name its folder with --resume RUN"
     )
-    if not runs:
-        of_task = f" of task {task_name!r}" if task_name else ""
-        raise ConfigError(f"no run{of_task} in {log_dir}; start one, or name its directory with --resume RUN")
-    return runs[0]
 
 
 def newest_runs(log_dir: Path, fits: Callable[[RunHeader], bool]) -> list[Path]:
@@ -252,14 +306,17 @@ class RunFolder:
         redaction: keeps secrets out of what is written.
 
     Attributes:
-        header: what `run.json` says; read while no other process can change it.
+        header: the content of `run.json`; read while no other process can change it.
+        checkpoints: the folder of checkpoints, in a training run.
     """
 
     header: RunHeader
 
     def __init__(self, path: Path, redaction: Redaction | None = None) -> None:
-        self.path = path
+        self.path, self.checkpoints = path, path / CHECKPOINTS
         self.redaction = redaction or Redaction()
+        self._files: dict[str, int] = {}
+        self._states: set[tuple[str, str]] = set()
 
     @classmethod
     def create(cls, path: Path, header: RunHeader, redaction: Redaction | None = None) -> Self:
@@ -292,13 +349,15 @@ class RunFolder:
                 lock_for_this_process(lock)
             except OSError:
                 raise StoreError(f"{self.path} is open in another process; wait for it to end") from None
-            self._open_files(opened)
-            self.write_header(RunHeader.read(self.path).with_(status="running"))
+            header = RunHeader.read(self.path)
+            for name in ("episodes.jsonl", "scores.jsonl") if header.training is None else ():
+                with told_of("open", self.path / name):
+                    cut_torn_line(self.path / name)
+                self._files[name] = self._open(name, os.O_WRONLY | os.O_APPEND, opened)
+            opened.callback(self._files.clear)
+            self.write_header(header.with_(status="running"))
             self._opened = opened.pop_all()
         return self
-
-    def _open_files(self, opened: ExitStack) -> None:
-        """Open what lines are appended to; a subclass has such files."""
 
     def _open(self, name: str, flags: int, opened: ExitStack) -> int:
         with told_of("open", self.path / name):
@@ -320,22 +379,6 @@ class RunFolder:
         """Replace `summary.json`."""
         text = json.dumps(summary, indent=2, allow_nan=False).encode("ascii") + b"\n"
         write_atomically(self.path / "summary.json", self.redaction.of_line(text))
-
-
-class RunStore(RunFolder):
-    """The folder of a run of a task: its episodes, scores and final states."""
-
-    def __init__(self, path: Path, redaction: Redaction | None = None) -> None:
-        super().__init__(path, redaction)
-        self._files: dict[str, int] = {}
-        self._states: set[tuple[str, str]] = set()
-
-    def _open_files(self, opened: ExitStack) -> None:
-        for name in ("episodes.jsonl", "scores.jsonl"):
-            with told_of("open", self.path / name):
-                cut_torn_line(self.path / name)
-            self._files[name] = self._open(name, os.O_WRONLY | os.O_APPEND, opened)
-        opened.callback(self._files.clear)
 
     def append_episode(self, episode: SingleAgentEpisode) -> None:
         """Write one episode; its final state goes to `states/` first."""
@@ -376,11 +419,12 @@ class RunStore(RunFolder):
             self._states.add((digest, snapshot.kind))
         return {"kind": snapshot.kind, "sha256": digest}
 
-    def finish(self, status: str, seconds: float) -> None:
-        """Note in `run.json` how the run ended and how long this process worked on it."""
-        timing = self.header.timing
-        timing = timing.model_copy(update={"worked_s": round(timing.worked_s + seconds, 3)})
-        self.write_header(self.header.with_(status=status, timing=timing))
+    def note(self, *, status: str, worked_s: float, updates: int | None = None) -> None:
+        """Note in `run.json` the status, the seconds of work, and the finished updates of a training run."""
+        changes: dict[str, Any] = {"timing": self.header.timing.model_copy(update={"worked_s": round(worked_s, 3)})}
+        if updates is not None:
+            changes["training"] = {**(self.header.training or {}), "updates": updates}
+        self.write_header(self.header.with_(status=status, **changes))
 
 
 def redacted_state(state: Mapping[str, Any], redaction: Redaction) -> StateSnapshot:

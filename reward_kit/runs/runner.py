@@ -48,7 +48,7 @@ from reward_kit.reward_agent.tickets import Ticket
 from reward_kit.runs import events
 from reward_kit.runs.inputs import scorer_hash
 from reward_kit.runs.plan import Control, Listener, RunPlan
-from reward_kit.runs.run_folder import RunStore, episode_at, placed_episodes, read_scores
+from reward_kit.runs.run_folder import RunFolder, episode_at, placed_episodes, read_scores
 from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise, summary_to_json
 from reward_kit.task_parts import CreditModel
 from reward_kit.typed_interface import Mode
@@ -284,7 +284,7 @@ class RunOutcome:
 
 async def run(
     plan: RunPlan,
-    folder: RunStore,
+    folder: RunFolder,
     *,
     control: Control | None = None,
     traffic: ProviderSession | None = None,
@@ -415,7 +415,7 @@ class Run:
     def __init__(
         self,
         plan: RunPlan,
-        store: RunStore,
+        store: RunFolder,
         *,
         listener: Listener | None = None,
         control: Control | None = None,
@@ -467,7 +467,7 @@ class Run:
     def _note_end(self, status: str, seconds: float) -> None:
         """Note how the run ended; where it failed, what it failed of is not hidden by a disk that is full."""
         try:
-            self._store.finish(status, seconds)
+            self._store.note(status=status, worked_s=self._store.header.timing.worked_s + seconds)
         except StoreError as error:
             if status != "failed":
                 raise

@@ -34,7 +34,7 @@ from reward_kit.runs.files import STATES, kept_files, open_part, state_file, tol
 from reward_kit.runs.plan import RunPlan
 from reward_kit.runs.redaction import HIDDEN, Redaction, redaction_of
 from reward_kit.runs.results import Places, places_of, read_results
-from reward_kit.runs.run_folder import FILE, RunHeader, RunStore, load_episode, new_run_path
+from reward_kit.runs.run_folder import FILE, RunFolder, RunHeader, load_episode, new_run_path
 from reward_kit.runs.task_file import as_given, given_by, overlaid
 from reward_kit.runs.tasks import load_tasks_reward
 from reward_kit.validation import describe_validation_error
@@ -200,7 +200,7 @@ class ScoringRun(NamedTuple):
     """A run that scores what is there: its plan, its new folder, and the episodes."""
 
     plan: RunPlan
-    store: RunStore
+    store: RunFolder
     episodes: Sequence[SingleAgentEpisode]
     title: str
 
@@ -230,7 +230,7 @@ def scoring_run(data: Path, ready: Ready, reward: str, log_dir: Path) -> Scoring
         task={"pass_threshold": ready.definition.pass_threshold},
         total=plan.total,
     )
-    store = RunStore.create(new_run_path(log_dir, ready.definition.name), header, ready.redaction)
+    store = RunFolder.create(new_run_path(log_dir, ready.definition.name), header, ready.redaction)
     return ScoringRun(plan, store, episodes, f"{data.name}  ({counted(len(episodes), 'transcript')})")
 
 
