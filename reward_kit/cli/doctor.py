@@ -70,14 +70,7 @@ class EndpointAnswer:
 
 
 async def asked(base_urls: Sequence[str]) -> list[EndpointAnswer]:
-    """Ask the endpoint of the environment, where it names one, and those that are given, all at once.
-
-    Args:
-        base_urls: such as "http://127.0.0.1:8000/v1".
-
-    Raises:
-        ConfigError: one of them is no URL.
-    """
+    """Ask the endpoint of the environment, where it names one, and those that are given, all at once."""
     own = _of_the_environment()
     given = [resolve_endpoint(url, None, key_variable(url), needs_key=False) for url in base_urls]
     named = [own, *given] if isinstance(own, EndpointSettings) else given
@@ -98,11 +91,7 @@ def _of_the_environment() -> EndpointSettings | EndpointAnswer | None:
 
 
 def keys_set() -> list[dict[str, Any]]:
-    """The variables that hold a key and are set, where they are, and which origins each may go to; no value.
-
-    Raises:
-        ConfigError: REWARD_KIT_KEY_ORIGINS is wrong.
-    """
+    """The variables that hold a key and are set, where they are, and which origins each may go to; no value."""
     dotenv = {name: value for name, value in read_dotenv(Path.cwd()).items() if value}
     shell = {name: value for name, value in os.environ.items() if value}
     found = []

@@ -186,11 +186,7 @@ def _told_of(result: Result) -> AbstractContextManager[None]:
 
 
 def _some(results: Iterator[Result], selection: Selection) -> Iterator[Result]:
-    """The results, of which there must be some.
-
-    Raises:
-        ConfigError: there is none, so that nothing would be written.
-    """
+    """The results, of which there must be some."""
     is_empty = True
     for result in results:
         is_empty = False

@@ -58,11 +58,7 @@ class LogFilter:
 
 
 def parsed(text: str) -> LogFilter:
-    """`info`, or `warning:providers=debug,runs=info`: a level, and others for single parts of the package.
-
-    Raises:
-        ConfigError: a level or a part does not exist; the nearest one is told.
-    """
+    """`info`, or `warning:providers=debug,runs=info`: a level, and others for single parts of the package."""
     base, _, rest = text.partition(":")
     named = {}
     for part in filter(None, rest.split(",")):
@@ -167,14 +163,7 @@ def is_on() -> bool:
 
 
 def begin(verbose: int) -> None:
-    """Show logs as the environment and `-v` ask for it; told again, with more of `-v`, it shows more.
-
-    Args:
-        verbose: how often `-v` was given: once is info, twice debug.
-
-    Raises:
-        ConfigError: a variable asks for what there is not.
-    """
+    """Show logs as the environment and `-v` ask for it; told again, with more of `-v`, it shows more."""
     global _shown
     if logging.lastResort is not None:  # prints warnings of loggers without a handler, also those of other packages
         logging.lastResort.setFormatter(SafeFormatter())

@@ -58,11 +58,7 @@ class Number(click.FloatRange):
         return super()._describe_range() if self.min is not None or self.max is not None else ""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number.
-
-        Raises:
-            click.BadParameter: it is not a number, not finite or out of bounds.
-        """
+        """Return the number."""
         found: float = super().convert(value, param, ctx)
         return found if math.isfinite(found) else self.fail(f"{value!r} is not a finite number.", param, ctx)
 
@@ -127,11 +123,7 @@ def resume_options(command: Any) -> Any:
 
 
 def sandbox_options(default: str | None = None) -> Callable[[Any], Any]:
-    """Return `--sandbox`.
-
-    Args:
-        default: whose level holds if the option is left out, such as "the task's"; None for the general one.
-    """
+    """Return `--sandbox`."""
     first = f"{default}, else " if default else ""
     return click.option(
         "--sandbox",
@@ -154,26 +146,12 @@ def run_argument(command: Any) -> Any:
 
 
 def newest_run_option(what: str = "the newest run is") -> Callable[[Any], Any]:
-    """Return `--log-dir` of a command that reads a run.
-
-    Args:
-        what: what is looked for there, for the help.
-    """
+    """Return `--log-dir` of a command that reads a run."""
     return log_dir_option(f"Where {what} looked for, when no RUN is named.")
 
 
 def run_or_newest(run: Path | None, log_dir: Path, *, except_for: Path | None = None, training: bool = False) -> Path:
-    """Return the named run, else the newest one of a folder, which is reported on standard error.
-
-    Args:
-        run: as it was named; None if it was left out.
-        log_dir: the folder.
-        except_for: a run that is not meant, even if it is the newest.
-        training: also accept a training run.
-
-    Raises:
-        ConfigError: no run was named, and the folder has none.
-    """
+    """Return the named run, else the newest one of a folder, which is reported on standard error."""
     from reward_kit.runs.run_folder import newest_runs
 
     if run is not None:
@@ -187,11 +165,7 @@ def run_or_newest(run: Path | None, log_dir: Path, *, except_for: Path | None = 
 
 
 def two_newest(log_dir: Path) -> tuple[Path, Path]:
-    """Return the newest run of a folder, preceded by the newest earlier one of the same task, its baseline.
-
-    Raises:
-        ConfigError: there are not two.
-    """
+    """Return the newest run of a folder, preceded by the newest earlier one of the same task, its baseline."""
     from reward_kit.runs.run_folder import RunHeader, newest_runs
 
     found = newest_runs(log_dir, lambda header: header.training is None)
@@ -212,13 +186,7 @@ def _no_run_in(log_dir: Path) -> str:
 
 
 def report_hidden_secrets(overrides: Mapping[str, Any], given: Mapping[str, Any], otherwise: str = "") -> list[str]:
-    """Return the keys of a resumed run's overrides whose secrets were not stored, and report those still missing.
-
-    Args:
-        overrides: what the run was given by -T, as it is stored.
-        given: what the resume is given.
-        otherwise: the end of the message, such as another way to give them.
-    """
+    """Return the keys of a resumed run's overrides whose secrets were not stored, and report those still missing."""
     from reward_kit.runs.redaction import hidden_keys
 
     hidden = list(hidden_keys(overrides))

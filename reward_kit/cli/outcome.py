@@ -64,12 +64,6 @@ async def interruptible(
     """Finish what is in flight on the first Ctrl-C or SIGTERM, and stop at once on the second.
 
     While an endpoint is down nothing in flight can finish, so the first one stops at once.
-
-    Args:
-        control: of the run.
-        display: for what is happening.
-        traffic: of the run's endpoints, if it has any.
-        grace_s: seconds to finish what is in flight, which may wait for a stuck server; None for no limit.
     """
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_watch_signals, control, display, lambda: traffic is not None and traffic.is_down, grace_s)
@@ -103,11 +97,7 @@ async def _watch_signals(
 
 
 def stop_grace_s() -> float:
-    """Return how long an interrupted run may finish what is in flight: `REWARD_KIT_STOP_GRACE_S`, or 60 seconds.
-
-    Raises:
-        ConfigError: the variable is not a number of seconds.
-    """
+    """Return how long an interrupted run may finish what is in flight: `REWARD_KIT_STOP_GRACE_S`, or 60 seconds."""
     given = os.environ.get(GRACE_VARIABLE, "")
     try:
         seconds = float(given or _STOP_GRACE_S)
@@ -176,19 +166,7 @@ def run_into(
     given: Iterable[SingleAgentEpisode] = (),
     engine: RunEngine | None = None,
 ) -> int:
-    """Run a plan into its folder and end the command.
-
-    Args:
-        plan: what is run.
-        folder: where to.
-        ending: how the command ends.
-        display: the kind of progress that was asked for.
-        traffic: what all requests to model endpoints share; None if there are none. It is closed.
-        error_limit, only_failed, given, engine: as `runner.run` takes them.
-
-    Returns:
-        The exit code.
-    """
+    """Run a plan into its folder and end the command."""
     grace_s, shown = stop_grace_s(), Display(display_kind(display), ending.expected)
 
     async def run() -> tuple[RunOutcome, Control]:

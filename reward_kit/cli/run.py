@@ -220,11 +220,7 @@ def _new(asked: RunOptions, overrides: dict[str, Any]) -> RunArgs:
 
 
 def _resumed(asked: RunOptions, overrides: Mapping[str, Any]) -> tuple[Path, RunArgs, set[str]]:
-    """Return the folder and the arguments of a run that goes on, and the keys that only its `run.json` gives.
-
-    Raises:
-        ConfigError: there is no such run, or an option would change what is run.
-    """
+    """Return the folder and the arguments of a run that goes on, and the keys that only its `run.json` gives."""
     _refuse_decided_options()
     if asked.resume != LATEST:
         path = Path(asked.resume or "")

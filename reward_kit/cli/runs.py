@@ -47,11 +47,7 @@ class StoredRun:
 
 
 def stored_runs(folder: Path) -> list[StoredRun]:
-    """The runs in a folder, the newest first. What is no run is left out.
-
-    Raises:
-        ConfigError: there is no such folder.
-    """
+    """The runs in a folder, the newest first. What is no run is left out."""
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}; name the folder of the runs with --log-dir")
     runs = [_read(path.parent) for path in folder.glob(f"*/{FILE}")]
@@ -59,13 +55,7 @@ def stored_runs(folder: Path) -> list[StoredRun]:
 
 
 def to_remove(runs: Sequence[StoredRun], keep: int | None, older_than: datetime.timedelta | None) -> list[StoredRun]:
-    """The runs that a rule does not keep.
-
-    Args:
-        runs: as `stored_runs` gives them.
-        keep: the newest so many of each task stay; None keeps by age alone.
-        older_than: younger runs stay; None keeps by number alone.
-    """
+    """The runs that a rule does not keep."""
     now = datetime.datetime.now(datetime.UTC)
     seen: dict[str, int] = {}
     chosen = []
@@ -79,11 +69,7 @@ def to_remove(runs: Sequence[StoredRun], keep: int | None, older_than: datetime.
 
 
 def remove(run: StoredRun) -> None:
-    """Delete a run's folder.
-
-    Raises:
-        StoreError: another process has it open, it is a symbolic link, or it cannot be deleted.
-    """
+    """Delete a run's folder."""
     if is_open_elsewhere(run.path):
         raise StoreError(f"{run.path} is open in another process; wait for it to end")
     if run.path.is_symlink():

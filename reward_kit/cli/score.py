@@ -223,12 +223,7 @@ def _header(source: Source, args: ScoreArgs, ready: Ready, plan: RunPlan) -> Run
 
 
 def _new_or_begun(output: Path | None, header: RunHeader, args: ScoreArgs, ready: Ready) -> RunFolder:
-    """Return the new run's folder, or the one that an earlier call of the same command began.
-
-    Raises:
-        ConfigError: the folder belongs to something else.
-        StoreError: another process has it open.
-    """
+    """Return the new run's folder, or the one that an earlier call of the same command began."""
     path = output or new_run_path(args.log_dir, header.task_name)
     if not path.exists():
         return RunFolder.create(path, header.with_(run_id=path.name), ready.redaction)

@@ -121,11 +121,7 @@ def command(rewards: tuple[str, ...], **given: Any) -> None:
 
 
 def _limits(given: dict[str, Any]) -> ServerOptions:
-    """The options of the server; what is not given is no more than what it is part of.
-
-    Raises:
-        ConfigError: a batch, or a body, could never be accepted.
-    """
+    """The options of the server; what is not given is no more than what it is part of."""
     from reward_kit.integrations.reward_server.options import AT_LEAST, ServerOptions
 
     usual = {field.name: field.default for field in fields(ServerOptions)}

@@ -19,9 +19,6 @@ def needs_to_learn(what: str) -> Iterator[None]:
     """Report a missing `[train]` extra for the imports in this block, in the name of `what`.
 
     Imports in here keep help and completion free of PyTorch.
-
-    Raises:
-        ConfigError: a package of the extra is not installed.
     """
     try:
         yield

@@ -70,12 +70,7 @@ class TrainArgs:
 
 
 def run_train(args: TrainArgs) -> None:
-    """Train in this process, or as one of several that `torchrun` started, and exit with the run's code.
-
-    Raises:
-        ConfigError: the train file or a flag is wrong.
-        UsageError: the flags do not go together.
-    """
+    """Train in this process, or as one of several that `torchrun` started, and exit with the run's code."""
     with open_process_group() as group:
         if group is not None and not group.processes.is_first:
             if not help_to_train(group):
@@ -127,11 +122,7 @@ def _run_first(args: TrainArgs, group: ProcessGroup | None) -> int:
 
 
 def _plan_to_resume(args: TrainArgs, given: dict[str, object]) -> tuple[Path, TrainingPlan]:
-    """Find the run to continue, and its plan with the keys that a resume may change.
-
-    Raises:
-        ConfigError: something would change that the earlier updates were made with.
-    """
+    """Find the run to continue, and its plan with the keys that a resume may change."""
     if args.resume == LATEST:
         path = latest_run(args.log_dir, load_plan(args.config).name if args.config else None, training=True)
     else:

@@ -45,35 +45,14 @@ def trust_option(command: Callable[..., Any]) -> Any:
 def require_trust_in_file(
     path: Path, typed: Mapping[str, Any] | None = None, stored: Mapping[str, Any] | None = None
 ) -> bool:
-    """Return if the user trusts what a task or train file would run, after asking where that is possible.
-
-    Args:
-        path: the YAML file.
-        typed: keys laid over the file's, from the command line of this call.
-        stored: keys laid over the file's, from a `run.json`.
-
-    Returns:
-        Whether the user typed or agreed to what `stored` says about code and endpoints. If only REWARD_KIT_TRUST lets
-        it run, it did not become the user's own choice.
-
-    Raises:
-        ConfigError: the file cannot be read, or is not trusted; nothing of it has run.
-    """
+    """Return if the user trusts what a task or train file would run, after asking where that is possible."""
     from reward_kit.runs.trust import code_of_file
 
     return _require(code_of_file(path, typed, stored), str(path))
 
 
 def require_trust_in(references: Sequence[str], folder: Path | None = None) -> None:
-    """Return if the user trusts the code of `file.py:name` references, after asking where that is possible.
-
-    Args:
-        references: as typed on the command line.
-        folder: what file paths are relative to, by default the working directory.
-
-    Raises:
-        ConfigError: a file is not trusted; nothing of it has run.
-    """
+    """Return if the user trusts the code of `file.py:name` references, after asking where that is possible."""
     from reward_kit.runs.trust import code_of_references
 
     _require(code_of_references(references, folder or Path.cwd()), ", ".join(references))

@@ -118,11 +118,7 @@ class Pairwise:
 
 
 def scale_of(labels: Sequence[float], given: tuple[float, ...] | None = None) -> LabelScale:
-    """The scale of labels.
-
-    Raises:
-        ConfigError: all are the same, or one is not among the given levels.
-    """
+    """The scale of labels."""
     found = sorted(set(given if given is not None else labels))
     if given is not None and (odd := sorted(set(labels) - set(given))):
         raise ConfigError(f"the label {odd[0]:g} is not among the levels {', '.join(f'{level:g}' for level in found)}")
@@ -311,20 +307,7 @@ async def calibrate(
     worst: int = 5,
     max_concurrency: int = 16,
 ) -> Calibration:
-    """Score rows and set the scores against their labels.
-
-    Args:
-        rows: of labels, all pairs or all single answers.
-        scorer: where the reward is called.
-        settings: how figures are made.
-        pairs: "scores" compares the scores of two answers; "judge" takes each score as the preference over the other.
-        worst: how many disagreements are kept.
-        max_concurrency: calls of the reward in flight.
-
-    Raises:
-        ConfigError: all labels are the same.
-        RewardError: no row could be scored.
-    """
+    """Score rows and set the scores against their labels."""
     settings, is_pairs = settings or Settings(), rows[0].is_pair
     scale = None if is_pairs else scale_of([row.label for row in rows], settings.levels)
     async with AsyncRewardAgent(scorer, max_concurrency=max_concurrency) as agent:

@@ -53,14 +53,7 @@ class Chat(NamedTuple):
     dropped: Counter[str]
 
     def line(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        """One line of the file, in ASCII.
-
-        Args:
-            tools: that the episode could call, in OpenAI's form.
-
-        Raises:
-            Unfit: it calls another one.
-        """
+        """One line of the file, in ASCII."""
         known = {tool["function"]["name"] for tool in tools}
         if unknown := sorted(self.called - known):
             raise Unfit(f"calls {unknown[0]!r}, which is none of the tools")
@@ -68,11 +61,7 @@ class Chat(NamedTuple):
 
 
 def chat_of(messages: Sequence[Any]) -> Chat:
-    """The chat of an episode's stored messages.
-
-    Raises:
-        Unfit: they cannot be said in the format.
-    """
+    """The chat of an episode's stored messages."""
     said = [from_json_value(message) for message in messages]
     while said and said[-1].get("role") != "assistant":
         said.pop()
@@ -133,11 +122,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_answers(chat: Sequence[Mapping[str, Any]]) -> None:
-    """Each call is answered right after it, but for calls in the very last message, which are what is to be learned.
-
-    Raises:
-        Unfit: one is not, or there is an answer to no call.
-    """
+    """Each call is answered right after it, but for calls in the very last message, which are what is to be learned."""
     waiting: set[str] = set()
     for message in chat:
         if message["role"] == "tool":
@@ -167,11 +152,7 @@ class FoundTools(NamedTuple):
 
 
 def tools_of_file(path: Path) -> Tools:
-    """The tools of a JSON file: a list of `{"type": "function", "function": {"name": …}}`.
-
-    Raises:
-        ConfigError: it cannot be read, or is no such list.
-    """
+    """The tools of a JSON file: a list of `{"type": "function", "function": {"name": …}}`."""
     try:
         tools = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -187,14 +168,7 @@ def tools_of_file(path: Path) -> Tools:
 
 
 def tools_of_task(header: RunHeader) -> FoundTools:
-    """The tools that the task of a run offers at the beginning of its first sample.
-
-    Args:
-        header: of the run.
-
-    Raises:
-        ConfigError: the run has no task, or it cannot be loaded any more.
-    """
+    """The tools that the task of a run offers at the beginning of its first sample."""
     task_path = header.task_path or (header.rescored_from or {}).get("task_path")
     if task_path is None:
         raise ConfigError("these episodes call tools, and the run has no task that says which; give --tools FILE.json")

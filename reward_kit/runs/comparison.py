@@ -82,15 +82,6 @@ def read_sides(runs: Sequence[Path], policies: Sequence[str] = ()) -> list[Side]
     """Read the sides of a comparison, the baseline first.
 
     Of several runs each is one side, or one for each of `policies` that it has. Of one run alone each policy is one.
-
-    Args:
-        runs: their folders.
-        policies: the ones to compare, in this order; all, where each run has one or there is one run alone.
-
-    Raises:
-        ConfigError: a folder is not that of a run with episodes, a policy is not known, a run has several and none is
-            chosen, or there are fewer than two sides.
-        StoreError: a file of a run is damaged; the message names it.
     """
     if len({run.resolve() for run in runs}) < len(runs):
         raise ConfigError("a run is named twice; a comparison of a run with itself says nothing")
@@ -427,15 +418,7 @@ class Comparison:
 
 
 def compare(sides: Sequence[Side], seed: int = 0) -> Comparison:
-    """Set every side beside the first.
-
-    Args:
-        sides: two or more.
-        seed: of the bootstrap, and of permutations where there are too many to try all.
-
-    Raises:
-        ConfigError: a side has no sample with a score in common with the first.
-    """
+    """Set every side beside the first."""
     baseline, *others = sides
     found = [_difference(baseline, side, seed) for side in others]
     p_values = [difference.figures.permutation.p for difference in found]

@@ -56,16 +56,7 @@ class RunCredit:
 
 
 def assign_credit(path: Path, credit: CreditModel) -> RunCredit:
-    """Write the `credit.jsonl` of the run at `path`, in place of an earlier one.
-
-    Args:
-        path: the run, open in no other process.
-        credit: the estimator and its options.
-
-    Raises:
-        ConfigError: the estimator refuses its options or these episodes, or none of them is scored.
-        StoreError: a file of the run is damaged or cannot be written.
-    """
+    """Write the `credit.jsonl` of the run at `path`, in place of an earlier one."""
     assigner = assigner_of(credit)
     stored = _stored(path, assigner)
     if all(episode.aligned.score is None for episode in stored):
@@ -77,11 +68,7 @@ def assign_credit(path: Path, credit: CreditModel) -> RunCredit:
 
 
 def write_section(path: Path, credit: RunCredit) -> None:
-    """Put the `credit` section into the run's `summary.json`; the rest of it stays.
-
-    Raises:
-        StoreError: it is damaged or cannot be written.
-    """
+    """Put the `credit` section into the run's `summary.json`; the rest of it stays."""
     summary = read_json(path / "summary.json") if (path / "summary.json").exists() else {"schema_version": 1}
     RunFolder(path).write_summary({"policies": [], **summary, "credit": credit.section})
 
@@ -99,25 +86,12 @@ def settings_of(path: Path) -> CreditModel | None:
 
 
 def scores_digest(path: Path, credit: CreditModel) -> str:
-    """The `scores_sha256` that credit of the run's present scores has.
-
-    Args:
-        path: the run.
-        credit: the settings with which its steps were credited.
-
-    Raises:
-        ConfigError: the settings are of no estimator.
-        StoreError: a file of the run is damaged.
-    """
+    """The `scores_sha256` that credit of the run's present scores has."""
     return _digest(_stored(path, assigner_of(credit), keeps_steps=False))
 
 
 def headline(section: Mapping[str, Any]) -> str:
-    """The credit of a run in one line: which estimator, how many steps, and how many of them share their state.
-
-    Args:
-        section: `credit` of `summary.json`.
-    """
+    """The credit of a run in one line: which estimator, how many steps, and how many of them share their state."""
     weights = {key: section["options"].get(key) for key in ("omega", "step_weight", "gamma")}
     shown = ", ".join(f"{key} {value:g}" for key, value in weights.items() if value is not None)
     share = section["diagnostics"].get("peer_share")
@@ -127,11 +101,7 @@ def headline(section: Mapping[str, Any]) -> str:
 
 
 def extreme_steps(path: Path, count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The lines of the best and of the worst steps by A, at most `count` each; no step is both, nor one of A = 0.
-
-    Raises:
-        StoreError: the run's `credit.jsonl` is damaged.
-    """
+    """The lines of the best and of the worst steps by A, at most `count` each; no step is both, nor one of A = 0."""
     key = operator.itemgetter("A")
     best = heapq.nlargest(count, (row for row in read_credit(path) if (row["A"] or 0.0) > 0.0), key=key)
     worst = heapq.nsmallest(count, (row for row in read_credit(path) if (row["A"] or 0.0) < 0.0), key=key)

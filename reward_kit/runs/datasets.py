@@ -20,16 +20,7 @@ _TOO_DEEP = f"a value is nested more than {NESTING} levels deep"
 def read_samples(
     definition: TaskDefinitionModel, folder: Path, rows: Sequence[Mapping[str, Any]] | None = None
 ) -> Iterator[Sample]:
-    """The task's samples in dataset order; without a dataset, the task itself.
-
-    Args:
-        definition: of the task.
-        folder: what its dataset's path is relative to.
-        rows: the dataset itself, of a task that was made in Python.
-
-    Raises:
-        ConfigError: the dataset has no rows, two rows have one id, or a row cannot be read.
-    """
+    """The task's samples in dataset order; without a dataset, the task itself."""
     if rows is not None:
         placed: Iterable[tuple[str, dict[str, Any]]] = ((f"dataset[{i}]", dict(row)) for i, row in enumerate(rows))
     elif definition.dataset_path is not None:
@@ -57,11 +48,7 @@ def _sample(row: dict[str, Any], where: str, index: int, definition: TaskDefinit
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a JSONL, CSV or YAML dataset, each with its `file:line`.
-
-    Raises:
-        ConfigError: the file does not exist, is of another kind, or a row is not a mapping.
-    """
+    """The rows of a JSONL, CSV or YAML dataset, each with its `file:line`."""
     check_dataset(path)
     try:
         for where, row in _readers()[path.suffix](path):
@@ -73,11 +60,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def check_dataset(path: Path) -> None:
-    """See that a dataset is there, and of a kind that can be read.
-
-    Raises:
-        ConfigError: it is not; the message names the nearest file.
-    """
+    """See that a dataset is there, and of a kind that can be read."""
     if path.suffix not in _readers():
         raise ConfigError(f"dataset {path}: unknown kind {path.suffix!r}; known: {', '.join(_readers())}")
     if not path.is_file():

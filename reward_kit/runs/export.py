@@ -78,11 +78,7 @@ class Selection:
 
 
 def selected(run: Path, selection: Selection) -> Iterator[Result]:
-    """The episodes of a run that are taken, one after the other; the others are counted.
-
-    Raises:
-        ConfigError: after the last one, if no episode is of a policy that was named.
-    """
+    """The episodes of a run that are taken, one after the other; the others are counted."""
     for result in read_results(run):
         selection.seen.add(str(result.episode.get("policy")))
         if why := selection.why_left_out(result):
@@ -96,12 +92,7 @@ def selected(run: Path, selection: Selection) -> Iterator[Result]:
 
 
 def header_of_run(run: Path) -> RunHeader:
-    """The header of a run that has episodes.
-
-    Raises:
-        ConfigError: the folder is not that of a run, or of a training run.
-        StoreError: it is damaged.
-    """
+    """The header of a run that has episodes."""
     header = RunHeader.of_folder(run)
     if header.training is not None:
         raise ConfigError(f"{run} is a training run; its figures are in metrics.jsonl, one JSON object a line")
@@ -123,11 +114,7 @@ class CreditLines:
         self._places = credit_places(run)
 
     def of(self, rollout_id: str) -> list[Mapping[str, Any]]:
-        """The lines of one episode.
-
-        Raises:
-            StoreError: the file cannot be read, or one of them is not JSON.
-        """
+        """The lines of one episode."""
         if (place := self._places.get(rollout_id)) is None:
             return []
         with told_of("read", self._path), self._path.open("rb") as lines:
@@ -184,14 +171,7 @@ TABLES = {table.name: table for table in (EPISODES, SCORES, STEPS)}
 
 
 def rows_of(table: Table, result: Result, pass_threshold: float, credit: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """The rows of one episode.
-
-    Args:
-        table: one of `TABLES`.
-        result: the episode with its score.
-        pass_threshold: a score of at least this passes.
-        credit: its lines of `credit.jsonl`, for the steps.
-    """
+    """The rows of one episode."""
     if table is EPISODES:
         rows = [_episode(result, pass_threshold)]
     else:
@@ -386,17 +366,7 @@ def opened(
     is_raw: bool = False,
     is_private: bool = False,
 ) -> Iterator[TableWriter]:
-    """A table's file, which replaces an earlier one once its last row is written.
-
-    Args:
-        path: the file; "-" is standard output.
-        form, table, metadata, is_raw: see `TableWriter`.
-        is_private: the file is its owner's alone; by default the umask decides.
-
-    Raises:
-        ConfigError: pyarrow is not installed.
-        StoreError: the file cannot be written.
-    """
+    """A table's file, which replaces an earlier one once its last row is written."""
     with binary_file(path, is_private=is_private) as file:
         writer = TableWriter(file, form, table, metadata, is_raw=is_raw)
         yield writer

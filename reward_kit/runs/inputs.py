@@ -46,15 +46,6 @@ def inputs_of(
 
     They are what the task file names, the user's own modules that code among it imports, and what the reward may read.
     Installed packages are left out.
-
-    Args:
-        path: the task file; None where the task was made in Python.
-        folder: what its paths are relative to.
-        definition: its keys.
-        reward: the reward that it names, loaded.
-
-    Returns:
-        Where each lies, by what it is, such as "task file", "reward" or "file helper.py".
     """
     code = {
         "tools": definition.tools_module_path,
@@ -78,12 +69,7 @@ def inputs_of(
 
 
 def own_modules(file: Path, module: str) -> tuple[Path, ...]:
-    """The files of the user's own modules that one of them imports, directly or through one another, and its own.
-
-    Args:
-        file: of the one.
-        module: its name, dotted for one that is found on `sys.path`.
-    """
+    """The files of the user's own modules that one of them imports, directly or through one another, and its own."""
     if module.partition(".")[0] == "reward_kit":
         return ()
     try:
@@ -132,9 +118,6 @@ def digest_of(path: Path) -> str:
 
     Of a folder whose files have more than 64 MiB together: of their names, sizes and times. No more than the first
     10,000 files count.
-
-    Raises:
-        ConfigError: the file cannot be read.
     """
     if not path.is_dir():
         try:
@@ -211,15 +194,6 @@ def keep_inputs(
     """Copy a run's input files into it, redacted like everything else.
 
     A folder, and a file of over 4 MiB, are known by their digest only.
-
-    Args:
-        store: the run.
-        inputs: what each is, such as "task file", and where it lies.
-        digests: their SHA-256 when they were read.
-        texts: those of what was given as Python objects, by what each is: how its file's name ends, and its content.
-
-    Raises:
-        ConfigError: a file is not the one that was read.
     """
     folder = store.path / FOLDER
     with told_of("make", folder):
@@ -236,14 +210,7 @@ def keep_inputs(
 
 
 def differences(run: Path, before: Mapping[str, str], now: Mapping[str, str], inputs: Mapping[str, Path]) -> list[str]:
-    """Return a text for each input of a run that changed, followed by the lines that changed.
-
-    Args:
-        run: the run's folder.
-        before: SHA-256 of each input when the run began.
-        now: the same of the present files.
-        inputs: where they lie now.
-    """
+    """Return a text for each input of a run that changed, followed by the lines that changed."""
     changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
     return [
         _difference(name, run / FOLDER, inputs.get(name)) if name in before else f"the {name} {inputs[name]} is new"

@@ -77,15 +77,6 @@ def read_labels(
     Each has a label, and what was labelled: `prompt` and `response`, or `messages` as JSON, or a `rollout_id` that
     `data` has; for a pair a winner (A, B, tie), and `response_a`, `response_b` or `messages_a`, `messages_b`. Neither
     the label nor the winner is shown to the reward; the other columns are, as `sample`, and `ground_truth` as that.
-
-    Args:
-        path: the file.
-        columns: what its columns are called.
-        data: transcripts, or the `episodes.jsonl` of a run.
-        pairs: "judge" hands each answer of a pair to the reward with the other one as ground truth.
-
-    Raises:
-        ConfigError: a row lacks something; the message names file, line and column.
     """
     episodes = {} if data is None else {episode.id_: episode for episode in read_transcripts(data)}
     reader = _LabelReader(columns or LabelColumns(), episodes, pairs)

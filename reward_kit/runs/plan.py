@@ -84,16 +84,7 @@ class RunArgs:
         return cls(**{**given, "task_path": Path(given["task_path"]), "overrides": without_hidden(header.overrides)})
 
     def changed(self, overrides: Mapping[str, Any], base_url: str | None, hidden: Sequence[str]) -> RunArgs:
-        """Return the arguments with what a resume may change: limits of the run, secrets, and the models' endpoint.
-
-        Args:
-            overrides: as given to the resume.
-            base_url: the endpoint, None to keep it.
-            hidden: the keys of secrets that were given to the run and are not stored.
-
-        Raises:
-            ConfigError: an override would change what is run.
-        """
+        """Return the arguments with what a resume may change: limits of the run, secrets, and the models' endpoint."""
         for key in overrides:
             if not key.startswith("run_limits.") and key not in hidden:
                 raise ConfigError(f"-T {key} cannot be changed by --resume; start a new run. run_limits.… can be")
@@ -203,18 +194,6 @@ def plan_run(
     """Make the policies and the simulated user, select the samples, and so find what is wrong with them.
 
     Nothing is written, and no model is called.
-
-    Args:
-        task: as it was resolved.
-        args: what of it is run, and by whom; else by the policy that the task names.
-        max_concurrency: episodes in flight; one if a person plays.
-        traffic: what all requests of the run share.
-        live: policies that are Python objects, by their labels.
-        needs_policy: raise an error if no policy is named anywhere; else the plan has none then.
-
-    Raises:
-        ConfigError: a policy, the user or the redact function cannot be made, a limit on cost cannot be kept, or a
-            sample does not exist.
     """
     is_named = bool(args.models or args.policies or (task.definition.policy and not live))
     if live and not is_named and args.base_url is not None:
@@ -244,19 +223,7 @@ def plan_run(
 def begin_run(
     log_dir: Path, task: LoadedTask, plan: RunPlan, args: RunArgs, live: Mapping[str, LivePolicy] | None = None
 ) -> RunFolder:
-    """Make the folder of a new run, with its `run.json` and the inputs that its results come from.
-
-    Args:
-        log_dir: where it is made.
-        task: as it was resolved.
-        plan: what is run of it.
-        args: what was asked for.
-        live: the policies that are Python objects, which no file describes.
-
-    Raises:
-        ConfigError: the folder cannot be made.
-        StoreError: a file of it cannot be written.
-    """
+    """Make the folder of a new run, with its `run.json` and the inputs that its results come from."""
     path = new_run_path(log_dir, task.definition.name)
     objects = {f"policy {label}": policy for label, policy in (live or {}).items()}
     of_python = {**task.objects.names, **{name: name_of(one) for name, one in objects.items()}}
@@ -285,12 +252,7 @@ def begin_run(
 
 
 def header_to_resume(path: Path) -> RunHeader:
-    """The header of a run that is to go on.
-
-    Raises:
-        ConfigError: it is not the folder of a run, or not of a task.
-        StoreError: its header is damaged.
-    """
+    """The header of a run that is to go on."""
     header = RunHeader.to_resume(path)
     if header.task_path is None:
         raise ConfigError(f"{path} is not a run of a task and cannot be resumed")
@@ -316,9 +278,6 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
 
     Files of `policies` are relative to the task file; the run of `replay:RUN`, each of whose policies is played, is
     relative to the working directory.
-
-    Raises:
-        ConfigError: no policy is named anywhere, one cannot be made, or two have one label.
     """
     in_file, base_url = task.definition.policy, args.base_url
     choices = [_model(model, in_file) for model in args.models]
@@ -423,11 +382,7 @@ def _live_policy(label: str, given: LivePolicy) -> NamedPolicy:
 
 
 def label_each(policies: Sequence[LivePolicy]) -> dict[str, LivePolicy]:
-    """Policies under the names of their classes.
-
-    Raises:
-        ConfigError: two have one name.
-    """
+    """Policies under the names of their classes."""
     labels = [one.__name__ if isinstance(one, type) else type(one).__name__ for one in policies]
     if twice := next((label for label in labels if labels.count(label) > 1), None):
         raise ConfigError(f"two policies are called {twice!r}; give them labels: policies={{'one': …, 'other': …}}")
@@ -440,11 +395,7 @@ def _check_labels(labels: Sequence[str]) -> None:
 
 
 def check_costs(task: LoadedTask, policies: Sequence[NamedPolicy], user: SimulatedUser | None) -> None:
-    """A limit on cost holds only where the cost of every action is known.
-
-    Raises:
-        ConfigError: there is such a limit, and a policy or a user that does not know what it costs.
-    """
+    """A limit on cost holds only where the cost of every action is known."""
     limits = (task.definition.limits.cost, task.definition.run_limits.cost)
     without = {named.label: named.policy for named in policies if not named.policy.knows_cost}
     without |= {WHO: user.policy} if user is not None and not user.knows_cost else {}
@@ -479,15 +430,7 @@ def _how_to_know(policies: Mapping[str, AgentPolicy]) -> str:
 
 
 def make_user(task: LoadedTask, traffic: ProviderSession | None = None) -> SimulatedUser | None:
-    """The user of a task, None where it has none.
-
-    Args:
-        task: its `user` says who it is.
-        traffic: what all requests of a run share.
-
-    Raises:
-        ConfigError: its policy cannot be made, or its templates do not fit a sample.
-    """
+    """The user of a task, None where it has none."""
     block = task.definition.user
     if block is None:
         return None

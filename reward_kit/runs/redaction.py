@@ -67,11 +67,7 @@ class Redaction:
         return self._hook is not None
 
     def of_record(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The record with the hook applied to its texts; keys, and what joins records, stay as they are.
-
-        Raises:
-            StoreError: the hook raised, or returned something that is not text.
-        """
+        """The record with the hook applied to its texts; keys, and what joins records, stay as they are."""
         if self._hook is None:
             return record
         return {key: value if key in _JOINS else self._hooked(value) for key, value in record.items()}
@@ -156,9 +152,6 @@ def known_secrets(*configurations: Any) -> Iterator[str]:
     A password in a URL (`scheme://user:password@host`) is one wherever it stands, as it is written and decoded. The
     values of variables that a configuration names by `api_key_env`, `headers_env` or `pass_env` are secrets too, and
     those that REWARD_KIT_KEY_ORIGINS lists, whatever their names are.
-
-    Args:
-        configurations: nested mappings and lists, such as a task definition and the command line's overrides.
     """
     dotenv = read_dotenv(Path.cwd())
     for variables in (dotenv, os.environ):
@@ -206,24 +199,12 @@ def _secrets_in(value: Any, is_secret: bool = False) -> Iterator[str]:
 
 
 def redaction_of(definition: TaskDefinitionModel, folder: Path) -> Redaction:
-    """Return the redaction of a run: the secrets that this process knows, and the task's hook.
-
-    Args:
-        definition: of the task.
-        folder: where its file lies.
-
-    Raises:
-        ConfigError: its `redact` cannot be loaded, or is not a function.
-    """
+    """Return the redaction of a run: the secrets that this process knows, and the task's hook."""
     return Redaction(known_secrets(definition.model_dump(mode="json")), load_hook(definition.redact, folder))
 
 
 def load_hook(location: str | None, folder: Path) -> Callable[[str], str] | None:
-    """The function that a task's `redact` names.
-
-    Raises:
-        ConfigError: it cannot be loaded, or is not a function.
-    """
+    """The function that a task's `redact` names."""
     if location is None:
         return None
     hook = load_object(location, folder)

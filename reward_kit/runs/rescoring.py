@@ -86,13 +86,7 @@ def scores_of(source: Source) -> dict[str, float | None]:
 
 
 def changes_of(before: Mapping[str, float | None], rows: Iterable[EpisodeRow], pass_threshold: float) -> ScoreChanges:
-    """Set the scores of the same episodes side by side.
-
-    Args:
-        before: the earlier scores by `rollout_id`.
-        rows: the episodes with their scores of now.
-        pass_threshold: a score of at least this passes, then as now.
-    """
+    """Set the scores of the same episodes side by side."""
     by_policy: dict[str, list[EpisodeRow]] = defaultdict(list)
     for row in rows:
         by_policy[row.policy].append(row)

@@ -32,11 +32,7 @@ class Place(NamedTuple):
 
 
 def credit_places(run: Path) -> Mapping[str, Place]:
-    """Return the place of each episode's consecutive lines in the `credit.jsonl` of a run.
-
-    Raises:
-        StoreError: the file is damaged.
-    """
+    """Return the place of each episode's consecutive lines in the `credit.jsonl` of a run."""
     path, places = run / "credit.jsonl", {}
     name, start, prefix = "", 0, b"\n"
     for number, (offset, text) in enumerate(placed_lines(path), 1):
@@ -69,11 +65,7 @@ class Result(NamedTuple):
         return row
 
     def to_episode(self) -> SingleAgentEpisode:
-        """The episode itself, as it was collected but for its final state.
-
-        Raises:
-            EpisodeError: the line lacks a field.
-        """
+        """The episode itself, as it was collected but for its final state."""
         return episode_from_record(self.episode)
 
     def to_result(self) -> EvaluateResult | None:
@@ -106,14 +98,7 @@ class Places(NamedTuple):
 
 
 def places_of(run: Path) -> Places:
-    """The lines of a run that count.
-
-    Args:
-        run: its folder; a process may still be writing the last lines.
-
-    Raises:
-        StoreError: a line is damaged; the message says which.
-    """
+    """The lines of a run that count."""
     latest = LatestAttempts[tuple[int, bool]]()
     for offset, record in placed_episodes(run):
         is_result = record.get("stop_reason") != StopReason.RUN_LIMIT
@@ -128,15 +113,7 @@ def places_of(run: Path) -> Places:
 
 
 def read_results(run: Path, places: Places | None = None) -> Iterator[Result]:
-    """The episodes of a run with their scores.
-
-    Args:
-        run: its folder.
-        places: as `places_of` gives them, where they are known already.
-
-    Raises:
-        StoreError: a line is damaged, or a file cannot be read.
-    """
+    """The episodes of a run with their scores."""
     places = places or places_of(run)
     if not places.episodes:
         return

@@ -154,12 +154,7 @@ class RunHeader(pydantic.BaseModel):
 
     @classmethod
     def read(cls, run: Path) -> RunHeader:
-        """The header of the run in a folder.
-
-        Raises:
-            StoreError: it is missing, is of another version, or a key of it is damaged; or a link leads out of the
-                folder.
-        """
+        """The header of the run in a folder."""
         refuse_links_out(run)
         data = read_json(run / FILE)
         if data.get("schema_version") != SCHEMA_VERSION:
@@ -174,35 +169,20 @@ class RunHeader(pydantic.BaseModel):
 
     @classmethod
     def of_folder(cls, run: Path) -> RunHeader:
-        """Read the header of a folder that a user named.
-
-        Raises:
-            ConfigError: it is not that of a run; the message names what may have been meant.
-            StoreError: as `read`.
-        """
+        """Read the header of a folder that a user named."""
         if not (run / FILE).is_file():
             raise ConfigError(f"{run} is not the folder of a run: it has no {FILE}{_what_is_meant(run)}")
         return cls.read(run)
 
     @classmethod
     def to_resume(cls, run: Path) -> RunHeader:
-        """Read the header of a run named by `--resume`.
-
-        Raises:
-            ConfigError: it is not the folder of a run.
-            StoreError: as `read`.
-        """
+        """Read the header of a run named by `--resume`."""
         if not (run / FILE).is_file():
             raise ConfigError(f"--resume: {run} is not a run; name a folder with a {FILE}, or none for the latest")
         return cls.read(run)
 
     def training_of(self, run: Path) -> TrainingHeader:
-        """Return the training block; `run` is the folder, for messages.
-
-        Raises:
-            ConfigError: it is not a training run.
-            StoreError: the block is damaged.
-        """
+        """Return the training block; `run` is the folder, for messages."""
         if self.training is None:
             raise ConfigError(f"{run} is not a run of `reward-kit train`")
         try:
@@ -250,11 +230,7 @@ def new_run_path(log_dir: Path, task_name: str) -> Path:
 
 
 def latest_run(log_dir: Path, name: str | None = None, *, training: bool = False) -> Path:
-    """Return the newest run in `log_dir` that can be resumed, of one task or train file if a name is given.
-
-    Raises:
-        ConfigError: no run fits.
-    """
+    """Return the newest run in `log_dir` that can be resumed, of one task or train file if a name is given."""
 
     def fits(header: RunHeader) -> bool:
         is_of_task = header.task_path is not None and header.from_python is None
@@ -320,12 +296,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, header: RunHeader, redaction: Redaction | None = None) -> Self:
-        """Make the folder with its `run.json`.
-
-        Raises:
-            ConfigError: the folder cannot be made.
-            StoreError: `run.json` cannot be written.
-        """
+        """Make the folder with its `run.json`."""
         try:
             make_private_folder(path, parents=True)
         except OSError as error:
@@ -337,11 +308,7 @@ class RunFolder:
         return folder
 
     def __enter__(self) -> Self:
-        """Lock the folder and note that the run is running.
-
-        Raises:
-            StoreError: a file cannot be opened, or another process has the run open.
-        """
+        """Lock the folder and note that the run is running."""
         refuse_links_out(self.path)
         with ExitStack() as opened:
             lock = self._open(".lock", os.O_RDWR, opened)
@@ -465,11 +432,7 @@ def placed_scores(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def check_score(record: Mapping[str, Any]) -> None:
-    """Refuse a score that no figure can be made of, and a failure that would be counted as one of its own.
-
-    Raises:
-        StoreError: the score is neither a finite number nor null, or the failure cannot be read.
-    """
+    """Refuse a score that no figure can be made of, and a failure that would be counted as one of its own."""
     if (score := record.get("score")) is not None and not _is_finite(score):
         raise StoreError(f"the score of {record['rollout_id']} is a finite number or null; got {score!r:.80}")
     if (failure := record.get("failure")) is not None:
@@ -492,11 +455,7 @@ def read_credit(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def episode_at(path: Path, offset: int) -> SingleAgentEpisode:
-    """The episode of the line at an offset of the `episodes.jsonl` of the run at `path`, with its final state.
-
-    Raises:
-        StoreError: its final state is missing or is not what its name says.
-    """
+    """The episode of the line at an offset of the `episodes.jsonl` of the run at `path`, with its final state."""
     with told_of("read", path / "episodes.jsonl"), (path / "episodes.jsonl").open("rb") as lines:
         lines.seek(offset)
         return load_episode(path, json.loads(lines.readline()))
@@ -506,9 +465,6 @@ def load_episode(path: Path, record: Mapping[str, Any]) -> SingleAgentEpisode:
     """The episode of one line of the run at `path`, with its final state.
 
     The line names the file of its state by its digest, or, as training keeps it, holds the state itself.
-
-    Raises:
-        StoreError: its final state is missing, or does not match its digest.
     """
     episode = episode_from_record(record)
     if stored := episode.custom_data["final_state"]:
@@ -554,17 +510,7 @@ def placed_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def line_record(path: Path, number: int, line: bytes, check: Check = _anything) -> dict[str, Any]:
-    """Parse a line of a run's files.
-
-    Args:
-        path: the file, for messages.
-        number: of the line, from 1, for messages.
-        line: as it stands in the file.
-        check: raises StoreError where the record is not what the file holds.
-
-    Raises:
-        StoreError: it is not a JSON object with a `rollout_id`, or `check` refuses it; the message says where.
-    """
+    """Parse a line of a run's files."""
     try:
         record = read_line(line.rstrip())
     except ValueError as error:

@@ -74,20 +74,10 @@ class RunEngine(Protocol):
     """Collects the episodes of one run, and calls its reward."""
 
     def workers(self, plan: RunPlan, budget: RunBudget) -> AbstractAsyncContextManager[Mapping[str, RolloutWorker]]:
-        """A worker for each policy, by its label, for as long as the block lasts.
-
-        Args:
-            plan: what is run.
-            budget: what all workers spend from; a bound that is reached stops their episodes.
-        """
+        """A worker for each policy, by its label, for as long as the block lasts."""
 
     def scorer(self, reward: Reward, deadline_s: float | None) -> Scorer:
-        """Return what calls a reward.
-
-        Args:
-            reward: the run's.
-            deadline_s: for one call, where the reward has none of its own.
-        """
+        """Return what calls a reward."""
 
 
 class LocalEngine:
@@ -194,14 +184,7 @@ def _together(group: Mapping[int, Stopped]) -> ScoringUnit:
 
 
 def score_record(scored: Scored, reward: Reward, scorer_hash: str, group: str | None = None) -> dict[str, Any]:
-    """The line of `scores.jsonl` for one score. What the reward wrote is there where it wrote something.
-
-    Args:
-        scored: the score.
-        reward: what gave it.
-        scorer_hash: of its files.
-        group: names the episodes beside which a batch reward gave it.
-    """
+    """The line of `scores.jsonl` for one score. What the reward wrote is there where it wrote something."""
     output = {"stdout": scored.stdout, "stderr": scored.stderr, "is_output_cut": scored.is_output_cut}
     return {
         "rollout_id": scored.rollout_id,
@@ -296,22 +279,7 @@ async def run(
     given: Iterable[SingleAgentEpisode] = (),
     further: Callable[[Sequence[EpisodeRow]], Mapping[str, Any]] = lambda _: {},
 ) -> RunOutcome:
-    """Collect and score what a folder lacks, then write its summary, its credit and its page.
-
-    Args:
-        plan: what is run.
-        folder: of the run; what it already holds is not run again.
-        control: stops the run.
-        traffic: what all requests to model endpoints share; None if there are none.
-        listener: is called for every episode.
-        watch: a context for as long as episodes are collected and scored.
-        error_limit, only_failed, engine: as `Run` takes them.
-        given: finished episodes that are only to be scored.
-        further: makes more keys of `summary.json` of the rows.
-
-    Raises:
-        RewardKitError: the run itself failed.
-    """
+    """Collect and score what a folder lacks, then write its summary, its credit and its page."""
     control = control or Control()
     tool_errors, log = ToolErrors(), folder.path / "run.log"
     if traffic is not None:

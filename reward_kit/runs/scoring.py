@@ -48,10 +48,6 @@ def read_transcripts(path: Path) -> list[SingleAgentEpisode]:
     A row may have `id` (rows of one id are rollouts of one sample), `ground_truth` and `policy`; everything in it is
     handed to the reward function as `sample`. Of a run's episodes only the latest attempt counts, and none that the
     run's limit cut off.
-
-    Raises:
-        ConfigError: a row has no messages, a message is invalid, or a rollout occurs twice; the message names the line.
-        StoreError: a line of a run is damaged, or its final state is; the message says which.
     """
     rollouts: Counter[str] = Counter()
     places: dict[tuple[str, int], str] = {}
@@ -145,11 +141,7 @@ def origin_of(header: RunHeader) -> ScoreOrigin | None:
 
 
 def origin_of_data(data: Path) -> ScoreOrigin:
-    """The run's own task where transcripts are a run's, else next to nothing.
-
-    Raises:
-        StoreError: the run's header is damaged.
-    """
+    """The run's own task where transcripts are a run's, else next to nothing."""
     is_of_run = data.name == "episodes.jsonl" and (data.parent / FILE).is_file()
     known = origin_of(RunHeader.read(data.parent)) if is_of_run else None
     return known or ScoreOrigin({"name": data.stem}, Path.cwd())
@@ -171,18 +163,7 @@ def ready_to_score(
     pass_threshold: float | None,
     folder: Path | None = None,
 ) -> Ready:
-    """Load a reward, and what redacts the run's files.
-
-    Args:
-        origin: what the episodes were collected for.
-        reward: FILE.py:FUNCTION.
-        changes: dotted keys of a task file, with their values.
-        pass_threshold: a score of this or more passes; None leaves the task's.
-        folder: what the files of the reward and of `redact` are relative to; by default the working directory.
-
-    Raises:
-        ConfigError: one of them cannot be loaded, or a key is wrong.
-    """
+    """Load a reward, and what redacts the run's files."""
     if (hook := origin.task.get("redact")) is not None and "redact" not in changes:
         raise ConfigError(
             f"the texts of this run were redacted by {hook!r}, which its run.json names and which is therefore not "
@@ -206,18 +187,7 @@ class ScoringRun(NamedTuple):
 
 
 def scoring_run(data: Path, ready: Ready, reward: str, log_dir: Path) -> ScoringRun:
-    """Make the run that scores transcripts.
-
-    Args:
-        data: the file that has them.
-        ready: what they are scored by.
-        reward: what it is called.
-        log_dir: where the run's folder is made.
-
-    Raises:
-        ConfigError: there are no transcripts, or the reward asks for what they do not have.
-        StoreError: the folder cannot be written.
-    """
+    """Make the run that scores transcripts."""
     episodes = read_transcripts(data)
     if not episodes:
         raise ConfigError(f"{data} has no rows")
@@ -237,17 +207,7 @@ def scoring_run(data: Path, ready: Ready, reward: str, log_dir: Path) -> Scoring
 def definition_for_scores(
     known: Mapping[str, Any], reward: str, changes: Mapping[str, Any], pass_threshold: float | None
 ) -> TaskDefinitionModel:
-    """Return the task that scores are given by. The sandbox and options of a run were chosen for its own reward only.
-
-    Args:
-        known: keys of the task that the episodes were collected for.
-        reward: FILE.py:FUNCTION.
-        changes: dotted keys of a task file, with their values.
-        pass_threshold: a score of this or more passes; None leaves the task's.
-
-    Raises:
-        ConfigError: a key has nothing to do with scores, or a value is wrong.
-    """
+    """Return the task that scores are given by; a run chose its sandbox and options for its own reward only."""
     known = {name: value for name, value in known.items() if name not in _OF_REWARD}
     for key in changes:
         if key != "limits.reward_time_s" and key.partition(".")[0] not in _OF_REWARD:
@@ -265,15 +225,7 @@ def definition_for_scores(
 
 
 def check_reward(reward: Reward, facts: Iterable[Mapping[str, Any]]) -> None:
-    """Reject a reward that would break on every row, or could be right on none, as `run` does.
-
-    Args:
-        reward: the reward.
-        facts: of each episode, at least its `ground_truth` and its `sample`.
-
-    Raises:
-        ConfigError: it has a parameter that no row provides.
-    """
+    """Reject a reward that would break on every row, or could be right on none, as `run` does."""
     check_parameters(reward)
     truths, fields = [], {"messages"}
     for fact in facts:
@@ -303,12 +255,7 @@ class Source:
 
 
 def source_of(run: Path) -> Source:
-    """The run in a folder, checked.
-
-    Raises:
-        ConfigError: it is not a run with episodes.
-        StoreError: a file of it is damaged.
-    """
+    """The run in a folder, checked."""
     header = RunHeader.of_folder(run)
     if header.training is not None:
         kept = list(kept_files(run).values())
@@ -331,14 +278,6 @@ def copy_results(source: Source, target: Path, redaction: Redaction) -> Copied:
     """Put the episodes of a run, and their final states, into the folder of a new one.
 
     Secrets that are known by now are blotted out; apart from that each line is as it was.
-
-    Args:
-        source: the earlier run.
-        target: the folder of the new one.
-        redaction: keeps secrets out of it.
-
-    Raises:
-        StoreError: a final state is missing, or a file cannot be written.
     """
     blotted = 0
 
@@ -356,11 +295,7 @@ def copy_results(source: Source, target: Path, redaction: Redaction) -> Copied:
 
 
 def checked_facts(source: Source) -> Iterator[Mapping[str, Any]]:
-    """Yield the ground truth and sample of each episode, and check that its final state exists.
-
-    Raises:
-        StoreError: a final state is missing; the first one is named.
-    """
+    """Yield the ground truth and sample of each episode, and check that its final state exists."""
     for result in read_results(source.path, source.places):
         if state := result.episode.get("final_state"):
             state_file(source.path, result.episode["rollout_id"], state)

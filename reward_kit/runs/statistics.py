@@ -179,9 +179,6 @@ def t_two_sided(t: float, df: float) -> float:
     """P(|T| >= |t|) of Student's t with `df` degrees of freedom: the p-value of a two-sided test.
 
     I_x(df/2, 1/2) with x = df/(df + t²) (Abramowitz and Stegun 26.7.1).
-
-    Raises:
-        ValueError: `df` is not positive.
     """
     if not df > 0:
         raise ValueError(f"degrees of freedom are positive, got {df}")
@@ -331,18 +328,6 @@ def bootstrap_bounds(
     Rows of one cluster are drawn together. With z₀ = Φ⁻¹(share of the replicates below the figure, ties half) and the
     acceleration a from leaving clusters out (in at most 200 blocks), the bounds are the quantiles
     Φ(z₀ + (z₀ + z)/(1 − a(z₀ + z))) of the replicates. Where z₀ or a is not defined they are the plain percentiles.
-
-    Args:
-        figures: (F,) the figures of the rows at these positions; NaN where one is not defined.
-        clusters: (N,) the cluster of each row.
-        seed: of what is drawn.
-        resamples: how often rows are drawn.
-        confidence: the probability that an interval covers the true figure.
-        method: "percentile" leaves the corrections out.
-
-    Returns:
-        For each figure its bounds. None where it is not defined, or in no more than half of the draws, or where all
-        draws give the same: the rows are then too few or too much alike to say how sure it is.
     """
     places: dict[Hashable, list[int]] = {}
     for position, cluster in enumerate(clusters):
@@ -376,19 +361,7 @@ def bootstrap_mean(
     confidence: float = 0.95,
     method: Method = "bca",
 ) -> Bounds:
-    """The bootstrap interval of a mean, as `bootstrap_bounds` has it, many times as fast: sums are drawn, not rows.
-
-    Args:
-        values: (N,) what the mean is of.
-        clusters: (N,) the cluster of each value; None where each is one of its own.
-        seed: of what is drawn.
-        resamples: how often clusters are drawn.
-        confidence: the probability that the interval covers the true mean.
-        method: "percentile" leaves the corrections out.
-
-    Raises:
-        ValueError: the lengths differ, or a value is not finite.
-    """
+    """The bootstrap interval of a mean, as `bootstrap_bounds` has it, many times as fast: sums are drawn, not rows."""
     value_N = np.asarray(values, dtype=np.float64)
     if not np.isfinite(value_N).all():
         raise ValueError("a value is not finite")
@@ -527,9 +500,6 @@ def difference_interval(
     Where all differences are alike there is no spread to go by. Where `reach` is known the interval is then that of
     what was not seen: with confidence no more than a share u = z²/(G + z²) of the samples is otherwise (Wilson 1927),
     and those can be off by `reach` either way, which makes m(1 − u) ± u · reach.
-
-    Raises:
-        ValueError: there is no difference, or one is not finite.
     """
     difference_G = _checked(differences)
     size, mean = len(difference_G), mean_of(difference_G)
@@ -553,9 +523,6 @@ def sign_flip_test(differences: Sequence[float] | Floats, *, draws: int = 19_999
     Experiments", section 21). Two-sided. Of up to 32 differences that are not zero all signs are tried, by the sums of
     the two halves. Of more, m = `draws` are made, and p is (b + 1)/(m + 1) for b of them at least as large, which is
     never 0 (Phipson and Smyth 2010).
-
-    Raises:
-        ValueError: there is no difference, or one is not finite.
     """
     difference_G = _checked(differences)
     moved_G = difference_G[difference_G != 0.0]
@@ -584,11 +551,7 @@ def _signed_sums(values: Floats) -> Floats:
 
 
 def paired_t_test(differences: Sequence[float] | Floats) -> float | None:
-    """The two-sided p-value of Student's paired t-test; None where fewer than two differ.
-
-    Raises:
-        ValueError: there is no difference, or one is not finite.
-    """
+    """The two-sided p-value of Student's paired t-test; None where fewer than two differ."""
     difference_G = _checked(differences)
     deviation = _deviation(difference_G)
     if deviation is None:
@@ -600,9 +563,6 @@ def cohens_dz(differences: Sequence[float] | Floats) -> float | None:
     """The mean difference in standard deviations of the differences (Cohen 1988, section 2.3.5).
 
     It says how plain a difference is among those of samples. It is not the d of two separate groups.
-
-    Raises:
-        ValueError: there is no difference, or one is not finite.
     """
     difference_G = _checked(differences)
     deviation = _deviation(difference_G)
@@ -610,21 +570,13 @@ def cohens_dz(differences: Sequence[float] | Floats) -> float | None:
 
 
 def paired_cliffs_delta(differences: Sequence[float] | Floats) -> float:
-    """The share of differences above zero less that of those below (Cliff 1993, the within-pairs d).
-
-    Raises:
-        ValueError: there is no difference, or one is not finite.
-    """
+    """The share of differences above zero less that of those below (Cliff 1993, the within-pairs d)."""
     difference_G = _checked(differences)
     return float(np.sign(difference_G).mean())
 
 
 def mcnemar_test(won: int, lost: int) -> float:
-    """The two-sided p-value of McNemar's test (1947), exact: of `won` + `lost` tosses of a fair coin.
-
-    Raises:
-        ValueError: a count is negative.
-    """
+    """The two-sided p-value of McNemar's test (1947), exact: of `won` + `lost` tosses of a fair coin."""
     if won < 0 or lost < 0:
         raise ValueError(f"{won} won and {lost} lost cannot be")
     size, tail, ways = won + lost, 0, 1
@@ -657,9 +609,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """Corrected so that a false finding among all of them is as seldom as in one alone (Holm 1979).
 
     The i-th smallest of m is multiplied by m − i + 1; none is then below a smaller one, or above 1.
-
-    Raises:
-        ValueError: one is not between 0 and 1.
     """
     order, size, worst = _order(p_values), len(p_values), 0.0
     corrected = [0.0] * size
@@ -674,9 +623,6 @@ def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
 
     The i-th smallest of m is multiplied by m/i; none is then above a larger one. For tests that are independent, or
     that go together.
-
-    Raises:
-        ValueError: one is not between 0 and 1.
     """
     order, size, least = _order(p_values), len(p_values), 1.0
     corrected = [0.0] * size

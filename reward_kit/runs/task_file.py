@@ -99,15 +99,7 @@ class LocatedYaml:
 
     @classmethod
     def of_values(cls, data: Mapping[str, Any], path: Path) -> LocatedYaml:
-        """A document that was never written: its values come from Python, and no key of it has a line.
-
-        Args:
-            data: its keys.
-            path: stands for its file in messages; what is relative is looked up beside it.
-
-        Raises:
-            ConfigError: a value contains itself, or a mapping has a key that no file could have.
-        """
+        """A document that was never written: its values come from Python, and no key of it has a line."""
         made = object.__new__(cls)
         made.path, made.data, made._lines, made.is_written = path, dict(data), {}, False
         try:
@@ -173,15 +165,7 @@ def as_given(key: str, value: str = "") -> str:
 
 
 def parse_override(text: str, option: str = "-T") -> tuple[str, Any]:
-    """`key=value` from the command line; the value is YAML.
-
-    Args:
-        text: as typed.
-        option: the option it was typed after, for messages.
-
-    Raises:
-        ConfigError: there is no `=`, or the value is not YAML.
-    """
+    """`key=value` from the command line; the value is YAML."""
     key, separator, value = text.partition("=")
     if not separator or not key:
         raise ConfigError(f"{option} {text!r}: write key=value")
@@ -193,11 +177,7 @@ def parse_override(text: str, option: str = "-T") -> tuple[str, Any]:
 
 
 def overlaid(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """`data` with dotted `overrides` on it; neither is changed.
-
-    Raises:
-        ConfigError: an override leads through something other than a mapping, or past the end of a list.
-    """
+    """`data` with dotted `overrides` on it; neither is changed."""
     result: dict[str, Any] = json.loads(json.dumps(data, default=str)) if overrides else dict(data)
     for dotted, value in overrides.items():
         *parents, last = dotted.split(".")
@@ -211,13 +191,7 @@ def overlaid(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
 
 
 def keys_of_user(section: str, names: Iterable[str], overrides: Collection[str]) -> set[str]:
-    """Return those keys of a block that an override gave, itself or with a block around them.
-
-    Args:
-        section: where the block stands, such as "policy"; "" for the file's top.
-        names: the keys in it.
-        overrides: the dotted keys that the user gave; "" stands for all.
-    """
+    """Return those keys of a block that an override gave, itself or with a block around them."""
     prefix = f"{section}." if section else ""
     return {name for name in names if any(not key or f"{prefix}{name}.".startswith(f"{key}.") for key in overrides)}
 
@@ -231,16 +205,7 @@ def _index(items: list[Any], key: str, dotted: str) -> int:
 def parse_task(
     located: LocatedYaml, overrides: Mapping[str, Any] | None = None, *, has_rows: bool = False
 ) -> TaskDefinitionModel:
-    """Return a task's keys, checked without loading or executing anything that they name.
-
-    Args:
-        located: the document.
-        overrides: keys laid over it, dotted for inner ones (`limits.wall_time_s`).
-        has_rows: the dataset is given in Python.
-
-    Raises:
-        ConfigError: a key is unknown or has no effect, a value is wrong, or the file loosens the sandbox.
-    """
+    """Return a task's keys, checked without loading or executing anything that they name."""
     overrides = overrides or {}
     definition = validated(located, overrides, TaskDefinitionModel, "a task file")
     _refuse_looser_sandbox(located, definition, overrides)
@@ -290,17 +255,7 @@ def _refuse_unused(located: LocatedYaml, definition: TaskDefinitionModel, has_da
 
 
 def validated(located: LocatedYaml, overrides: Mapping[str, Any], model: type[Model], what: str) -> Model:
-    """A file's data, with overrides laid over it, as a model.
-
-    Args:
-        located: the file.
-        overrides: keys laid over the file's, dotted for inner ones.
-        model: the model.
-        what: what such a file is called, for messages.
-
-    Raises:
-        ConfigError: it does not fit; a line for each problem, with its place and the nearest key.
-    """
+    """A file's data, with overrides laid over it, as a model."""
     if not isinstance(located.data, dict):
         raise ConfigError(f"{located.path}: {what} is a mapping of keys, this one is {located.data!r:.60}")
     data = overlaid(located.data, overrides)

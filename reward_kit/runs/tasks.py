@@ -116,17 +116,7 @@ def resolve_task(
     *,
     stored: Collection[str] = (),
 ) -> LoadedTask:
-    """Parse a document, which may be a part of another file or come from Python, and resolve what it names.
-
-    Args:
-        located: the document.
-        overrides: keys laid over it.
-        objects: Python objects instead of things that it would name.
-        stored: as `load_task` takes it.
-
-    Raises:
-        ConfigError: something is wrong; the message has one line per problem.
-    """
+    """Parse a document, which may be a part of another file or come from Python, and resolve what it names."""
     overrides, objects = overrides or {}, objects or TaskObjects()
     folder = located.path.resolve().parent
     of_user = frozenset({*overrides, "base_url"}) - {*stored} if located.is_written else frozenset({""})
@@ -171,11 +161,7 @@ def resolve_task(
 
 
 def read_task(path: Path) -> tuple[TaskDefinitionModel, tuple[Sample, ...]]:
-    """Read a task file and its dataset, without importing or executing anything that they name.
-
-    Raises:
-        ConfigError: a key, a row or a template is wrong.
-    """
+    """Read a task file and its dataset, without importing or executing anything that they name."""
     located = LocatedYaml(path)
     definition = parse_task(located)
     samples = tuple(read_samples(definition, path.resolve().parent))
@@ -184,11 +170,7 @@ def read_task(path: Path) -> tuple[TaskDefinitionModel, tuple[Sample, ...]]:
 
 
 def load_tasks_reward(definition: TaskDefinitionModel, folder: Path) -> LoadedReward | None:
-    """The reward that a task names, ready for the level it is to run at; None where it names none.
-
-    Raises:
-        ConfigError: it cannot be loaded, or cannot be confined as it is asked to be.
-    """
+    """The reward that a task names, ready for the level it is to run at; None where it names none."""
     if definition.reward_function_path is None:
         return None
     asked = definition.sandbox
@@ -256,22 +238,14 @@ def _judge_key_variable(reward_options: Mapping[str, Any], of_user: Collection[s
 
 
 def assigner_of(credit: CreditModel) -> CreditAssigner:
-    """Return the assigner of a `credit:` block.
-
-    Raises:
-        ConfigError: the estimator is unknown, or refuses one of its keys.
-    """
+    """Return the assigner of a `credit:` block."""
     from reward_kit.rl_processing import CreditAssigner
 
     return CreditAssigner(credit.estimator, step_rewards=credit.step_rewards, **credit.options())
 
 
 def located_assigner(located: LocatedYaml, credit: CreditModel, overrides: Mapping[str, Any]) -> CreditAssigner:
-    """`assigner_of` the `credit:` block of a file.
-
-    Raises:
-        ConfigError: the estimator rejects a key; the message has the line of the key that it names.
-    """
+    """`assigner_of` the `credit:` block of a file."""
     try:
         return assigner_of(credit)
     except ConfigError as error:
@@ -282,11 +256,7 @@ def located_assigner(located: LocatedYaml, credit: CreditModel, overrides: Mappi
 
 
 def load_tools(location: str, folder: Path) -> ToolRegistry:
-    """The one `ToolRegistry` that a tools module defines.
-
-    Raises:
-        ConfigError: the module does not import, or defines none, or several.
-    """
+    """The one `ToolRegistry` that a tools module defines."""
     if not location.endswith(".py") and ":" in location:
         registry = load_object(location, folder)
         if not isinstance(registry, ToolRegistry):
@@ -338,11 +308,7 @@ def _notes_on_prompts(definition: TaskDefinitionModel, samples: Sequence[Sample]
 
 
 def selected(task: LoadedTask, limit: int | None = None, sample_ids: Iterable[str] = ()) -> tuple[Sample, ...]:
-    """The samples to run.
-
-    Raises:
-        ConfigError: an id is not in the dataset.
-    """
+    """The samples to run."""
     by_id = {sample.id: sample for sample in task.samples}
     for sample_id in sample_ids:
         if sample_id not in by_id:
@@ -362,16 +328,7 @@ class _Resource:
 
 
 def with_surroundings(located: LocatedYaml, definition: TaskDefinitionModel, folder: Path) -> TaskDefinitionModel:
-    """The definition with what its resources need of the task file: its folder, and the server it names.
-
-    Args:
-        located: the task file, for messages.
-        definition: its keys.
-        folder: where it lies.
-
-    Raises:
-        ConfigError: a resource does not exist, or the server belongs to none of them, or to several.
-    """
+    """The definition with what its resources need of the task file: its folder, and the server it names."""
     resources = _resources(located, definition, folder)
     _refuse_task_folder(located, definition, resources)
     for resource in resources:
@@ -441,11 +398,7 @@ def _give_server(located: LocatedYaml, definition: TaskDefinitionModel, resource
 
 
 def check_tools(tools: ToolRegistry | None, definition: TaskDefinitionModel) -> None:
-    """Refuse a tool that asks for a resource which the task does not have.
-
-    Raises:
-        ConfigError: the tool is named, and what its parameter asks for.
-    """
+    """Refuse a tool that asks for a resource which the task does not have."""
     asking = {name: tool for name, tool in (tools.get_tools() if tools else {}).items() if tool.resource_parameters}
     if asking and definition.resource_type is None:
         name = next(iter(asking))
@@ -462,11 +415,7 @@ def check_tools(tools: ToolRegistry | None, definition: TaskDefinitionModel) -> 
 
 
 def check_samples(definition: TaskDefinitionModel, samples: Sequence[Sample]) -> None:
-    """Reject a sample whose row sets more than per-sample data, or a resource that the task does not have.
-
-    Raises:
-        ConfigError: the message has the row's line, the key, and the keys that a row may set.
-    """
+    """Reject a sample whose row sets more than per-sample data, or a resource that the task does not have."""
     if definition.resource_type is None:
         if unused := next((sample for sample in samples if sample.resource_config), None):
             raise ConfigError(f"{unused.where}: resource_config has no effect: the task has no resource_type")
@@ -483,19 +432,7 @@ def check_samples(definition: TaskDefinitionModel, samples: Sequence[Sample]) ->
 
 
 async def check_world(definition: TaskDefinitionModel, samples: Sequence[Sample], located: LocatedYaml) -> bool:
-    """Make a world for one sample of each kind of configuration, so that a wrong resource is found before the run.
-
-    Args:
-        definition: of the task.
-        samples: its initial conditions.
-        located: its file, for messages.
-
-    Returns:
-        Whether every world offers tools; True where the task has no resource.
-
-    Raises:
-        ConfigError: the resource does not exist, refuses its configuration, or cannot be reset.
-    """
+    """Make a world for one sample of each kind of configuration, so that a wrong resource is found before the run."""
     has_tools = True
     if definition.resource_type is None:
         return has_tools

@@ -64,16 +64,7 @@ class PlannedCode:
 def code_of_file(
     path: Path, typed: Mapping[str, Any] | None = None, stored: Mapping[str, Any] | None = None
 ) -> PlannedCode:
-    """Find what a task or train file would run, without running any of it.
-
-    Args:
-        path: the YAML file.
-        typed: keys laid over the file's, from the command line of this call.
-        stored: keys laid over the file's, from a `run.json`.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+    """Find what a task or train file would run, without running any of it."""
     typed, stored = typed or {}, stored or {}
     path, document = path.resolve(), LocatedYaml(path).data
     searches = []
@@ -89,12 +80,7 @@ def code_of_file(
 
 
 def code_of_references(references: Sequence[str], folder: Path) -> PlannedCode:
-    """Find what `file.py:name` or `package.module:name` would run, without running it.
-
-    Args:
-        references: as typed on the command line.
-        folder: what file paths are relative to.
-    """
+    """Find what `file.py:name` or `package.module:name` would run, without running it."""
     search, folder = _Search(), folder.resolve()
     for reference in references:
         search.visit_text("code", reference, folder)
@@ -220,12 +206,7 @@ def _find_module(location: str, folder: Path) -> tuple[str, Path] | None:
 
 
 def untrusted(code: PlannedCode) -> tuple[list[Path], list[str]]:
-    """The files and settings that the user has not agreed to yet.
-
-    Returns:
-        The files that are new or changed since the agreement, and the settings from a `run.json` that were neither
-        agreed to nor typed before; both are empty if all is trusted.
-    """
+    """The files and settings that the user has not agreed to yet."""
     record = _read_record(code.folder)
     is_always = any(_read_record(folder)["always"] for folder in (code.folder, *code.folder.parents))
     files = [file for file, digest in code.files.items() if not is_always and record["files"].get(str(file)) != digest]
@@ -233,15 +214,7 @@ def untrusted(code: PlannedCode) -> tuple[list[Path], list[str]]:
 
 
 def trust(code: PlannedCode, *, always: bool = False) -> None:
-    """Record that the user agreed to run this code.
-
-    Args:
-        code: what was shown.
-        always: also after its files change.
-
-    Raises:
-        StoreError: the record cannot be written.
-    """
+    """Record that the user agreed to run this code."""
     before = _read_record(code.folder)
     files = {str(file): digest for file, digest in code.files.items()}
     record = {
