@@ -17,7 +17,6 @@ import anyio
 
 from reward_kit.agent.limits import Exhausted
 from reward_kit.agent.policies import make_policy, option_names
-from reward_kit.agent.policies.replay_policy import recorded_labels
 from reward_kit.agent.policies.simple_policies import HumanPolicy
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.samples import Sample
@@ -353,6 +352,8 @@ def _replays(run: Path, options: Mapping[str, Any]) -> list[_Choice]:
 
     Each stands under its own label, which is a part of the episodes' ids and seeds.
     """
+    from reward_kit.agent.policies.replay_policy import recorded_labels
+
     labels = [options["policy"]] if options.get("policy") is not None else recorded_labels(run)
     given = {**options, "run": str(run.resolve())}
     return [_Choice(str(label), "replay", {**given, "policy": label}) for label in labels]
