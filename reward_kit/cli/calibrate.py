@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reward_kit.cli.echo import echo, echo_json
-from reward_kit.cli.options import WholeNumber, complete_rewards, sandbox_keys, sandbox_options
+from reward_kit.cli.options import WholeNumber, complete_rewards, json_option, sandbox_keys, sandbox_options, set_option
 from reward_kit.cli.trust import require_trust_in, trust_option
 from reward_kit.console import SafeConsole
 from reward_kit.errors import ConfigError
@@ -52,15 +52,7 @@ def _columns(command: Any) -> Any:
     shell_complete=complete_rewards,
     help="The reward, or reward_kit.rewards:NAME.",
 )
-@click.option(
-    "-O",
-    "--option",
-    "options",
-    multiple=True,
-    metavar="KEY=VALUE",
-    envvar="REWARD_KIT_CALIBRATE_OPTION",
-    help="An option of the reward.",
-)
+@set_option("An option of the reward.", ("-O", "--option", "options"))
 @click.option("--data", type=click.Path(path_type=Path), help="The transcripts that rollout_id names.")
 @click.option(
     "--pairs",
@@ -84,9 +76,7 @@ def _columns(command: Any) -> Any:
     "--resamples", type=WholeNumber(0), default=1_000, show_default=True, help="For the intervals; 0 for none."
 )
 @click.option("--worst", type=WholeNumber(0), default=5, show_default=True, help="How many disagreements are shown.")
-@click.option(
-    "--json", "as_json", is_flag=True, envvar="REWARD_KIT_CALIBRATE_JSON", help="Print it as JSON on standard output."
-)
+@json_option("Print it as JSON on standard output.")
 @_columns
 @trust_option
 def command(

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from reward_kit.cli.echo import echo_json
-from reward_kit.cli.options import Number, WholeNumber, complete_runs, newest_run_option, two_newest
+from reward_kit.cli.options import Number, WholeNumber, complete_runs, json_option, newest_run_option, two_newest
 from reward_kit.cli.outcome import note_console
 from reward_kit.console import SafeConsole
 from reward_kit.display_text import shown
@@ -41,7 +41,6 @@ class _Margin(Number):
     "--policy",
     "policies",
     multiple=True,
-    envvar="REWARD_KIT_COMPARE_POLICY",
     metavar="NAME",
     help="Of a run with several policies, the one to compare; may be repeated.",
 )
@@ -63,13 +62,7 @@ class _Margin(Number):
 @click.option("--lower-bound", is_flag=True, help="With --fail-under: the lower bound of its interval, not the mean.")
 @click.option("--seed", type=WholeNumber(0), default=0, show_default=True, help="Of the bootstrap and permutations.")
 @click.option("--display", type=click.Choice(["rich", "plain"]), help="The table; default by terminal.")
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    envvar="REWARD_KIT_COMPARE_JSON",
-    help="Print the comparison as JSON on standard output.",
-)
+@json_option("Print the comparison as JSON on standard output.")
 def command(
     runs: tuple[Path, ...],
     policies: tuple[str, ...],

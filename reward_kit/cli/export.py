@@ -39,14 +39,7 @@ CHATS = "openai-jsonl"
 
 @click.command(name="export")
 @click.argument("run", required=False, type=click.Path(path_type=Path), shell_complete=complete_runs)
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["parquet", "csv", CHATS]),
-    required=True,
-    envvar="REWARD_KIT_EXPORT_FORMAT",
-    help="What is written.",
-)
+@click.option("--format", "form", type=click.Choice(["parquet", "csv", CHATS]), required=True, help="What is written.")
 @click.option(
     "-o",
     "--output",
@@ -60,19 +53,11 @@ CHATS = "openai-jsonl"
     "tables",
     type=click.Choice(list(TABLES)),
     multiple=True,
-    envvar="REWARD_KIT_EXPORT_TABLE",
     help="Of Parquet and CSV: which; may be repeated. Default: all.",
 )
 @click.option("--min-score", type=Number(), metavar="X", help="Episodes with a score of at least X.")
 @click.option("--only-passed", is_flag=True, help="Episodes that passed, by the run's own threshold.")
-@click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    metavar="NAME",
-    envvar="REWARD_KIT_EXPORT_POLICY",
-    help="Episodes of this policy; may be repeated.",
-)
+@click.option("--policy", "policies", multiple=True, metavar="NAME", help="Episodes of this policy; may be repeated.")
 @click.option("--raw", is_flag=True, help="Of CSV: texts as they are, also where a spreadsheet would compute them.")
 @click.option(
     "--tools",

@@ -93,7 +93,7 @@ class LazyGroup(click.Group):
         """Import and return a command."""
         if name not in VERBS:
             return None
-        module = import_module(module_of(name))
+        module = import_module(f"reward_kit.cli.{_MODULES.get(name, name)}")
         command: click.Command = getattr(module, name if name in _MODULES else "command")
         return _with_common_options(command, f"{_PREFIX}_{name}")
 
@@ -123,27 +123,22 @@ class LazyGroup(click.Group):
         return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
-def module_of(name: str) -> str:
-    """Return the module of a command."""
-    return f"reward_kit.cli.{_MODULES.get(name, name).replace('-', '_')}"
-
-
 def _verbose() -> click.Option:
     """`-v`, which may stand before and behind the verb."""
     return click.Option(
         ["-v", "--verbose"],
         count=True,
         expose_value=False,
-        callback=lambda context, option, times: _show_logs(context, times),
+        callback=_show_logs,
         help="Show what is going on, on standard error; -vv shows more.",
     )
 
 
-def _show_logs(context: click.Context, times: int) -> None:
-    told = context.find_root().meta
-    told["verbose"] = max(times, told.get("verbose", 0))
+def _show_logs(context: click.Context, option: click.Parameter, times: int) -> None:
+    meta = context.find_root().meta
+    meta["verbose"] = max(times, meta.get("verbose", 0))
     if not context.resilient_parsing:
-        operator_log.begin(told["verbose"])
+        operator_log.begin(meta["verbose"])
 
 
 def _with_common_options(command: click.Command, prefix: str) -> click.Command:
@@ -200,7 +195,7 @@ def main() -> None:
 
 
 def _first_of_ours(group: ExceptionGroup[Exception]) -> RewardKitError:
-    """The first of our errors that task groups wrapped; a group without one is a bug of ours and is shown whole."""
+    """Return the first of our errors that task groups wrapped; a group without one is a bug, and is shown whole."""
     ours: Exception | None = group.subgroup(RewardKitError)
     while isinstance(ours, ExceptionGroup):
         ours = ours.exceptions[0]

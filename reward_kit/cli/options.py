@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from reward_kit.errors import ConfigError
 LATEST = "latest"
 """The value of `--resume` without a run."""
 _MOST_RUNS = 50
+_NO_RUN = "no run in {}; make one with `reward-kit run`, name one, or name its folder with --log-dir"
 _COMPLETABLE = re.compile(r"[\w@%+=:,./-]+")  # bash inserts a value as it is, so a shell must not act on it
 
 
@@ -72,17 +74,6 @@ class WholeNumber(click.IntRange):
 # Options
 
 
-def stacked(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return one decorator that adds several options, listed in help in this order."""
-
-    def add(command: Any) -> Any:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
-
-
 def set_option(help: str, option: tuple[str, ...] = ("-T", "--set", "overrides")) -> Callable[[Any], Any]:
     """Return a repeatable KEY=VALUE option; `-T` unless another one is named."""
     return click.option(*option, multiple=True, metavar="KEY=VALUE", help=help)
@@ -109,17 +100,16 @@ def log_dir_option(help: str) -> Callable[[Any], Any]:
 
 def resume_options(command: Any) -> Any:
     """Add `--log-dir` and `--resume` to a command."""
-    return stacked(
-        log_dir_option("Where the new run's folder is made; with --resume, where the latest is looked for."),
-        click.option(
-            "--resume",
-            is_flag=False,
-            flag_value=LATEST,
-            metavar="[RUN]",
-            shell_complete=complete_runs,
-            help="Continue a run; default: the latest.",
-        ),
-    )(command)
+    resume = click.option(
+        "--resume",
+        is_flag=False,
+        flag_value=LATEST,
+        metavar="[RUN]",
+        shell_complete=complete_runs,
+        help="Continue a run; default: the latest.",
+    )
+    log_dir = log_dir_option("Where the new run's folder is made; with --resume, where the latest is looked for.")
+    return log_dir(resume(command))
 
 
 def sandbox_options(default: str | None = None) -> Callable[[Any], Any]:
@@ -140,11 +130,6 @@ def sandbox_keys(sandbox: str | None) -> dict[str, Any]:
 # RUN, the argument
 
 
-def run_argument(command: Any) -> Any:
-    """Add the optional argument RUN."""
-    return click.argument("run", required=False, type=click.Path(path_type=Path), shell_complete=complete_runs)(command)
-
-
 def newest_run_option(what: str = "the newest run is") -> Callable[[Any], Any]:
     """Return `--log-dir` of a command that reads a run."""
     return log_dir_option(f"Where {what} looked for, when no RUN is named.")
@@ -159,7 +144,7 @@ def run_or_newest(run: Path | None, log_dir: Path, *, except_for: Path | None = 
     found = newest_runs(log_dir, lambda header: training or header.training is None)
     found = [path for path in found if path != except_for]
     if not found:
-        raise ConfigError(_no_run_in(log_dir))
+        raise ConfigError(_NO_RUN.format(log_dir))
     echo(f"the newest run: {found[0]}", err=True)
     return found[0]
 
@@ -170,7 +155,7 @@ def two_newest(log_dir: Path) -> tuple[Path, Path]:
 
     found = newest_runs(log_dir, lambda header: header.training is None)
     if not found:
-        raise ConfigError(_no_run_in(log_dir))
+        raise ConfigError(_NO_RUN.format(log_dir))
     newest, name = found[0], RunHeader.read(found[0]).task_name
     earlier = [path for path in found[1:] if RunHeader.read(path).task_name == name]
     if not earlier:
@@ -179,10 +164,6 @@ def two_newest(log_dir: Path) -> tuple[Path, Path]:
         )
     echo(f"the two newest runs of task {name!r}: {earlier[0]} (the baseline) and {newest}", err=True)
     return earlier[0], newest
-
-
-def _no_run_in(log_dir: Path) -> str:
-    return f"no run in {log_dir}; make one with `reward-kit run`, name one, or name its folder with --log-dir"
 
 
 def report_hidden_secrets(overrides: Mapping[str, Any], given: Mapping[str, Any], otherwise: str = "") -> list[str]:
@@ -203,8 +184,12 @@ def complete_runs(context: click.Context, parameter: click.Parameter, typed: str
     """Offer the runs of the folder that is typed, or of the folder for runs; the newest first."""
     folder, slash, _ = typed.rpartition("/")
     place = Path(f"{folder}{slash}" or context.params.get("log_dir") or "runs")
-    found = sorted(place.glob("*/run.json"), key=_changed_at, reverse=True)[:_MOST_RUNS]
-    return [CompletionItem(typed, type="dir"), *_beginning(typed, (str(path.parent) for path in found))]
+    changed: dict[Path, float] = {}
+    for path in place.glob("*/run.json"):
+        with suppress(OSError):  # removed just now
+            changed[path.parent] = path.stat().st_mtime
+    newest = sorted(changed, key=changed.__getitem__, reverse=True)[:_MOST_RUNS]
+    return [CompletionItem(typed, type="dir"), *_beginning(typed, map(str, newest))]
 
 
 def complete_policies(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
@@ -248,10 +233,3 @@ def complete_targets(context: click.Context, parameter: click.Parameter, typed: 
 
 def _beginning(typed: str, names: Iterable[Any]) -> list[CompletionItem]:
     return [CompletionItem(name) for name in names if name.startswith(typed) and _COMPLETABLE.fullmatch(name)]
-
-
-def _changed_at(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:  # removed just now
-        return 0.0

@@ -15,7 +15,7 @@ import click
 
 from reward_kit.cli import operator_log
 from reward_kit.cli.echo import echo
-from reward_kit.cli.options import Number, WholeNumber, complete_rewards, sandbox_options
+from reward_kit.cli.options import Number, WholeNumber, complete_rewards, sandbox_options, set_option
 from reward_kit.cli.trust import require_trust_in, trust_option
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.levels import SandboxChoice
@@ -41,15 +41,7 @@ _EXAMPLE = '{"messages": [{"role": "assistant", "content": "42"}], "ground_truth
     type=click.Path(path_type=Path),
     help="Keys, one on each line. Default: $REWARD_KIT_SERVE_API_KEY, else one is made and printed.",
 )
-@click.option(
-    "-O",
-    "--option",
-    "options",
-    multiple=True,
-    metavar="KEY=VALUE",
-    envvar="REWARD_KIT_SERVE_OPTION",
-    help="An option of the reward; of several rewards NAME.KEY=VALUE.",
-)
+@set_option("An option of the reward; of several rewards NAME.KEY=VALUE.", ("-O", "--option", "options"))
 @sandbox_options()
 @click.option(
     "--deadline", type=Number(0.001), default=600.0, show_default=True, metavar="S", help="Seconds for one call."

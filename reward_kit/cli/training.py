@@ -21,8 +21,7 @@ from reward_kit.cli.outcome import (
     display_kind,
     interruptible,
     log_to,
-    note_console,
-    write_page,
+    note_page,
 )
 from reward_kit.cli.trust import require_trust_in_file
 from reward_kit.display_text import counted
@@ -40,6 +39,7 @@ from reward_kit.runs.files import METRICS
 from reward_kit.runs.plan import Control
 from reward_kit.runs.redaction import without_hidden
 from reward_kit.runs.run_folder import CHECKPOINTS, RunFolder, RunHeader, latest_run, new_run_path
+from reward_kit.runs.runner import write_page
 from reward_kit.runs.task_file import parse_override
 from reward_kit.runs.tasks import check_world
 
@@ -171,7 +171,7 @@ def _train(plan: TrainingPlan, path: Path, args: TrainArgs, group: ProcessGroup 
     display = TrainingDisplay(display_kind(args.display), plan.config.updates, evaluated_every=every)
 
     def stoppable(control: Control, watching: TrainingDisplay) -> AbstractAsyncContextManager[None]:
-        return interruptible(control, watching, None)
+        return interruptible(control, watching.say, None)
 
     async def run() -> TrainingOutcome:
         with display, contextlib.redirect_stdout(sys.stderr):
@@ -189,7 +189,7 @@ def _train(plan: TrainingPlan, path: Path, args: TrainArgs, group: ProcessGroup 
         finally:
             # Also for a run that failed or was stopped.
             if _has_figures(path):
-                write_page(path, note_console())
+                note_page(*write_page(path))
         events.ended(path, "training", outcome.status)
 
     if args.as_json:

@@ -28,13 +28,7 @@ from reward_kit.runs.run_folder import FILE
     shell_complete=complete_runs,
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: a free one.")
-@click.option(
-    "--open/--no-open",
-    "opens",
-    default=False,
-    envvar="REWARD_KIT_VIEW_OPEN",
-    help="Open the address in the browser of this machine.",
-)
+@click.option("--open/--no-open", "opens", default=False, help="Open the address in the browser of this machine.")
 @click.option(
     "-o",
     "--output",
