@@ -79,13 +79,7 @@ def _level(text: str, whole: str) -> int:
 
 
 class OperatorHandler(logging.StreamHandler[Any]):
-    """Writes to standard error what is asked for, each record as one line of text or of JSON.
-
-    Args:
-        wanted: which records.
-        form: "text" or "json".
-        redaction: what is kept out.
-    """
+    """Writes to standard error what is asked for, each record as one line of text or of JSON."""
 
     def __init__(self, wanted: LogFilter, form: str, redaction: Redaction) -> None:
         super().__init__(sys.stderr)

@@ -71,18 +71,7 @@ _SECTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class ScoreArgs:
-    """The options of `score`.
-
-    Attributes:
-        reward: FILE.py:FUNCTION.
-        options: of the reward.
-        changes: dotted keys of a task file, with their values.
-        pass_threshold: a score of this or more passes; None for that of the run, or 1.
-        log_dir: where the new run's folder is made.
-        fail_under: the gate on mean scores.
-        display: the kind of progress.
-        as_json: print the summary as JSON on standard output.
-    """
+    """The options of `score`."""
 
     reward: str
     options: Mapping[str, Any]

@@ -46,18 +46,7 @@ from reward_kit.runs.tasks import check_world
 
 @dataclass(frozen=True, slots=True)
 class TrainArgs:
-    """The flags of `train`.
-
-    Attributes:
-        config: the train file; may be None with `resume`.
-        overrides: KEY=VALUE, laid over the file.
-        log_dir: where the run's folder is made.
-        resume: the run to continue, or LATEST; None for a new one.
-        force: continue though files changed.
-        display: the kind of progress.
-        as_json: print the summary to standard output as JSON.
-        dry_run: check and describe, and write nothing.
-    """
+    """The flags of `train`."""
 
     config: Path | None
     overrides: tuple[str, ...]

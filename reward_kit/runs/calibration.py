@@ -32,15 +32,7 @@ _BINS = 5
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of the figures.
-
-    Attributes:
-        threshold: a score of at least this says yes, where labels have two levels.
-        levels: the labels that there are, where not each of them occurs.
-        seed: of the bootstrap.
-        resamples: how often rows are drawn; 0 for no intervals.
-        confidence: of the intervals.
-    """
+    """The settings of the figures."""
 
     threshold: float = 0.5
     levels: tuple[float, ...] | None = None
@@ -259,17 +251,7 @@ class Disagreement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The agreement of a reward with labels.
-
-    Attributes:
-        rows: how many there are.
-        unscored: the class of each failure, and how many rows have it; they are in no figure, and none counts as 0.
-        first_error: of them.
-        clipped: scores outside of [0, 1], taken as its nearer end for the figures.
-        scale: of the labels; None for pairs.
-        figures: agreement, correlation, bias.
-        worst: the largest disagreements first.
-    """
+    """The agreement of a reward with labels."""
 
     rows: int
     unscored: Mapping[str, int]

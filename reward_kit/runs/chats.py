@@ -40,13 +40,7 @@ class Unfit(RewardKitError):
 
 
 class Chat(NamedTuple):
-    """One episode.
-
-    Attributes:
-        messages: up to the last one of the assistant.
-        called: the names of the tools that it calls.
-        dropped: what of the messages has no place in the format, and how often.
-    """
+    """One episode."""
 
     messages: list[dict[str, Any]]
     called: frozenset[str]

@@ -199,16 +199,7 @@ class SamplePair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """The samples of two sides that are compared.
-
-    Attributes:
-        samples: by name.
-        by: whether a sample's mean is of the rollouts that both scored, or of all that each scored.
-        is_rescoring: whether both scored the very same episodes.
-        rollouts: how many have a score in both; 0 where samples are paired.
-        single_rollouts: how many of the samples that both scored have one in one run only, and count in neither.
-        without_rollout: how many of those samples have none that both scored.
-    """
+    """The samples of two sides that are compared."""
 
     samples: Sequence[SamplePair]
     by: Literal["rollout", "sample"] = "sample"
@@ -399,13 +390,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The baseline, and every other run beside it.
-
-    Attributes:
-        baseline: the first side.
-        differences: of the others, in order.
-        seed: of what was drawn.
-    """
+    """The baseline, and every other run beside it."""
 
     baseline: Side
     differences: Sequence[Difference]

@@ -39,12 +39,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class RunCredit:
-    """The result of assigning credit to a run.
-
-    Attributes:
-        section: `credit` of `summary.json`: the estimator, all its options, the scores it read and the diagnostics.
-        offsets: where the line of each episode begins in `episodes.jsonl`.
-    """
+    """The result of assigning credit to a run."""
 
     section: Mapping[str, Any]
     offsets: Mapping[str, int]

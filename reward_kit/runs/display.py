@@ -137,16 +137,7 @@ _FEWEST_SAMPLES = 5  # an interval from fewer says nothing while the run goes on
 
 
 class Display:
-    """Shows a run's progress. Use it as a context manager; it listens to the run.
-
-    Args:
-        kind: "rich", "plain" or "none".
-        total: the number of episodes.
-        console: where it draws, standard error by default.
-
-    Attributes:
-        scoring: returns the statistics of the reward agent; None before there is one.
-    """
+    """Shows a run's progress. Use it as a context manager; it listens to the run."""
 
     def __init__(self, kind: DisplayKind, total: int, console: SafeConsole | None = None) -> None:
         self._kind, self._total = kind, total

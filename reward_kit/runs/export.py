@@ -100,14 +100,7 @@ def header_of_run(run: Path) -> RunHeader:
 
 
 class CreditLines:
-    """The lines of a run's `credit.jsonl` by episode, found again by their place in the file.
-
-    Args:
-        run: its folder; without the file no episode has any.
-
-    Raises:
-        StoreError: a line is damaged.
-    """
+    """The lines of a run's `credit.jsonl` by episode, found again by their place in the file."""
 
     def __init__(self, run: Path) -> None:
         self._path = run / "credit.jsonl"

@@ -49,14 +49,7 @@ class LabelColumns:
 
 @dataclass(frozen=True, slots=True)
 class LabelledRow:
-    """One row of the file.
-
-    Attributes:
-        where: file and line.
-        id: rows of one id are of one sample.
-        label: what the person said: a number, or for a pair 1 (A), 0.5 (tie) or 0 (B).
-        requests: what is scored: one conversation, or the two of a pair.
-    """
+    """One row of the file."""
 
     where: str
     id: str

@@ -30,17 +30,7 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PolicyChange:
-    """The change that another reward makes to one policy's scores.
-
-    Attributes:
-        policy: its label.
-        before: the mean score by the earlier reward; None where nothing was scored.
-        after: by this one.
-        difference: after − before, over the episodes that both scored, clustered by sample; None without any.
-        paired: how many those are.
-        episodes: which way they went; `lost` are those that have no score any more, `gained` those that had none.
-        samples_up, samples_down, samples_same: samples by the mean of their paired episodes.
-    """
+    """The change that another reward makes to one policy's scores."""
 
     policy: str
     before: Interval | None

@@ -45,13 +45,7 @@ def credit_places(run: Path) -> Mapping[str, Place]:
 
 
 class Result(NamedTuple):
-    """An episode and its score.
-
-    Attributes:
-        line: of `episodes.jsonl`, as bytes, with its line break.
-        episode: the same, read.
-        score: its line of `scores.jsonl`; None where it waits for one.
-    """
+    """An episode and its score."""
 
     line: bytes
     episode: Mapping[str, Any]
@@ -86,12 +80,7 @@ class Result(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Offsets of the lines of a run that count; an episode that a limit of the run cut off does not.
-
-    Attributes:
-        episodes: of each episode by its `rollout_id`, in the order of the file.
-        scores: of its score, where it has one.
-    """
+    """Offsets of the lines of a run that count; an episode that a limit of the run cut off does not."""
 
     episodes: Mapping[str, int]
     scores: Mapping[str, int]

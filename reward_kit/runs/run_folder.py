@@ -66,12 +66,7 @@ def this_software() -> dict[str, str]:
 
 
 class RunTiming(pydantic.BaseModel):
-    """The times of a run.
-
-    Attributes:
-        started_at: when it began, in UTC.
-        worked_s: seconds that processes worked on it, each until it ended by itself.
-    """
+    """The times of a run."""
 
     model_config = pydantic.ConfigDict(extra="allow", frozen=True)
 

@@ -236,13 +236,7 @@ def check_reward(reward: Reward, facts: Iterable[Mapping[str, Any]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The run whose episodes are scored again.
-
-    Attributes:
-        path: its folder.
-        header: its `run.json`.
-        places: of its lines that count.
-    """
+    """The run whose episodes are scored again."""
 
     path: Path
     header: RunHeader

@@ -44,14 +44,9 @@ _MODULE_KEYS = ("tools_module_path", "custom_reward_function.path")
 
 @dataclass(frozen=True, slots=True)
 class PlannedCode:
-    """The code that a command would run.
+    """The code that a command would run: its files with their SHA-256, and the settings that name them.
 
-    Attributes:
-        folder: the folder of the task, train or code file; agreements are recorded for it.
-        files: SHA-256 of every file that would run and of every file that names one; empty if nothing would run.
-        settings: what names them, such as `tools_module_path: tools.py`, for the user to read.
-        typed: those of the settings that the user typed on the command line.
-        stored: those that come from the `run.json` of a run, which the user may have received from someone else.
+    Of the settings, `typed` come from the command line, and `stored` from a `run.json`, which may be another user's.
     """
 
     folder: Path

@@ -368,7 +368,7 @@ class TestTaskFile:
             ({"type": "scripted"}, "sample 't' has no 'replies'"),
             ({"type": "scripted", "replies": ["a"], "instructions": "{{ nope }}"}, "'nope' is undefined"),
             ({"type": "scripted", "replies": "tools.py:registry"}, "is a ToolRegistry, not a function"),
-            ("expert", "the policy 'expert' cannot be a user: it asks the world"),
+            ("expert", "the policy 'expert' cannot be a user: it asks the environment"),
             ("opnai", "unknown policy 'opnai'; did you mean 'openai'"),
             ({"type": "human", "stop_phrase": ""}, "user.stop_phrase"),
         ],
