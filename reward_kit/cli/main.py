@@ -93,7 +93,7 @@ class LazyGroup(click.Group):
         """Import and return a command."""
         if name not in VERBS:
             return None
-        module = import_module(f"reward_kit.cli.{_MODULES.get(name, name)}")
+        module = import_module(module_of(name))
         command: click.Command = getattr(module, name if name in _MODULES else "command")
         return _with_common_options(command, f"{_PREFIX}_{name}")
 
@@ -121,6 +121,11 @@ class LazyGroup(click.Group):
         names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
         commands = [CompletionItem(name, help=VERBS[name]) for name in names]
         return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
+
+
+def module_of(name: str) -> str:
+    """Return the module of a command."""
+    return f"reward_kit.cli.{_MODULES.get(name, name)}"
 
 
 def _verbose() -> click.Option:

@@ -389,7 +389,8 @@ def check_costs(task: LoadedTask, policies: Sequence[NamedPolicy], user: Simulat
     if own:
         ways.append(
             f"in the class {', '.join(dict.fromkeys(own))} (an AgentPolicy) write is_free = True where its actions "
-            "cost nothing, else let knows_cost return True and give each action log_probs={'usage': {'cost': US_DOLLARS}}"
+            "cost nothing, else let knows_cost return True and give each action "
+            "log_probs={'usage': {'cost': US_DOLLARS}}"
         )
     raise ConfigError(
         f"{task.path}: a limit on cost (--max-cost, limits.cost, run_limits.cost) cannot be kept: the price of "
