@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import datetime
 import json
-import math
 import os
 import platform
 import re
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -165,9 +164,14 @@ class RunHeader(pydantic.BaseModel):
     @classmethod
     def of_folder(cls, run: Path) -> RunHeader:
         """Read the header of a folder that a user named."""
-        if not (run / FILE).is_file():
-            raise ConfigError(f"{run} is not the folder of a run: it has no {FILE}{_what_is_meant(run)}")
-        return cls.read(run)
+        if (run / FILE).is_file():
+            return cls.read(run)
+        folders = {run, run.parent, Path("runs")}
+        near = did_you_mean(str(run), (str(path.parent) for folder in folders for path in folder.glob(f"*/{FILE}")))
+        if (run.parent / FILE).is_file():
+            near = f"; did you mean {str(run.parent)!r}?"
+        near = near if near.endswith("?") else "; `reward-kit runs list` names them"
+        raise ConfigError(f"{run} is not the folder of a run: it has no {FILE}{near}")
 
     @classmethod
     def to_resume(cls, run: Path) -> RunHeader:
@@ -208,15 +212,6 @@ class RunHeader(pydantic.BaseModel):
         return self.model_copy(update=changes)
 
 
-def _what_is_meant(run: Path) -> str:
-    """The run whose file it is, or whose name is the nearest, for the end of a message."""
-    if (run.parent / FILE).is_file():
-        return f"; did you mean {str(run.parent)!r}?"
-    folders = {run, run.parent, Path("runs")}
-    near = did_you_mean(str(run), (str(path.parent) for folder in folders for path in folder.glob(f"*/{FILE}")))
-    return near if near.endswith("?") else "; `reward-kit runs list` names them"
-
-
 def new_run_path(log_dir: Path, task_name: str) -> Path:
     """`<log_dir>/<task>-<utc>-<id>`; the names sort by time within a task."""
     slug = re.sub(r"[^A-Za-z0-9_-]+", "-", task_name).strip("-")[:60] or "task"
@@ -240,18 +235,13 @@ def latest_run(log_dir: Path, name: str | None = None, *, training: bool = False
 
 
 def newest_runs(log_dir: Path, fits: Callable[[RunHeader], bool]) -> list[Path]:
-    """The runs in `log_dir` whose header fits, the newest first; one that is damaged is left out."""
-    found = {path.parent: header for path in log_dir.glob(f"*/{FILE}") if (header := _readable(path.parent))}
-    runs = [path for path, header in found.items() if fits(header)]
-    return sorted(runs, key=lambda path: found[path].timing.started_at, reverse=True)
-
-
-def _readable(path: Path) -> RunHeader | None:
-    """A header, None where it cannot be read: one damaged run does not hide the others."""
-    try:
-        return RunHeader.read(path)
-    except StoreError:
-        return None
+    """Return the runs in `log_dir` whose header fits, the newest first; a damaged one does not hide the others."""
+    started = {}
+    for path in log_dir.glob(f"*/{FILE}"):
+        with suppress(StoreError):
+            if fits(header := RunHeader.read(path.parent)):
+                started[path.parent] = header.timing.started_at
+    return sorted(started, key=started.__getitem__, reverse=True)
 
 
 def is_open_elsewhere(path: Path) -> bool:
@@ -287,7 +277,7 @@ class RunFolder:
         self.path, self.checkpoints = path, path / CHECKPOINTS
         self.redaction = redaction or Redaction()
         self._files: dict[str, int] = {}
-        self._states: set[tuple[str, str]] = set()
+        self._states: set[Path] = set()
 
     @classmethod
     def create(cls, path: Path, header: RunHeader, redaction: Redaction | None = None) -> Self:
@@ -344,42 +334,37 @@ class RunFolder:
 
     def append_episode(self, episode: SingleAgentEpisode) -> None:
         """Write one episode; its final state goes to `states/` first."""
-        state = episode.custom_data.get("final_state")
-        kept = self._keep_state(redacted_state(state, self.redaction)) if state else None
-        self._append("episodes.jsonl", episode_to_record(episode, final_state=kept))
+        stored = None
+        if state := episode.custom_data.get("final_state"):
+            snapshot = redacted_state(state, self.redaction)
+            stored = {"kind": snapshot.kind, "sha256": snapshot.digest}
+            path = self.path / STATES / state_name(stored)
+            if path not in self._states:  # episodes of a group often end alike
+                if not path.exists():
+                    with told_of("write", path):
+                        make_private_folder(path.parent, exist_ok=True)
+                    write_atomically(path, snapshot.payload)
+                self._states.add(path)
+        self._append("episodes.jsonl", episode_to_record(episode, final_state=stored))
 
     def append_score(self, record: Mapping[str, Any]) -> None:
         """Write one score."""
         self._append("scores.jsonl", {"schema_version": SCHEMA_VERSION, **record})
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
-        self._append_line(name, compact_json(self.redaction.of_record(record)))
-
-    def _append_line(self, name: str, text: str) -> None:
+        text = compact_json(self.redaction.of_record(record))
         line = self.redaction.of_line(text.encode("ascii")) + b"\n"
         descriptor = self._files[name]
         facts = os.fstat(descriptor)
         if not facts.st_nlink:  # writing would succeed, into a file that can never be read
             raise StoreError(f"{self.path / name} was removed while the run went on; what it held is lost")
-        before = facts.st_size
         try:
             rest = memoryview(line)
-            while rest:  # a full disk takes a part first and says why with the next write
+            while rest:  # a full disk takes a part first and reports why with the next write
                 rest = rest[os.write(descriptor, rest) :]
         except OSError as error:
-            os.ftruncate(descriptor, before)
+            os.ftruncate(descriptor, facts.st_size)
             raise StoreError(f"cannot write {self.path / name}: {error.strerror or error}") from error
-
-    def _keep_state(self, snapshot: StateSnapshot) -> dict[str, str]:
-        digest = snapshot.digest
-        if (digest, snapshot.kind) not in self._states:  # episodes of a group often end alike
-            path = self.path / STATES / state_name({"kind": snapshot.kind, "sha256": digest})
-            if not path.exists():
-                with told_of("write", path):
-                    make_private_folder(path.parent, exist_ok=True)
-                write_atomically(path, snapshot.payload)
-            self._states.add((digest, snapshot.kind))
-        return {"kind": snapshot.kind, "sha256": digest}
 
     def note(self, *, status: str, worked_s: float, updates: int | None = None) -> None:
         """Note in `run.json` the status, the seconds of work, and the finished updates of a training run."""
@@ -390,14 +375,11 @@ class RunFolder:
 
 
 def redacted_state(state: Mapping[str, Any], redaction: Redaction) -> StateSnapshot:
-    """An episode's final state without secrets, as it is stored."""
-    return _without_secrets(StateSnapshot(state["kind"], state["payload"]), redaction)
-
-
-def _without_secrets(snapshot: StateSnapshot, redaction: Redaction) -> StateSnapshot:
-    """A state without secrets, where it is text; a database has a form of its own."""
+    """Return a final state as it is stored: without secrets where it is text; a database has a form of its own."""
+    snapshot = StateSnapshot(state["kind"], state["payload"])
     if snapshot.kind == "composite":
-        return compose({name: _without_secrets(part, redaction) for name, part in decompose(snapshot).items()})
+        parts = decompose(snapshot).items()
+        return compose({name: redacted_state({"kind": p.kind, "payload": p.payload}, redaction) for name, p in parts})
     is_text = snapshot.kind in ("json", "files")
     return StateSnapshot(snapshot.kind, redaction.of_bytes(snapshot.payload)) if is_text else snapshot
 
@@ -427,21 +409,14 @@ def placed_scores(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def check_score(record: Mapping[str, Any]) -> None:
-    """Refuse a score that no figure can be made of, and a failure that would be counted as one of its own."""
-    if (score := record.get("score")) is not None and not _is_finite(score):
+    """Reject a score that is neither a finite number nor null, and a failure of an unknown class."""
+    score = record.get("score")
+    is_number = isinstance(score, int | float) and not isinstance(score, bool)
+    if score is not None and not (is_number and abs(score) <= sys.float_info.max):
         raise StoreError(f"the score of {record['rollout_id']} is a finite number or null; got {score!r:.80}")
     if (failure := record.get("failure")) is not None:
         with boundary(StoreError, "the failure cannot be read"):
             Failure.from_json(failure)
-
-
-def _is_finite(value: Any) -> bool:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond every float
-        return False
 
 
 def read_credit(path: Path) -> Iterator[dict[str, Any]]:
@@ -457,42 +432,31 @@ def episode_at(path: Path, offset: int) -> SingleAgentEpisode:
 
 
 def load_episode(path: Path, record: Mapping[str, Any]) -> SingleAgentEpisode:
-    """The episode of one line of the run at `path`, with its final state.
+    """Return the episode of one line of the run at `path`, with its final state.
 
     The line names the file of its state by its digest, or, as training keeps it, holds the state itself.
     """
     episode = episode_from_record(record)
     if stored := episode.custom_data["final_state"]:
-        snapshot = _stored_state(path, episode.id_, stored)
-        episode.custom_data["final_state"] = {"kind": snapshot.kind, "payload": snapshot.payload}
+        match stored:
+            case {"kind": str(kind), "payload": bytes(payload)}:
+                pass
+            case {"kind": str(kind), "sha256": str(digest)}:
+                file = state_file(path, episode.id_, stored)
+                payload = file.read_bytes()
+                if StateSnapshot(kind, payload).digest != digest:
+                    raise StoreError(f"episode {episode.id_}: its final state {file} was changed")
+            case _:
+                problem = "final_state has a kind, and a sha256 or a payload of bytes; edited by hand?"
+                raise StoreError(f"episode {episode.id_}: {problem}")
+        episode.custom_data["final_state"] = {"kind": kind, "payload": payload}
     return episode
 
 
-def _stored_state(path: Path, rollout_id: str, stored: Any) -> StateSnapshot:
-    match stored:
-        case {"kind": str(kind), "payload": bytes(payload)}:
-            return StateSnapshot(kind, payload)
-        case {"kind": str(kind), "sha256": str(digest)}:
-            file = state_file(path, rollout_id, stored)
-        case _:
-            raise StoreError(
-                f"episode {rollout_id}: final_state has a kind, and a sha256 or a payload of bytes; edited by hand?"
-            )
-    snapshot = StateSnapshot(kind, file.read_bytes())
-    if snapshot.digest != digest:
-        raise StoreError(f"episode {rollout_id}: its final state {file} was changed")
-    return snapshot
-
-
-Check = Callable[[Mapping[str, Any]], None]
-
-
-def _anything(record: Mapping[str, Any]) -> None:
-    """Refuses nothing."""
-
-
-def _read_lines(path: Path, check: Check = _anything) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The records of a file, each with the offset at which its line begins; errors of `check` name the line."""
+def _read_lines(
+    path: Path, check: Callable[[Mapping[str, Any]], None] | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the records of a file, each with the offset at which its line begins; errors of `check` name the line."""
     for number, (offset, line) in enumerate(placed_lines(path), 1):
         yield offset, line_record(path, number, line, check)
 
@@ -504,7 +468,9 @@ def placed_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             yield from complete_lines(path)
 
 
-def line_record(path: Path, number: int, line: bytes, check: Check = _anything) -> dict[str, Any]:
+def line_record(
+    path: Path, number: int, line: bytes, check: Callable[[Mapping[str, Any]], None] | None = None
+) -> dict[str, Any]:
     """Parse a line of a run's files."""
     try:
         record = read_line(line.rstrip())
@@ -514,8 +480,9 @@ def line_record(path: Path, number: int, line: bytes, check: Check = _anything) 
         raise StoreError(f"{path}:{number}: a line is an object with a rollout_id, a text; edited by hand?")
     if not isinstance(record.get("attempt"), int | None):
         raise StoreError(f"{path}:{number}: attempt is a whole number; got {record['attempt']!r}")
-    try:
-        check(record)
-    except StoreError as error:
-        raise StoreError(f"{path}:{number}: {error}") from None
+    if check is not None:
+        try:
+            check(record)
+        except StoreError as error:
+            raise StoreError(f"{path}:{number}: {error}") from None
     return record
