@@ -162,11 +162,11 @@ def _score_run(run: Path, args: ScoreArgs, output: Path | None, only_failed: boo
     if only_failed and output is None:
         raise ConfigError("--only-failed scores again what an earlier scoring failed on; name its folder with -o")
     if not (folder.path / "episodes.jsonl").exists():
-        copied = copy_results(source, folder.path, ready.redaction)
+        hidden = copy_results(source, folder.path, ready.redaction)
         if source.redact:
             echo(f"the texts went through {source.redact} when they were stored; they are scored as stored", err=True)
-        if copied.blotted:
-            of = f"{copied.blotted:,} of {copied.episodes:,} episodes"
+        if hidden:
+            of = f"{hidden:,} of {len(source.places.episodes):,} episodes"
             echo(f"secrets are hidden in {of}; they are scored as stored, with {HIDDEN!r} there", err=True)
     before = scores_of(source)
 

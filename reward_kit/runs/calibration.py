@@ -16,7 +16,6 @@ import numpy as np
 from reward_kit.agreement import cohens_kappa, kendall_tau_b, spearman
 from reward_kit.display_text import truncate
 from reward_kit.errors import ConfigError, RewardError
-from reward_kit.models import EvaluateResult
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest
 from reward_kit.runs.labels import LabelledRow, Pairs
@@ -216,18 +215,13 @@ def _with_intervals(
     if settings.resamples:
         seed, resamples, confidence = settings.seed, settings.resamples, settings.confidence
         bounds = bootstrap_bounds(figures, clusters, seed=seed, resamples=resamples, confidence=confidence)
-        bounds[0] = _certain(float(values[0]), bounds[0], len(set(clusters)), settings.confidence)
+        # If every row agrees, or none, no draw differs; five of five still show less than certainty (Wilson 1927).
+        if bounds[0].low is None and (accuracy := float(values[0])) in (0.0, 1.0):
+            bounds[0] = Bounds(*wilson_bounds(accuracy, len(set(clusters)), confidence))
     return [
         Figure(name, float(value) if math.isfinite(value) else None, low, high, len(clusters), meaning)
         for (name, meaning), value, (low, high) in zip(meanings.items(), values, bounds, strict=True)
     ]
-
-
-def _certain(accuracy: float, bounds: Bounds, samples: int, confidence: float) -> Bounds:
-    """If every row agrees, or none, no draw differs; five of five still say less than certainty (Wilson 1927)."""
-    if bounds.low is None and accuracy in (0.0, 1.0):
-        return Bounds(*wilson_bounds(accuracy, samples, confidence))
-    return bounds
 
 
 # Scoring
@@ -308,6 +302,14 @@ async def calibrate(
     else:
         longer, margins, firsts = [a - b for a, b in lengths], [row.margin for row in kept], [row.first for row in kept]
         figures = pairwise_figures(Pairwise(labels, scores, margins, longer, firsts, clusters), settings)
+    differing = []
+    for one in kept:
+        share = one.row.label if scale is None else float(scale.shares(np.array(one.row.label)))
+        if not math.isclose(one.score, share, rel_tol=0.0, abs_tol=1e-12):
+            requests, reason = one.row.requests, _cut(one.reason)
+            prompt, answers = _cut(_last(requests[0], "user")), tuple(_cut(_last(request)) for request in requests)
+            known = (one.row.where, one.row.id, one.row.label, one.score, one.score - share)
+            differing.append(Disagreement(*known, prompt, answers, reason))
     return Calibration(
         rows=len(rows),
         unscored=dict(Counter(failure.failure_class for failure in broken)),
@@ -315,7 +317,7 @@ async def calibrate(
         clipped=sum(row.clipped for row in kept),
         scale=scale,
         figures=figures,
-        worst=_worst(kept, scale, worst),
+        worst=sorted(differing, key=lambda item: -abs(item.difference))[:worst],
     )
 
 
@@ -341,32 +343,17 @@ class _Row(NamedTuple):
             return cls(row, scores[0], scores[0], None, lengths, reason, clipped)
         if pairs == "judge":
             preference = (scores[0] + 1.0 - scores[1]) / 2.0
-            first = sum(map(_first, results)) / len(results)
+            firsts = []  # the shares of comparisons that the first place won
+            for result, score in zip(results, scores, strict=True):
+                one, other = result.metrics.get("won_as_first"), result.metrics.get("won_as_second")
+                # As `pairwise_judge` reports it; else the rollout came first.
+                is_reported = one is not None and other is not None
+                firsts.append((one.score + 1.0 - other.score) / 2.0 if is_reported else score)
+            first = sum(firsts) / len(firsts)
             return cls(row, preference, preference, first, lengths, reason, clipped)
         margin = results[0].score - results[1].score
         preference = 0.5 if margin == 0 else float(margin > 0)
         return cls(row, preference, margin, None, lengths, reason, 0)
-
-
-def _first(result: EvaluateResult) -> float:
-    """The share of comparisons that the first place won, as `pairwise_judge` reports; else the rollout came first."""
-    first, second = result.metrics.get("won_as_first"), result.metrics.get("won_as_second")
-    if first is None or second is None:
-        return min(1.0, max(0.0, result.score))
-    return (first.score + 1.0 - second.score) / 2.0
-
-
-def _worst(kept: Sequence[_Row], scale: LabelScale | None, count: int) -> list[Disagreement]:
-    found = []
-    for scored in kept:
-        row, score = scored.row, scored.score
-        share = row.label if scale is None else (row.label - scale.levels[0]) / (scale.levels[-1] - scale.levels[0])
-        if math.isclose(score, share, rel_tol=0.0, abs_tol=1e-12):
-            continue
-        prompt, answers = _cut(_last(row.requests[0], "user")), tuple(_cut(_last(one)) for one in row.requests)
-        texts = (prompt, answers, _cut(scored.reason))
-        found.append(Disagreement(row.where, row.id, row.label, score, score - share, *texts))
-    return sorted(found, key=lambda item: -abs(item.difference))[:count]
 
 
 def _last(request: ScoringRequest, role: str = "assistant") -> str:

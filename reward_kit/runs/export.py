@@ -63,26 +63,24 @@ class Selection:
     left_out: Counter[str] = field(default_factory=Counter)
     seen: set[str] = field(default_factory=set)
 
-    def why_left_out(self, result: Result) -> str | None:
-        """The reason why an episode is not taken; None if it is."""
-        if self.policies and result.episode.get("policy") not in self.policies:
-            return "of another policy"
-        if self.min_score is None and not self.only_passed:
-            return None
-        score = result.row().score
-        if score is None:
-            return "unscored"
-        if self.only_passed and score < self.pass_threshold:
-            return f"below {self.pass_threshold:g}, which passes"
-        return f"below {self.min_score:g}" if self.min_score is not None and score < self.min_score else None
-
 
 def selected(run: Path, selection: Selection) -> Iterator[Result]:
     """The episodes of a run that are taken, one after the other; the others are counted."""
     for result in read_results(run):
-        selection.seen.add(str(result.episode.get("policy")))
-        if why := selection.why_left_out(result):
-            selection.left_out[why] += 1
+        policy, score = result.episode.get("policy"), None
+        selection.seen.add(str(policy))
+        if selection.min_score is not None or selection.only_passed:
+            score = result.row().score
+        if selection.policies and policy not in selection.policies:
+            selection.left_out["of another policy"] += 1
+        elif selection.min_score is None and not selection.only_passed:
+            yield result
+        elif score is None:
+            selection.left_out["unscored"] += 1
+        elif selection.only_passed and score < selection.pass_threshold:
+            selection.left_out[f"below {selection.pass_threshold:g}, which passes"] += 1
+        elif selection.min_score is not None and score < selection.min_score:
+            selection.left_out[f"below {selection.min_score:g}"] += 1
         else:
             yield result
     for policy in selection.policies:
@@ -266,11 +264,12 @@ def _count(value: Any) -> int | None:
     return None if number is None or abs(number) >= _LARGEST_COUNT else int(value)
 
 
-def _flag(value: Any) -> bool | None:
-    return value if isinstance(value, bool) else None
-
-
-_AS = {"text": _text, "number": _number, "count": _count, "flag": _flag}
+_AS = {
+    "text": _text,
+    "number": _number,
+    "count": _count,
+    "flag": lambda value: value if isinstance(value, bool) else None,
+}
 
 
 # Files
