@@ -307,9 +307,9 @@ async def calibrate(
         share = one.row.label if scale is None else float(scale.shares(np.array(one.row.label)))
         if not math.isclose(one.score, share, rel_tol=0.0, abs_tol=1e-12):
             requests, reason = one.row.requests, _cut(one.reason)
-            prompt, answers = _cut(_last(requests[0], "user")), tuple(_cut(_last(request)) for request in requests)
+            prompt, texts = _cut(_last(requests[0], "user")), tuple(_cut(_last(request)) for request in requests)
             known = (one.row.where, one.row.id, one.row.label, one.score, one.score - share)
-            differing.append(Disagreement(*known, prompt, answers, reason))
+            differing.append(Disagreement(*known, prompt, texts, reason))
     return Calibration(
         rows=len(rows),
         unscored=dict(Counter(failure.failure_class for failure in broken)),
@@ -346,9 +346,8 @@ class _Row(NamedTuple):
             firsts = []  # the shares of comparisons that the first place won
             for result, score in zip(results, scores, strict=True):
                 one, other = result.metrics.get("won_as_first"), result.metrics.get("won_as_second")
-                # As `pairwise_judge` reports it; else the rollout came first.
-                is_reported = one is not None and other is not None
-                firsts.append((one.score + 1.0 - other.score) / 2.0 if is_reported else score)
+                # Only `pairwise_judge` reports them; by other rewards the rollout comes first.
+                firsts.append(score if one is None or other is None else (one.score + 1.0 - other.score) / 2.0)
             first = sum(firsts) / len(firsts)
             return cls(row, preference, preference, first, lengths, reason, clipped)
         margin = results[0].score - results[1].score

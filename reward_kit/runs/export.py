@@ -264,12 +264,11 @@ def _count(value: Any) -> int | None:
     return None if number is None or abs(number) >= _LARGEST_COUNT else int(value)
 
 
-_AS = {
-    "text": _text,
-    "number": _number,
-    "count": _count,
-    "flag": lambda value: value if isinstance(value, bool) else None,
-}
+def _flag(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+_AS = {"text": _text, "number": _number, "count": _count, "flag": _flag}
 
 
 # Files
