@@ -11,8 +11,7 @@ import heapq
 import json
 import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,7 +56,9 @@ def assign_credit(path: Path, credit: CreditModel) -> RunCredit:
     if all(episode.aligned.score is None for episode in stored):
         raise ConfigError(f"none of the {len(stored)} episodes in {path} is scored, so no step can be credited")
     batch = assigner.advantages(CreditBatch.of(episode.aligned for episode in stored))
-    write_atomically(path / FILE, map(_line, batch.rows()))
+    lines = ({"schema_version": SCHEMA_VERSION, **row} for row in batch.rows())
+    texts = (json.dumps(line, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n" for line in lines)
+    write_atomically(path / FILE, texts)
     section = _section(assigner, batch, stored)
     return RunCredit(section, {episode.aligned.rollout_id: episode.offset for episode in stored})
 
@@ -74,8 +75,8 @@ def settings_of(path: Path) -> CreditModel | None:
         section = read_json(path / "summary.json").get("credit")
         if section is None:
             return None
-        told = {key: section[key] for key in ("estimator", "step_rewards")}
-        return CreditModel.model_validate({**section["options"], **told})
+        own = {key: section[key] for key in ("estimator", "step_rewards")}
+        return CreditModel.model_validate({**section["options"], **own})
     except (StoreError, KeyError, TypeError, pydantic.ValidationError):  # missing or damaged: it will be replaced
         return None
 
@@ -103,11 +104,6 @@ def extreme_steps(path: Path, count: int) -> tuple[list[dict[str, Any]], list[di
     return best, worst
 
 
-def _line(row: Mapping[str, Any]) -> bytes:
-    text = json.dumps({"schema_version": SCHEMA_VERSION, **row}, separators=(",", ":"), allow_nan=False)
-    return text.encode("ascii") + b"\n"
-
-
 # Reading
 
 
@@ -126,31 +122,27 @@ def _stored(path: Path, assigner: CreditAssigner, *, keeps_steps: bool = True) -
     One that the run's budget cut off is no result, and is left out.
     """
     scores = {(score["rollout_id"], attempt_of(score)): score for score in read_scores(path)}
-    is_lean = _reads_recorded_keys(assigner)
+    state_hash = assigner.options.get("state_hash")
+    name = state_hash.get("name") if isinstance(state_hash, Mapping) else state_hash
+    is_lean = name in (None, "state_key")  # states are identified by the keys that resources gave, or not at all
     latest = LatestAttempts[_StoredEpisode | None]()
     for number, (offset, record) in enumerate(placed_episodes(path), 1):
         rollout_id, attempt = record["rollout_id"], attempt_of(record)
         if latest.is_outdated(rollout_id, attempt):
             continue
         scored, found = _scored(path, rollout_id, scores.get((rollout_id, attempt))), None
-        with _told_of_line(f"{path / 'episodes.jsonl'}:{number}"):
-            if record["stop_reason"] != StopReason.RUN_LIMIT:
-                aligned = assigner.align_one(episode_from_record(_lean(record) if is_lean else record), scored)
-                aligned = aligned if keeps_steps else aligned._replace(steps=[])
-                found = _StoredEpisode(aligned, attempt, record["rollout_index"] or 0, offset)
+        place = f"{path / 'episodes.jsonl'}:{number}"
+        try:
+            with boundary(StoreError, f"{place}: it cannot be read as an episode"):
+                if record["stop_reason"] != StopReason.RUN_LIMIT:
+                    aligned = assigner.align_one(episode_from_record(_lean(record) if is_lean else record), scored)
+                    aligned = aligned if keeps_steps else aligned._replace(steps=[])
+                    found = _StoredEpisode(aligned, attempt, record["rollout_index"] or 0, offset)
+        except EpisodeError as error:
+            raise StoreError(f"{place}: {error}") from None
         latest.put(rollout_id, attempt, found)
     stored = [episode for episode in latest.values() if episode is not None]
     return sorted(stored, key=lambda one: (one.aligned.group_id, one.rollout_index, one.aligned.rollout_id))
-
-
-@contextmanager
-def _told_of_line(place: str) -> Iterator[None]:
-    """Report the error of a damaged record with its line."""
-    try:
-        with boundary(StoreError, f"{place}: it cannot be read as an episode"):
-            yield
-    except EpisodeError as error:
-        raise StoreError(f"{place}: {error}") from None
 
 
 def _scored(path: Path, rollout_id: str, record: Mapping[str, Any] | None) -> Scored:
@@ -168,16 +160,9 @@ def _scored(path: Path, rollout_id: str, record: Mapping[str, Any] | None) -> Sc
             )
     except StoreError as error:
         if isinstance(error.__cause__, pydantic.ValidationError):
-            told = "; ".join(describe_validation_error(error.__cause__))
-            raise StoreError(f"{place}: result: {told}") from None
+            problems = "; ".join(describe_validation_error(error.__cause__))
+            raise StoreError(f"{place}: result: {problems}") from None
         raise
-
-
-def _reads_recorded_keys(assigner: CreditAssigner) -> bool:
-    """True if states are identified by the keys that resources gave, or not at all."""
-    state_hash = assigner.options.get("state_hash")
-    name = state_hash.get("name") if isinstance(state_hash, Mapping) else state_hash
-    return name in (None, "state_key")
 
 
 def _lean(record: Mapping[str, Any]) -> Mapping[str, Any]:

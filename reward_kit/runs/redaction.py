@@ -35,16 +35,6 @@ _PASSWORD_IN_URL = re.compile(r"://[^\s/?#:@]*:([^\s/?#]+)@")
 _SHORTEST_SECRET = 8  # a shorter value would blot out ordinary words
 
 
-def wrapped(data: bytes) -> bytes:
-    """Return bytes in their stored form."""
-    return base64.b64encode(data)
-
-
-def unwrapped(data: bytes) -> bytes:
-    """The UTF-8 of such a text, surrogates included."""
-    return base64.b64decode(data)
-
-
 class Redaction:
     """Blots out secrets.
 
@@ -78,7 +68,11 @@ class Redaction:
             if secret in line:
                 line = line.replace(secret, HIDDEN.encode())
         if self._secrets and _WRAPPED_MARK in line:
-            return _WRAPPED.sub(lambda found: found[1] + wrapped(self.of_bytes(unwrapped(found[2]))) + b'"', line)
+
+            def hidden(match: re.Match[bytes]) -> bytes:
+                return match[1] + base64.b64encode(self.of_bytes(base64.b64decode(match[2]))) + b'"'
+
+            line = _WRAPPED.sub(hidden, line)
         return line
 
     def of_bytes(self, data: bytes) -> bytes:
@@ -94,20 +88,17 @@ class Redaction:
         return text
 
     def _hooked(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self._call(value)
         if isinstance(value, Mapping):
             if value.get("__type__") == "text":
-                text = unwrapped(value["value"].encode("ascii")).decode("utf-8", "surrogatepass")
-                return to_json_value(self._call(text))
+                return to_json_value(self._hooked(base64.b64decode(value["value"]).decode("utf-8", "surrogatepass")))
             return {key: self._hooked(item) for key, item in value.items()}
-        return [self._hooked(item) for item in value] if isinstance(value, list | tuple) else value
-
-    def _call(self, text: str) -> str:
-        assert self._hook is not None
+        if isinstance(value, list | tuple):
+            return [self._hooked(item) for item in value]
+        if not isinstance(value, str) or self._hook is None:
+            return value
         try:
             with boundary(StoreError, "the task's redact function"):
-                result = self._hook(text)
+                result = self._hook(value)
         except RewardKitError as error:
             raise StoreError(f"{error}; nothing is written unredacted") from error
         if not isinstance(result, str):
@@ -118,12 +109,13 @@ class Redaction:
 def without_secrets(value: Any) -> Any:
     """`value` with everything under a key that names a secret replaced."""
     if isinstance(value, Mapping):
-        return {key: HIDDEN if _is_secret(key, item) else without_secrets(item) for key, item in value.items()}
+        return {
+            key: HIDDEN
+            if SECRET_NAME.search(str(key)) and not isinstance(item, Mapping) and item is not None
+            else without_secrets(item)
+            for key, item in value.items()
+        }
     return [without_secrets(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _is_secret(key: Any, value: Any) -> bool:
-    return bool(SECRET_NAME.search(str(key))) and not isinstance(value, Mapping) and value is not None
 
 
 def is_hidden(value: Any) -> bool:

@@ -13,14 +13,13 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
-Method = Literal["bca", "percentile"]
 _SQUARABLE = 1e100  # sums of squares of many such numbers are finite
 _ALIKE = 1e-12
 _DRAWN_AT_ONCE = 200_000
@@ -296,8 +295,7 @@ def _mean_over_samples(
 ) -> SampleMean:
     counts = list(attempts)
     values = [figure(n, c, k) for n, c in counts if n >= k]
-    mean = mean_of(values) if values else None
-    return SampleMean(mean, len(values), len(counts) - len(values))
+    return SampleMean(mean_of(values) if values else None, len(values), len(counts) - len(values))
 
 
 # Bootstrap
@@ -321,9 +319,8 @@ def bootstrap_bounds(
     seed: int = 0,
     resamples: int = 1_000,
     confidence: float = 0.95,
-    method: Method = "bca",
 ) -> list[Bounds]:
-    """Bootstrap intervals of each figure, by default BCa (bias-corrected and accelerated; Efron 1987).
+    """Return BCa bootstrap intervals of each figure (bias-corrected and accelerated; Efron 1987).
 
     Rows of one cluster are drawn together. With z₀ = Φ⁻¹(share of the replicates below the figure, ties half) and the
     acceleration a from leaving clusters out (in at most 200 blocks), the bounds are the quantiles
@@ -340,16 +337,12 @@ def bootstrap_bounds(
     chance = np.random.default_rng(seed)
     drawn = (chance.integers(0, len(members), len(members)) for _ in range(resamples))
     replicate_RF = np.stack([figures(np.concatenate([members[at] for at in draw])) for draw in drawn])
-    left_out_JF = None
-    if method == "bca":
-        count = min(len(members), _MOST_LEFT_OUT)
-        cuts = [round(at * len(members) / count) for at in range(count + 1)]
-        blocks = [np.concatenate(members[start:end]) for start, end in itertools.pairwise(cuts)]
-        left_out_JF = np.stack([figures(np.setdiff1d(everyone, block)) for block in blocks])
-    return [
-        _bounds(float(value), replicate_RF[:, at], left_out_JF[:, at] if left_out_JF is not None else None, confidence)
-        for at, value in enumerate(value_F)
-    ]
+    count = min(len(members), _MOST_LEFT_OUT)
+    cuts = [round(at * len(members) / count) for at in range(count + 1)]
+    blocks = [np.concatenate(members[start:end]) for start, end in itertools.pairwise(cuts)]
+    left_out_JF = np.stack([figures(np.setdiff1d(everyone, block)) for block in blocks])
+    columns = zip(value_F, replicate_RF.T, left_out_JF.T, strict=True)
+    return [_bounds(float(value), replicate_R, left_out_J, confidence) for value, replicate_R, left_out_J in columns]
 
 
 def bootstrap_mean(
@@ -359,7 +352,6 @@ def bootstrap_mean(
     seed: int = 0,
     resamples: int = 10_000,
     confidence: float = 0.95,
-    method: Method = "bca",
 ) -> Bounds:
     """The bootstrap interval of a mean, as `bootstrap_bounds` has it, many times as fast: sums are drawn, not rows."""
     value_N = np.asarray(values, dtype=np.float64)
@@ -382,45 +374,31 @@ def bootstrap_mean(
         counted = size * count_G[0] if alike else count_G[drawn_RG].sum(axis=1)
         means.append(sum_G[drawn_RG].sum(axis=1) / counted)
     replicate_R = np.concatenate(means)
-    left_out_G = (sum_G.sum() - sum_G) / (count_G.sum() - count_G) if method == "bca" else None
+    left_out_G = (sum_G.sum() - sum_G) / (count_G.sum() - count_G)
     return _bounds(float(sum_G.sum() / count_G.sum()), replicate_R, left_out_G, confidence)
 
 
-def _bounds(value: float, replicates_R: Floats, left_out_J: Floats | None, confidence: float) -> Bounds:
+def _bounds(value: float, replicates_R: Floats, left_out_J: Floats, confidence: float) -> Bounds:
+    """Return the BCa bounds; the plain percentiles where the bias or the acceleration is not defined."""
     defined = np.sort(replicates_R[np.isfinite(replicates_R)])
     if not math.isfinite(value) or len(defined) <= _FEWEST_DEFINED * len(replicates_R) or defined[0] == defined[-1]:
         return Bounds(None, None)
-    tails = ((1.0 - confidence) / 2.0, (1.0 + confidence) / 2.0)
-    low, high = (float(np.quantile(defined, p)) for p in _levels(value, defined, left_out_J, tails))
-    return Bounds(low, high)
-
-
-def _levels(
-    value: float, replicates: Floats, left_out_J: Floats | None, tails: tuple[float, float]
-) -> tuple[float, float]:
-    """At which quantiles of the replicates the bounds are: the plain ones where nothing was left out."""
-    slack = _ALIKE * float(np.abs(replicates).max())  # a tie is one whatever the order in which was summed
-    below = ((replicates < value - slack).mean() + (replicates <= value + slack).mean()) / 2.0
-    acceleration = _acceleration(left_out_J)
-    if not 0.0 < below < 1.0 or acceleration is None:
-        return tails
-    bias = _NORMAL.inv_cdf(float(below))
-
-    def corrected(tail: float) -> float:
-        shifted = bias + _NORMAL.inv_cdf(tail)
-        return _NORMAL.cdf(bias + shifted / (1.0 - acceleration * shifted))
-
-    low, high = corrected(tails[0]), corrected(tails[1])
-    return (low, high) if low < high else tails
-
-
-def _acceleration(left_out_J: Floats | None) -> float | None:
-    """Σ d³ / (6 (Σ d²)^1.5) of the deviations d from the mean; None where it is not defined."""
-    if left_out_J is None or not np.isfinite(left_out_J).all():
-        return None
-    deviation = left_out_J.mean() - left_out_J
+    low, high = tails = ((1.0 - confidence) / 2.0, (1.0 + confidence) / 2.0)
+    slack = _ALIKE * float(np.abs(defined).max())  # a tie is one whatever the order of the sums
+    below = ((defined < value - slack).mean() + (defined <= value + slack).mean()) / 2.0
+    deviation = left_out_J.mean() - left_out_J if np.isfinite(left_out_J).all() else np.zeros(1)
     spread = float((deviation**2).sum())
-    return float((deviation**3).sum()) / (6.0 * spread**1.5) if spread > 1e-24 else None
+    if spread > 1e-24 and 0.0 < below < 1.0:
+        bias, acceleration = _NORMAL.inv_cdf(float(below)), float((deviation**3).sum()) / (6.0 * spread**1.5)
+
+        def corrected(tail: float) -> float:
+            shifted = bias + _NORMAL.inv_cdf(tail)
+            return _NORMAL.cdf(bias + shifted / (1.0 - acceleration * shifted))
+
+        low, high = corrected(tails[0]), corrected(tails[1])
+    if not low < high:
+        low, high = tails
+    return Bounds(*(float(np.quantile(defined, p)) for p in (low, high)))
 
 
 # Paired comparison of two runs on the same samples. It takes one difference per sample (the mean score of one run less
