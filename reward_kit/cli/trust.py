@@ -105,18 +105,15 @@ def _ask(code: PlannedCode, files: Sequence[Path], what: str) -> None:
 
 
 def described(code: PlannedCode) -> Iterator[str]:
-    """The lines that name what would run: settings, then files."""
-    lines = [*code.settings, *_file_lines(code)]
+    """Yield the lines that name what would run: settings, then files."""
+    lines = list(code.settings)
+    for file in code.files:
+        name = str(file.relative_to(code.folder) if file.is_relative_to(code.folder) else file)
+        lines.append(f"file: {name if name.isprintable() else repr(name)}")
     yield f"  in {shown(str(code.folder), _LINE_CHARS)}"
     yield from (f"    {shown(line, _LINE_CHARS)}" for line in lines[:_LINES])
     if len(lines) > _LINES:
         yield f"    … and {counted(len(lines) - _LINES, 'line')} more"
-
-
-def _file_lines(code: PlannedCode) -> Iterator[str]:
-    for file in code.files:
-        name = str(file.relative_to(code.folder) if file.is_relative_to(code.folder) else file)
-        yield f"file: {name if name.isprintable() else repr(name)}"
 
 
 def _record(code: PlannedCode, *, always: bool = False) -> None:
