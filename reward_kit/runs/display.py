@@ -216,8 +216,11 @@ class Display:
             flight = "" if stats is None else f" ({stats.in_flight} in flight{median})"
             parts.append(f"{self._waiting} waiting for a score{flight}")
         if rest and rate > 0:
-            minutes, seconds_left = divmod(round(rest / rate), 60)
-            hours, minutes = divmod(minutes, 60)
-            left = f"{minutes}m{seconds_left:02d}s" if minutes else f"{seconds_left}s"
-            parts.append(f"{hours}h{minutes:02d}m left" if hours else f"{left} left")
+            parts.append(f"{_duration(rest / rate)} left")
         return "  ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
