@@ -247,11 +247,6 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
             note.print(f"Run those again with:  {command}{fixed}")
     for line in outcome.tool_errors:
         note.print(line, style="yellow")
-    return _exit_code(outcome, control, ending, note)
-
-
-def _exit_code(outcome: RunOutcome, control: Control, ending: Ending, note: Console) -> int:
-    policies, missing = outcome.policies, outcome.missing
     if control.is_failure:
         return 3
     # Ctrl-C after the last episode began changed nothing; a passed limit on errors is a gate all the same.
