@@ -9,11 +9,10 @@ import codecs
 import io
 import json
 import math
-import secrets
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,7 +22,7 @@ from typing import IO, Any, Literal, NamedTuple, cast
 from reward_kit.display_text import printable
 from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.errors import ConfigError, StoreError, did_you_mean, how_to_install
-from reward_kit.runs.files import open_part, told_of
+from reward_kit.runs.files import replacing, told_of
 from reward_kit.runs.results import Result, credit_places, read_results
 from reward_kit.runs.run_folder import RunHeader
 from reward_kit.runs.summary import whole_usage
@@ -371,10 +370,5 @@ def binary_file(path: Path, *, is_private: bool = False) -> Iterator[IO[bytes]]:
         yield cast(IO[bytes], _Terminal()) if sys.stdout.isatty() else sys.stdout.buffer
         sys.stdout.flush()
         return
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with ExitStack() as undo:
-        undo.callback(part.unlink, missing_ok=True)
-        with told_of("write", path), open_part(part, path, is_private=is_private) as file:
-            yield file
-        with told_of("write", path):
-            part.replace(path)
+    with replacing(path, is_private=is_private) as file:
+        yield file

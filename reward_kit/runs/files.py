@@ -128,16 +128,23 @@ def open_part(part: Path, path: Path, *, is_private: bool) -> IO[bytes]:
     return file
 
 
-def write_atomically(path: Path, data: bytes | Iterable[bytes], *, is_private: bool = True) -> None:
-    """Replace a file as a whole; a kill leaves the old one or the new one."""
+@contextmanager
+def replacing(path: Path, *, is_private: bool = True) -> Iterator[IO[bytes]]:
+    """Open a file that replaces `path` once the block is left without an error; `is_private` as of `open_part`."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with told_of("write", path):
         try:
             with open_part(part, path, is_private=is_private) as file:
-                file.writelines([data] if isinstance(data, bytes) else data)
+                yield file
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, data: bytes | Iterable[bytes], *, is_private: bool = True) -> None:
+    """Replace a file as a whole by bytes, or by parts of it; a kill leaves the old one or the new one."""
+    with replacing(path, is_private=is_private) as file:
+        file.writelines([data] if isinstance(data, bytes) else data)
 
 
 METRICS: Final = "metrics.jsonl"

@@ -84,7 +84,7 @@ def test_pictures_of_the_user_are_kept_and_lone_surrogates_survive() -> None:
             [{"role": "user", "content": [{"type": "input_audio"}]}, ANSWER],
             "type 'input_audio' in a message of the user",
         ),
-        ([USER, {"role": "assistant", "content": None}], "says nothing"),
+        ([USER, {"role": "assistant", "content": None}], "without content"),
         ([USER, calling(call(arguments="{")), answer(), ANSWER], "arguments that are not a JSON object"),
         ([USER, calling(call(arguments="[1]")), answer(), ANSWER], "arguments that are not a JSON object"),
         ([USER, calling(call(name="a b")), answer(), ANSWER], "by the name 'a b'"),
