@@ -18,7 +18,7 @@ from reward_kit.runs.comparison_table import comparison_table, notes_of
 
 
 class _Margin(Number):
-    """What a loss may be; a run that stands behind the option is taken for it, and the message says so."""
+    """The largest loss; the message explains that a run after the option is taken for its value."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:

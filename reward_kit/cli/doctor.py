@@ -159,7 +159,7 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+).*?extra\s*==\s*['\"]([A-Za-z0-9._-
 def command(as_json: bool, base_urls: tuple[str, ...]) -> int:
     """Show what this machine offers, what is missing, and which model endpoints answer.
 
-    Each wall of the sandbox is tried in a throw-away process, so what is shown is what a run would get. Endpoints are
+    Each level of the sandbox is tried in a throw-away process, so what is shown is what a run would get. Endpoints are
     the one of OPENAI_BASE_URL and OPENAI_API_KEY, and those of --base-url; each is asked for its list of models, once.
     A key goes only to the origins that it is configured for, which are listed under Keys. The exit code is 1 where
     model-written code cannot be confined, and where an endpoint of --base-url does not answer, else 0.
@@ -235,7 +235,7 @@ def _kernel() -> dict[str, Any]:
 
 
 def _extras() -> dict[str, list[str]]:
-    """What is missing of each extra; an empty list for one that is whole."""
+    """Return the missing packages of each extra."""
     return {extra: [name for name in names if _version(name) is None] for extra, names in _required().items()}
 
 

@@ -213,7 +213,7 @@ def _write_chats(
 
 
 def _tools(run: Path, header: RunHeader, selection: Selection, given: Path | None) -> Sequence[Mapping[str, Any]]:
-    """What stands in the file, else what the task offers, where an episode calls anything."""
+    """Return the tools of the file, else those of the task if an episode calls any."""
     from reward_kit.runs.chats import tools_of_file, tools_of_task
 
     if given is not None:

@@ -1,4 +1,4 @@
-"""Logs for whoever runs the program: what the package's loggers say, on standard error, where it is asked for.
+"""Logs of the package on standard error, if they are asked for.
 
 `REWARD_KIT_LOG=info:providers=debug` and `-v` say what; without them nothing is printed. `REWARD_KIT_LOG_FORMAT=json`
 makes each record one JSON object. Secrets are blotted out as in the files of a run.

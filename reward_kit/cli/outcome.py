@@ -103,7 +103,7 @@ def log_to(path: Path, redaction: Redaction) -> None:
 
 
 def allow_many_connections() -> None:
-    """As many open files as the system lets us have; the usual soft limit is less than a thousand episodes need."""
+    """Allow as many open files as the system does; the usual soft limit is too low for a thousand episodes."""
     if sys.platform == "win32":
         return
     import resource
@@ -117,7 +117,7 @@ def allow_many_connections() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What a command shows at its end, and what its exit code depends on.
+    """The end of a command: what it shows, and what its exit code depends on.
 
     Attributes:
         title: of the table.

@@ -215,7 +215,7 @@ def command(**options: Any) -> None:
 
 
 def _keys_for_trust(policies: Sequence[str], base_url: str | None) -> dict[str, Any]:
-    """Return the options besides -T that name code or an endpoint, as keys for the question of trust."""
+    """Return the options other than -T that name code or an endpoint, as keys for the question of trust."""
     return {"--policy": list(policies), **({"--base-url": base_url} if base_url is not None else {})}
 
 

@@ -24,7 +24,7 @@ _LONG_AGO = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """One run on disk.
+    """A run on disk.
 
     Attributes:
         path: its folder.
@@ -47,7 +47,7 @@ class StoredRun:
 
 
 def stored_runs(folder: Path) -> list[StoredRun]:
-    """The runs in a folder, the newest first. What is no run is left out."""
+    """Return the runs in a folder, the newest first."""
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}; name the folder of the runs with --log-dir")
     runs = [_read(path.parent) for path in folder.glob(f"*/{FILE}")]

@@ -114,7 +114,7 @@ def scale_of(labels: Sequence[float], given: tuple[float, ...] | None = None) ->
     if given is not None and (odd := sorted(set(labels) - set(given))):
         raise ConfigError(f"the label {odd[0]:g} is not among the levels {', '.join(f'{level:g}' for level in found)}")
     if len(found) < 2:
-        raise ConfigError("all labels are the same, and nothing can be said of agreement; give --levels, or more rows")
+        raise ConfigError("all labels are the same, and agreement is not defined; give --levels, or more rows")
     return LabelScale(tuple(found), given is None and len(found) > _MOST_LEVELS)
 
 
@@ -133,11 +133,11 @@ _POINTWISE = {
 def pointwise_figures(rows: Pointwise, scale: LabelScale, settings: Settings) -> list[Figure]:
     """The figures of single answers, in the order of a report."""
     shares, scores = scale.shares(np.array(rows.labels, float)), np.array(rows.scores, float)
-    said, judged = scale.categories(shares), scale.categories(scores, settings.threshold)
+    labelled, judged = scale.categories(shares), scale.categories(scores, settings.threshold)
     lengths, residuals = np.array(rows.lengths, float), scores - shares
 
     def figures(at: Integers) -> Floats:
-        one, other = said[at], judged[at]
+        one, other = labelled[at], judged[at]
         return np.array(
             [
                 float((one == other).mean()),
@@ -171,13 +171,13 @@ _FIRST = {"first_place_wins": "how often the first place wins: 0.5 where places 
 def pairwise_figures(rows: Pairwise, settings: Settings) -> list[Figure]:
     """The figures of pairs, in the order of a report."""
     labels, scores, margins = (np.array(values, float) for values in (rows.labels, rows.scores, rows.margins))
-    said, judged = _thirds(labels), _thirds(scores)
+    labelled, judged = _thirds(labels), _thirds(scores)
     lengths, residuals = np.array(rows.lengths, float), scores - labels
     firsts = np.array([math.nan if value is None else value for value in rows.firsts], float)
     by_place = bool(np.isfinite(firsts).any())
 
     def figures(at: Integers) -> Floats:
-        one, other, longer = said[at], judged[at], np.sign(lengths[at])
+        one, other, longer = labelled[at], judged[at], np.sign(lengths[at])
         found = [
             float((one == other).mean()),
             cohens_kappa(one, other, 3),
@@ -231,7 +231,7 @@ _LONGEST_SHOWN = 160
 
 
 class Disagreement(NamedTuple):
-    """One row in which reward and person differ, with its texts cut."""
+    """A row in which reward and person differ, with its texts cut."""
 
     where: str
     id: str

@@ -1,7 +1,7 @@
 """Episodes as chats for fine-tuning: `{"messages": […], "tools": […]}`, the line of a supervised chat file of OpenAI.
 
 The form is that of OpenAI's API reference ("The per-line training example of a fine-tuning input file for chat
-models"): roles system, developer, user, assistant and tool; a call is answered before anything else is said; the last
+models"): roles system, developer, user, assistant and tool; a call is answered before any other message; the last
 message is the assistant's. An episode that does not fit is refused with the reason; parts that do not fit are left out
 and named.
 
@@ -36,21 +36,21 @@ _PARTS = {"user": ("text", "image_url"), "assistant": ("text", "refusal")}
 
 
 class Unfit(RewardKitError):
-    """An episode that cannot be said in the format; the text is why."""
+    """An episode that does not fit the format; the text is the reason."""
 
 
 class Chat(NamedTuple):
-    """One episode."""
+    """An episode as a chat."""
 
     messages: list[dict[str, Any]]
     called: frozenset[str]
     dropped: Counter[str]
 
     def line(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        """One line of the file, in ASCII."""
+        """Return the line of the file, in ASCII."""
         known = {tool["function"]["name"] for tool in tools}
         if unknown := sorted(self.called - known):
-            raise Unfit(f"calls {unknown[0]!r}, which is none of the tools")
+            raise Unfit(f"calls {unknown[0]!r}, which is not one of the tools")
         return json.dumps({"messages": self.messages, **({"tools": list(tools)} if tools else {})}) + "\n"
 
 
@@ -143,11 +143,11 @@ def tools_of_file(path: Path) -> Tools:
         raise ConfigError(f"--tools {path}: {error}") from None
     form = 'a list of {"type": "function", "function": {"name", "description", "parameters"}}'
     if not isinstance(tools, list):
-        raise ConfigError(f"--tools {path} is no list; it is {form}")
+        raise ConfigError(f"--tools {path} is not a list; it is {form}")
     for place, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise ConfigError(f"--tools {path}: entry {place} is no tool; the file is {form}")
+            raise ConfigError(f"--tools {path}: entry {place} is not a tool; the file is {form}")
     return tools
 
 

@@ -26,7 +26,7 @@ _LARGEST = 1e99  # of which differences, and squares of sums of them, are finite
 
 
 class SampleScores(NamedTuple):
-    """One sample's scored episodes: their mean, how many there are, and how many of them passed."""
+    """The scored episodes of a sample: their mean, how many there are, and how many of them passed."""
 
     mean: float
     scored: int
@@ -40,7 +40,7 @@ class SampleScores(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One policy of one run.
+    """A policy of a run.
 
     Attributes:
         path: the folder of the run.
@@ -52,7 +52,7 @@ class Side:
         samples: of each sample that has a score, by its id.
         unscored: the samples none of whose episodes has a score.
         rollouts: of each sample the score of each rollout, by its id; None where it has none.
-        starts: of each sample the states that its episodes began in, where an environment told them.
+        starts: of each sample the states that its episodes began in, if the environment reports them.
         is_unit: whether every score is between 0 and 1.
         scorers: what scored, each as its id and the beginning of its hash.
         unfinished: how many episodes of the run are missing.
@@ -174,7 +174,7 @@ def _sample_scores(rollouts: Mapping[str, float | None], threshold: float) -> Sa
 
 
 class SamplePair(NamedTuple):
-    """One sample in both runs."""
+    """A sample in both runs."""
 
     sample_id: str
     baseline: SampleScores
@@ -249,7 +249,7 @@ _SEED_TELLS = (
 
 
 class Mismatch(NamedTuple):
-    """One thing that differs; `told` is a sentence for readers.
+    """A difference of two runs; `told` is a sentence for readers.
 
     `what` is dataset, reward, pass_threshold, task, task_keys, files, seed, starts or version.
     """
@@ -261,7 +261,7 @@ class Mismatch(NamedTuple):
 
 
 def mismatches(baseline: Side, side: Side) -> list[Mismatch]:
-    """Return the differences of two runs besides their policies, the gravest first; none within one run."""
+    """Return the differences of two runs apart from their policies, the gravest first; none within one run."""
     found: list[Mismatch] = []
     if baseline.path == side.path:
         return found
@@ -527,7 +527,7 @@ def _pair_to_json(pair: SamplePair) -> dict[str, Any]:
 
 
 class Gate(NamedTuple):
-    """One gate on one run; `told` is the reason in words."""
+    """A gate on a run; `told` is the reason in words."""
 
     gate: str
     run: str
@@ -562,5 +562,5 @@ def under_gate(side: Side, least: float, *, by_lower_bound: bool = False) -> Gat
     value = None if interval is None else interval.low if by_lower_bound else interval.mean
     if value is None:
         return Gate("fail-under", side.label, True, f"the {what} of {side.label} is not known")
-    told = f"the {what} of {side.label} is {figure(value)}, {'below' if value < least else 'not below'} {least:g}"
-    return Gate("fail-under", side.label, value < least, told)
+    text = f"the {what} of {side.label} is {figure(value)}, {'below' if value < least else 'not below'} {least:g}"
+    return Gate("fail-under", side.label, value < least, text)

@@ -1,4 +1,4 @@
-"""The comparison in a terminal: a column for each run, what can be said of it, and the samples that flipped."""
+"""The comparison in a terminal: a column for each run, the conclusion on it, and the samples that flipped."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class _StoredEpisode(NamedTuple):
 def _stored(path: Path, assigner: CreditAssigner, *, keeps_steps: bool = True) -> list[_StoredEpisode]:
     """The episodes of a run with their base rewards and scores, a group after the other.
 
-    One that the run's budget cut off is no result, and is left out.
+    An episode that the run's budget cut off is not a result, and is left out.
     """
     scores = {(score["rollout_id"], attempt_of(score)): score for score in read_scores(path)}
     state_hash = assigner.options.get("state_hash")
@@ -186,7 +186,7 @@ def _lean(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _plain(info: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers, flags and names among the infos; not what tools and users said."""
+    """Return the numbers, flags and names among the infos, not the texts of tools and users."""
     return {key: value for key, value in info.items() if not isinstance(value, dict | list) or TAG in value}
 
 

@@ -230,7 +230,7 @@ _PLAIN = {
     "dataset": "dataset_path",
     "resource": "resource_type",
 }
-"""What may be given as an object, with the key of a task file that names it."""
+"""Parameters that take an object, with the key of a task file that names it."""
 
 
 class Task:

@@ -1,4 +1,4 @@
-"""A CSV of human labels as rows that a reward can score: what was asked and answered, and what a person said of it."""
+"""A CSV of human labels as rows that a reward can score: questions, answers and the labels that people gave."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LabelColumns:
 
 @dataclass(frozen=True, slots=True)
 class LabelledRow:
-    """One row of the file."""
+    """A row of the file."""
 
     where: str
     id: str
@@ -151,4 +151,4 @@ class _LabelReader:
 def _missing(where: str, row: Mapping[str, Any], column: str, otherwise: str) -> str:
     near = did_you_mean(column, row)
     near = near if near.endswith("?") else f"; it has {', '.join(row)}"
-    return f"{where}: there is no column {column!r} {otherwise}{near}"
+    return f"{where}: missing column {column!r} {otherwise}{near}"

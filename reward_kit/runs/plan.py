@@ -45,7 +45,7 @@ _ASK_AN_ENDPOINT = {"openai", "own_agent"}
 _NO_USERS = {
     "expert": "it asks the environment, which a user does not see",
     "random": "it calls tools, and a user has none",
-    "replay": "it plays an agent; what the user of a recorded episode said comes from asking the user again",
+    "replay": "it plays an agent; the texts of a recorded user come from asking the user again",
 }
 
 

@@ -53,7 +53,7 @@ class Redaction:
 
     @property
     def has_hook(self) -> bool:
-        """Whether `of_record` changes anything."""
+        """True if `of_record` changes anything."""
         return self._hook is not None
 
     def of_record(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -141,7 +141,7 @@ def hidden_keys(value: Any, key: str = "") -> Iterator[str]:
 def known_secrets(*configurations: Any) -> Iterator[str]:
     """The values of secrets that this process knows: from the environment, `.env`, and under secret-like keys.
 
-    A password in a URL (`scheme://user:password@host`) is one wherever it stands, as it is written and decoded. The
+    A password in a URL (`scheme://user:password@host`) is one anywhere, as it is written and decoded. The
     values of variables that a configuration names by `api_key_env`, `headers_env` or `pass_env` are secrets too, and
     those that REWARD_KIT_KEY_ORIGINS lists, whatever their names are.
     """

@@ -61,7 +61,7 @@ class ScoreChanges:
     moved: Sequence[Moved]
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in `summary.json`."""
+        """Return the form of `summary.json`."""
         policies = [{**asdict(one), "episodes": one.episodes._asdict()} for one in self.policies]
         return {"policies": policies, "moved": [one._asdict() for one in self.moved]}
 

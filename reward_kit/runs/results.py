@@ -21,7 +21,7 @@ from reward_kit.runs.run_folder import line_record, placed_episodes, placed_line
 from reward_kit.runs.summary import EpisodeRow
 
 STEP = b'"step":'
-"""What follows, in a line of `credit.jsonl`, on all that the lines of one episode begin with."""
+"""Follows, in a line of `credit.jsonl`, on the beginning that all lines of an episode share."""
 
 
 class Place(NamedTuple):

@@ -101,12 +101,12 @@ class RunHeader(pydantic.BaseModel):
         total: how many episodes the run has when it is complete.
         run_id: the name of its folder.
         task: the definition as it was resolved, without secrets.
-        run_limits: those in force, each of which may have been raised since the run began; null is no limit.
+        run_limits: those in force, each of which may have been raised since the run began; null is unlimited.
         digests: SHA-256 of each file that decides what its episodes and scores are.
         versions: of the software that began it.
         max_concurrency: episodes in flight when it began.
         task_path, overrides, models, policies, base_url, rollouts, limit, sample_ids, seed: the run's `Request`;
-            `task_path` is None where transcripts are scored and nothing is run.
+            `task_path` is None if transcripts are scored and nothing is run.
         from_python: what the run was given as Python objects, which no file names, by what each is; such a run is not
             resumed. Where it has a `task`, that was made in Python, and `task_path` is only the place of its files.
         data, reward: the transcripts and the reward that were named, where transcripts are scored.

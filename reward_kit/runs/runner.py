@@ -268,7 +268,7 @@ async def run(
         plan: what is run.
         folder: of the run; what it already holds is not run again.
         control: stops the run.
-        traffic: what all requests to model endpoints share; None if there are none.
+        traffic: what all requests to model endpoints share; None without any.
         listener: is called for every episode.
         watch: a context for as long as episodes are collected and scored.
         error_limit, only_failed, engine: as `Run` takes them.

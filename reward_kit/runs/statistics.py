@@ -443,7 +443,7 @@ def paired_figures(
     seed: int = 0,
     resamples: int = 10_000,
 ) -> PairedFigures:
-    """Everything that is said of the differences of samples.
+    """Return every figure of the differences of samples.
 
     Args:
         differences: (G,) one for each sample.
@@ -475,7 +475,7 @@ def difference_interval(
 ) -> Interval:
     """The mean difference with its interval: m ± t · s/√G, with Student's t for G − 1 degrees of freedom.
 
-    Where all differences are alike there is no spread to go by. Where `reach` is known the interval is then that of
+    Where all differences are alike the spread is unknown. Where `reach` is known the interval is then that of
     what was not seen: with confidence no more than a share u = z²/(G + z²) of the samples is otherwise (Wilson 1927),
     and those can be off by `reach` either way, which makes m(1 − u) ± u · reach.
     """

@@ -53,7 +53,7 @@ def test_tools_can_be_given_where_the_task_is_gone(project: Project, tmp_path: P
         assert done.returncode == 2 and "give --tools FILE.json" in done.stderr
         for names, code, told in [
             (["wait"], 0, "6 chats"),
-            (["other"], 2, "6 calls 'wait', which is none of the tools"),
+            (["other"], 2, "6 calls 'wait', which is not one of the tools"),
         ]:
             tools = [{"type": "function", "function": {"name": name}} for name in names]
             (tmp_path / "tools.json").write_text(json.dumps(tools))

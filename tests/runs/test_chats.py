@@ -101,5 +101,5 @@ def test_what_cannot_be_said_is_refused_with_its_reason(messages: list[Any], tol
 
 
 def test_a_call_of_a_tool_that_nobody_defines_is_refused() -> None:
-    with pytest.raises(Unfit, match="calls 'watch', which is none of the tools"):
+    with pytest.raises(Unfit, match="calls 'watch', which is not one of the tools"):
         chat_of([USER, calling(call(name="watch")), answer(), ANSWER]).line(TOOLS)
