@@ -74,7 +74,7 @@ _MEANT = {
 
 EXIT_CODES = {
     0: "It worked, and every gate was passed.",
-    1: "A gate failed: `--fail-under`, `--fail-on-error`, a limit of the run, findings of `check`, no sandbox in `doctor`.",
+    1: "A gate failed: `--fail-under`, `--fail-on-error`, a limit of the run, findings of `check` or `doctor`.",
     2: "Wrong usage or configuration: an option, a task file, a path. Nothing was run.",
     3: "The run itself failed, or every episode of it broke.",
     130: "It was stopped, by Ctrl-C or SIGTERM; what was done is kept, and `--resume` goes on.",
