@@ -404,7 +404,8 @@ def make_user(task: LoadedTask, traffic: ProviderSession | None = None) -> Simul
     if block is None:
         return None
     # A misspelt key is reported first, since it is also missed where it is needed.
-    taken = {"replies"} if block.type == "scripted" else option_names(block.type, task.folder)
+    with about(task.located, "user"):
+        taken = {"replies"} if block.type == "scripted" else option_names(block.type, task.folder)
     options = block.options()
     words: dict[str, Any] = {"instructions": block.instructions, "stop_phrase": block.stop_phrase}
     for key in options:
