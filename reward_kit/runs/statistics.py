@@ -13,13 +13,14 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
+Method = Literal["bca", "percentile"]
 _SQUARABLE = 1e100  # sums of squares of many such numbers are finite
 _ALIKE = 1e-12
 _DRAWN_AT_ONCE = 200_000
@@ -319,8 +320,9 @@ def bootstrap_bounds(
     seed: int = 0,
     resamples: int = 1_000,
     confidence: float = 0.95,
+    method: Method = "bca",
 ) -> list[Bounds]:
-    """Return BCa bootstrap intervals of each figure (bias-corrected and accelerated; Efron 1987).
+    """Return bootstrap intervals of each figure, by default BCa (bias-corrected and accelerated; Efron 1987).
 
     Rows of one cluster are drawn together. With z₀ = Φ⁻¹(share of the replicates below the figure, ties half) and the
     acceleration a from leaving clusters out (in at most 200 blocks), the bounds are the quantiles
@@ -342,7 +344,10 @@ def bootstrap_bounds(
     blocks = [np.concatenate(members[start:end]) for start, end in itertools.pairwise(cuts)]
     left_out_JF = np.stack([figures(np.setdiff1d(everyone, block)) for block in blocks])
     columns = zip(value_F, replicate_RF.T, left_out_JF.T, strict=True)
-    return [_bounds(float(value), replicate_R, left_out_J, confidence) for value, replicate_R, left_out_J in columns]
+    is_plain = method == "percentile"
+    return [
+        _bounds(float(value), drawn_R, None if is_plain else left_J, confidence) for value, drawn_R, left_J in columns
+    ]
 
 
 def bootstrap_mean(
@@ -352,6 +357,7 @@ def bootstrap_mean(
     seed: int = 0,
     resamples: int = 10_000,
     confidence: float = 0.95,
+    method: Method = "bca",
 ) -> Bounds:
     """The bootstrap interval of a mean, as `bootstrap_bounds` has it, many times as fast: sums are drawn, not rows."""
     value_N = np.asarray(values, dtype=np.float64)
@@ -374,19 +380,20 @@ def bootstrap_mean(
         counted = size * count_G[0] if alike else count_G[drawn_RG].sum(axis=1)
         means.append(sum_G[drawn_RG].sum(axis=1) / counted)
     replicate_R = np.concatenate(means)
-    left_out_G = (sum_G.sum() - sum_G) / (count_G.sum() - count_G)
+    left_out_G = (sum_G.sum() - sum_G) / (count_G.sum() - count_G) if method == "bca" else None
     return _bounds(float(sum_G.sum() / count_G.sum()), replicate_R, left_out_G, confidence)
 
 
-def _bounds(value: float, replicates_R: Floats, left_out_J: Floats, confidence: float) -> Bounds:
-    """Return the BCa bounds; the plain percentiles where the bias or the acceleration is not defined."""
+def _bounds(value: float, replicates_R: Floats, left_out_J: Floats | None, confidence: float) -> Bounds:
+    """Return the BCa bounds; the plain percentiles if the bias or the acceleration is not defined."""
     defined = np.sort(replicates_R[np.isfinite(replicates_R)])
     if not math.isfinite(value) or len(defined) <= _FEWEST_DEFINED * len(replicates_R) or defined[0] == defined[-1]:
         return Bounds(None, None)
     low, high = tails = ((1.0 - confidence) / 2.0, (1.0 + confidence) / 2.0)
     slack = _ALIKE * float(np.abs(defined).max())  # a tie is one whatever the order of the sums
     below = ((defined < value - slack).mean() + (defined <= value + slack).mean()) / 2.0
-    deviation = left_out_J.mean() - left_out_J if np.isfinite(left_out_J).all() else np.zeros(1)
+    is_known = left_out_J is not None and np.isfinite(left_out_J).all()
+    deviation = left_out_J.mean() - left_out_J if left_out_J is not None and is_known else np.zeros(1)
     spread = float((deviation**2).sum())
     if spread > 1e-24 and 0.0 < below < 1.0:
         bias, acceleration = _NORMAL.inv_cdf(float(below)), float((deviation**3).sum()) / (6.0 * spread**1.5)

@@ -122,7 +122,7 @@ class TestRefusals:
         ("row", "message"),
         [
             ({"id": "a", "q": 1}, "needs a list called 'messages'; this row has id, q"),
-            ({"messages": []}, "messages: expected a list of messages, got []"),
+            ({"messages": []}, "messages: expected a list of messages, got "),
             ({"messages": {"role": "user"}}, "messages: expected a list of messages"),
             ({"messages": "[not json"}, "messages: not JSON"),
             ({"messages": "[" * 100_000}, "messages: not JSON"),
