@@ -8,7 +8,8 @@ unverified.
 from __future__ import annotations
 
 import logging
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
 
@@ -82,6 +83,14 @@ async def close_quietly(resource: ForkableResource) -> None:
         logger.warning("%s", error)
 
 
+@asynccontextmanager
+async def _closing_on_error(resource: ForkableResource) -> AsyncIterator[None]:
+    async with AsyncExitStack() as on_error:
+        on_error.push_async_callback(close_quietly, resource)
+        yield
+        on_error.pop_all()
+
+
 @dataclass(frozen=True, slots=True)
 class EpisodeStart:
     """One episode's identity, seeds and private resource.
@@ -114,8 +123,8 @@ class GroupStart:
 
     Args:
         task: defines the resource.
-        sample: the group's.
-        run_seed: the run's seed.
+        sample: of the group.
+        run_seed: of the run.
         policy_label: distinguishes the groups of several policies on one sample.
         environment: a resource that is set up already, used instead of the task's `resource_type`; it is reset and
             forked, and stays its owner's.
@@ -178,11 +187,13 @@ class GroupStart:
             # One fork at a time: resources need not support concurrent forks.
             async with self._lock:
                 if self._base is None:
-                    self._base = await self._open_base(kind, config, start.seeds)
+                    base = await (self._fresh(kind, config, start.seeds) if given is None else self._fork_given(given))
+                    async with _closing_on_error(base):
+                        self._key = await self._state_key(base)
+                    self._base = base
                 with self._call(f"fork of {kind.__name__}"):
                     resource = await self._base.fork()
-        async with AsyncExitStack() as on_error:
-            on_error.push_async_callback(close_quietly, resource)
+        async with _closing_on_error(resource):
             key = await self._state_key(resource)
             if self._key is not None and key != self._key:
                 raise EnvironmentFailure(
@@ -191,39 +202,25 @@ class GroupStart:
                 )
             with self._call(f"reseed_noise of {type(resource).__name__}"):
                 await resource.reseed_noise(start.seeds.noise)
-            on_error.pop_all()
         return replace(start, resource=resource, fork=fork_kind, state_key=key, verified=fork_kind != "none")
 
-    async def _open_base(
-        self, kind: type[ForkableResource], config: dict[str, object], seeds: Seeds
-    ) -> ForkableResource:
-        """Return the resource that the group's episodes are forked from, and note the key of its state."""
-        given = self._given
-        if given is None:
-            base = await self._fresh(kind, config, seeds)
-        else:
-            # A fork of its own, since other groups reset the given one to other starts.
-            async with self._given_lock:
-                with self._call(f"reset of {kind.__name__}"):
-                    await given.reset(seeds.environment)
-                with self._call(f"fork of {kind.__name__}"):
-                    base = await given.fork()
-        async with AsyncExitStack() as on_error:
-            on_error.push_async_callback(close_quietly, base)
-            self._key = await self._state_key(base)
-            on_error.pop_all()
-        return base
+    async def _fork_given(self, given: ForkableResource) -> ForkableResource:
+        """Return a fork of the given resource, since other groups reset that one to other starts."""
+        name = type(given).__name__
+        async with self._given_lock:
+            with self._call(f"reset of {name}"):
+                await given.reset(self.identity(0).seeds.environment)
+            with self._call(f"fork of {name}"):
+                return await given.fork()
 
     async def _fresh(self, kind: type[ForkableResource], config: dict[str, object], seeds: Seeds) -> ForkableResource:
         with boundary(EnvironmentFailure, f"making a {kind.__name__}"):
             resource = kind()
-        async with AsyncExitStack() as on_error:
-            on_error.push_async_callback(close_quietly, resource)
+        async with _closing_on_error(resource):
             with self._call(f"setup of {kind.__name__}"):
                 await resource.setup(config)
             with self._call(f"reset of {kind.__name__}"):
                 await resource.reset(seeds.environment)
-            on_error.pop_all()
         return resource
 
     async def _state_key(self, resource: ForkableResource) -> str:

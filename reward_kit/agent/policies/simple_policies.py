@@ -116,11 +116,7 @@ class ExpertPolicy(AgentPolicy):
         self._has_acted = False
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Return a session that asks the episode's own resource.
-
-        Raises:
-            PolicyError: the task has no resource.
-        """
+        """Return a session that asks the episode's own resource; without one raise a PolicyError."""
         if context.resource is None:
             raise PolicyError("the expert policy asks the resource, and this task has none")
         return ExpertPolicy(context.resource)
@@ -128,11 +124,7 @@ class ExpertPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return the expert's action.
-
-        Raises:
-            PolicyError: the resource has no expert.
-        """
+        """Return the expert's action; a resource without an expert raises a PolicyError."""
         action = await self._resource.expert_action() if self._resource else None
         if action is not None:
             self._has_acted = True
@@ -164,11 +156,7 @@ class HumanPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return the action that the person types.
-
-        Raises:
-            PolicyError: standard input has ended.
-        """
+        """Return the action that the person types; the end of the input raises a PolicyError."""
         for message in observation[self._shown :]:
             self._show(f"[{message.role}] {message.text}".replace("\n", _NEXT_LINE))
         self._shown = len(observation) + 1
@@ -214,9 +202,8 @@ def parse_arguments(text: str) -> dict[str, Any]:
     """
     text = text.strip()
     if text.startswith("{"):
-        parsed: dict[str, Any] = json.loads(text)
-        return parsed
-    arguments = {}
+        return dict(json.loads(text))
+    arguments: dict[str, Any] = {}
     for word in text.split():
         key, separator, value = word.partition("=")
         if not separator:

@@ -8,15 +8,15 @@ else a grammar for JSON that is valid for the schemas (`JsonGrammar`, by llguida
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from reward_kit.agent.policies.hf.action_formats import ActionFormat, ToolSchema, all_calls
-from reward_kit.agent.policies.hf.chat_layout import ChatLayout
+from reward_kit.agent.policies.hf.chat_layout import ChatLayout, RecentResults
 from reward_kit.errors import ConfigError, PolicyError, boundary, how_to_install
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ class TurnConstraints:
     """Makes the constraints of all turns; each set of tools is prepared once.
 
     Args:
-        layout: the tokenizer.
-        tokenizer: the same as a `transformers` tokenizer, for grammars.
+        layout: of the tokenizer.
+        tokenizer: of `transformers`, for grammars.
         stop_id: the token that ends a turn.
         max_new_tokens: of a turn; a longer choice could never be made.
     """
@@ -57,8 +57,7 @@ class TurnConstraints:
     def __init__(self, layout: ChatLayout, tokenizer: Any, stop_id: int, max_new_tokens: int) -> None:
         self._layout, self._tokenizer, self._stop_id = layout, tokenizer, stop_id
         self._max_new_tokens = max_new_tokens
-        self._prepared: OrderedDict[str, ChoiceTrie | str] = OrderedDict()
-        self._compiler: GrammarCompiler | None = None
+        self._prepared = RecentResults(_TOOL_SETS)
 
     def start(self, key: str, tools: Sequence[ToolSchema], form: ActionFormat) -> Choices | JsonGrammar:
         """Return a constraint for one turn: a call of one of the tools, valid for its schema.
@@ -72,41 +71,30 @@ class TurnConstraints:
             PolicyError: the format or the tokenizer cannot write a call, or a schema cannot be followed.
             ConfigError: a grammar is needed and llguidance is not installed.
         """
-        prepared = self._prepared.get(key)
-        if prepared is None:
-            prepared = self._prepared[key] = self._trie(tools, form) or self._grammar(tools, form)
-            if len(self._prepared) > _TOOL_SETS:
-                self._prepared.popitem(last=False)
-        self._prepared.move_to_end(key)
+
+        def prepare() -> ChoiceTrie | str:
+            calls = all_calls(tools)
+            if calls is not None:
+                by_name = {tool.name: tool for tool in tools}
+                texts = [form.write(by_name[name], arguments) for name, arguments in calls]
+                trie = ChoiceTrie({text: self._layout.encoded(text) for text in texts}, self._stop_id)
+                if trie.longest > self._max_new_tokens:
+                    limit = f"max_new_tokens={self._max_new_tokens}"
+                    raise PolicyError(f"the longest choice has {trie.longest} tokens, more than {limit}")
+                return trie
+            lines = [f"start: {' | '.join(f'call_{number}' for number in range(len(tools)))}"]
+            for number, tool in enumerate(tools):
+                # Schemas that leave it open allow no further arguments.
+                closed = ToolSchema(tool.name, {"type": "object", "additionalProperties": False, **tool.schema})
+                lines.append(f"call_{number}: {form.rule(closed, self._grammars.literal, self._grammars.schema)}")
+            return "\n".join(lines)
+
+        prepared = self._prepared.get(key, prepare)
         return Choices(prepared) if isinstance(prepared, ChoiceTrie) else self._grammars.start(prepared)
 
-    def _trie(self, tools: Sequence[ToolSchema], form: ActionFormat) -> ChoiceTrie | None:
-        calls = all_calls(tools)
-        if calls is None:
-            return None
-        by_name = {tool.name: tool for tool in tools}
-        texts = [form.write(by_name[name], arguments) for name, arguments in calls]
-        trie = ChoiceTrie({text: self._layout.encoded(text) for text in texts}, self._stop_id)
-        if trie.longest > self._max_new_tokens:
-            raise PolicyError(
-                f"the longest choice has {trie.longest} tokens, more than max_new_tokens={self._max_new_tokens}"
-            )
-        return trie
-
-    def _grammar(self, tools: Sequence[ToolSchema], form: ActionFormat) -> str:
-        lines = []
-        for number, tool in enumerate(tools):
-            # Schemas that leave it open allow no further arguments.
-            closed = ToolSchema(tool.name, {"type": "object", "additionalProperties": False, **tool.schema})
-            lines.append(f"call_{number}: {form.rule(closed, self._grammars.literal, self._grammars.schema)}")
-        start = " | ".join(f"call_{number}" for number in range(len(tools)))
-        return "\n".join([f"start: {start}", *lines])
-
-    @property
+    @cached_property
     def _grammars(self) -> GrammarCompiler:
-        if self._compiler is None:
-            self._compiler = GrammarCompiler(self._tokenizer, self._stop_id)
-        return self._compiler
+        return GrammarCompiler(self._tokenizer, self._stop_id)
 
 
 class _Node:
@@ -228,8 +216,9 @@ class GrammarCompiler:
             self._tokenizer: LLTokenizer = from_tokenizer(tokenizer, eos_token=stop_id)
         self._added: Mapping[str, int] = tokenizer.added_tokens_encoder
         self.stop_ids: TokenIds = np.array([stop_id], dtype=np.int64)
-        self._matchers: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._masks: OrderedDict[bytes, TokenIds] = OrderedDict()
+        self._matcher = lru_cache(_GRAMMARS)(self._compile)
+        # Equal masks give the same array, so that it is stored once.
+        self.ids_of = lru_cache(_MASKS)(_allowed_ids)
 
     def literal(self, text: str) -> str:
         """Return `text` in the grammar's language; a text that is one added token is that token."""
@@ -245,31 +234,19 @@ class GrammarCompiler:
         Raises:
             PolicyError: the grammar is invalid, or a schema in it uses what llguidance does not know.
         """
-        matcher = self._matchers.get(grammar)
-        if matcher is None:
-            from llguidance import LLMatcher
+        return JsonGrammar(self, self._matcher(grammar).deep_copy())
 
-            matcher = LLMatcher(self._tokenizer, "%llguidance {}\n" + grammar, log_level=0)
-            if matcher.is_error():
-                raise PolicyError(
-                    f"constrain: the tools' schemas cannot be followed token by token: {_error_of(matcher)}"
-                )
-            self._matchers[grammar] = matcher
-            if len(self._matchers) > _GRAMMARS:
-                self._matchers.popitem(last=False)
-        self._matchers.move_to_end(grammar)
-        return JsonGrammar(self, matcher.deep_copy())
+    def _compile(self, grammar: str) -> LLMatcher:
+        from llguidance import LLMatcher
 
-    def ids_of(self, bitmask: bytes) -> TokenIds:
-        """Return the ids whose bits are set. Equal masks give the same array, so that it is stored once."""
-        ids = self._masks.get(bitmask)
-        if ids is None:
-            bits = np.unpackbits(np.frombuffer(bitmask, dtype=np.uint8), bitorder="little")
-            ids = self._masks[bitmask] = np.flatnonzero(bits)
-            if len(self._masks) > _MASKS:
-                self._masks.popitem(last=False)
-        self._masks.move_to_end(bitmask)
-        return ids
+        matcher = LLMatcher(self._tokenizer, "%llguidance {}\n" + grammar, log_level=0)
+        if matcher.is_error():
+            raise PolicyError(f"constrain: the tools' schemas cannot be followed token by token: {_error_of(matcher)}")
+        return matcher
+
+
+def _allowed_ids(bitmask: bytes) -> TokenIds:
+    return np.flatnonzero(np.unpackbits(np.frombuffer(bitmask, dtype=np.uint8), bitorder="little"))
 
 
 class JsonGrammar:

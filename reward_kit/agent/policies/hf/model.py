@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,11 +34,8 @@ def no_progress_bars() -> Iterator[None]:
     """Load and save models without progress bars; downloads, which may take minutes, keep theirs."""
     from transformers.utils.logging import EmptyTqdm, set_tqdm_hook
 
-    def without_bar(_: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        return EmptyTqdm(*args, **options)  # type: ignore[no-untyped-call]
-
     with _hook_lock:
-        previous = set_tqdm_hook(without_bar)
+        previous = set_tqdm_hook(lambda _, args, options: EmptyTqdm(*args, **options))
         try:
             yield
         finally:
@@ -71,11 +68,7 @@ def remembered(tokenizer: Any) -> dict[str, Any]:
 
 
 def settle_options(tokenizer: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Combine the given options with those kept with the tokenizer; options that neither sets are left out.
-
-    Args:
-        tokenizer: the model's.
-        given: options of `OPTIONS`; None takes the kept value.
+    """Combine the given `OPTIONS` with those kept with the tokenizer; None takes the kept value, if there is one.
 
     Raises:
         ConfigError: a given option contradicts the kept one.
@@ -164,14 +157,14 @@ class ModelSource(NamedTuple):
         """
         from transformers import AutoTokenizer
 
-        place = name or self.name
-        if Path(place).is_dir() and not any((Path(place) / file).is_file() for file in _TOKENIZER_FILES):
+        source = name or self.name
+        if Path(source).is_dir() and not any((Path(source) / file).is_file() for file in _TOKENIZER_FILES):
             raise ConfigError(
-                f"tokenizer: there is none in {place}; write it there with save_pretrained, or say where it is"
+                f"tokenizer: there is none in {source}; write it there with save_pretrained, or say where it is"
             )
-        self._check_present("tokenizer" if name else "model", place)
-        with boundary(ConfigError, f"tokenizer {place!r}"):
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(place, **self._loader_options())
+        self._check_present("tokenizer" if name else "model", source)
+        with boundary(ConfigError, f"tokenizer {source!r}"):
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **self._loader_options())
         return tokenizer
 
     def _loader_options(self) -> dict[str, Any]:
@@ -221,24 +214,22 @@ def merged_state_dict(module: nn.Module) -> dict[str, Tensor]:
     The module is not changed. Without adapters this is its own `state_dict`.
     """
     state: dict[str, Tensor] = module.state_dict()
-    for path, layer in module.named_modules():
+    modules: Iterator[tuple[str, Any]] = module.named_modules()
+    for path, layer in modules:
         # Recognized by attributes, so that peft is not imported.
-        if hasattr(layer, "lora_A") and hasattr(layer, "get_delta_weight"):
-            _merge_layer(state, path, layer)
+        if not (hasattr(layer, "lora_A") and hasattr(layer, "get_delta_weight")):
+            continue
+        for key in [key for key in state if key.startswith(f"{path}.lora_")]:
+            del state[key]
+        for key in [key for key in state if key.startswith(f"{path}.base_layer.")]:
+            state[key.replace(".base_layer.", ".")] = state.pop(key)
+        weight = layer.get_base_layer().weight
+        # Merged adapters are in the weight already, and not every adapter covers every layer.
+        known = {*layer.lora_A, *layer.lora_embedding_A} - {*layer.merged_adapters}
+        names = [] if layer.disable_adapters else [name for name in layer.active_adapters if name in known]
+        delta = sum((layer.get_delta_weight(name) for name in names), torch.zeros_like(weight))
+        state[f"{path}.weight"] = (weight + delta.to(weight.dtype)).detach()
     return state
-
-
-def _merge_layer(state: dict[str, Tensor], path: str, layer: Any) -> None:
-    for key in [key for key in state if key.startswith(f"{path}.lora_")]:
-        del state[key]
-    for key in [key for key in state if key.startswith(f"{path}.base_layer.")]:
-        state[key.replace(".base_layer.", ".")] = state.pop(key)
-    weight = layer.get_base_layer().weight
-    # Merged adapters are in the weight already, and not every adapter covers every layer.
-    known = {*layer.lora_A, *layer.lora_embedding_A} - {*layer.merged_adapters}
-    names = [] if layer.disable_adapters else [name for name in layer.active_adapters if name in known]
-    delta = sum((layer.get_delta_weight(name) for name in names), torch.zeros_like(weight))
-    state[f"{path}.weight"] = (weight + delta.to(weight.dtype)).detach()
 
 
 class PolicyWithValue(nn.Module):
