@@ -303,7 +303,7 @@ async def test_a_folder_is_loaded_and_its_weights_are_read_again_to_be_trained(f
         ({"model": "smal"}, r"model 'smal': there is no such folder.* Looked for in .*; did you mean 'small'\?"),
         ({"model": "runs/mine/model"}, r"model: there is no folder runs/mine/model\. Looked for in /"),
         ({"model": "small", "tokenizer": "nobody/none"}, "tokenizer 'nobody/none'"),
-        ({"model": "small", "temperature": -1}, "temperature: -1"),
+        ({"model": "small", "temperature": -1}, "temperature: .*, got -1"),
         ({"model": "small", "dtype": "float31"}, "dtype: 'float31'; did you mean 'float32'"),
         ({"model": "small", "device": "abacus"}, "device: 'abacus' cannot be used; on this machine torch has cpu"),
         ({"model": "small", "tool_role": "robot"}, "tool_role: expected tool or user"),
