@@ -136,11 +136,8 @@ class Prompt:
     def render(self, sample: Sample, observation: str = "") -> list[Message]:
         """Return the first messages of an episode of `sample`, with the environment's first observation as text.
 
-        The sample's row fills the templates; a row's own `messages` are used if the task has none.
-
-        Raises:
-            ConfigError: a template uses a field that the row does not have, or fails in another way, or the row's own
-                messages are invalid.
+        The sample's row fills the templates; a row's own `messages` are used if the task has none. A template that does
+        not fit the row, and invalid messages, are a ConfigError.
         """
         messages: list[Message] = []
         fields = {"observation": "", **sample.row, **({"observation": observation} if observation else {})}

@@ -43,13 +43,10 @@ Replies = Sequence[str] | Callable[[Sequence[Message], Mapping[str, Any]], Any]
 
 @dataclass(frozen=True, slots=True)
 class UserTurn:
-    """One message of the user.
+    """One message of the user, as the agent reads it, which may end the conversation.
 
-    Attributes:
-        text: as the agent reads it, without the stop phrase.
-        is_over: the user ends the conversation with it.
-        facts: JSON-safe facts for the record: the raw output, and `usage`, `finish_reason` and token ids if known; the
-            first turn also has the user's `instructions`.
+    The JSON-safe facts are the raw output, and `usage`, `finish_reason` and token ids if known; those of the first turn
+    also have the user's `instructions`.
     """
 
     text: str

@@ -29,13 +29,8 @@ logger = logging.getLogger("reward_kit.agent")
 class environment_call:
     """A call of a resource: errors become an `EnvironmentFailure`, and after `seconds` it is cancelled.
 
-    No cancel scope is made where it would do nothing, since one costs as much as a step of a fast environment.
-
-    Args:
-        what: the call, for messages.
-        seconds: None for no limit.
-        resource: if it is known.
-        limit: the user's name for `seconds`.
+    No cancel scope is made for a resource that never waits, since one costs as much as a step of a fast environment.
+    `limit` is the user's name for `seconds`.
     """
 
     __slots__ = ("_boundary", "_limit", "_scope", "_seconds")
@@ -93,19 +88,7 @@ async def _closing_on_error(resource: ForkableResource) -> AsyncIterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeStart:
-    """One episode's identity, seeds and private resource.
-
-    Attributes:
-        rollout_id: unique in a run.
-        group_id: shared by the episodes of one start.
-        rollout_index: the position in the group, from 0.
-        sample: of the group.
-        seeds: everything random derives from them.
-        resource: the live resource, owned by the episode; None if the task has tools only.
-        fork: how the resource was made: "native", "replay" or "none" (a fresh start).
-        state_key: the key of the start, None without a resource.
-        verified: the start is proved to be the group's; None without a resource.
-    """
+    """One episode's identity, seeds and private resource, which the episode owns; None if the task has tools only."""
 
     rollout_id: str
     group_id: str
@@ -113,9 +96,9 @@ class EpisodeStart:
     sample: Sample
     seeds: Seeds
     resource: ForkableResource | None = None
-    fork: str | None = None
+    fork: str | None = None  # "native", "replay" or "none" (a fresh start)
     state_key: str | None = None
-    verified: bool | None = None
+    verified: bool | None = None  # the start is proved to be the group's
 
 
 class GroupStart:
@@ -167,12 +150,7 @@ class GroupStart:
         return EpisodeStart(rollout_id, self.group_id, rollout_index, self._sample, seeds)
 
     async def episode(self, rollout_index: int) -> EpisodeStart:
-        """Return the start of the `rollout_index`-th episode. The caller closes its resource.
-
-        Raises:
-            ConfigError: the resource type is unknown or refuses its configuration.
-            EnvironmentFailure: the resource cannot be made, or a fork is not in its origin's state.
-        """
+        """Return the start of the `rollout_index`-th episode. The caller closes its resource."""
         start, given, task, sample = self.identity(rollout_index), self._given, self._task, self._sample
         if given is None and task.resource_type is None:
             return start

@@ -42,26 +42,15 @@ logger = logging.getLogger("reward_kit.agent")
 
 @dataclass(slots=True)
 class Execution:
-    """The results of one action.
-
-    Attributes:
-        messages: the tools' answers, or a nudge; they follow the assistant message.
-        reward: the sum of the environment's rewards, None if it gave none.
-        terminated: the environment ended the task.
-        truncated: the environment stopped for an outside reason.
-        wants_end: the agent called the task's terminate tool.
-        info: JSON-safe facts for the step.
-        is_interrupted: the episode's time limit cancelled a call of the resource; its state is unknown.
-        failure: set if something broke.
-    """
+    """The results of one action: the messages that follow it, the sum of the rewards, JSON-safe facts for the step."""
 
     messages: list[Message] = field(default_factory=list)
     reward: float | None = None
     terminated: bool = False
     truncated: bool = False
-    wants_end: bool = False
+    wants_end: bool = False  # the agent called the task's terminate tool
     info: dict[str, Any] = field(default_factory=dict)
-    is_interrupted: bool = False
+    is_interrupted: bool = False  # the episode's time limit cancelled a call of the resource; its state is unknown
     failure: Failure | None = None
 
     @property
@@ -72,13 +61,7 @@ class Execution:
 
 
 class Toolbox:
-    """Every tool that an agent can call in one episode: the resource's, the task's own, and the terminate tool.
-
-    Args:
-        task: its limits and its terminate tool.
-        resource: the episode's.
-        registry: the task's own tools.
-    """
+    """Every tool that an agent can call in one episode: the resource's, the task's own, and the terminate tool."""
 
     def __init__(
         self, task: TaskDefinitionModel, resource: ForkableResource | None, registry: ToolRegistry | None
@@ -114,13 +97,7 @@ class Toolbox:
         """Make the calls of an action, one after another.
 
         A call that fails answers the agent with the error. A resource that breaks, or does not answer in time, ends the
-        episode: its state is no longer known.
-
-        Args:
-            action: with tool calls.
-            step: its number in the episode.
-            seconds_left: of the episode.
-            done: results are added to it; by default to a new one.
+        episode: its state is no longer known. The results are added to `done`.
         """
         done = Execution() if done is None else done
         calls, limit = tool_calls_of(action), self._output_chars

@@ -232,15 +232,9 @@ class HFAgentPolicy(AgentPolicy):
             await session.close()
 
     async def publish(self, version: int, state_dict: Mapping[str, Tensor] | None = None) -> None:
-        """Act with new weights from the next turn on.
+        """Act with new weights from the next turn on; a PolicyError if they do not fit.
 
-        Args:
-            version: of the weights.
-            state_dict: the weights under their names in `module`; by default those of `module` itself, with trained
-                adapters merged in.
-
-        Raises:
-            PolicyError: they do not fit this model.
+        The weights have their names in `module`; by default they are its own, with trained adapters merged in.
         """
         given = merged_state_dict(self.module) if state_dict is None else state_dict
         weights: dict[str, Tensor] = {}
@@ -258,11 +252,7 @@ class HFAgentPolicy(AgentPolicy):
             await self._started.close()
 
     def form_of(self, tools: Sequence[ToolSchema]) -> ActionFormat:
-        """Return the format in which calls of these tools are written.
-
-        Raises:
-            PolicyError: the format is unknown, or cannot call one of them.
-        """
+        """Return the format of calls of these tools; a PolicyError if it is unknown, or cannot call one of them."""
         if isinstance(self._form, PolicyError):
             raise PolicyError(str(self._form))
         self._form.check(tools)

@@ -50,13 +50,9 @@ _NOT_SERVED = {
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A client's request.
+    """A client's request: the conversation, unchanged, and the further keys but those that the server sets.
 
-    Attributes:
-        messages: the conversation in chat form, every key unchanged.
-        options: the further keys, such as `tools` and `response_format`, without those that the server sets.
-        stream: answer with server-sent events.
-        include_usage: end the stream with a chunk that holds the usage.
+    `include_usage` ends a stream with a chunk that holds the usage.
     """
 
     messages: list[ChatMessage]
@@ -402,12 +398,7 @@ class _AgentSession(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Answer the agent's next request, and record what it does with the answer.
-
-        Raises:
-            ProviderError: the real endpoint refused, or failed to the end of the retries.
-            PolicyError: the agent raised, or returned neither text nor None.
-        """
+        """Answer the agent's next request, and record its use of the answer; a PolicyError if the agent failed."""
         self._tools[:] = available_tools_specs or []
         if self._running is None:
             self._start(observation)

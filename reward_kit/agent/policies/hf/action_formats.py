@@ -34,12 +34,7 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True)
 class ToolSchema:
-    """One tool that can be called now.
-
-    Attributes:
-        name: as in its specification.
-        schema: of its arguments, a JSON schema of an object.
-    """
+    """One tool that can be called now, with the JSON schema of its arguments, an object."""
 
     name: str
     schema: Mapping[str, Any]
@@ -114,11 +109,7 @@ class Written(NamedTuple):
 
 
 class ActionFormat(ABC):
-    """One way to write tool calls.
-
-    Attributes:
-        name: of the format in options.
-    """
+    """One way to write tool calls; `name` is its name in options."""
 
     name: str
 
@@ -128,20 +119,13 @@ class ActionFormat(ABC):
 
     @abstractmethod
     def write(self, tool: ToolSchema, arguments: Mapping[str, Any]) -> str:
-        """Return the text of a turn that is this one call.
-
-        Raises:
-            PolicyError: the format cannot express it.
-        """
+        """Return the text of a turn that is this one call; a PolicyError if the format cannot express it."""
 
     @abstractmethod
     def rule(self, tool: ToolSchema, literal: Literal, schema: Schema) -> str:
         """Return the right side of a Lark rule for a turn that is one call of this tool.
 
-        Args:
-            tool: the tool.
-            literal: turns a text into the grammar's terminal.
-            schema: turns a JSON schema into the grammar's terminal.
+        `literal` and `schema` turn a text and a JSON schema into terminals of the grammar.
         """
 
     def check(self, tools: Sequence[ToolSchema]) -> None:
@@ -153,13 +137,9 @@ class ActionFormat(ABC):
         return ""
 
     def action(self, text: str, tools: Sequence[ToolSchema], turn: int = 0, *, may_reason: bool = True) -> Action:
-        """Return the action of a turn's whole text, reasoning included.
+        """Return the action of a turn's whole text, as sampled, without the token that ended it.
 
-        Args:
-            text: as sampled, without the token that ended it.
-            tools: those that could be called.
-            turn: the number of the turn in the episode, for the ids of calls.
-            may_reason: it may begin with reasoning; otherwise the end of reasoning is ordinary text.
+        The ids of calls contain `turn`. Unless `may_reason`, the end of reasoning is ordinary text.
         """
         before, end, rest = text.partition(_THINK_END) if may_reason else (text, "", "")
         content, calls, reasoning = self.read(rest.strip("\n") if end else text, tools)

@@ -65,21 +65,15 @@ def tools_given(specs: Sequence[ToolSpec] | None) -> Tools:
 
 
 class ChatLayout:
-    """One tokenizer and its chat template; shared by all sessions.
+    """One tokenizer and its chat template, with the template's options; shared by all sessions.
 
-    Args:
-        tokenizer: of the model.
-        template: the chat template, if it is not the tokenizer's own.
-        options: variables of the template, such as `enable_thinking`.
+    A missing template, or one that cannot render a question and an answer, is a ConfigError.
 
     Attributes:
         source: of the chat template.
         shows_tools: tools can change the template's text.
         end_id: the token that the template puts after an answer; None if it is ordinary text.
         opening: the template's text between the last message and an answer.
-
-    Raises:
-        ConfigError: there is no template, or it cannot render a question and an answer.
     """
 
     def __init__(self, tokenizer: Any, template: str | None = None, options: Mapping[str, Any] | None = None) -> None:
@@ -126,11 +120,7 @@ class ChatLayout:
         return text
 
     def whole(self, chat: Sequence[Chat], tools: Tools) -> Delta:
-        """Render a conversation from its beginning, up to the next answer.
-
-        Raises:
-            PolicyError: the template refuses it.
-        """
+        """Render a conversation from its beginning, up to the next answer; the template may refuse it (PolicyError)."""
         return self._cache.get(("whole", self._key(chat), tools.key), lambda: self.whole_uncached(chat, tools))
 
     def whole_uncached(self, chat: Sequence[Chat], tools: Tools) -> Delta:
@@ -139,11 +129,7 @@ class ChatLayout:
         return Delta(tuple(self.encode(text)), text)
 
     def delta(self, new: Sequence[Chat], tools: Tools) -> Delta:
-        """Render what follows the text of an answer: its end token, the new messages, the head of the next answer.
-
-        Raises:
-            PolicyError: the template refuses the messages.
-        """
+        """Render the text after an answer: its end token, the new messages, the head of the next answer."""
 
         def render() -> Delta:
             answer = _PLACEHOLDER
@@ -165,16 +151,8 @@ class ChatLayout:
         """Return whether new messages of these roles leave the text before them unchanged.
 
         Tested once for each sequence of roles, with two answers, since an old one may be rendered differently from the
-        last.
-
-        Args:
-            first: the messages that the conversation began with.
-            new: the messages after an answer.
-            tools: those in the prompt.
-            reasons: answers hold reasoning.
-
-        Raises:
-            PolicyError: the template refuses the messages, or leaves some out.
+        last. `first` are the messages before the first answer; `reasons` gives answers with reasoning. A template that
+        refuses the messages or leaves some out raises a PolicyError.
         """
 
         def test() -> bool:
@@ -293,26 +271,14 @@ def to_chat(message: Message, tool_role: str = "tool") -> Chat:
 
 
 class PromptTokens(NamedTuple):
-    """The model's input in one turn.
-
-    Attributes:
-        ids: the whole context.
-        reason: why it does not continue the context before; None if it does.
-    """
+    """The model's input in one turn: the whole context, and the reason if it does not continue the one before."""
 
     ids: list[int]
     reason: str | None
 
 
 class TokenConversation:
-    """The context of one episode: its exact ids, continued with every turn, or rewritten for a reason.
-
-    Args:
-        layout: of the model.
-        stop_ids: the tokens that end an answer.
-        tools_in_prompt: whether the template is given the tools.
-        tool_role: the role under which tool results appear.
-    """
+    """The context of one episode: its exact ids, continued with every turn, or rewritten for a reason."""
 
     def __init__(self, layout: ChatLayout, stop_ids: Collection[int], *, tools_in_prompt: bool, tool_role: str) -> None:
         self._layout, self._stop_ids, self._tool_role = layout, stop_ids, tool_role

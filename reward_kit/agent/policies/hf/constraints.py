@@ -28,11 +28,7 @@ _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 
 
 class TokenConstraint(Protocol):
-    """A constraint on one turn.
-
-    Attributes:
-        is_done: nothing may follow: the turn is over.
-    """
+    """A constraint on one turn, which is over if `is_done`."""
 
     @property
     def is_done(self) -> bool: ...
@@ -45,14 +41,7 @@ class TokenConstraint(Protocol):
 
 
 class TurnConstraints:
-    """Makes the constraints of all turns; each set of tools is prepared once.
-
-    Args:
-        layout: of the tokenizer.
-        tokenizer: of `transformers`, for grammars.
-        stop_id: the token that ends a turn.
-        max_new_tokens: of a turn; a longer choice could never be made.
-    """
+    """Makes the constraints of all turns; each set of tools is prepared once."""
 
     def __init__(self, layout: ChatLayout, tokenizer: Any, stop_id: int, max_new_tokens: int) -> None:
         self._layout, self._tokenizer, self._stop_id = layout, tokenizer, stop_id
@@ -60,12 +49,7 @@ class TurnConstraints:
         self._prepared = RecentResults(_TOOL_SETS)
 
     def start(self, key: str, tools: Sequence[ToolSchema], form: ActionFormat) -> Choices | JsonGrammar:
-        """Return a constraint for one turn: a call of one of the tools, valid for its schema.
-
-        Args:
-            key: equal for equal tools.
-            tools: those that can be called now.
-            form: the format of calls.
+        """Return a constraint for one turn: a call of one of the tools, which have this key, valid for its schema.
 
         Raises:
             PolicyError: the format or the tokenizer cannot write a call, or a schema cannot be followed.
@@ -98,17 +82,14 @@ class TurnConstraints:
 
 
 class _Node:
-    """A node of the trie; its children are made on first use.
+    """A node of the trie, of choices that share their first `depth` tokens; its children are made on first use.
 
-    Attributes:
-        allowed: the ids that may come next.
-        text: the choice, once nothing may follow; None before.
+    At the end of a choice `text` is set; `allowed` are the ids that may come next.
     """
 
     __slots__ = ("_children", "_depth", "_parts", "allowed", "text")
 
     def __init__(self, choices: list[tuple[tuple[int, ...], str]], depth: int) -> None:
-        """Make the node of these choices, which are sorted and share their first `depth` tokens."""
         self._depth, self._children = depth, dict[int, _Node]()
         self._parts: dict[int, list[tuple[tuple[int, ...], str]]] = {}
         self.text = choices[0][1] if len(choices[0][0]) == depth else None
@@ -128,12 +109,7 @@ class _Node:
 class ChoiceTrie:
     """The token ids of a set of texts, each ended by the stop token. One trie serves many turns.
 
-    Args:
-        choices: for each text its ids, without the stop token.
-        stop_id: the token that ends each of them.
-
-    Raises:
-        PolicyError: there are no choices, or two have the same ids.
+    `choices` has the ids of each text without the stop token; none, or the same ids twice, is a PolicyError.
     """
 
     __slots__ = ("longest", "root")
@@ -180,11 +156,7 @@ class Choices:
         return self._node.allowed
 
     def advance(self, token_id: int) -> None:
-        """Note the token that came.
-
-        Raises:
-            PolicyError: it continues no choice.
-        """
+        """Note the token that came; one that continues no choice is a PolicyError."""
         node = self._node.child(token_id)
         if node is None:
             raise PolicyError(f"token {token_id} is none of the allowed {self._node.allowed.tolist()}")
@@ -192,17 +164,9 @@ class Choices:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one tokenizer, each once.
+    """Compiles grammars, each once, for one fast tokenizer of `transformers` whose tokens are bytes.
 
-    Args:
-        tokenizer: a fast tokenizer of `transformers`, whose tokens are bytes.
-        stop_id: the token that ends a turn.
-
-    Attributes:
-        stop_ids: (1,) the token that ends a turn.
-
-    Raises:
-        ConfigError: llguidance is not installed, or cannot read the tokenizer.
+    A ConfigError reports that llguidance is not installed, or cannot read the tokenizer.
     """
 
     def __init__(self, tokenizer: Any, stop_id: int) -> None:
@@ -229,11 +193,7 @@ class GrammarCompiler:
         return "%json " + json.dumps({**schema, "x-guidance": _STYLE})
 
     def start(self, grammar: str) -> JsonGrammar:
-        """Return a turn that fits `grammar`, in Lark's notation with a rule `start`.
-
-        Raises:
-            PolicyError: the grammar is invalid, or a schema in it uses what llguidance does not know.
-        """
+        """Return a turn that fits `grammar`, in Lark's notation with a rule `start`; else raise a PolicyError."""
         return JsonGrammar(self, self._matcher(grammar).deep_copy())
 
     def _compile(self, grammar: str) -> LLMatcher:
@@ -259,11 +219,7 @@ class JsonGrammar:
         self.is_done = False
 
     def allowed(self) -> TokenIds:
-        """Return the ids that continue the turn.
-
-        Raises:
-            PolicyError: the grammar is too complex for llguidance.
-        """
+        """Return the ids that continue the turn; a grammar too complex for llguidance is a PolicyError."""
         if self._matcher.is_stopped() and not self._matcher.is_error():
             return self._compiler.stop_ids
         ids = self._compiler.ids_of(self._matcher.compute_bitmask())
@@ -271,11 +227,7 @@ class JsonGrammar:
         return ids
 
     def advance(self, token_id: int) -> None:
-        """Note the token that came.
-
-        Raises:
-            PolicyError: it does not fit the grammar.
-        """
+        """Note the token that came; one that does not fit the grammar is a PolicyError."""
         if token_id == self._compiler.stop_ids[0] and self._matcher.is_accepting():
             self.is_done = True
             return

@@ -38,25 +38,18 @@ MASK_CELLS = 2**25
 
 
 class Generated(NamedTuple):
-    """The tokens sampled in one turn.
+    """The tokens sampled in one turn, the stop token included.
 
-    Attributes:
-        token_ids: including the stop token, if one ended the turn.
-        logprobs: of the distribution really sampled: temperature, filters and constraint applied. 0.0 for greedy and
-            for forced tokens, which had probability one.
-        policy_version: of the weights that computed all of it.
-        finish_reason: "stop" (a stop token, or the constraint was done) or "length".
-        value: V(s) at the last prompt token, if the engine has a value head.
-        allowed_ids: for each token the ids that the constraint allowed, None for any; None without a constraint. Tokens
-            with the same array of the constraint share it.
+    The log-probabilities are of the distribution really sampled: temperature, filters and constraint applied. They are
+    0.0 for greedy and for forced tokens, which had probability one.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     policy_version: int
-    finish_reason: str
-    value: float | None = None
-    allowed_ids: list[Ints | None] | None = None
+    finish_reason: str  # "stop" (a stop token, or the constraint was done) or "length"
+    value: float | None = None  # V(s) at the last prompt token, if the engine has a value head
+    allowed_ids: list[Ints | None] | None = None  # for each token the allowed ids, None for any
 
 
 @dataclass(eq=False, slots=True)
@@ -73,26 +66,17 @@ class Slot:
 
 @dataclass(eq=False, slots=True)
 class GeneratedTurn:
-    """One call of `generate`.
-
-    Attributes:
-        allowed: ids that the constraint allows next; None for any.
-        allowed_ids: the same at each token so far.
-        value: of the state that the prompt ends in.
-        finish_reason: "" while the turn is running.
-        generated: the result.
-        error: set if it failed.
-    """
+    """One call of `generate`, and in the end its result or error."""
 
     slot: Slot
     prompt: Ints
     max_new_tokens: int
     sampling: Sampling
     constraint: TokenConstraint | None
-    allowed: Ints | None = None
-    allowed_ids: list[Ints | None] = field(default_factory=list)
+    allowed: Ints | None = None  # by the constraint, next; None for any
+    allowed_ids: list[Ints | None] = field(default_factory=list)  # at each token so far
     value: float | None = None
-    finish_reason: str = ""
+    finish_reason: str = ""  # while the turn is running
     generated: Generated | None = None
     error: RewardKitError | None = None
 
@@ -109,11 +93,7 @@ class GeneratedTurn:
             self.finish_reason = "stop"
 
     def ask(self, vocabulary: int) -> int | None:
-        """Ask the constraint for the allowed ids; return the id if only one is allowed.
-
-        Raises:
-            PolicyError: no token is allowed, or one outside of the vocabulary.
-        """
+        """Ask the constraint for the allowed ids; return the id if only one is allowed."""
         assert self.constraint is not None
         if self.constraint.is_done:
             self.finish_reason = self.finish_reason or "stop"
@@ -195,12 +175,7 @@ class Engine:
         return self._running.version
 
     def open(self, rank: Any, seed: int) -> Slot:
-        """Open a session.
-
-        Args:
-            rank: orders the rows in lockstep; of one sortable type for all.
-            seed: of everything that this session samples.
-        """
+        """Open a session. `rank`, of one sortable type for all, orders the rows in lockstep."""
         self._check_open()
         slot = Slot(rank, np.random.default_rng(seed))
         self._open.add(slot)
@@ -215,14 +190,9 @@ class Engine:
         sampling: Sampling,
         constraint: TokenConstraint | None = None,
     ) -> Generated:
-        """Sample one turn.
+        """Sample one turn; a session has one at a time, and each turn its own constraint.
 
-        Args:
-            slot: the session's; one call at a time.
-            prompt_ids: the whole context. The part that the session's row holds is not computed again.
-            max_new_tokens: limit of sampled tokens.
-            sampling: temperature and filters.
-            constraint: of the answer; a fresh one for each turn.
+        The prompt is the whole context; the part that the session's row holds is not computed again.
 
         Raises:
             LimitError: prompt and answer do not fit `max_context`.
@@ -275,14 +245,9 @@ class Engine:
     async def publish(
         self, state_dict: Mapping[str, Tensor], version: int, *, value_head: Mapping[str, Tensor] | None = None
     ) -> None:
-        """Act with other weights from the next turn on; return when they are in place.
+        """Act with other weights, which may not change meanwhile, from the next turn on; return when they are in place.
 
         Running turns are finished with the weights they began with, and none begins before the swap.
-
-        Args:
-            state_dict: all weights of the model; they may not change before this returns.
-            version: of the weights.
-            value_head: weights of the value head; unchanged without them.
 
         Raises:
             PolicyError: the weights do not fit the model, or the engine is closed.

@@ -95,24 +95,15 @@ class SlotLayer(CacheLayerMixin):
 
 
 class KVSlots(Cache):
-    """All rows of all layers, and the tokens they hold.
-
-    Attributes:
-        rows: number of contexts that fit.
-        capacity: positions of a row.
-        ids_RC: the tokens of each row.
-        held_R: length of the prefix for which keys and values are stored.
-        reserved: rows and positions for which memory is allocated.
-        chunk: of the current forward pass.
-    """
+    """All rows of all layers, and the tokens they hold."""
 
     def __init__(self, rows: int, capacity: int, layers: int) -> None:
         self._layers = [SlotLayer(self) for _ in range(layers)]
         super().__init__(layers=[*self._layers])
         self.rows, self.capacity = rows, capacity
-        self.reserved = (1, min(capacity, _POSITIONS))
+        self.reserved = (1, min(capacity, _POSITIONS))  # rows and positions for which memory is allocated
         self.ids_RC: Ints = np.zeros((rows, capacity), dtype=np.int64)
-        self.held_R: Ints = np.zeros(rows, dtype=np.int64)
+        self.held_R: Ints = np.zeros(rows, dtype=np.int64)  # length of the prefix with stored keys and values
         self.chunk: PackedChunk | PaddedChunk | None = None
 
     def reserve(self, rows: int, positions: int) -> None:
@@ -205,10 +196,8 @@ class PaddedChunk:
 class PackedChunk:
     """(1, N) inputs, the tokens of one row after those of another.
 
-    Attributes:
-        inputs: of the model.
-        stored_at: for each token, in the order of the inputs, its index in a layer's flat store.
-        picked_P: indices of the flattened inputs whose last hidden states are wanted.
+    `stored_at` has the index of each input token in a layer's flat store, `picked_P` the indices of the flattened
+    inputs whose last hidden states are wanted.
     """
 
     def __init__(self, new: NewTokens, ids_RC: Ints, picked: tuple[Ints, Ints], like: Tensor) -> None:
@@ -252,21 +241,15 @@ class PackedChunk:
 class _Part:
     """Some rows of a chunk with similar numbers of new tokens, as (B, T) queries.
 
-    Attributes:
-        rows: the rows, as a slice that is read in place (rows in between without a query of their own have unused
-            results), or as indices of rows to be copied.
-        queries_BT: the token of each query; None if the tokens are the queries in order.
-        positions_BT: of the queries in their contexts.
-        sources_M: indices of results in the flattened (B*T).
-        targets_M: the tokens that they belong to.
-        length: limit of the positions attended to.
+    The rows are a slice that is read in place (rows in between without a query of their own have unused results), or
+    indices of rows to be copied.
     """
 
     rows: slice | Tensor
-    queries_BT: Tensor | None
-    positions_BT: Tensor
-    sources_M: Tensor
-    targets_M: Tensor
+    queries_BT: Tensor | None  # the token of each query; None if the tokens are the queries in order
+    positions_BT: Tensor  # of the queries in their contexts
+    sources_M: Tensor  # indices of results in the flattened (B*T)
+    targets_M: Tensor  # the tokens that they belong to
     length: int
     _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
@@ -451,15 +434,10 @@ class RowModel:
 
     @torch.inference_mode()
     def run(self, rows_B: Ints, counts_B: Ints, picked: tuple[Ints, Ints]) -> tuple[Tensor, Tensor]:
-        """Compute the next tokens of some rows, and store their keys and values.
+        """Compute the next `counts_B` tokens of some rows, each once, and store their keys and values.
 
-        Args:
-            rows_B: each once.
-            counts_B: number of tokens of each, from the first that is not held yet.
-            picked: for every wanted token the index into `rows_B` and the index among the row's new tokens.
-
-        Returns:
-            logits_PV and hidden_PH, the logits and last hidden states of the wanted tokens.
+        `picked` has for every wanted token the index into `rows_B` and the index among the row's new tokens. Returns
+        logits_PV and hidden_PH, their logits and last hidden states.
         """
         slots, starts_B = self.slots, self.slots.held_R[rows_B]
         kind, end = PackedChunk if self.is_packed else PaddedChunk, int((starts_B + counts_B).max())

@@ -89,14 +89,7 @@ def settle_options(tokenizer: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 class ModelSource(NamedTuple):
-    """Where a model is loaded from, and its device and type.
-
-    Attributes:
-        name: a folder, or a name at the hub.
-        may_download: missing files are fetched from the hub.
-        device: where the weights go; "meta" loads no weights.
-        dtype: of the weights.
-    """
+    """A model's folder or name at the hub, and the device ("meta" loads no weights) and type of its weights."""
 
     name: str
     may_download: bool
@@ -105,12 +98,9 @@ class ModelSource(NamedTuple):
 
     @classmethod
     def parse(cls, model: str | Path, may_download: bool, device: str, dtype: str) -> ModelSource:
-        """Parse the options of a policy.
+        """Parse the options of a policy; an unknown folder, device or type is a ConfigError.
 
-        A path is whatever begins with a dot, a slash or a tilde, has more than one slash, or is a `Path`.
-
-        Raises:
-            ConfigError: the folder, device or type does not exist.
+        A path begins with a dot, a slash or a tilde, has more than one slash, or is a `Path`.
         """
         target = parse_device(device)
         if dtype != "auto" and dtype not in DTYPES:
@@ -129,11 +119,7 @@ class ModelSource(NamedTuple):
         return cls(name, may_download, target, DTYPES.get(dtype, automatic))
 
     def load_model(self) -> PreTrainedModel:
-        """Load the model.
-
-        Raises:
-            ConfigError: it is missing, or not a causal language model.
-        """
+        """Load the model; a missing one, or one that is not a causal language model, is a ConfigError."""
         from transformers import AutoConfig, AutoModelForCausalLM
 
         self._check_present("model", self.name)
@@ -150,11 +136,7 @@ class ModelSource(NamedTuple):
         return loaded
 
     def load_tokenizer(self, name: str | None) -> PreTrainedTokenizerBase:
-        """Load the tokenizer, from `name` if it is not with the model.
-
-        Raises:
-            ConfigError: it is missing.
-        """
+        """Load the tokenizer, from `name` if it is not with the model; a missing one is a ConfigError."""
         from transformers import AutoTokenizer
 
         source = name or self.name
@@ -189,11 +171,7 @@ class ModelSource(NamedTuple):
 
 
 def parse_device(name: str) -> torch.device:
-    """Return the device of this name; "auto" is the accelerator if there is one.
-
-    Raises:
-        ConfigError: torch cannot use the device.
-    """
+    """Return the device of this name; "auto" is the accelerator, if any. An unusable device is a ConfigError."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if name == "auto":
         return accelerator or torch.device("cpu")
