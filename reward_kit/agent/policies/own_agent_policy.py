@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import copy
 import inspect
 import json
 import logging
@@ -273,9 +274,9 @@ answer as text, or None if that is the model's last answer."""
 class OwnAgentPolicy(AgentPolicy):
     """Runs an agent, and records every answer that the model gives it as one action.
 
-    An action is complete once the agent has sent its next request, or has ended: what it did in between, in the
-    episode's environment or by itself, is in the action's `results`. So the limits on a policy's time apply to the
-    agent's own work too, and an agent is stopped when its episode ends.
+    An action is complete once the agent has sent its next request, or has ended; its work in between, in the episode's
+    environment or by itself, is in the action's `results`. So the limits on a policy's time apply to the agent's own
+    work too, and an agent is stopped when its episode ends.
 
     Args:
         agent: the agent, or `file.py:function`; see `Agent`.
@@ -401,7 +402,9 @@ class _AgentSession(AgentPolicy):
         """Answer the agent's next request, and record its use of the answer; a PolicyError if the agent failed."""
         self._tools[:] = available_tools_specs or []
         if self._running is None:
-            self._start(observation)
+            self._conversation = [message.to_chat() for message in observation]
+            self._running = asyncio.create_task(self._run(), name=f"agent of {self._context.rollout_id}")
+            self._running.add_done_callback(lambda _: self._moved.set())
         else:
             self._environment.release()
         self._is_workers = False
@@ -431,17 +434,16 @@ class _AgentSession(AgentPolicy):
         elif not self._running.cancelled() and (error := self._running.exception()) is not None:
             logger.debug("the agent of %s ended with its episode", self._context.rollout_id, exc_info=error)
 
-    def _start(self, observation: Sequence[Message]) -> None:
-        """Start the agent in a task of its own."""
+    async def _run(self) -> str | None:
+        """Run the agent to its end, in its own task."""
         context, agent, loop = self._context, self._agent, asyncio.get_running_loop()
         is_async = inspect.iscoroutinefunction(agent) or inspect.iscoroutinefunction(type(agent).__call__)
 
         def call_tool_blocking(name: str, arguments: Mapping[str, Any] | str | None = None) -> str:
             return asyncio.run_coroutine_threadsafe(self._call_tool(name, arguments), loop).result()
 
-        self._conversation = [message.to_chat() for message in observation]
         task = AgentTask(
-            messages=[message.to_chat() for message in observation],
+            messages=copy.deepcopy(self._conversation),
             tools=self._tools,
             call_tool=self._call_tool if is_async else call_tool_blocking,
             model=self._model,
@@ -449,17 +451,11 @@ class _AgentSession(AgentPolicy):
             rollout_id=context.rollout_id,
             seed=context.seed,
         )
-
-        async def run() -> str | None:
-            with boundary(PolicyError, _AGENT_CODE):
-                given = (task, self.base_url)
-                result = await (agent(*given) if is_async else _run_in_thread(agent, *given))
-            if not isinstance(result, str | None):
-                raise PolicyError(f"the agent returned {kind_of(result)}; it returns text, or None")
-            return result
-
-        self._running = asyncio.create_task(run(), name=f"agent of {context.rollout_id}")
-        self._running.add_done_callback(lambda _: self._moved.set())
+        with boundary(PolicyError, _AGENT_CODE):
+            result = await (agent(task, self.base_url) if is_async else _run_in_thread(agent, task, self.base_url))
+        if not isinstance(result, str | None):
+            raise PolicyError(f"the agent returned {kind_of(result)}; it returns text, or None")
+        return result
 
     async def _call_tool(self, name: str, arguments: Mapping[str, Any] | str | None = None) -> str:
         """Call a tool of the episode's environment, when it is the agent's turn."""
