@@ -117,7 +117,7 @@ class History(Sequence[Message]):
 
 
 class StepData(BaseModel):
-    """One policy action and its results.
+    """A policy action and its results.
 
     Attributes:
         system_step_index: counts policy actions from 0.

@@ -68,7 +68,7 @@ class EpisodeContext:
 
 
 class PolicyOutput(NamedTuple):
-    """One action of a policy. A plain 4-tuple in this order is accepted too.
+    """An action of a policy. A plain 4-tuple in this order is accepted too.
 
     Attributes:
         action_structured: the action; see `Action`.

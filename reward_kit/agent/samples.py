@@ -34,7 +34,7 @@ class PromptError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One initial condition: a row of the task's dataset, or the task itself.
+    """An initial condition: a row of the task's dataset, or the task itself.
 
     Attributes:
         id: unique in its task.

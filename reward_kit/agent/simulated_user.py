@@ -36,14 +36,14 @@ GREETING = "Hello! What can I do for you?"
 WHO = "the simulated user"
 """The user's name in messages and failures, beside the labels of policies."""
 NO_ANSWER = "(no answer)"
-"""What the user reads if the agent gives an empty text."""
+"""The text that the user reads for an empty one of the agent."""
 AGENT, USER = "agent", "user"
 Replies = Sequence[str] | Callable[[Sequence[Message], Mapping[str, Any]], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class UserTurn:
-    """One message of the user, as the agent reads it, which may end the conversation.
+    """A message of the user, as the agent reads it, which may end the conversation.
 
     The JSON-safe facts are the raw output, and `usage`, `finish_reason` and token ids if known; those of the first turn
     also have the user's `instructions`.

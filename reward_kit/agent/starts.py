@@ -88,7 +88,7 @@ async def _closing_on_error(resource: ForkableResource) -> AsyncIterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeStart:
-    """One episode's identity, seeds and private resource, which the episode owns; None if the task has tools only."""
+    """An episode's identity, seeds and private resource, which the episode owns; None if the task has tools only."""
 
     rollout_id: str
     group_id: str

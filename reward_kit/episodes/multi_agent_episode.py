@@ -53,7 +53,7 @@ class Flags(NamedTuple):
 
 @dataclass(slots=True)
 class _AgentColumns:
-    """One agent's columns, and what hangs behind them."""
+    """An agent's columns, and what hangs behind them."""
 
     observations: list[Any] = field(default_factory=list)
     infos: list[Any] = field(default_factory=list)
@@ -117,7 +117,7 @@ def _collect(
 
 
 class MultiAgentEpisode(MultiAgentRecord):
-    """One episode of several agents, or a chunk of one.
+    """An episode of several agents, or a chunk of one.
 
     Args:
         id_: unique; a random one by default.

@@ -1,4 +1,4 @@
-"""One agent's part of an episode of several agents (`AgentTrack`), and reading all of them by step of the environment.
+"""An agent's part of an episode of several agents (`AgentTrack`), and reading all of them by step of the environment.
 
 An agent that acted and has seen nothing since has a *hanging* action: the action, its outputs and the rewards so far
 wait here, because a step of a `SingleAgentEpisode` is an action with the observation that follows it.
@@ -27,7 +27,7 @@ _NOWHERE = 2**62  # a position that no episode reaches, for which a column gives
 
 
 class Move(NamedTuple):
-    """One agent's part of an environment step; None for what it has not."""
+    """An agent's part of an environment step; None for what it has not."""
 
     observation: Any
     action: Any
@@ -53,7 +53,7 @@ class Wanted(NamedTuple):
 
 
 class AgentTrack:
-    """One agent's part.
+    """An agent's part.
 
     Attributes:
         episode: its steps, in its own time.

@@ -46,7 +46,7 @@ class Segment:
 
 
 class Turn(NamedTuple):
-    """One action's tokens.
+    """An action's tokens.
 
     Attributes:
         prompt_ids: (P,) everything the model saw.
@@ -66,7 +66,7 @@ class Turn(NamedTuple):
 
 
 class TokenRow(NamedTuple):
-    """One segment as a training row.
+    """A segment as a training row.
 
     Attributes:
         prompt_ids: (P,) the tokens before the first action.

@@ -23,7 +23,7 @@ from reward_kit.models import Message
 
 
 class SingleAgentEpisode(EpisodeData):
-    """One episode, or a chunk of one.
+    """An episode, or a chunk of one.
 
     Args:
         id_: unique; a random one by default.

@@ -135,7 +135,7 @@ RowIndex = slice | Sequence[int] | Array
 
 
 class TokenItem(NamedTuple):
-    """One row of a `TokenBatch`: the same keys without the leading axis."""
+    """A row of a `TokenBatch`: the same keys without the leading axis."""
 
     batch: dict[str, Array]
     non_tensor_batch: dict[str, Any]

@@ -260,7 +260,7 @@ class HFAgentPolicy(AgentPolicy):
 
 
 class HFSession(AgentPolicy):
-    """One episode of an `HFAgentPolicy`."""
+    """An episode of an `HFAgentPolicy`."""
 
     def __init__(self, policy: HFAgentPolicy, slot: Slot) -> None:
         self._policy, self._slot, self._turn = policy, slot, 0

@@ -169,7 +169,7 @@ class OpenAIAgentPolicy(AgentPolicy):
 
 
 class _ChatSession(AgentPolicy):
-    """One episode's conversation with the policy's endpoint."""
+    """An episode's conversation with the policy's endpoint."""
 
     def __init__(self, policy: OpenAIAgentPolicy, seed: int | None, scope: str = "") -> None:
         self._endpoint, self._scope = policy._endpoint, scope

@@ -67,7 +67,7 @@ def _parse_request(data: bytes) -> ChatRequest:
     try:
         body = read_strictly(data)
     except (ValueError, RecursionError) as error:
-        raise web.HTTPBadRequest(text=f"the body is no JSON: {error}") from error
+        raise web.HTTPBadRequest(text=f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise web.HTTPBadRequest(text=f"the body is a JSON object, not {kind_of(body)}")
     if body.get("n") not in (None, 1):
@@ -92,7 +92,7 @@ def _parse_request(data: bytes) -> ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswer:
-    """One completion for a client, with its id and the model's name."""
+    """A completion for a client, with its id and the model's name."""
 
     completion: ChatCompletion
     id: str
@@ -148,7 +148,7 @@ Answerer = Callable[[ChatRequest], Awaitable[RecordedAnswer]]
 
 
 class RecordingEndpoint:
-    """One server for all episodes of a policy, which names `model`; it starts with its first address."""
+    """A server for all episodes of a policy, which names `model`; it starts with its first address."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -356,7 +356,7 @@ class CallMade:
 
 
 class _AgentSession(AgentPolicy):
-    """One run of an agent, whose requests come through `endpoint` and are answered by the model `upstream`."""
+    """A run of an agent, whose requests come through `endpoint` and are answered by the model `upstream`."""
 
     def __init__(
         self,

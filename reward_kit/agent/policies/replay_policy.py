@@ -107,7 +107,7 @@ class ReplayPolicy(AgentPolicy):
 
 
 class _ReplaySession(AgentPolicy):
-    """One recorded episode, played from its beginning."""
+    """A recorded episode, played from its beginning."""
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ def episodes_file(run: Path) -> Path:
     """Return the `episodes.jsonl` of a run, given its folder or that file; a missing file raises a ConfigError."""
     file = run / "episodes.jsonl" if run.is_dir() else run
     if not file.is_file():
-        raise ConfigError(f"run: {run} is no run to replay; name a folder with an episodes.jsonl, or that file")
+        raise ConfigError(f"run: {run} is not a run to replay; name a folder with an episodes.jsonl, or that file")
     return file
 
 

@@ -34,7 +34,7 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True)
 class ToolSchema:
-    """One tool that can be called now, with the JSON schema of its arguments, an object."""
+    """A tool that can be called now, with the JSON schema of its arguments, an object."""
 
     name: str
     schema: Mapping[str, Any]
@@ -109,7 +109,7 @@ class Written(NamedTuple):
 
 
 class ActionFormat(ABC):
-    """One way to write tool calls; `name` is its name in options."""
+    """A way to write tool calls; `name` is its name in options."""
 
     name: str
 

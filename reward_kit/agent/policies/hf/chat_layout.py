@@ -65,7 +65,7 @@ def tools_given(specs: Sequence[ToolSpec] | None) -> Tools:
 
 
 class ChatLayout:
-    """One tokenizer and its chat template, with the template's options; shared by all sessions.
+    """A tokenizer and its chat template, with the template's options; shared by all sessions.
 
     A missing template, or one that cannot render a question and an answer, is a ConfigError.
 

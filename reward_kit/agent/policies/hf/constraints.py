@@ -134,7 +134,7 @@ class ChoiceTrie:
 
 
 class Choices:
-    """One of the texts of a trie, and then the stop token."""
+    """A choice among the texts of a trie, and then the stop token."""
 
     __slots__ = ("_node",)
 
@@ -210,7 +210,7 @@ def _allowed_ids(bitmask: bytes) -> TokenIds:
 
 
 class JsonGrammar:
-    """One turn that fits a grammar, and then the stop token."""
+    """A turn that fits a grammar, and then the stop token."""
 
     __slots__ = ("_compiler", "_matcher", "is_done")
 

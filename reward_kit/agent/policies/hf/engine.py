@@ -54,7 +54,7 @@ class Generated(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """One session in the engine: its rank, its random generator, its row while it has one."""
+    """A session in the engine: its rank, its random generator, its row while it has one."""
 
     rank: Any
     generator: np.random.Generator
@@ -66,7 +66,7 @@ class Slot:
 
 @dataclass(eq=False, slots=True)
 class GeneratedTurn:
-    """One call of `generate`, and in the end its result or error."""
+    """A call of `generate`, and in the end its result or error."""
 
     slot: Slot
     prompt: Ints

@@ -36,7 +36,7 @@ _POSITIONS = 256
 
 
 class SlotLayer(CacheLayerMixin):
-    """One layer's keys and values, (R, C, heads, width) each: R rows of C positions, as reserved."""
+    """A layer's keys and values, (R, C, heads, width) each: R rows of C positions, as reserved."""
 
     def __init__(self, slots: KVSlots) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -43,7 +43,7 @@ class Sampling(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """One token for each row: `ids_B` int64, and `logprobs_B` float64 of the distribution really sampled."""
+    """A token for each row: `ids_B` int64, and `logprobs_B` float64 of the distribution really sampled."""
 
     ids_B: Tensor
     logprobs_B: Tensor
