@@ -82,6 +82,14 @@ def widths_of(batch: Mapping[str, Array], meta_info: Mapping[str, Any]) -> Width
     return Widths(widths.get("prompt"), widths.get("completion"), widths.get("both"))
 
 
+def joined(batches: Sequence[Mapping[str, Array]], meta_info: Mapping[str, Any]) -> dict[str, Array]:
+    """Return the arrays of several batches of the same keys, one under another, all padded to the widest."""
+    widths = [widths_of(batch, meta_info) for batch in batches]
+    return {
+        key: np.concatenate(_widened(key, [batch[key] for batch in batches], widths, meta_info)) for key in batches[0]
+    }
+
+
 def _widened(key: str, arrays: list[Array], all_widths: list[Widths], meta_info: Mapping[str, Any]) -> list[Array]:
     """Return the arrays of one key of several batches, all padded to the widest."""
     shapes = {array.shape[1:] for array in arrays}
@@ -252,13 +260,9 @@ class TokenBatch:
         _check_same_keys([one.batch for one in batches], "batch")
         _check_same_keys([one.non_tensor_batch for one in batches], "non_tensor_batch")
         meta = _merged_meta([one.meta_info for one in batches])
-        widths = [widths_of(one.batch, meta) for one in batches]
-        first = batches[0]
-        arrays = {
-            key: np.concatenate(_widened(key, [one.batch[key] for one in batches], widths, meta)) for key in first.batch
-        }
-        others = {key: np.concatenate([one.non_tensor_batch[key] for one in batches]) for key in first.non_tensor_batch}
-        return TokenBatch(arrays, others, meta)
+        first, parts = batches[0], [one.non_tensor_batch for one in batches]
+        others = {key: np.concatenate([part[key] for part in parts]) for key in first.non_tensor_batch}
+        return TokenBatch(joined([one.batch for one in batches], meta), others, meta)
 
     def repeat(self, times: int, interleave: bool = True) -> TokenBatch:
         """Repeat every row, a row's copies together if `interleave`, else the whole batch.
