@@ -237,16 +237,15 @@ class RLRolloutWorker:
             specs = await tools.specs()
         asked = time.perf_counter()
         limit, left = self.task_definition.limits.policy_time_s, live.clock.left_s
-        output = None
         try:
-            with live.clock.deadline(self._policy_seconds(live)), boundary(PolicyError, self.policy_label):
+            with live.clock.deadline(self._policy_seconds(live)) as scope, boundary(PolicyError, self.policy_label):
                 conversation = History(episode.messages, len(episode.messages))
                 output = await next_action(session, conversation, specs)
         except LimitError as error:
             logger.info("episode %s: %s", episode.id_, error)
             live.stop(StopReason.CONTEXT_LIMIT)
             return
-        if output is None:  # the deadline passed
+        if scope is not None and scope.cancelled_caught:
             if left is not None and (limit is None or left < limit):
                 live.stop(StopReason.WALL_TIME_LIMIT)
                 return

@@ -185,8 +185,10 @@ class MultiAgentEpisode(MultiAgentRecord):
         self.observation_space, self.action_space = observation_space or {}, action_space or {}
         self.agent_to_module_mapping_fn = agent_to_module_mapping_fn or _default_module
         self._modules |= agent_module_ids or {}
-        all_flags = ({ALL: each} if isinstance(each, bool) else each for each in (terminateds, truncateds))
-        flags = Flags(*all_flags)
+        flags = Flags(
+            {ALL: terminateds} if isinstance(terminateds, bool) else terminateds,
+            {ALL: truncateds} if isinstance(truncateds, bool) else truncateds,
+        )
         self.is_terminated, self.is_truncated = (bool(each.get(ALL)) for each in flags)
         agents, self._rewards_begin = _collect(observations or (), given, self._first, self.id_)
         for agent, columns in agents.items():

@@ -246,7 +246,7 @@ class TokenBatch:
                 if not same_value(first[key], second[key]):
                     raise ConfigError(f"{what}[{key!r}] differs between the two batches; rename one or leave it out")
             parts.append({**first, **second})
-        return TokenBatch(*parts, _merged_meta([self.meta_info, other.meta_info]))
+        return TokenBatch(parts[0], parts[1], _merged_meta([self.meta_info, other.meta_info]))
 
     @staticmethod
     def concat(batches: Sequence[TokenBatch]) -> TokenBatch:

@@ -151,10 +151,10 @@ class HFAgentPolicy(AgentPolicy):
         self._stop_ids = _stop_ids(language_model, self.tokenizer, end_id)
         if max_context is None:
             known = (getattr(config, "max_position_embeddings", None), self.tokenizer.model_max_length)
-            sizes = [int(size) for size in known if size is not None and size < 10**9]
-            if not sizes:
+            limits = [int(size) for size in known if size is not None and size < 10**9]
+            if not limits:
                 raise ConfigError("max_context: the model does not say how long a context it takes; give it")
-            max_context = min(sizes)
+            max_context = min(limits)
         if max_new_tokens >= max_context:
             raise ConfigError(
                 f"max_new_tokens: {max_new_tokens} leaves no room for a prompt in a context of {max_context} tokens"

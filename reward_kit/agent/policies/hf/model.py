@@ -35,7 +35,7 @@ def no_progress_bars() -> Iterator[None]:
     from transformers.utils.logging import EmptyTqdm, set_tqdm_hook
 
     with _hook_lock:
-        previous = set_tqdm_hook(lambda _, args, options: EmptyTqdm(*args, **options))
+        previous = set_tqdm_hook(lambda _, args, options: EmptyTqdm(*args, **options))  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
