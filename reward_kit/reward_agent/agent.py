@@ -90,7 +90,7 @@ class AsyncRewardAgent:
         width = min(max_concurrency, rates.max_connections or max_concurrency)
         self._tally = Tally()
         self._caller = Caller(
-            scorer,
+            self.scorer,
             self._tally,
             max_concurrency=width,
             deadline_s=deadline_s,
