@@ -104,8 +104,8 @@ def command(
     \b
     Examples:
       reward-kit calibrate labels.csv --reward my_reward.py:exact
-      reward-kit calibrate labels.csv --reward reward_kit.rewards:llm_judge -O model=gpt-5-mini
-      reward-kit calibrate pairs.csv --pairs judge --reward reward_kit.rewards:pairwise_judge -O model=gpt-5-mini
+      reward-kit calibrate labels.csv --reward reward_kit.rewards:llm_judge -O model=your-model
+      reward-kit calibrate pairs.csv --pairs judge --reward reward_kit.rewards:pairwise_judge -O model=your-model
     """
     try:
         known = tuple(float(part) for part in levels.split(",")) if levels is not None else None

@@ -148,7 +148,7 @@ def command(**options: Any) -> None:
 
     \b
     Examples:
-      reward-kit run task.yaml --model openai/gpt-5-mini -n 4
+      reward-kit run task.yaml --model openai/your-model -n 4
       reward-kit run task.yaml --policy expert --policy random
       reward-kit run --resume
     """

@@ -112,7 +112,7 @@ async def llm_judge(
 
     Example:
         ```python
-        judge = with_options(llm_judge, model="gpt-5-mini", rubric={"tone": "It is polite."})
+        judge = with_options(llm_judge, model="your-model", rubric={"tone": "It is polite."})
         ```
     """
     chosen, grades_scale = _rubric(rubric, rubric_key, sample, evaluation_criteria), check_scale(scale)
@@ -227,7 +227,7 @@ async def grounded_judge(
 
     Example:
         ```python
-        grounded = with_options(grounded_judge, model="gpt-5-mini", passages_key="documents")
+        grounded = with_options(grounded_judge, model="your-model", passages_key="documents")
         ```
     """
     if passages_key is None:
@@ -377,7 +377,7 @@ async def pairwise_judge(
 
     Example:
         ```python
-        better = with_options(pairwise_judge, model="gpt-5-mini", baseline_key="answer_of_last_week")
+        better = with_options(pairwise_judge, model="your-model", baseline_key="answer_of_last_week")
         ```
     """
     if baseline is not None and baseline_key is not None:
@@ -480,7 +480,7 @@ async def group_judge(
 
     Example:
         ```python
-        relative = with_options(group_judge, model="gpt-5-mini", method="rank")
+        relative = with_options(group_judge, model="your-model", method="rank")
         ```
     """
     ends = check_scale(scale)

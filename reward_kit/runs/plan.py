@@ -384,7 +384,7 @@ def check_costs(task: LoadedTask, policies: Sequence[NamedPolicy], user: Simulat
         block = "user" if WHO in unknown else "policy"
         ways.append(
             f"name a price_file that has it, {block}: {{type: openai, price_file: prices.yaml}}, with a line such as "
-            "gpt-5-mini: {input: 0.25, output: 2.00}, US dollars per million tokens"
+            "your-model: {input: 0.25, output: 2.00}, US dollars per million tokens"
         )
     if own:
         ways.append(

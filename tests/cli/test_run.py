@@ -243,7 +243,7 @@ def test_a_dry_run_writes_nothing(project: Project) -> None:
 @pytest.mark.parametrize(
     ("how", "named"),
     [
-        (("--model", "openai/gpt-5-mini"), "set OPENAI_API_KEY"),
+        (("--model", "openai/your-model"), "set OPENAI_API_KEY"),
         (("-T", "policy={type: openai, model: m, api_key_env: MY_KEY}"), "set MY_KEY"),
     ],
 )

@@ -13,7 +13,7 @@ from reward_kit.runs.statistics import Interval
 from reward_kit.runs.summary import PolicySummary
 
 SUMMARY = PolicySummary(
-    policy="openai/gpt-5-mini",
+    policy="openai/your-model",
     episodes=12,
     scored=10,
     score=Interval(0.75, 0.5, 0.9, 0.1, 10, 3, 2),
@@ -78,7 +78,7 @@ def test_it_fits_and_names_task_and_policies_in_order() -> None:
     text = shown(SUMMARY, replace(SUMMARY, policy="random"))
     assert all(len(line) <= 80 for line in text.splitlines())
     assert text.splitlines()[0].strip() == "my task"
-    assert text.index("openai/gpt-5-mini") < text.index("random")
+    assert text.index("openai/your-model") < text.index("random")
 
 
 def test_a_long_name_is_folded_and_not_lost() -> None:
@@ -140,7 +140,7 @@ class TestTheFirstError:
         text = shown(replace(SUMMARY, first_error="reward 'f': division by zero\nmore", first_traceback=traceback))
         after = text[text.index("first error") :].splitlines()
         assert [line.rstrip() for line in after] == [
-            "first error of openai/gpt-5-mini: reward 'f': division by zero",
+            "first error of openai/your-model: reward 'f': division by zero",
             "more",
             "  reward.py:3 in f",
             "    return 1 / 0",
