@@ -92,32 +92,21 @@ class Plan:
     """The reward to check, and what is known of it.
 
     Attributes:
-        reference: `file.py:function` or `package.module:function`.
         choice: the user's options of the reward's sandbox; its `reward_time_s` is the time of one call.
-        folder: what a file path is relative to.
-        given: ground truths, right answers and transcripts.
-        options: of the reward itself, which are fixed.
-        against: a second reward to compare with.
-        pass_threshold: from which score on a rollout passes, for the comparison.
-        seed: of everything random.
     """
 
-    reference: str
+    reference: str  # `file.py:function` or `package.module:function`
     choice: SandboxChoice = field(default_factory=lambda: SandboxChoice(reward_time_s=10.0))
-    folder: Path | None = None
-    given: Given = field(default_factory=Given)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    against: str | None = None
+    folder: Path | None = None  # what a file path is relative to
+    given: Given = field(default_factory=Given)  # ground truths, right answers and transcripts
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the reward itself, which are fixed
+    against: str | None = None  # a second reward to compare with
     pass_threshold: float = 1.0
     seed: int = 0
 
 
 def load(plan: Plan) -> tuple[LoadedReward, LoadedReward | None]:
-    """Load the reward and the one that it is compared with. Call it outside of an event loop.
-
-    Raises:
-        ConfigError: one of them cannot be loaded, or needs an episode or a ground truth that is not given.
-    """
+    """Load the reward and the one that it is compared with. Call it outside of an event loop."""
     loaded = load_reward(plan.reference, plan.folder, plan.choice, plan.options)
     reward, given = loaded.reward, plan.given
     check_parameters(reward)
@@ -280,16 +269,13 @@ class SampleProof:
     """The proof of one sample.
 
     Attributes:
-        sample: the sample.
-        by: what was taken for right: "gold_actions", "gold_answer", a policy's name, "expert"; "" if nothing is known.
-        gold: how the right episode ended; None if nothing is known to be right.
-        nothing: how doing nothing ended.
-        problems: scores that are not as they should be.
+        by: what was taken for right: "gold_actions", "gold_answer", a policy's name, "expert"; "" if nothing is
+            known.
     """
 
     sample: Sample
     by: str = ""
-    gold: End | None = None
+    gold: End | None = None  # how the right episode ended; None if nothing is known to be right
     nothing: End | None = None
     problems: list[str] = field(default_factory=list)
 

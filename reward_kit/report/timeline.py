@@ -105,17 +105,14 @@ class RewardCall:
     """A request to the reward: for one score, or for those of a group.
 
     Attributes:
-        episodes: whose scores.
         submitted_s, done_s: from when to when they were waited for.
-        attempts: the calls that were made.
-        is_unscored: there is no score of one of them.
     """
 
     episodes: Sequence[str]
     submitted_s: float
     done_s: float
     attempts: Sequence[Span]
-    is_unscored: bool
+    is_unscored: bool  # of at least one of them
 
     @property
     def waits(self) -> list[Span]:
@@ -127,26 +124,15 @@ class RewardCall:
 
 @dataclass(frozen=True, slots=True)
 class RunTimeline:
-    """The contents of the picture.
+    """The contents of the picture."""
 
-    Attributes:
-        length_s: from the beginning of the run to the last thing known of it.
-        bands: lanes of bars; none where they would be too many.
-        strips: how much was going on.
-        curves: how much was done.
-        gaps: what was left out.
-        collecting: when episodes were under way, joined.
-        calling: when calls were under way, joined.
-        calls: all of them.
-    """
-
-    length_s: float
-    bands: Sequence[Band]
+    length_s: float  # from the start of the run to its last known event
+    bands: Sequence[Band]  # [] if the bars would be too many
     strips: Sequence[Strip]
     curves: Sequence[ProgressCurve]
-    gaps: Sequence[Gap]
-    collecting: Sequence[Span]
-    calling: Sequence[Span]
+    gaps: Sequence[Gap]  # stretches without work
+    collecting: Sequence[Span]  # when episodes were under way
+    calling: Sequence[Span]  # when calls were in flight
     calls: Sequence[RewardCall]
 
     @property
@@ -163,7 +149,7 @@ class RunTimeline:
 
 
 def timeline_of(run: RunFacts) -> RunTimeline | None:
-    """The timeline of a run; None where its files tell no times."""
+    """The timeline of a run; None if its files tell no times."""
     pairs = ((facts, facts.begin_s, facts.end_s) for facts in run.episodes)
     episodes = [(facts, Span(begin, end)) for facts, begin, end in pairs if begin is not None and end is not None]
     calls = calls_of(run.episodes)
