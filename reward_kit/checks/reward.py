@@ -54,34 +54,27 @@ from reward_kit.reward_agent.sources import find_module, read_source
 from reward_kit.runs.tasks import LoadedTask
 from reward_kit.typed_interface import RewardSpec
 
-PROBES: tuple[tuple[str, Probe], ...] = (
-    ("the same score every time", reward_conduct.steady),
-    ("right and wrong answers", reward_cheats.right_and_wrong),
-    ("odd rollouts", reward_conduct.odd),
-    ("missing ground truths", reward_conduct.missing_truth),
-    ("other ways to write an answer", reward_cheats.equal_answers),
-    ("text around an answer", reward_cheats.text_around),
-    ("cheats that know nothing", reward_cheats.without_truth),
-    ("cheats with the ground truth", reward_cheats.with_truth),
-    ("code in answers", reward_conduct.runs_answers),
-    ("time and memory", reward_conduct.cost),
-    ("growth of time", reward_conduct.growth),
-    ("regular expressions", reward_conduct.patterns),
-    ("the same score in the end", reward_conduct.still),
-    ("the range of scores", reward_cheats.scores),
-    ("what it reads", reward_conduct.reads),
-    ("changed inputs", reward_conduct.changes_inputs),
+PROBES: tuple[tuple[str, Probe, bool], ...] = (
+    ("the same score every time", reward_conduct.steady, False),
+    ("right and wrong answers", reward_cheats.right_and_wrong, True),
+    ("odd rollouts", reward_conduct.odd, False),
+    ("missing ground truths", reward_conduct.missing_truth, True),
+    ("other ways to write an answer", reward_cheats.equal_answers, True),
+    ("text around an answer", reward_cheats.text_around, True),
+    ("cheats that know nothing", reward_cheats.without_truth, True),
+    ("cheats with the ground truth", reward_cheats.with_truth, True),
+    ("code in answers", reward_conduct.runs_answers, False),
+    ("time and memory", reward_conduct.cost, False),
+    ("growth of time", reward_conduct.growth, False),
+    ("regular expressions", reward_conduct.patterns, False),
+    ("the same score in the end", reward_conduct.still, False),
+    ("the range of scores", reward_cheats.scores, False),
+    ("what it reads", reward_conduct.reads, False),
+    ("changed inputs", reward_conduct.changes_inputs, False),
 )
+"""Each probe with its name; True if it compares scores, which have to be steady for that."""
 _NOISE = ("nondeterministic", "hidden-state")
 _NOT_COMPARED = "scores of the same rollout differ, so nothing can be compared"
-_COMPARING = {
-    reward_cheats.right_and_wrong,
-    reward_conduct.missing_truth,
-    reward_cheats.equal_answers,
-    reward_cheats.text_around,
-    reward_cheats.without_truth,
-    reward_cheats.with_truth,
-}
 _WORST = 5
 _CHECKED_SAMPLES = 4
 """The reward is checked on the ends of the first samples of a task."""
@@ -89,11 +82,7 @@ _CHECKED_SAMPLES = 4
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The reward to check, and what is known of it.
-
-    Attributes:
-        choice: the user's options of the reward's sandbox; its `reward_time_s` is the time of one call.
-    """
+    """The reward to check, and what is known of it."""
 
     reference: str  # `file.py:function` or `package.module:function`
     choice: SandboxChoice = field(default_factory=lambda: SandboxChoice(reward_time_s=10.0))
@@ -184,14 +173,14 @@ async def check_reward(
             return report
         checkup = Checkup(bench, report, source, chance, grounds, plan.given.rollouts)
         compared: dict[str, list[Finding]] = {}
-        for name, probe in PROBES:
-            if probe in _COMPARING and any(map(report.has, _NOISE)):
+        for name, probe, is_comparing in PROBES:
+            if is_comparing and any(map(report.has, _NOISE)):
                 report.cannot(name, _NOT_COMPARED)
                 continue
             tell(name)
             before = len(report.findings)
             await probe(checkup)
-            if probe in _COMPARING:
+            if is_comparing:
                 compared[name] = report.findings[before:]
         if any(map(report.has, _NOISE)):  # state that is kept from call to call may have shown late
             for name, findings in compared.items():
@@ -266,15 +255,10 @@ class End(NamedTuple):
 
 @dataclass(slots=True)
 class SampleProof:
-    """The proof of one sample.
-
-    Attributes:
-        by: what was taken for right: "gold_actions", "gold_answer", a policy's name, "expert"; "" if nothing is
-            known.
-    """
+    """The proof of one sample."""
 
     sample: Sample
-    by: str = ""
+    by: str = ""  # "gold_actions", "gold_answer", the name of a policy, "expert"; "" if nothing is known to be right
     gold: End | None = None  # how the right episode ended; None if nothing is known to be right
     nothing: End | None = None
     problems: list[str] = field(default_factory=list)

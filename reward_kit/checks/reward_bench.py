@@ -45,17 +45,13 @@ ATTACK_CPU_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The outcome of one call.
-
-    Attributes:
-        wall_s, cpu_s: of the call alone, as the worker counted; 0 if it did not return.
-    """
+    """The outcome of one call."""
 
     score: float | None  # None if the rollout is unscored
     failure: Failure | None = None  # why it is unscored
     result: EvaluateResult | None = None
-    wall_s: float = 0.0
-    cpu_s: float = 0.0
+    wall_s: float = 0.0  # of the call alone, as the worker counted; 0 if it did not return
+    cpu_s: float = 0.0  # likewise
     peak_mb: float = 0.0  # MiB that the call held at most, if that was asked for
     changed: Mapping[str, str] = field(default_factory=dict)  # the inputs that it changed, and how
     events: tuple[tuple[str, str], ...] = ()  # what it opened, asked for and started, as (kind, what)
@@ -195,18 +191,14 @@ _BY_ANNOTATION: tuple[tuple[str, tuple[Any, ...]], ...] = (
 
 @dataclass(slots=True)
 class Ground:
-    """A question with its ground truth, and what was learnt of the reward on it.
-
-    Attributes:
-        form: how the reward wants an answer written; None if that is not known, or no text is the answer.
-    """
+    """A question with its ground truth, and what was learnt of the reward on it."""
 
     blank: ScoringRequest  # the rollout before the answer; its end and its facts are those of doing nothing
     truth: Any = None  # the ground truth; None if the reward takes none
     gold: ScoringRequest | None = None  # a right rollout; None if none is known
     is_given: bool = False  # the gold is known to be right; else it was found by trying
     is_truth_given: bool = True  # the truth is the user's; else it was made up for the annotation
-    form: Form | None = None
+    form: Form | None = None  # how an answer is written; None if not known, or if no text is the answer
     wrong: Sequence[Any] = ()
     gold_seen: Seen | None = None
     floor: float | None = None  # the most that a wrong answer of the same form got; None if none was scored
@@ -234,18 +226,12 @@ class Ground:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Answers, truths and rollouts that the user gives with the reward.
-
-    Attributes:
-        rollouts: transcripts, whose ground truths are used; a row's `gold_answer` is a right answer to its
-            question.
-        ends: pairs of rollouts of one sample: a right one, and one in which nothing was done.
-    """
+    """Answers, truths and rollouts that the user gives with the reward."""
 
     truths: Sequence[Any] = ()
     golds: Sequence[str] = ()  # right answers: one for each truth; any number if the reward takes no truth
-    rollouts: Sequence[ScoringRequest] = ()
-    ends: Sequence[tuple[ScoringRequest, ScoringRequest]] = ()
+    rollouts: Sequence[ScoringRequest] = ()  # transcripts; a `gold_answer` of their row is right
+    ends: Sequence[tuple[ScoringRequest, ScoringRequest]] = ()  # a right rollout, and one of doing nothing
 
     def __post_init__(self) -> None:
         if self.golds and self.truths and len(self.golds) != len(self.truths):
@@ -432,12 +418,7 @@ def quoted(text: str, limit: int) -> str:
 
 @dataclass(slots=True)
 class Checkup:
-    """The state of a reward check.
-
-    Attributes:
-        events: what the reward opened, asked for and started in any call, as (kind, what).
-        early: rollouts with what they scored before anything else was asked.
-    """
+    """The state of a reward check."""
 
     bench: Bench
     report: RewardReport
@@ -448,7 +429,7 @@ class Checkup:
     scores: dict[str, Seen] = field(default_factory=dict)  # by the name of the rollout
     events: dict[tuple[str, str], None] = field(default_factory=dict)
     changed: dict[str, str] = field(default_factory=dict)  # inputs that it changed, with how
-    early: list[tuple[ScoringRequest, float | None]] = field(default_factory=list)
+    early: list[tuple[ScoringRequest, float | None]] = field(default_factory=list)  # first scores
 
     @property
     def first(self) -> Ground:

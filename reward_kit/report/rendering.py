@@ -122,11 +122,7 @@ class Label(NamedTuple):
 
 @dataclass(slots=True)
 class Drawing:
-    """A picture in units of its drawing area.
-
-    Attributes:
-        width, height: of the drawing area.
-    """
+    """A picture in units of its drawing area."""
 
     description: str  # its content in words, for screen readers
     width: float

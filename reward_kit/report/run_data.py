@@ -37,17 +37,12 @@ class Said(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScoreFacts:
-    """A line of `scores.jsonl`, in seconds since the run began.
-
-    Attributes:
-        submitted_s: when the score was asked for; None if the line is of a release that did not keep it.
-        attempts: when each call for it began and ended; none where it was known already.
-    """
+    """A line of `scores.jsonl`, in seconds since the run began."""
 
     unit: str  # the call that gave it: the group's for a batch reward
     duration_s: float | None = None  # of the last call
-    submitted_s: float | None = None
-    attempts: tuple[tuple[float, float], ...] = ()
+    submitted_s: float | None = None  # None in lines of releases that did not keep it
+    attempts: tuple[tuple[float, float], ...] = ()  # begin and end of each call
     done_s: float | None = None  # when the score arrived
     usage: str = ""  # what a judge reports that the score took
     cost_usd: float | None = None  # None if no price is known

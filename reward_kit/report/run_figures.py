@@ -158,19 +158,15 @@ def percentiles(title: str, values: Iterable[float | None]) -> Percentiles | Non
 
 
 class PolicyUsage(NamedTuple):
-    """Tokens, dollars and seconds of one policy's episodes; None if unknown.
-
-    Attributes:
-        policy_s, environment_s: of these, in the policy and in the environment.
-    """
+    """Tokens, dollars and seconds of one policy's episodes; None if unknown."""
 
     policy: str
     tokens: Mapping[str, int]
     cost: float | None
     unpriced: int  # episodes that used tokens and have no price
     episode_s: float | None  # of all episodes together
-    policy_s: float | None
-    environment_s: float | None
+    policy_s: float | None  # of `episode_s`, in the policy
+    environment_s: float | None  # of `episode_s`, in the environment
     lengths: Percentiles | None  # of one episode
 
 
@@ -290,17 +286,13 @@ class TableColumn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DataTable:
-    """A table that the script fills.
-
-    Attributes:
-        filters: the columns in which a value can be chosen, with their values.
-    """
+    """A table that the script fills."""
 
     name: str
     title: str
     columns: Sequence[TableColumn]
     rows: Rows
-    filters: Sequence[tuple[TableColumn, Sequence[str]]] = field(default=())
+    filters: Sequence[tuple[TableColumn, Sequence[str]]] = field(default=())  # columns with a choice of values
     key: int = 1  # the number of first columns that identify a row
     is_optional: bool = False  # hidden while it has no rows
 

@@ -164,16 +164,12 @@ STRETCHES = 200
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The points of a series that are drawn.
-
-    Attributes:
-        low_M, high_M: of each stretch the extremes; None if every point of the series is there.
-    """
+    """The points of a series that are drawn."""
 
     updates_M: NDArray[np.int64]  # of a stretch: its last one
     values_M: NDArray[np.float64]  # of a stretch: the mean; NaN interrupts the line
-    low_M: NDArray[np.float64] | None = None
-    high_M: NDArray[np.float64] | None = None
+    low_M: NDArray[np.float64] | None = None  # of a stretch: the least; None if every point is drawn
+    high_M: NDArray[np.float64] | None = None  # likewise, the greatest
 
     @property
     def all_values(self) -> NDArray[np.float64]:

@@ -48,9 +48,6 @@ class Access:
 
     Args:
         token: what an address has to carry, as `?token=…`; by default a new one.
-
-    Attributes:
-        token: that.
     """
 
     def __init__(self, token: str | None = None) -> None:

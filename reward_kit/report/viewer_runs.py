@@ -354,17 +354,12 @@ Signature = tuple[tuple[int, int, int] | None, ...]
 
 
 class RunRow(NamedTuple):
-    """A policy of a run in the table.
-
-    Attributes:
-        status: "running", "complete", "interrupted", "failed"; "killed" where it says running and no process
-            has it open; "unreadable" where a file of it is damaged.
-    """
+    """A policy of a run in the table."""
 
     run: str
     task: str
     policy: str = ""  # of a training run: its progress
-    status: str = "unreadable"
+    status: str = "unreadable"  # of the run; "killed" if no process has it open, "unreadable" if a file is damaged
     episodes: int | None = None
     total: int | None = None  # expected, of all policies together
     mean: float | None = None  # of a training run: the last held-out score
