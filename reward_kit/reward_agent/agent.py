@@ -1,11 +1,7 @@
-"""`AsyncRewardAgent`: scores arrive while the machine works.
+"""`AsyncRewardAgent`: submit a batch, and take results as whole groups complete, while the machine goes on working.
 
-A batch is submitted, its calls run concurrently, and results come back as whole groups complete. A pointwise reward is
-called once for each rollout, a batch reward once for each group. This is the seam between collecting and learning;
-where the calls run (in this process, in the sandbox, on another machine) is behind it.
-
-Nothing here polls: a result wakes its waiters. `calling.py` decides which call is next and makes it, `tickets.py` holds
-a batch and decides what of it is handed out when.
+A pointwise reward is called once for each rollout, a batch reward once for each group. Nothing here polls: a result
+wakes its waiters. `calling.py` makes the calls, `tickets.py` holds a batch and decides which of it is handed out when.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, cast, overload
 
 import anyio
 import anyio.abc
@@ -27,13 +23,13 @@ from reward_kit.blocking import LoopThread
 from reward_kit.errors import ConfigError, RewardError, kind_of
 from reward_kit.providers.request_queue import Rates
 from reward_kit.reward_agent.calling import Caller, Retries
-from reward_kit.reward_agent.custom_scorer import custom_scorer
-from reward_kit.reward_agent.in_process import InProcessScorer, warn_unconfined
+from reward_kit.reward_agent.custom_scorer import scorer_here
+from reward_kit.reward_agent.in_process import warn_unconfined
 from reward_kit.reward_agent.score_cache import ScoreCache, check_cacheable
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest
 from reward_kit.reward_agent.stats import AgentStats, Tally
 from reward_kit.reward_agent.tickets import NOT_OPEN, Order, ScoredChunk, Ticket
-from reward_kit.typed_interface import RewardSpec
+from reward_kit.typed_interface import RewardSpec, reward_spec
 from reward_kit.validation import check_number
 
 _NOT_OPEN = NOT_OPEN.replace("async with AsyncRewardAgent", "with SyncRewardAgent")
@@ -43,7 +39,8 @@ class AsyncRewardAgent:
     """Scores rollouts concurrently. Use it as an async context manager.
 
     Args:
-        scorer: calls the reward; a reward alone is called in this process, with a warning if it asks for a sandbox.
+        scorer: a reward function or class, called in this process (with a warning if it asks for a sandbox), or an
+            object that calls one elsewhere, such as `RemoteReward`.
         max_concurrency: calls in flight at a time; that of a group is one.
         deadline_s: for one call; beyond it, the call is cancelled and unscored with the class `timeout`. For a
             synchronous reward in this process it begins with the call, for any other scorer with the wait for a worker.
@@ -62,7 +59,7 @@ class AsyncRewardAgent:
 
     def __init__(
         self,
-        scorer: RewardSpec | Scorer,
+        scorer: Callable[..., Any] | RewardSpec | Scorer,
         *,
         max_concurrency: int = 16,
         deadline_s: float | None = None,
@@ -77,22 +74,23 @@ class AsyncRewardAgent:
             check_number("deadline_s", deadline_s)
         if max_pending is not None:
             check_number("max_pending", max_pending, whole=True)
+        if isinstance(scorer, type) or (callable(scorer) and not hasattr(scorer, "score")):
+            scorer = reward_spec(scorer)
         if isinstance(scorer, RewardSpec):
             warn_unconfined(scorer)
             if cache is not None:
                 check_cacheable(scorer)
-            custom = custom_scorer(scorer, deadline_s, max_threads=max_concurrency)
-            scorer = custom or InProcessScorer(scorer, deadline_s, max_threads=max_concurrency)
+            scorer = scorer_here(scorer, deadline_s, max_threads=max_concurrency)
             deadline_s = None
         rates = rates or getattr(scorer, "rates", None) or Rates()
         if rates.tokens_per_minute is not None:
             raise ConfigError("rates.tokens_per_minute is for model endpoints: what a reward's calls use is unknown")
-        self.scorer: Scorer = scorer
+        self.scorer = cast(Scorer, scorer)
         retries = retries or getattr(scorer, "retries", None)
         width = min(max_concurrency, rates.max_connections or max_concurrency)
         self._tally = Tally()
         self._caller = Caller(
-            scorer,
+            self.scorer,
             self._tally,
             max_concurrency=width,
             deadline_s=deadline_s,
@@ -367,19 +365,12 @@ _Result = TypeVar("_Result")
 
 
 class SyncRewardAgent:
-    """`AsyncRewardAgent` with blocking methods. Use it as a context manager; several threads may call it.
+    """`AsyncRewardAgent` with blocking methods and the same arguments. Use it as a context manager, from any thread.
 
     Its thread is a daemon: a program that does not leave the agent still ends.
-
-    Args:
-        scorer: as of `AsyncRewardAgent`.
-        **options: as of `AsyncRewardAgent`.
-
-    Raises:
-        ConfigError: as `AsyncRewardAgent`.
     """
 
-    def __init__(self, scorer: RewardSpec | Scorer, **options: Any) -> None:
+    def __init__(self, scorer: Callable[..., Any] | RewardSpec | Scorer, **options: Any) -> None:
         self._agent = AsyncRewardAgent(scorer, **options)
         self._thread: LoopThread | None = None
 
@@ -460,9 +451,6 @@ class KeptOpenAgent:
 
     Each event loop has an agent, opened by its first call and closed when the loop ends: trainers have no hook at the
     end, and opening a confined reward for each rollout would take a third of a second each time.
-
-    Args:
-        make: returns an agent that is not open yet, for one loop.
     """
 
     def __init__(self, make: Callable[[], AsyncRewardAgent]) -> None:
@@ -472,7 +460,14 @@ class KeptOpenAgent:
 
     async def score(self, request: ScoringRequest) -> Scored:
         """Score one rollout; if the caller is cancelled, so is the call."""
-        agent = await asyncio.shield(self._opened())
+        loop = asyncio.get_running_loop()
+        held = self._held.get(loop)
+        if held is None:
+            for ended in [each for each in list(self._held) if each.is_closed()]:  # without ending its tasks
+                self._held.pop(ended, None)
+            held = self._held[loop] = _Held(loop.create_future())
+            held.task = loop.create_task(self._hold(loop, held))
+        agent = await asyncio.shield(held.ready)
         return (await agent.score_all([request]))[0]
 
     async def close(self) -> None:
@@ -481,16 +476,6 @@ class KeptOpenAgent:
         if held is not None and held.task is not None:
             held.leave.set()
             await held.task
-
-    def _opened(self) -> asyncio.Future[AsyncRewardAgent]:
-        loop = asyncio.get_running_loop()
-        held = self._held.get(loop)
-        if held is None:
-            for ended in [each for each in list(self._held) if each.is_closed()]:  # without ending its tasks
-                self._held.pop(ended, None)
-            held = self._held[loop] = _Held(loop.create_future())
-            held.task = loop.create_task(self._hold(loop, held))
-        return held.ready
 
     async def _hold(self, loop: asyncio.AbstractEventLoop, held: _Held) -> None:
         """Keep it open until `close`, or until the loop cancels its tasks."""
@@ -506,3 +491,24 @@ class KeptOpenAgent:
             held.ready.cancel()  # does nothing to one that is done
             if self._held.get(loop) is held:
                 del self._held[loop]
+
+
+def score_all(
+    reward: Callable[..., Any] | RewardSpec | Scorer,
+    requests: Sequence[ScoringRequest],
+    group_size: int = 1,
+    **options: Any,
+) -> list[Scored]:
+    """Score requests concurrently and return the scores in their order. Blocks; `AsyncRewardAgent` does not.
+
+    Args:
+        reward: as for `AsyncRewardAgent`.
+        requests: for example `ScoringRequest.of(episode, task)` for each episode.
+        group_size: this many consecutive requests form a group.
+        **options: of `AsyncRewardAgent`, such as `max_concurrency` or `deadline_s`.
+
+    Raises:
+        ConfigError: an option is invalid, or the requests are not a whole number of groups.
+    """
+    with SyncRewardAgent(reward, **options) as agent:
+        return agent.score_all(requests, group_size)
