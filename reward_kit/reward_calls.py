@@ -248,8 +248,7 @@ def calls_out(spec: RewardSpec) -> bool:
     """Report whether it or a part of it calls a model or has a sandbox of its own; neither works in the sandbox."""
     if any(hasattr(resource, "check_options") for resource in spec.resources.values()):
         return True
-    parts = getattr(spec.function, "made_of", None)
-    return any(calls_out(part) for part in parts.specs.values()) if parts is not None else False
+    return any(calls_out(part) for part in getattr(spec.function, "made_of", {}).values())
 
 
 def _needs_truth(spec: RewardSpec) -> bool:

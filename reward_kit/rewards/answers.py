@@ -22,7 +22,7 @@ from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.quantities import LONGEST_TEXT, read_number, unwrap
-from reward_kit.rewards.replies import composed, last_answer, last_text, needed, passed, shown
+from reward_kit.rewards.replies import composed, last_answer, last_text, passed, quoted, require_truth
 from reward_kit.typed_interface import reward_function
 
 Unmarked = Literal["refuse", "last_number"]
@@ -233,7 +233,7 @@ def exact_answer(
         exact_answer(messages, ["Paris", "City of Paris"], normalise=("casefold", "punctuation", "articles"))
         ```
     """
-    given = needed(ground_truth, "exact_answer")
+    given = require_truth(ground_truth, "exact_answer")
     accepted = [str(item) for item in (given if isinstance(given, list | tuple) else [given])]
     wanted = {normalised(text, normalise) for text in accepted}
     if not wanted:
@@ -251,8 +251,8 @@ def exact_answer(
     if len(text) > LONGEST:
         return passed(False, f"the answer is longer than {LONGEST} characters")
     is_right = normalised(text, normalise) in wanted
-    expected = " or ".join(shown(item) for item in accepted[:3])
-    return passed(is_right, f"the answer {shown(text)} {'is' if is_right else 'is not'} {expected}")
+    expected = " or ".join(quoted(item) for item in accepted[:3])
+    return passed(is_right, f"the answer {quoted(text)} {'is' if is_right else 'is not'} {expected}")
 
 
 _COMMAND = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed|fbox|left|right)\b|[{}$`\"“”]|\*\*|__")
@@ -321,7 +321,7 @@ def choice_answer(
     """
     _check_letters({"letters": letters})
     texts = _texts_of(sample, letters)
-    right, text = _right(needed(ground_truth, "choice_answer"), letters, texts, zero_based)
+    right, text = _right(require_truth(ground_truth, "choice_answer"), letters, texts, zero_based)
     options = _AnswerOptions(letters, {**texts, **({right: text} if text else {})})
     chosen, where = _chosen(last_answer(messages), options, unmarked)
     if not chosen:
@@ -338,7 +338,7 @@ def _chosen(reply: str, options: _AnswerOptions, unmarked: str) -> tuple[set[str
     if found.text:
         chosen = _read(found.text[:LONGEST_TEXT], options)
         if chosen or unmarked == "refuse":
-            return chosen, shown(found.text)
+            return chosen, quoted(found.text)
     if unmarked == "last_letter":
         last = [match[1] or match[2] for match in _LAST.finditer(reply)]
         known = [letter for letter in last if letter in options.letters]
@@ -396,7 +396,9 @@ def _right(given: Any, letters: str, texts: Mapping[str, str], zero_based: bool)
         return alone[1].upper(), ""
     if (labelled := _LABELLED.fullmatch(text)) and (letter := (labelled[1] or labelled[2]).upper()) in letters:
         return letter, labelled[3].strip()
-    raise RewardError(f"choice_answer: the ground_truth {shown(text)} is none of {letters} and of the sample's options")
+    raise RewardError(
+        f"choice_answer: the ground_truth {quoted(text)} is none of {letters} and of the sample's options"
+    )
 
 
 def _texts_of(sample: Any, letters: str) -> dict[str, str]:
@@ -458,7 +460,7 @@ def list_answer(
         list_answer(messages, ["red", "blue"])  # 1 for "Answer: Blue, red" and for "- red\\n- blue"
         ```
     """
-    given = needed(ground_truth, "list_answer")
+    given = require_truth(ground_truth, "list_answer")
     if isinstance(given, set | frozenset):
         given = sorted(given, key=str)
     wanted = given if isinstance(given, list | tuple) else read_list(str(given))

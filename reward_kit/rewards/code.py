@@ -25,7 +25,7 @@ from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.code_tests import CallTest, Rules, RunTest, Stdout, Suite, show_value, shown_answer, suite_of
 from reward_kit.rewards.option_types import Closeness, Megabytes, Seconds, check_closeness
-from reward_kit.rewards.replies import Choice, block_of, last_answer, needed
+from reward_kit.rewards.replies import Choice, block_of, last_answer, require_truth
 from reward_kit.sandbox.host import Sandbox
 from reward_kit.sandbox.outcome import Outcome
 from reward_kit.sandbox.program import SOURCE_LIMIT, Limits, Program
@@ -196,7 +196,7 @@ async def python_code(
         result = await python_code(messages=messages, ground_truth=ground_truth)
         ```
     """
-    suite = suite_of(needed(ground_truth, "python_code"))
+    suite = suite_of(require_truth(ground_truth, "python_code"))
     check_closeness(tolerance)
     _check_order({"tolerance": tolerance, "unordered": unordered})
     rules = Rules(tolerance, unordered, stdout)
@@ -259,7 +259,7 @@ async def program_code(
         result = await program_code(messages=messages, ground_truth={"tests": [{"stdin": "2\\n", "stdout": "4\\n"}]})
         ```
     """
-    suite = suite_of(needed(ground_truth, "program_code"))
+    suite = suite_of(require_truth(ground_truth, "program_code"))
     if suite.calls or suite.setup:
         raise RewardError("program_code has runs for tests, with stdin and stdout; calls and setup are for python_code")
     check_closeness(tolerance)

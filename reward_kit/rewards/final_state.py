@@ -14,7 +14,7 @@ from reward_kit.errors import ConfigError, EnvironmentFailure, RewardError, did_
 from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.rewards.json_answers import Comparing, as_json, difference, in_short, read_json
 from reward_kit.rewards.option_types import Closeness, check_closeness
-from reward_kit.rewards.replies import needed, shown, truncate
+from reward_kit.rewards.replies import excerpt, quoted, require_truth
 from reward_kit.rewards.sql import QueryResult, same_rows
 from reward_kit.typed_interface import reward_function
 
@@ -72,7 +72,7 @@ def final_state_matches(
         ```
     """
     check_closeness(tolerance)
-    expected = needed(ground_truth, "final_state_matches")
+    expected = require_truth(ground_truth, "final_state_matches")
     if state is None:
         raise RewardError("final_state_matches: the episode has no final state")
     try:
@@ -122,9 +122,9 @@ def _result(findings: list[StateMismatch], partial: str) -> EvaluateResult:
     right = len(findings) - len(wrong)
     reason = f"{right} of {len(findings)} things are as expected"
     if wrong:
-        reason += f"; {shown(wrong[0].name)}: {wrong[0].problem}"
+        reason += f"; {quoted(wrong[0].name)}: {wrong[0].problem}"
     metrics = {
-        truncate(name, 200): MetricResult(score=float(not problem), reason=problem or "as expected")
+        excerpt(name, 200): MetricResult(score=float(not problem), reason=problem or "as expected")
         for name, problem in findings[:_MOST_METRICS]
     }
     score = right / len(findings) if partial == "things" else float(not wrong)
@@ -223,7 +223,7 @@ def _follow(value: Any, pointer: str) -> tuple[bool, Any]:
 
 def _file_problem(content: Any, found: Mapping[str, str | bytes], how: Checking) -> str:
     if content is None:
-        return f"{shown(next(iter(found)))} is there, and no such file is expected" if found else ""
+        return f"{quoted(next(iter(found)))} is there, and no such file is expected" if found else ""
     if not found:
         return "no such file is there"
     if content is True:
@@ -233,7 +233,7 @@ def _file_problem(content: Any, found: Mapping[str, str | bytes], how: Checking)
         if isinstance(wanted, bytes) and isinstance(text, str):
             text = text.encode("utf-8", "surrogatepass")
         if _as_read(text, how.texts) != _as_read(wanted, how.texts):
-            return f"{shown(place)} holds {_excerpt(text, wanted)}"
+            return f"{quoted(place)} holds {_excerpt(text, wanted)}"
     return ""
 
 
@@ -265,7 +265,7 @@ def _excerpt(found: str | bytes, wanted: str | bytes) -> str:
     pairs = zip(found.splitlines(keepends=True), wanted.splitlines(keepends=True), strict=False)
     for number, (line, other) in enumerate(pairs, start=1):
         if line != other:
-            return f"{shown(line)} in line {number}, expected {shown(other)}"
+            return f"{quoted(line)} in line {number}, expected {quoted(other)}"
     return f"{len(found.splitlines())} lines, expected {len(wanted.splitlines())}"
 
 
@@ -289,7 +289,7 @@ def _rows_problem(source: str, rows: Any, found: SqliteState, how: Checking) -> 
     except EnvironmentFailure as error:
         if _AUTHORS_MISTAKE.match(str(error)):
             raise RewardError(f"final_state_matches: {error}") from None
-        return f"the rows cannot be read: {truncate(str(error), 120)}"
+        return f"the rows cannot be read: {excerpt(str(error), 120)}"
     if len(got) > MOST_ROWS:
         return f"there are more than {MOST_ROWS:,} rows"
     missing = Counter(map(_key, wanted)) - Counter(map(_key, got))

@@ -21,7 +21,7 @@ from reward_kit.rewards.replies import (
     lines_without_code,
     own_messages,
     passed,
-    shown,
+    quoted,
     word_count,
 )
 from reward_kit.typed_interface import reward_function
@@ -143,7 +143,7 @@ def regex_format(
         return passed(False, "there is no reply")
     fits = (expression.fullmatch(text) if where == "whole" else expression.search(text)) is not None
     verb = "fits" if where == "whole" else "holds a match of"
-    return passed(fits, f"{shown(text)} {verb if fits else 'does not ' + _PLAIN[where]} {shown(pattern)}")
+    return passed(fits, f"{quoted(text)} {verb if fits else 'does not ' + _PLAIN[where]} {quoted(pattern)}")
 
 
 _PLAIN = {"whole": "fit", "found": "hold a match of"}
@@ -182,7 +182,7 @@ def _score_of(text: str, rules: _Rules, partial: bool) -> tuple[float, str]:
     if right == len(rules.tags):
         if rules.allow_outside or not rest:
             return 1.0, "every tag stands as it must"
-        fault = f"{shown(rest)} stands outside of the tags"
+        fault = f"{quoted(rest)} stands outside of the tags"
     return right / (len(rules.tags) + (not rules.allow_outside)) if partial else 0.0, fault
 
 
@@ -269,7 +269,7 @@ def contains_all(
     missing = [word for word in wanted if not _holds(text, _plain(word, ignore_case), whole_words)]
     share = 1.0 - len(missing) / len(wanted)
     told = f"{len(wanted) - len(missing)} of {len(wanted)} keywords are there"
-    reason = f"{told}; missing: {', '.join(shown(word, 20) for word in missing[:5])}" if missing else told
+    reason = f"{told}; missing: {', '.join(quoted(word, 20) for word in missing[:5])}" if missing else told
     return EvaluateResult(score=share if partial else float(not missing), reason=reason)
 
 
@@ -306,7 +306,7 @@ def contains_none(
     if not text:
         return passed(False, "there is no reply")
     found = [word for word in unwanted if _holds(text, _plain(word, ignore_case), whole_words)]
-    told = ", ".join(shown(word, 20) for word in found[:5])
+    told = ", ".join(quoted(word, 20) for word in found[:5])
     return passed(not found, f"it holds {told}" if found else f"it holds none of {len(unwanted)} keywords")
 
 

@@ -14,7 +14,7 @@ from reward_kit.errors import ConfigError, RewardError, how_to_install
 from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.option_types import Closeness, check_closeness, check_extra
-from reward_kit.rewards.replies import fenced_blocks, last_answer, needed, passed, shown, truncate
+from reward_kit.rewards.replies import excerpt, fenced_blocks, last_answer, passed, quoted, require_truth
 from reward_kit.safe_input import Pairs, strict_decoder
 from reward_kit.typed_interface import reward_function
 
@@ -72,7 +72,7 @@ def json_answer(
     """
     check_closeness(tolerance)
     _check_arrays({"tolerance": tolerance, "arrays": arrays})
-    expected = _truth(needed(ground_truth, "json_answer"), "json_answer")
+    expected = _truth(require_truth(ground_truth, "json_answer"), "json_answer")
     try:
         found = find_json(last_answer(messages), answer)
     except ValueError as error:
@@ -129,7 +129,7 @@ def json_schema_answer(
     """
     wanted = schema
     if wanted is None:
-        wanted = _truth(needed(ground_truth, "json_schema_answer"), "json_schema_answer")
+        wanted = _truth(require_truth(ground_truth, "json_schema_answer"), "json_schema_answer")
     if not isinstance(wanted, dict):
         raise RewardError("json_schema_answer: the ground_truth is not a JSON schema; write an object")
     try:
@@ -171,7 +171,7 @@ def find_json(text: str, where: Where = "any") -> Any:
         raise ValueError("the reply has no block of JSON")
     found = _last_in(text)
     if found is None:
-        raise ValueError(f"{shown(text)} holds no JSON; {why}")
+        raise ValueError(f"{quoted(text)} holds no JSON; {why}")
     return as_json(found)
 
 
@@ -308,7 +308,7 @@ def is_number(value: Any) -> bool:
 def in_short(value: Any) -> str:
     """A value in a few words, for a reason."""
     if isinstance(value, str):
-        return shown(value)
+        return quoted(value)
     if isinstance(value, Mapping):
         return f"an object of {_count(len(value), 'field')}"
     if isinstance(value, list | tuple):
@@ -372,7 +372,7 @@ def _inside(value: Any) -> Iterator[Any]:
 
 
 def _field(path: str, name: str) -> str:
-    return f"{path}.{name}" if name.isidentifier() and len(name) <= 60 else f"{path}[{shown(name)}]"
+    return f"{path}.{name}" if name.isidentifier() and len(name) <= 60 else f"{path}[{quoted(name)}]"
 
 
 def _place(path: str) -> str:
@@ -387,7 +387,7 @@ def _without_twins(pairs: Pairs) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         twin = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise ValueError(f"it names the field {shown(twin)} twice")
+        raise ValueError(f"it names the field {quoted(twin)} twice")
     return fields
 
 
@@ -425,7 +425,7 @@ def why_not_conforming(value: Any, schema: Any, formats: bool) -> str:
         raise RewardError("the schema refers to itself without end") from None
     if error is None:
         return ""
-    return f"{shown(error.json_path)}: {truncate(error.message, 120)}"
+    return f"{quoted(error.json_path)}: {excerpt(error.message, 120)}"
 
 
 def check_schema(schema: Any) -> None:
@@ -451,7 +451,7 @@ def _validator(text: str, formats: bool) -> jsonschema.protocols.Validator:
     try:
         draft.check_schema(schema)
     except jsonschema.SchemaError as error:
-        raise ValueError(f"{shown(error.json_path)}: {truncate(error.message, 120)}") from None
+        raise ValueError(f"{quoted(error.json_path)}: {excerpt(error.message, 120)}") from None
     bounded = jsonschema.validators.extend(draft, {"uniqueItems": _unique_items})
     checker = draft.FORMAT_CHECKER if formats else None
     return bounded(schema, registry=jsonschema_specifications.REGISTRY, format_checker=checker)

@@ -28,7 +28,7 @@ from reward_kit.rewards.quantities import (
     read_number,
     read_quantity,
 )
-from reward_kit.rewards.replies import last_answer, needed, passed, shown
+from reward_kit.rewards.replies import last_answer, passed, quoted, require_truth
 from reward_kit.typed_interface import reward_function
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def number_answer(
     _check_tolerances(absolute_tolerance, relative_tolerance)
     truths = _truths(ground_truth, "number_answer")
     if unread := [truth for truth in truths if not _is_number(truth)]:
-        raise RewardError(f"number_answer compares with a number, and the ground_truth is {shown(unread[0])}")
+        raise RewardError(f"number_answer compares with a number, and the ground_truth is {quoted(unread[0])}")
     found = find_answer(last_answer(messages), unmarked)
     if not found.text:
         return passed(False, f"no answer: {found.why}")
@@ -144,7 +144,7 @@ def number_answer(
     if unmarked == "last_number" and not _is_number(text):
         text = last_number(text)
     if not _is_number(text):
-        return passed(False, f"the answer {shown(found.text)} is not one number")
+        return passed(False, f"the answer {quoted(found.text)} is not one number")
     terms = Terms(units, absolute_tolerance, relative_tolerance, numbers_only=True)
     return _verdict(any(is_equal(truth, text, terms) for truth in truths), found, truths)
 
@@ -155,7 +155,7 @@ def _truths(ground_truth: Any, reward: str) -> list[str]:
     Raises:
         RewardError: there is none.
     """
-    given = needed(ground_truth, reward)
+    given = require_truth(ground_truth, reward)
     texts = [truth_text(str(item)) for item in (given if isinstance(given, list | tuple) else [given])]
     if not texts or not all(texts):
         raise RewardError(f"{reward} compares with a ground_truth, and the sample's is empty")
@@ -163,9 +163,9 @@ def _truths(ground_truth: Any, reward: str) -> list[str]:
 
 
 def _verdict(is_right: bool, found: FoundAnswer, truths: list[str]) -> EvaluateResult:
-    expected = " or ".join(shown(truth) for truth in truths[:3])
+    expected = " or ".join(quoted(truth) for truth in truths[:3])
     equal = "is" if is_right else "is not"
-    return passed(is_right, f"the answer {shown(found.text)} ({found.how}) {equal} {expected}")
+    return passed(is_right, f"the answer {quoted(found.text)} ({found.how}) {equal} {expected}")
 
 
 class Terms(NamedTuple):

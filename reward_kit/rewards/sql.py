@@ -24,7 +24,7 @@ from reward_kit.environments.sqlite_guard import GuardedConnection, SqliteLimits
 from reward_kit.errors import ConfigError, RewardError, ToolError, kind_of
 from reward_kit.models import EvaluateResult, Message
 from reward_kit.rewards.option_types import Closeness, Seconds, check_closeness
-from reward_kit.rewards.replies import block_of, last_answer, needed, passed
+from reward_kit.rewards.replies import block_of, last_answer, passed, require_truth
 from reward_kit.typed_interface import reward_function
 
 _TAGS = frozenset({"sql", "sqlite", "sqlite3", "postgresql", "mysql"})
@@ -133,7 +133,7 @@ def sql_result(
     check_closeness(tolerance)
     if time_s <= 0 or max_rows < 1:
         raise ConfigError(f"option {'max_rows' if time_s > 0 else 'time_s'!r}: it is positive")
-    queries, place = _golds(needed(ground_truth, "sql_result"))
+    queries, place = _golds(require_truth(ground_truth, "sql_result"))
     limits = SqliteLimits(statement_time_s=time_s, max_value_bytes=1 << 24, read_only=True)
     database = _Database(_bytes_of(place, sample, state, resource), limits, max_rows)
     results = [_gold_results(database, query, ordered, ties) for query in queries]

@@ -18,7 +18,7 @@ from reward_kit.errors import ConfigError, RewardError, boundary, kind_of
 from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.json_answers import array_key, as_json, in_short, is_number, read_json
-from reward_kit.rewards.replies import fenced_blocks, last_answer, needed, own_messages, passed, shown
+from reward_kit.rewards.replies import fenced_blocks, last_answer, own_messages, passed, quoted, require_truth
 from reward_kit.typed_interface import reward_function
 
 MOST_CALLS: Final = 256
@@ -122,7 +122,7 @@ def tool_calls_match(
         tool_calls_match(messages, {"name": "get_weather", "arguments": {"city": "Oslo"}})
         ```
     """
-    expected = read_expected(needed(ground_truth, "tool_calls_match"))
+    expected = read_expected(require_truth(ground_truth, "tool_calls_match"))
     same = Same(strings, coerce, any_order)
     schemas = _schemas(tools, sample, same)
     if coerce and schemas is None:
@@ -166,7 +166,7 @@ class _Outcome(NamedTuple):
 def _result(outcome: _Outcome, extra: Extra, partial: Partial) -> EvaluateResult:
     expected, made = outcome.expected, outcome.made
     if not expected:
-        called = ", ".join(shown(call.name) for call in made[:3])
+        called = ", ".join(quoted(call.name) for call in made[:3])
         return passed(not made, f"no call was expected, and {called or 'none'} was made")
     exact, pairs = outcome.total([[float(one.is_right) for one in row] for row in outcome.agreements])
     fractional, _ = outcome.total([[one.share for one in row] for row in outcome.agreements])
@@ -190,12 +190,12 @@ def _first_problem(outcome: _Outcome, pairs: Sequence[int | None], extra: Extra)
         near = [place for place, call in enumerate(outcome.made) if call.name == name and not found[place].is_right]
         if near:
             nearest = outcome.made[max(near, key=lambda place: found[place].share)]
-            return f"; {shown(name)}: {first_wrong(expected, nearest, outcome.schemas.of(name))}"
+            return f"; {quoted(name)}: {first_wrong(expected, nearest, outcome.schemas.of(name))}"
         others = [call.name for call in outcome.made]
-        return f"; {shown(name)} was not called" + (f", {shown(others[0])} was" if others else "")
+        return f"; {quoted(name)} was not called" + (f", {quoted(others[0])} was" if others else "")
     taken = set(pairs)
     unexpected = [call for index, call in enumerate(outcome.made) if index not in taken]
-    return f"; a call of {shown(unexpected[0].name)} was not expected" if unexpected and extra == "wrong" else ""
+    return f"; a call of {quoted(unexpected[0].name)} was not expected" if unexpected and extra == "wrong" else ""
 
 
 def _made(call: _Written, schemas: Mapping[str, ToolSchema] | None, validate: str) -> MadeCall:
@@ -566,7 +566,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _named(path: str) -> str:
-    return f"argument {shown(path)}" if path else "the call"
+    return f"argument {quoted(path)}" if path else "the call"
 
 
 MOST_EXPECTED: Final = 64
@@ -662,7 +662,7 @@ def first_wrong(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) -> s
         return "it is right"
     wanted = f"{in_short(expected.arguments[name])} was" if name in expected.arguments else "it was not"
     found = f"is {in_short(made.arguments[name])}" if name in made.arguments else "is missing"
-    return f"argument {shown(name)} {found}, {wanted} expected"
+    return f"argument {quoted(name)} {found}, {wanted} expected"
 
 
 def _expected(item: Any, where: str) -> ExpectedCall:
