@@ -304,17 +304,17 @@ def leaves(value: Any) -> int:
     return sum(map(leaves, inner)) if inner else 1
 
 
-def common_leaves(expected: Any, found: Any, how: Comparing) -> int:
+def common_leaves(expected: Any, given: Any, how: Comparing) -> int:
     """Count the leaves of two values with the same value in the same position."""
-    if isinstance(expected, Mapping) and isinstance(found, Mapping) and (expected or found):
-        return sum(common_leaves(item, found[name], how) for name, item in expected.items() if name in found)
-    if isinstance(expected, list | tuple) and isinstance(found, list | tuple) and (expected or found):
+    if isinstance(expected, Mapping) and isinstance(given, Mapping) and (expected or given):
+        return sum(common_leaves(item, given[name], how) for name, item in expected.items() if name in given)
+    if isinstance(expected, list | tuple) and isinstance(given, list | tuple) and (expected or given):
         if how.any_order:
-            shared = Counter(key_of(item, True) for item in expected) & Counter(key_of(item, True) for item in found)
+            shared = Counter(key_of(item, True) for item in expected) & Counter(key_of(item, True) for item in given)
             sizes = {key_of(item, True): leaves(item) for item in expected}
             return sum(sizes[key] * count for key, count in shared.items())
-        return sum(common_leaves(one, other, how) for one, other in zip(expected, found, strict=False))
-    return int(not difference(expected, found, how))
+        return sum(common_leaves(one, other, how) for one, other in zip(expected, given, strict=False))
+    return int(not difference(expected, given, how))
 
 
 def is_number(value: Any) -> bool:

@@ -207,45 +207,45 @@ def _of_prompt(messages: Sequence[Message], assistant_turns: Sequence[int] | Non
     if not known:
         raise RewardError("same_language: the prompt has no words of a known script; give the option `language`")
     script = max(known, key=lambda name: known[name])
-    found = _identified(
+    language = _identified(
         whole, frozenset(_WORD_PER_LETTER & known.keys()) if script in _WORD_PER_LETTER else frozenset({script}), ""
     )
-    if found not in known_languages():
+    if language not in known_languages():
         if script != "CJK":
             return _Target(f"the {script.capitalize()} script", "", frozenset({script}))
-        found = "zh"  # a few characters without kana
-    return _target(found)
+        language = "zh"  # a few characters without kana
+    return _target(language)
 
 
 def _count(text: str, target: _Target) -> tuple[int, int, Counter[str]]:
     """Count the words in the target language, the uncertain ones, and the others by language or script."""
-    right = uncertain = 0
+    right = 0
     others: Counter[str] = Counter()
-    unsure: list[_Sentence] = []
+
+    def own_words(sentence: _Sentence) -> int:
+        return sum(count for script, count in sentence.words.items() if script in target.scripts)
+
+    def is_certain(sentence: _Sentence) -> bool:
+        nonlocal right
+        own, language = own_words(sentence), target.language
+        if own and language:
+            language = _identified(sentence, target.scripts, language)
+        if language == target.language:
+            right += own
+        elif language:
+            others[language] += own
+        return language == target.language or bool(language)
+
+    unsure = []
     for sentence in _sentences(text):
         for script, count in sentence.words.items():
             if script not in target.scripts:
                 languages = _languages_of(script)
                 others[next(iter(languages)) if len(languages) == 1 else f"{script.capitalize()} script"] += count
-        own = sum(count for script, count in sentence.words.items() if script in target.scripts)
-        found = _identified(sentence, target.scripts, target.language) if own and target.language else target.language
-        if found == target.language:
-            right += own
-        elif found:
-            others[found] += own
-        else:
+        if not is_certain(sentence):
             unsure.append(sentence)
-    if unsure:
-        whole = _joined(sorted(unsure, key=lambda sentence: sorted(sentence.texts.items())))
-        own = sum(count for script, count in whole.words.items() if script in target.scripts)
-        found = _identified(whole, target.scripts, target.language)
-        if found == target.language:
-            right += own
-        elif found:
-            others[found] += own
-        else:
-            uncertain = own
-    return right, uncertain, +others
+    whole = _joined(sorted(unsure, key=lambda sentence: sorted(sentence.texts.items())))
+    return right, 0 if is_certain(whole) else own_words(whole), +others
 
 
 def _identified(sentence: _Sentence, scripts: frozenset[str], target: str) -> str:
@@ -291,11 +291,11 @@ def _sentences(text: str) -> Iterator[_Sentence]:
                 words[script] = words.get(script, 0) + weight
                 texts.setdefault("CJK" if script in _WORD_PER_LETTER else script, []).append(word)
         if words:
-            yield _Sentence(words, {script: _text(script, found) for script, found in texts.items()})
+            yield _Sentence(words, _texts(texts))
 
 
-def _text(script: str, words: Sequence[str]) -> str:
-    return ("" if script == "CJK" else " ").join(words)
+def _texts(parts: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    return {script: ("" if script == "CJK" else " ").join(words) for script, words in parts.items()}
 
 
 def _kept(char: str, script: str) -> str:
@@ -314,4 +314,4 @@ def _joined(sentences: Sequence[_Sentence]) -> _Sentence:
         words.update(sentence.words)
         for script, text in sentence.texts.items():
             texts.setdefault(script, []).append(text)
-    return _Sentence(words, {script: _text(script, found) for script, found in texts.items()})
+    return _Sentence(words, _texts(texts))
