@@ -46,7 +46,7 @@ class RewardSpec:
         mode: "pointwise": one rollout a call; "batch": all rollouts of a group in one call.
         id: names the reward in files; by default the function's name.
         requirements: packages it needs, as in a requirements file.
-        resources: passed by name besides the rollout: plain values, factories, references to factories.
+        resources: passed by name with the rollout: plain values, factories, references to factories.
         parameters: the names it takes; None if it takes any (`**kwargs`).
         required: the parameters without a default.
         is_async: it is a coroutine function.

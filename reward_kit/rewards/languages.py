@@ -105,7 +105,7 @@ def same_language(
     inline code, formulas, links, tags, numbers and names with an underscore do not count; a reply of nothing else
     earns 1, and an empty one 0.
 
-    A word of another script is wrong. Languages that share a script are told apart sentence by sentence by py3langid
+    A word of another script is wrong. Languages that share a script are distinguished sentence by sentence by py3langid
     (the extra `languages`), between the common ones and the target; uncertain sentences are put together and tried once
     more. So a name, or a word or two of another language in a sentence, is noticed in another script only; simplified
     and traditional Chinese are one language.
@@ -139,8 +139,8 @@ def same_language(
         return passed(True, "there are no words that would be in a language")
     if not right + others.total():
         if unknown == "unscored":
-            raise RewardError(f"same_language: the language of the reply cannot be told; {target.name} is wanted")
-        return passed(True, f"the language of {uncertain} words in the script of {target.name} cannot be told")
+            raise RewardError(f"same_language: the language of the reply is uncertain; {target.name} is wanted")
+        return passed(True, f"the language of {uncertain} words in the script of {target.name} is uncertain")
     share = right / (right + others.total())
     reason = f"{right} of {right + others.total()} words are in {target.name}"
     if others:
