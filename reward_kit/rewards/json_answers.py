@@ -241,29 +241,17 @@ def difference(expected: Any, given: Any, how: Comparing, path: str = "") -> str
 
     1 and 1.0 are the same number; true is not a number. Fields of an object have no order.
     """
-
-    def at(name: str) -> str:
-        return f"{path}.{name}" if name.isidentifier() and len(name) <= 60 else f"{path}[{quoted(name)}]"
-
-    def located(path: str, problem: str) -> str:
-        return f" at {path}: {problem}" if path else f": {problem}"
-
-    def unequal() -> str:
-        return located(path, f"expected {in_short(expected)}, found {in_short(given)}")
-
     if isinstance(expected, Mapping) and isinstance(given, Mapping):
         for name, item in expected.items():
             if name not in given:
-                return located(at(name), f"expected {in_short(item)}, and it is missing")
-            if differs := difference(item, given[name], how, at(name)):
+                return _located(_field(path, name), f"expected {in_short(item)}, and it is missing")
+            if differs := difference(item, given[name], how, _field(path, name)):
                 return differs
         extra = next((name for name in given if name not in expected), None)
         if extra is None or how.subset:
             return ""
-        return located(at(extra), f"{in_short(given[extra])} is not expected")
-    if isinstance(expected, list | tuple) and isinstance(given, list | tuple):
-        if len(expected) != len(given):
-            return unequal()
+        return _located(_field(path, extra), f"{in_short(given[extra])} is not expected")
+    if isinstance(expected, list | tuple) and isinstance(given, list | tuple) and len(expected) == len(given):
         if not how.any_order:
             pairs = enumerate(zip(expected, given, strict=True))
             differences = (difference(one, other, how, f"{path}[{index}]") for index, (one, other) in pairs)
@@ -272,14 +260,22 @@ def difference(expected: Any, given: Any, how: Comparing, path: str = "") -> str
         for item in expected:
             key = key_of(item, True)
             if not left[key]:
-                return located(path, f"no item is {in_short(item)} as expected")
+                return _located(path, f"no item is {in_short(item)} as expected")
             left[key] -= 1
         return ""
     if is_number(expected) and is_number(given):
         is_same = is_close(expected, given, how.tolerance)
     else:
         is_same = type(expected) is type(given) and bool(expected == given)
-    return "" if is_same else unequal()
+    return "" if is_same else _located(path, f"expected {in_short(expected)}, found {in_short(given)}")
+
+
+def _field(path: str, name: str) -> str:
+    return f"{path}.{name}" if name.isidentifier() and len(name) <= 60 else f"{path}[{quoted(name)}]"
+
+
+def _located(path: str, problem: str) -> str:
+    return f" at {path}: {problem}" if path else f": {problem}"
 
 
 def key_of(value: Any, any_order: bool = False) -> Hashable:

@@ -19,7 +19,7 @@ import logging
 import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypeVar
@@ -305,12 +305,11 @@ async def open_judge(
     options: ClientOptions | dict[str, Any] | None,
 ) -> AsyncIterator[JudgeClient]:
     """Yield a client of the worker; a direct call, without `clients`, has one of its own that is closed again."""
-    own = None if clients is not None else JudgeClients()
-    try:
-        yield (clients or own or JudgeClients()).client(model, base_url, cache, options)
-    finally:
-        if own is not None:
-            await own.close()
+    async with AsyncExitStack() as stack:
+        if clients is None:
+            clients = JudgeClients()
+            stack.push_async_callback(clients.close)
+        yield clients.client(model, base_url, cache, options)
 
 
 async def together(*asked: Awaitable[T]) -> list[T]:

@@ -235,10 +235,8 @@ async def grounded_judge(
     }
     labelled = {"label": _LABELS, "passages": range(1, len(passages) + 1)}
     form = {"labels": dict.fromkeys(names, labelled)}
-    question, usage = (
-        Question("grounded_verdict", _GROUNDED_TASK, fitting(data, longest), form, _unsupported),
-        JudgeUsage(),
-    )
+    question = Question("grounded_verdict", _GROUNDED_TASK, fitting(data, longest), form, _unsupported)
+    usage = JudgeUsage()
     async with open_judge(judge_clients, model, base_url, cache, client) as judge:
         verdicts = await judge.ask(question, usage, votes)
     labels: Counter[str] = Counter()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import textwrap
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from reward_kit import display_text
@@ -116,13 +116,35 @@ class Block(NamedTuple):
 
 
 def fenced_blocks(text: str) -> list[Block]:
-    """Return the blocks of a text, in order. A block that is not closed runs to the end."""
-    return _split_fences(text)[0]
+    """Return the blocks of a text, in order. One that is not closed runs to the end. Linear in the length."""
+    blocks: list[tuple[str, list[str]]] = []
+    fence = ""
+    for line in text.split("\n"):  # a program's texts may hold other line ends
+        stripped = line.strip()
+        if fence and stripped.startswith(fence) and not stripped.strip(fence[0]):
+            fence = ""
+        elif fence:
+            blocks[-1][1].append(line.removesuffix("\r"))
+        elif (match := _FENCE.fullmatch(stripped)) and not (match[1][0] == "`" and "`" in match[2]):
+            fence = match[1]
+            words = match[2].strip().strip("{}. ").split(maxsplit=1)
+            blocks.append((words[0].strip("{}.").lower() if words else "", []))
+    texts = [(tag, "\n".join(lines)) for tag, lines in blocks]
+    return [Block(tag, textwrap.dedent(text) if text[:1] in (" ", "\t") else text) for tag, text in texts]
 
 
-def lines_without_code(text: str) -> list[str]:
-    """Return the lines outside of fenced blocks."""
-    return _split_fences(text)[1]
+def lines_without_code(text: str) -> Iterator[str]:
+    """Yield the lines outside of fenced blocks; a block that does not end hides the rest. Linear in the length."""
+    fence = ""
+    for line in text.split("\n"):
+        bare = line.strip()
+        mark = next((mark for mark in ("```", "~~~") if bare.startswith(mark)), "")
+        if fence:
+            fence = "" if mark == fence and not bare.strip(mark[0]) else fence
+        elif mark and mark not in bare[3:].lstrip(mark[0]):
+            fence = mark
+        else:
+            yield line
 
 
 def block_of(text: str, tags: Collection[str], choice: Choice) -> str | None:
@@ -136,24 +158,3 @@ def block_of(text: str, tags: Collection[str], choice: Choice) -> str | None:
     if not fitting:
         return None
     return "\n".join(fitting) if choice == "joined" else fitting[0 if choice == "first" else -1]
-
-
-def _split_fences(text: str) -> tuple[list[Block], list[str]]:
-    """Return the fenced blocks and the lines outside of them, in time linear in the length of `text`."""
-    blocks: list[tuple[str, list[str]]] = []
-    outside: list[str] = []
-    fence = ""
-    for line in text.split("\n"):  # a program's texts may hold other line ends
-        stripped = line.strip()
-        if fence and stripped.startswith(fence) and not stripped.strip(fence[0]):
-            fence = ""
-        elif fence:
-            blocks[-1][1].append(line.removesuffix("\r"))
-        elif (match := _FENCE.fullmatch(stripped)) and not (match[1][0] == "`" and "`" in match[2]):
-            fence = match[1]
-            words = match[2].strip().strip("{}. ").split(maxsplit=1)
-            blocks.append((words[0].strip("{}.").lower() if words else "", []))
-        else:
-            outside.append(line)
-    texts = [(tag, "\n".join(lines)) for tag, lines in blocks]
-    return [Block(tag, textwrap.dedent(text) if text[:1] in (" ", "\t") else text) for tag, text in texts], outside
