@@ -30,10 +30,8 @@ ForkKind = Literal["native", "replay", "none"]
 """The way of forking: copy the state, repeat the actions, or none."""
 ToolSpec = dict[str, Any]
 """A tool in OpenAI form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
-
-
-SET_BY_RUNNER = frozenset({"task_folder", "resource_server"})
-"""Configuration keys that a row can never set, even if a resource declares them in `per_sample_keys`."""
+_SET_BY_RUNNER = frozenset({"task_folder", "resource_server"})
+"""Keys that a row can never set, even if a resource declares them in `per_sample_keys`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +114,6 @@ class ForkableResource(ABC):
     ) -> Iterator[tuple[str, type[ForkableResource]]]:
         """Return the dotted keys of a row's `resource_config` that it may not set, each with the class that refuses it.
 
-        Args:
-            config: the task's configuration.
-            row: the row's.
-
         Raises:
             ConfigError: `per_sample_keys` is not a set of names.
         """
@@ -127,7 +121,7 @@ class ForkableResource(ABC):
         if isinstance(allowed, str) or not all(isinstance(key, str) for key in allowed):
             raise ConfigError(f"{cls.__name__}.per_sample_keys: expected a set of names, got {allowed!r:.80}")
         paths = {tuple(key.split(".")) for key in allowed}
-        return ((key, cls) for key in _undeclared(row, {path for path in paths if path[0] not in SET_BY_RUNNER}))
+        return ((key, cls) for key in _undeclared(row, {path for path in paths if path[0] not in _SET_BY_RUNNER}))
 
     @abstractmethod
     async def setup(self, config: Mapping[str, Any]) -> None:
@@ -167,7 +161,7 @@ class ForkableResource(ABC):
         """
 
     async def get_observation(self) -> Any:
-        """Return the observation of an agent that starts in this state; None if there is none."""
+        """Return the observation of an agent that starts in this state; None without one."""
         return None
 
     @abstractmethod
@@ -179,7 +173,7 @@ class ForkableResource(ABC):
         """Return the name of the present state; equal keys have equal futures."""
 
     async def final_state(self) -> StateSnapshot | None:
-        """Return the state for reward functions, taken before `close`; None if there is none."""
+        """Return the state for reward functions, taken before `close`; None without one."""
         return None
 
     async def close(self) -> None:
@@ -232,10 +226,10 @@ def strict_tool(name: str, description: str, /, **properties: Mapping[str, Any])
 def check_call(specs: Mapping[str, ToolSpec], tool: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call to one of the strict tools in `specs`, with defaults filled in.
 
-    Checks names, texts and enumerations; other types are left to the caller.
+    Other types than texts and enumerations are left to the caller.
 
     Raises:
-        ToolError: there is no such tool, or an argument is unknown, missing or wrong.
+        ToolError: the tool is unknown, or an argument is unknown, missing or wrong.
     """
     if tool not in specs:
         raise ToolError(f"unknown tool {tool!r}{did_you_mean(tool, specs)}")

@@ -1,9 +1,7 @@
 """A blocking engine in a worker process, asked one thing at a time: the client of `engine_worker`.
 
-Engines block, their libraries print, and C code in them may hang or crash. None of it can harm this process: a worker
-that dies, sends anything but an answer, or does not answer in time is one `EnvironmentFailure`, with the last lines it
-wrote. The worker runs in a private folder, which also holds its temporary files and is removed with it; the processes
-that it started are ended with it.
+A worker that dies, sends anything but an answer, or does not answer in time is one `EnvironmentFailure` with the last
+lines it wrote. It runs in a private folder, which is removed with it, as the processes that it started are ended.
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ class EngineProcess:
         """Start the worker and return its first answer.
 
         Raises:
-            ConfigError: something that the worker needs is missing, or its program cannot be run.
+            ConfigError: a package that the worker needs is missing, or its program cannot be run.
             EnvironmentFailure: it does not start.
         """
         self._folder = temporary_folder("engine-")
@@ -92,11 +90,7 @@ class EngineProcess:
             raise
 
     async def ask(self, request: Mapping[str, Any], timeout: float | None = None) -> Any:
-        """Send one request and wait for its answer.
-
-        Args:
-            request: a JSON object, with the name of the operation as `op`.
-            timeout: seconds for this answer, by default those of the constructor.
+        """Send one request, with the name of the operation as `op`, and wait `timeout` seconds for its answer.
 
         Raises:
             ConfigError: the request is wrong; the worker goes on.
@@ -114,7 +108,7 @@ class EngineProcess:
         return await self._receive(self._timeout if timeout is None else timeout)
 
     async def close(self) -> None:
-        """End the worker and the processes it started, whatever they are doing. Closing again does nothing."""
+        """End the worker and the processes it started. Closing again does nothing."""
         process, self._process = self._process, None
         limit, self._log_limit = self._log_limit, None
         folder, self._folder = self._folder, None

@@ -241,7 +241,7 @@ async def test_a_wrong_configuration_is_named(config: dict[str, Any], message: s
 
 
 class StandIn:
-    """What stands in for TextWorld's worker: the native engine behind the interface of the real one."""
+    """The native engine behind the interface of TextWorld's worker."""
 
     changed: str | None = None
 
