@@ -34,6 +34,9 @@ _SET_BY_RUNNER = frozenset({"task_folder", "resource_server"})
 """Keys that a row can never set, even if a resource declares them in `per_sample_keys`."""
 
 
+_COMBINING = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties", "if")
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
     """The result of one action.
@@ -247,6 +250,28 @@ def check_call(specs: Mapping[str, ToolSpec], tool: str, given: Mapping[str, Any
         if schema.get("type") == "string" and not isinstance(value, str):
             raise ToolError(f"{tool}: {name}: must be text, got {value!r:.80}")
     return arguments
+
+
+def check_schema(spec: ToolSpec, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that a server with this tool could not be sent, or might ignore.
+
+    Raises:
+        ToolError: an argument is unknown or missing, or is not a JSON value.
+    """
+    name, schema = spec["function"]["name"], spec["function"]["parameters"]
+    properties = schema.get("properties", {})
+    is_closed = not schema.get("additionalProperties") and not any(key in schema for key in _COMBINING)
+    for key in arguments:
+        if is_closed and key not in properties:
+            raise ToolError(f"{name}: unknown argument {key!r}{did_you_mean(str(key), properties)}")
+    for key in schema.get("required", ()):
+        if key not in arguments:
+            raise ToolError(f"{name}: {key}: missing")
+    try:
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        problem = "not valid Unicode text" if isinstance(error, UnicodeError) else f"not JSON: {error}"
+        raise ToolError(f"{name}: the arguments are {problem}") from None
 
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)

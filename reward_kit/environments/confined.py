@@ -1,8 +1,7 @@
 """Files below one directory that no path can leave, whatever an agent or another process puts there.
 
-A path is split once and walked name by name with `openat` and `O_NOFOLLOW`, from a descriptor of the directory that is
-held open. A symbolic link is therefore refused at the moment of use, so that one made between a check and the use leads
-nowhere. No path is trusted as a string.
+A path is walked name by name with `openat` and `O_NOFOLLOW` from an open descriptor of the directory, so that a
+symbolic link is refused at the moment of use, even if it was made after a check.
 """
 
 from __future__ import annotations
@@ -10,14 +9,17 @@ from __future__ import annotations
 import base64
 import errno
 import hashlib
+import logging
 import os
 import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+from reward_kit.display_text import truncate
 from reward_kit.environments.base import StateSnapshot, canonical_json, hash_key
 from reward_kit.errors import ToolError
 
@@ -31,6 +33,7 @@ _DIRECTORY_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _NO_FOLLOW
 # O_NONBLOCK, because opening a named pipe would otherwise wait forever for a writer.
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _NO_FOLLOW
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW
+_logger = logging.getLogger(__name__)
 SUPPORTED = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
 
 
@@ -45,14 +48,10 @@ class Entry:
 
 
 def split_path(path: object) -> tuple[str, ...]:
-    """Return the names of a relative path; () for the directory itself.
-
-    Raises:
-        ToolError: it is absolute, has a `..`, a NUL byte or a name that no file can have.
-    """
+    """Return the names of a relative path; () for the directory itself. A `ToolError` refuses any other path."""
     if not isinstance(path, str):
         raise ToolError(f"a path is text, got {path!r}")
-    shown = path if len(path) <= 80 else f"{path[:79]}…"
+    shown = truncate(path, 80)
     if "\0" in path:
         raise ToolError(f"path {shown!r} contains a NUL byte")
     try:
@@ -79,11 +78,7 @@ def show(parts: tuple[str, ...]) -> str:
 
 @contextmanager
 def open_directory(root: int, parts: tuple[str, ...]) -> Iterator[int]:
-    """Open the directory at `parts` below the open directory `root`.
-
-    Raises:
-        ToolError: it does not exist, is not a directory, or is or lies behind a symbolic link.
-    """
+    """Open the directory at `parts` below the open directory `root`; no part may be a symbolic link."""
     current = os.open(".", _DIRECTORY_FLAGS, dir_fd=root)
     try:
         for position, name in enumerate(parts):
@@ -116,7 +111,7 @@ def explained(directory: int, name: str, parts: tuple[str, ...]) -> Iterator[Non
 
 
 def kind_at(directory: int, name: str) -> str | None:
-    """Return "file", "directory", "symlink" or "other"; None if there is nothing."""
+    """Return "file", "directory", "symlink" or "other"; None if nothing is there."""
     try:
         return _kind(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
     except OSError:
@@ -132,11 +127,7 @@ def _kind(mode: int) -> str:
 
 
 def read_file(directory: int, parts: tuple[str, ...], max_bytes: int) -> tuple[bytes, bool]:
-    """Return the content of the file `parts[-1]` in the open `directory`, and whether it is executable.
-
-    Raises:
-        ToolError: it is not a regular file, or is larger than `max_bytes`.
-    """
+    """Return the content of the regular file `parts[-1]` in the open `directory`, and whether it is executable."""
     with explained(directory, parts[-1], parts):
         handle = os.open(parts[-1], _READ_FLAGS, dir_fd=directory)
     try:
@@ -161,16 +152,12 @@ def create_file(directory: int, name: str, content: bytes, executable: bool = Fa
 
 def list_names(directory: int) -> list[tuple[str, str]]:
     """Return names and kinds in the open `directory`, sorted by name."""
-    with os.scandir(directory) as found:
-        return sorted((entry.name, _kind(entry.stat(follow_symlinks=False).st_mode)) for entry in found)
+    with os.scandir(directory) as entries:
+        return sorted((entry.name, _kind(entry.stat(follow_symlinks=False).st_mode)) for entry in entries)
 
 
 def scan(root: int, max_bytes: int, parts: tuple[str, ...] = ()) -> Iterator[Entry]:
-    """Yield every directory and regular file below `root`, parents first, names sorted; no links and devices.
-
-    Raises:
-        ToolError: a file is larger than `max_bytes`, or something changed while it was read.
-    """
+    """Yield every directory and regular file below `root`, parents first, names sorted; no links and devices."""
     with open_directory(root, parts) as directory:
         for name, kind in list_names(directory):
             path = (*parts, name)
@@ -180,6 +167,18 @@ def scan(root: int, max_bytes: int, parts: tuple[str, ...] = ()) -> Iterator[Ent
             elif kind == "directory":
                 yield Entry("/".join(path), "directory")
                 yield from scan(root, max_bytes, path)
+
+
+def read_tree(folder: Path, max_bytes: int, key: str = "") -> tuple[Entry, ...]:
+    """Return the entries below a folder; warn of links if it is the source named by a configuration `key`."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        entries = tuple(scan(handle, max_bytes))
+    finally:
+        os.close(handle)
+    if key and (links := sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink())):
+        _logger.warning("%s %s: symbolic links are not copied: %s", key, folder, ", ".join(links[:5]))
+    return entries
 
 
 def materialise(root: int, entries: tuple[Entry, ...]) -> None:

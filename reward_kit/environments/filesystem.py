@@ -1,13 +1,11 @@
-"""A private directory of files, for agents that read and edit; no path, link or race leads out of it.
+"""A private temporary directory, for agents that read and edit files; no path, link or race leads out of it.
 
-The files are in a fresh temporary directory, removed by `close` (or when the resource is collected, or the process
-ends). Symbolic links are neither followed nor copied, and are not part of the state. Every tool call takes effect as a
-whole or not at all.
+Symbolic links are neither followed nor copied, and are not part of the state. Every tool call takes effect as a whole
+or not at all.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from reward_kit.environments import confined
 from reward_kit.environments.base import (
@@ -28,7 +26,7 @@ from reward_kit.environments.base import (
     check_call,
     strict_tool,
 )
-from reward_kit.environments.config import read_config, task_path
+from reward_kit.environments.config import ResourceConfig, read_config, task_path
 from reward_kit.environments.confined import (
     Entry,
     explained,
@@ -36,6 +34,7 @@ from reward_kit.environments.confined import (
     files_snapshot,
     kind_at,
     open_directory,
+    read_tree,
     show,
     split_path,
 )
@@ -44,13 +43,10 @@ from reward_kit.processes import remove_folder, temporary_folder
 
 FILES_FOLDER = "files"
 _SCRATCH_FOLDER = "new"
-_logger = logging.getLogger(__name__)
 
 
-class FilesystemConfig(BaseModel):
+class FilesystemConfig(ResourceConfig):
     """The configuration of `filesystem`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     files: dict[str, str] = Field(default_factory=dict, description="path to text, written at reset")
     source_dir: str | None = Field(default=None, description="a directory copied in at reset, before `files`")
@@ -63,27 +59,21 @@ class FilesystemConfig(BaseModel):
 class FileWorld:
     """The directory on disk: the agent sees `files`; a file is written in `new` before it moves there."""
 
-    def __init__(self) -> None:
+    def __init__(self, entries: tuple[Entry, ...]) -> None:
         self.path = str(temporary_folder("files-"))
         for name in (FILES_FOLDER, _SCRATCH_FOLDER):
             os.mkdir(f"{self.path}/{name}", 0o700)  # noqa: PTH102
         self.files = os.open(f"{self.path}/{FILES_FOLDER}", os.O_RDONLY)
         self.scratch = os.open(f"{self.path}/{_SCRATCH_FOLDER}", os.O_RDONLY)
-        self.remove = weakref.finalize(self, _remove_world, self.path, self.files, self.scratch)
-
-    @classmethod
-    def make(cls, entries: tuple[Entry, ...]) -> FileWorld:
-        """Return a new directory with these entries."""
-        world = cls()
+        self.remove = weakref.finalize(self, _remove, self.path, self.files, self.scratch)
         try:
-            confined.materialise(world.files, entries)
+            confined.materialise(self.files, entries)
         except BaseException:
-            world.remove()
+            self.remove()
             raise
-        return world
 
 
-def _remove_world(path: str, *handles: int) -> None:
+def _remove(path: str, *handles: int) -> None:
     for handle in handles:
         os.close(handle)
     remove_folder(Path(path))
@@ -139,20 +129,17 @@ class FileCall:
 
     def make_directory(self, path: str) -> str:
         parts = _named(path)
-        missing = self._missing_directories(parts)
-        self._check_room(more_files=len(missing), more_bytes=0)
-        for made in missing:
+        # The first directory that is missing; if there is none, opening the whole path checks that it is a directory.
+        for depth in range(len(parts) + 1):
+            with open_directory(self.world.files, parts[:depth]) as directory:
+                if depth < len(parts) and kind_at(directory, parts[depth]) is None:
+                    break
+        self._check_room(more_files=len(parts) - depth, more_bytes=0)
+        for end in range(depth + 1, len(parts) + 1):
+            made = parts[:end]
             with open_directory(self.world.files, made[:-1]) as directory, explained(directory, made[-1], made):
                 os.mkdir(made[-1], 0o700, dir_fd=directory)
         return f"{show(parts)} is there"
-
-    def _missing_directories(self, parts: tuple[str, ...]) -> list[tuple[str, ...]]:
-        for depth in range(len(parts)):
-            with open_directory(self.world.files, parts[:depth]) as directory:
-                if kind_at(directory, parts[depth]) is None:
-                    return [parts[:end] for end in range(depth + 1, len(parts) + 1)]
-        with open_directory(self.world.files, parts):
-            return []
 
     @contextmanager
     def _parent(self, path: str) -> Iterator[tuple[int, tuple[str, ...]]]:
@@ -273,7 +260,7 @@ class FilesystemResource(ForkableResource):
         return await anyio.to_thread.run_sync(self._entries)
 
     async def restore(self, state: Any) -> None:
-        fresh = await anyio.to_thread.run_sync(FileWorld.make, state)
+        fresh = await anyio.to_thread.run_sync(FileWorld, state)
         old, self._world, self._key = self._world, fresh, None
         if old is not None:
             await anyio.to_thread.run_sync(old.remove)
@@ -312,7 +299,16 @@ class FilesystemResource(ForkableResource):
 
 
 def _initial_entries(settings: FilesystemConfig) -> tuple[Entry, ...]:
-    entries = {entry.path: entry for entry in _source_entries(settings)}
+    entries: dict[str, Entry] = {}
+    if settings.source_dir is not None:
+        where = "filesystem resource: source_dir"
+        folder = task_path(settings.source_dir, settings.task_folder, where)
+        if not folder.is_dir():
+            raise ConfigError(f"{where}: no such directory: {folder}")
+        try:
+            entries = {entry.path: entry for entry in read_tree(folder, settings.max_file_bytes, "source_dir")}
+        except ToolError as error:
+            raise ConfigError(f"{where}: {error}") from None
     where = "filesystem resource: files"
     for path, text in settings.files.items():
         try:
@@ -322,9 +318,9 @@ def _initial_entries(settings: FilesystemConfig) -> tuple[Entry, ...]:
         if not parts:
             raise ConfigError(f"{where}: {path!r} names no file")
         for depth in range(1, len(parts)):
-            folder = "/".join(parts[:depth])
-            if entries.setdefault(folder, Entry(folder, "directory")).kind != "directory":
-                raise ConfigError(f"{where}: {path!r} lies below {folder!r}, which is a file")
+            above = "/".join(parts[:depth])
+            if entries.setdefault(above, Entry(above, "directory")).kind != "directory":
+                raise ConfigError(f"{where}: {path!r} lies below {above!r}, which is a file")
         name = "/".join(parts)
         if name in entries and entries[name].kind == "directory":
             raise ConfigError(f"{where}: {path!r} is a directory too")
@@ -341,21 +337,3 @@ def _initial_entries(settings: FilesystemConfig) -> tuple[Entry, ...]:
     if problem:
         raise ConfigError(f"filesystem resource: {problem}")
     return ordered
-
-
-def _source_entries(settings: FilesystemConfig) -> Iterator[Entry]:
-    if settings.source_dir is None:
-        return
-    folder = task_path(settings.source_dir, settings.task_folder, "filesystem resource: source_dir")
-    if not folder.is_dir():
-        raise ConfigError(f"filesystem resource: source_dir: no such directory: {folder}")
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        yield from confined.scan(handle, settings.max_file_bytes)
-    except ToolError as error:
-        raise ConfigError(f"filesystem resource: source_dir: {error}") from None
-    finally:
-        os.close(handle)
-    links = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink()]
-    if links:
-        _logger.warning("source_dir %s: symbolic links are not copied: %s", folder, ", ".join(sorted(links)[:5]))

@@ -1,7 +1,4 @@
-"""A resource that is one JSON value, for tasks about data and for tests: it costs microseconds a step.
-
-Paths are dotted: `orders.0.total` is the key "total" of the first item of the list "orders". A key that itself contains
-a dot cannot be reached by a path.
+"""A resource that is one JSON value, reached by dotted paths such as `orders.0.total`: microseconds a step.
 
 Subclass it for a resource with its own tools:
 
@@ -25,7 +22,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from reward_kit.environments.base import (
     ForkableResource,
@@ -37,7 +34,7 @@ from reward_kit.environments.base import (
     hash_key,
     strict_tool,
 )
-from reward_kit.environments.config import read_config
+from reward_kit.environments.config import ResourceConfig, read_config
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import ConfigError, ToolError, did_you_mean
 
@@ -61,10 +58,8 @@ _SPECS: dict[str, ToolSpec] = {
 }
 
 
-class PythonStateConfig(BaseModel):
+class PythonStateConfig(ResourceConfig):
     """The configuration of `python_state`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     initial_state: dict[str, Any] = Field(default_factory=dict)
     tools: list[str] | None = Field(default=None, description="the built-in tools to offer, by default all")
@@ -188,11 +183,7 @@ class PythonStateResource(ForkableResource):
 
 
 def copy_json(value: Any, depth: int = 0) -> Any:
-    """Return an independent copy of a JSON value.
-
-    Raises:
-        ToolError: it is not a JSON value (NaN and infinity are not), or is nested too deeply.
-    """
+    """Return an independent copy; a `ToolError` refuses anything but a finite JSON value of bounded depth."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -221,10 +212,10 @@ def _depth(value: Any, limit: int = _MAX_DEPTH + 1) -> int:
 
 
 def _lookup(state: dict[str, Any], path: str) -> Any:
-    found: Any = state
+    value: Any = state
     for part in path.split(".") if path else []:
-        found = _child(found, part, path)
-    return found
+        value = _child(value, part, path)
+    return value
 
 
 def _child(parent: Any, part: str, path: str) -> Any:

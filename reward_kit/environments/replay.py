@@ -1,8 +1,8 @@
 """Forks of environments that cannot be copied: build a new one, repeat the actions, and compare its answers.
 
 A subclass implements `_setup`, `_reset` and `_step` instead of `setup`, `reset` and `step`, and its constructor takes
-no arguments. The environment must be private: whatever the replayed actions do happens once more. A subclass whose
-configuration may rule that out returns "none" from `fork_kind_for`; then nothing is recorded and a fork is refused.
+no arguments. The environment must be private: the effects of replayed actions happen once more. If `fork_kind_for`
+returns "none" for a configuration, nothing is recorded and a fork is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from reward_kit.errors import EnvironmentFailure, ToolError
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """One recorded event: an action with its outcome, or new noise (`outcome` is None)."""
+    """An action with its outcome, or new noise (`outcome` is None)."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -106,11 +106,7 @@ class ReplayForkResource(ForkableResource):
             raise NotImplementedError(f"{type(self).__name__} is configured not to be forked")
 
     async def _replay(self, seed: int | None, history: list[Replayed]) -> None:
-        """Reset this environment and repeat all of `history`.
-
-        Raises:
-            EnvironmentFailure: it answers differently; the message has the first difference.
-        """
+        """Reset this environment and repeat all of `history`; raise `EnvironmentFailure` at the first difference."""
         await self.reset(seed)
         for number, event in enumerate(history):
             if event.outcome is None:
@@ -128,4 +124,6 @@ class ReplayForkResource(ForkableResource):
 def _compare(where: str, what: str, before: Any, now: Any) -> None:
     difference = first_difference(before, now)
     if difference:
-        raise EnvironmentFailure(f"replay: {where}: {what} differs{difference}; this world cannot be forked by replay")
+        raise EnvironmentFailure(
+            f"replay: {where}: {what} differs{difference}; this environment cannot be forked by replay"
+        )

@@ -6,8 +6,8 @@ import base64
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from reward_kit.environments.base import StateSnapshot, canonical_json
@@ -19,7 +19,7 @@ _ALLOWED = frozenset(
 )
 
 
-class SqliteState:
+class SqliteState(AbstractContextManager["SqliteState"]):
     """The database as the agent left it; read-only. Close it, or use it in a `with` statement.
 
     Example:
@@ -67,12 +67,7 @@ class SqliteState:
         """Release the database; closing twice is harmless."""
         self._connection.close()
 
-    def __enter__(self) -> SqliteState:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -82,32 +77,21 @@ def _authorize(action: int, first: str | None, second: str | None, _db: str | No
     return sqlite3.SQLITE_OK if action in _ALLOWED and not writes_pragma and not loads else sqlite3.SQLITE_DENY
 
 
-class FilesState(Mapping[str, str | bytes]):
+class FilesState(dict[str, str | bytes]):
     """The files as the agent left them: path to text, or to bytes if a file is not UTF-8 text."""
 
     def __init__(self, payload: bytes) -> None:
         try:
             value = json.loads(payload.decode("utf-8", "surrogateescape"))
-            self._files: dict[str, str | bytes] = {
-                path: entry["text"] if "text" in entry else base64.b64decode(entry["base64"], validate=True)
-                for path, entry in value["files"].items()
-            }
+            for path, entry in value["files"].items():
+                self[path] = entry["text"] if "text" in entry else base64.b64decode(entry["base64"], validate=True)
             self.directories: tuple[str, ...] = tuple(value["directories"])
             self.executables = frozenset(path for path, entry in value["files"].items() if entry.get("executable"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise EnvironmentFailure(f"the snapshot is not a set of files: {error}") from error
 
-    def __getitem__(self, path: str) -> str | bytes:
-        return self._files[path]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-
-class CompositeState(Mapping[str, Any]):
+class CompositeState(dict[str, Any], AbstractContextManager["CompositeState"]):
     """The final states of a task's several resources, by their names. Close it, or use it in a `with` statement.
 
     Example:
@@ -118,36 +102,22 @@ class CompositeState(Mapping[str, Any]):
     """
 
     def __init__(self, payload: bytes) -> None:
-        self._states: dict[str, Any] = {}
         try:
             for name, snapshot in decompose(StateSnapshot("composite", payload)).items():
-                self._states[name] = open_snapshot(snapshot)
+                self[name] = open_snapshot(snapshot)
         except EnvironmentFailure:
             self.close()
             raise
 
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._states:
-            raise KeyError(f"no resource {name!r} has a final state{did_you_mean(name, self._states)}")
-        return self._states[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._states)
-
-    def __len__(self) -> int:
-        return len(self._states)
+    def __missing__(self, name: str) -> Any:
+        raise KeyError(f"no resource {name!r} has a final state{did_you_mean(name, self)}")
 
     def close(self) -> None:
-        """Release what the parts hold; closing twice is harmless."""
-        for state in self._states.values():
+        """Release the parts' states; closing twice is harmless."""
+        for state in self.values():
             close_state(state)
 
-    def __enter__(self) -> CompositeState:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -161,11 +131,7 @@ def compose(parts: Mapping[str, StateSnapshot]) -> StateSnapshot:
 
 
 def decompose(snapshot: StateSnapshot) -> dict[str, StateSnapshot]:
-    """Return the inverse of `compose`.
-
-    Raises:
-        EnvironmentFailure: `compose` did not make the snapshot.
-    """
+    """Return the inverse of `compose`; an `EnvironmentFailure` reports any other snapshot."""
     try:
         return {
             name: StateSnapshot(part["kind"], base64.b64decode(part["payload"], validate=True))

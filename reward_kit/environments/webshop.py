@@ -131,9 +131,9 @@ def match_purchase(goal: ShoppingGoal, purchase: Purchase) -> Match:
         r = r_type · (|U_att ∩ Y_att| + |U_opt ∩ Y_opt| + [y_price ≤ u_price]) / (|U_att| + |U_opt| + 1)
 
     U is asked for, Y was bought. Two texts match if their token set ratio is above 85; sizes must be equal. A wanted
-    attribute also counts if a text of the product contains it. An option counts if the value chosen under its own name matches;
-    WebShop counts every chosen option that matches any wanted value or stands in a text, and can so exceed 1. Its
-    mapping of shades onto base colours is left out, since the catalogue has no shades.
+    attribute also counts if a text of the product contains it. An option counts if the value chosen under its own name
+    matches; WebShop counts every chosen option that matches any wanted value or stands in a text, and can so exceed 1.
+    Its mapping of shades onto base colours is left out, since the catalogue has no shades.
     """
     texts = [text.lower() for text in (purchase.title, " ".join(purchase.features), purchase.description)]
     attributes = [
