@@ -334,7 +334,7 @@ class TRLReward:
     def _tell(self, scored: Sequence[Scored], columns: Mapping[str, Any]) -> None:
         """Count what is unscored, where TRL logs and here."""
         failures = [one.failure for one in scored]
-        told = [why.told() if why is not None else None for why in failures]
+        told = [why.to_line() if why is not None else None for why in failures]
         self.unscored.update(why.failure_class for why in failures if why is not None)
         log_unscored(self.__name__, told, columns)
 
@@ -367,7 +367,7 @@ def _conversation(prompt: Any, completion: Any, row: Mapping[str, Any], place: i
 def _failure_of(row: Mapping[str, Any]) -> Failure | None:
     """Why an episode of ours broke: it is not scored."""
     told = row.get("failure") if "rollout_id" in row else None
-    return None if told is None else Failure.from_told(told, "rollout")
+    return None if told is None else Failure.from_line(told, "rollout")
 
 
 def rollout_scores(

@@ -151,7 +151,7 @@ def _add_scores(output: dict[str, list[Any]], episodes: Sequence[SingleAgentEpis
         failures |= outcome.credited.failures
     ordered = [episode.id_ for episode in episodes]
     output["score"] = [scored[id_].score if failures[id_] is None else None for id_ in ordered]
-    told = {id_: why.told() for id_, why in failures.items() if why is not None}
+    told = {id_: why.to_line() for id_, why in failures.items() if why is not None}
     output["failure"] = [told.get(id_) or broke for id_, broke in zip(ordered, output["failure"], strict=True)]
     output["env_mask"] = [
         mask if score is not None else [0] * len(mask)

@@ -284,7 +284,7 @@ def trace_of(
     graph = _Graph(episode, advantages)
     failure = Failure.from_json(dict(broke)) if (broke := facts.get("failure")) else None
     unscored = scored.failure if scored is not None else None
-    errors = [{"type": one.where, "message": one.told()} for one in (failure, unscored) if one]
+    errors = [{"type": one.where, "message": one.to_line()} for one in (failure, unscored) if one]
     stop = facts.get("stop_reason")
     return {
         "version": _STATE_VERSION,
