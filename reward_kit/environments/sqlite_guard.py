@@ -25,8 +25,8 @@ from reward_kit.environments.config import ResourceConfig
 from reward_kit.errors import ToolError
 
 SeedSource = Literal["data", "file"]
-"""The origin of a seed script. A dataset's row may have written "data", which sets only the pragmas that dumps need, and
-makes no virtual tables, since both can make a damaged database. No script attaches, or changes the process."""
+"""The origin of a seed script. A dataset's row may have written "data", which makes no virtual tables and sets only the
+pragmas that dumps need, since both can make a damaged database. No script attaches, or changes the process."""
 
 
 def _words(text: str) -> frozenset[str]:
