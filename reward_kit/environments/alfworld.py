@@ -323,7 +323,7 @@ class RealAlfworldResource(_Household, ReplayForkResource):
     def __init__(self) -> None:
         super().__init__()
         self._settings = AlfworldConfig()
-        self._worker: RealEngine | None = None
+        self._real = RealEngine()
 
     async def _setup(self, config: Mapping[str, Any]) -> None:
         self._settings = _read(config, "alfworld_real", "real")
@@ -331,28 +331,27 @@ class RealAlfworldResource(_Household, ReplayForkResource):
             _published_game(self._settings, 0)
         elif self._settings.game_file is None:
             _tables_for(self._settings, 0)
-        self._worker = RealEngine()
-        await self._worker.start()
+        await self._real.start()
 
     async def _reset(self, seed: int) -> None:
         settings = self._settings
         if settings.game_file is not None or settings.published:
             path = _published_game(settings, seed) if settings.published else _game_file(settings)
-            view = await self._real().load(path)
+            view = await self._real.load(path)
             # The planner may take seconds, so it is asked once, and only without an expert of our own.
-            plan = await self._real().expert()
+            plan = await self._real.expert()
             game = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
             self._session = Session(settings.action_form, settings.max_commands, view, view, None, plan=plan, game=game)
             return
         tables = _tables_for(settings, seed)
         engine = HouseholdEngine(tables)
-        view = await self._real().load(tables.problem)
+        view = await self._real.load(tables.problem)
         _compare("at the start", view, engine.reset())
         self._session = Session(settings.action_form, settings.max_commands, view, view, engine)
 
     async def _step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
         command = self._session.command(action_name, action_params)
-        view = await self._real().step(command)
+        view = await self._real.step(command)
         engine = self._session.engine
         if engine is None:
             return self._session.record(command, view)
@@ -361,14 +360,7 @@ class RealAlfworldResource(_Household, ReplayForkResource):
         return self._session.record(command, view, held)
 
     async def close(self) -> None:
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            await worker.close()
-
-    def _real(self) -> RealEngine:
-        if self._worker is None:
-            raise EnvironmentFailure("alfworld_real: closed, or not set up")
-        return self._worker
+        await self._real.close()
 
 
 class RealEngine(EngineProcess):

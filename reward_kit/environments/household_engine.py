@@ -78,7 +78,7 @@ class Tables:
             **{command: (HouseholdEngine._go, place, 0) for place, command in enumerate(self.go)},
             "look": (HouseholdEngine._look, 0, 0),
             "inventory": (HouseholdEngine._inventory, 0, 0),
-            "help": (HouseholdEngine._help, 0, 0),
+            "help": (lambda _engine, _one, _two: _HELP, 0, 0),
         }
         self.targets = self._mask(lambda thing: thing.type == problem.target)
         self.destinations = [index for index, item in enumerate(self.receptacles) if item.type == problem.destination]
@@ -262,9 +262,6 @@ class HouseholdEngine:
         if self.holding < 0:
             return "You are not carrying anything."
         return f"You are carrying: a {self.tables.things[self.holding].name}."
-
-    def _help(self, _one: int, _two: int) -> str:
-        return _HELP
 
     def _examine(self, place: int, _two: int = 0) -> str:
         receptacle = self.tables.receptacles[place]

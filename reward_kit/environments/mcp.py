@@ -23,7 +23,6 @@ from urllib.parse import urlsplit
 import anyio.to_thread
 from pydantic import Field, field_validator, model_validator
 
-from reward_kit.environments import confined
 from reward_kit.environments.base import (
     ForkKind,
     StateSnapshot,
@@ -35,7 +34,7 @@ from reward_kit.environments.base import (
     tool_spec,
 )
 from reward_kit.environments.config import ResourceConfig, headers_from_environment, read_config, task_path
-from reward_kit.environments.confined import Entry, files_key, files_snapshot, read_tree
+from reward_kit.environments.filesystem import SUPPORTED, Entry, files_key, files_snapshot, materialise, read_tree
 from reward_kit.environments.replay import ReplayForkResource
 from reward_kit.errors import ConfigError, DeadlineError, EnvironmentFailure, ToolError, did_you_mean, how_to_install
 from reward_kit.processes import child_environment, remove_folder, temporary_folder
@@ -399,12 +398,12 @@ def _with_path(value: Any, folder: Path | None) -> Any:
 
 def _copy(source: Path) -> Path:
     """Return a private copy of the files and directories below `source`; links are not copied."""
-    if not confined.SUPPORTED:
+    if not SUPPORTED:
         raise ConfigError("working_copy needs openat and O_NOFOLLOW, which this system does not have")
     folder = temporary_folder("mcp-")
     handle = os.open(folder, os.O_RDONLY)
     try:
-        confined.materialise(handle, _entries_of(source, "working_copy"))
+        materialise(handle, _entries_of(source, "working_copy"))
     except BaseException:
         remove_folder(folder)
         raise

@@ -159,21 +159,20 @@ class PythonStateResource(ForkableResource):
         path, value = given["path"], given.get("value")
         if path.count(".") >= _MAX_DEPTH:
             raise ToolError(f"{name}: path: more than {_MAX_DEPTH} parts")
-        if _depth(value) > _MAX_DEPTH:
-            raise ToolError(f"{name}: value: nested more than {_MAX_DEPTH} levels deep")
+        value = copy_json(value, _MAX_DEPTH)
         if name == "get_state":
             return copy_json(_lookup(self._state, path))
         if not path:
             raise ToolError(f"{name}: the path is empty; name a key")
         self._key = None
         if name == "set_value":
-            _set(self._state, path, copy_json(value))
+            _set(self._state, path, value)
             return f"{path} is set"
         if name == "append_value":
             target = _lookup(self._state, path)
             if not isinstance(target, list):
                 raise ToolError(f"{path!r} is {_kind(target)}, not a list")
-            target.append(copy_json(value))
+            target.append(value)
             return f"{path} has {len(target)} items"
         way, _, last = path.rpartition(".")
         parent = _lookup(self._state, way)
@@ -182,7 +181,7 @@ class PythonStateResource(ForkableResource):
         return f"{path} is deleted"
 
 
-def copy_json(value: Any, depth: int = 0) -> Any:
+def copy_json(value: Any, levels: int = 2 * _MAX_DEPTH) -> Any:
     """Return an independent copy; a `ToolError` refuses anything but a finite JSON value of bounded depth."""
     if value is None or isinstance(value, str | bool | int):
         return value
@@ -191,24 +190,16 @@ def copy_json(value: Any, depth: int = 0) -> Any:
             return value
         raise ToolError(f"{value} is not a JSON number")
     # A path adds at most _MAX_DEPTH levels above a value of at most as many, and reading copies both.
-    if depth > 2 * _MAX_DEPTH:
+    if levels < 0:
         raise ToolError("the value is nested too deeply")
     if isinstance(value, list | tuple):
-        return [copy_json(item, depth + 1) for item in value]
+        return [copy_json(item, levels - 1) for item in value]
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
                 raise ToolError(f"the key {key!r} of an object is not text")
-        return {key: copy_json(item, depth + 1) for key, item in value.items()}
+        return {key: copy_json(item, levels - 1) for key, item in value.items()}
     raise ToolError(f"{type(value).__name__} is not a JSON value")
-
-
-def _depth(value: Any, limit: int = _MAX_DEPTH + 1) -> int:
-    """Return how deep a value is nested, counted up to `limit`."""
-    if limit == 0 or not isinstance(value, list | tuple | dict):
-        return 0
-    items = value.values() if isinstance(value, dict) else value
-    return 1 + max((_depth(item, limit - 1) for item in items), default=0)
 
 
 def _lookup(state: dict[str, Any], path: str) -> Any:

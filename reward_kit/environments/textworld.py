@@ -30,7 +30,7 @@ from reward_kit.environments.base import (
 from reward_kit.environments.config import ResourceConfig, read_config, task_path
 from reward_kit.environments.engine_process import EngineProcess, worker_command
 from reward_kit.environments.replay import ReplayForkResource
-from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, how_to_install
+from reward_kit.errors import ConfigError, ToolError, how_to_install
 from reward_kit.processes import shared_folder
 
 Maker = Literal["cooking", "coin_collector", "treasure_hunter", "simple", "custom"]
@@ -211,7 +211,8 @@ class TextworldResource(ReplayForkResource):
     def __init__(self) -> None:
         super().__init__()
         self._settings = TextworldConfig(maker="simple")
-        self._engine: EngineProcess | None = None
+        # Some of a game's texts, and the order of a plan's commands, come from sets of strings.
+        self._engine = EngineProcess("textworld", worker_command(_WORKER), environment={"PYTHONHASHSEED": "0"})
         self._game_id = ""
         self._start = self._view = View("")
         self._commands: list[str] = []
@@ -225,10 +226,7 @@ class TextworldResource(ReplayForkResource):
                 f"the textworld resource needs textworld; {how_to_install('text-games')}, with Python 3.11 or 3.12, "
                 "where TextWorld runs"
             )
-        # Some of a game's texts, and the order of a plan's commands, come from sets of strings.
-        engine = EngineProcess("textworld", worker_command(_WORKER), environment={"PYTHONHASHSEED": "0"})
-        await engine.start()
-        self._engine = engine
+        await self._engine.start()
 
     async def _reset(self, seed: int) -> None:
         if self._settings.game is not None:
@@ -238,7 +236,7 @@ class TextworldResource(ReplayForkResource):
             path = await self._make(seed)
         # The interpreter's generator has 16 bits, and 0 stands for one that cannot be repeated.
         request = {"op": "load", "path": str(path), "seed": seed % 2**15 + 1}
-        self._start = self._view = View(**await self._worker().ask(request))
+        self._start = self._view = View(**await self._engine.ask(request))
         self._commands = []
         if unknown := [name for name in self._settings.show if self._view.section(name) is None]:
             raise ConfigError(
@@ -252,7 +250,7 @@ class TextworldResource(ReplayForkResource):
         command = command_line(check_call(_SPECS, action_name, action_params)["command"])
         if self._is_over():
             raise ToolError("the episode is over; no command changes anything")
-        before, self._view = self._view, View(**await self._worker().ask({"op": "step", "command": command}))
+        before, self._view = self._view, View(**await self._engine.ask({"op": "step", "command": command}))
         self._commands.append(command)
         info: dict[str, Any] = {"score": self._view.score, "max_score": self._view.max_score, "won": self._view.won}
         if self._view.moves is not None and before.moves is not None:
@@ -264,9 +262,7 @@ class TextworldResource(ReplayForkResource):
         return StepOutcome(text, reward, self._view.is_over, self._is_out_of_moves(), info)
 
     async def close(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            await engine.close()
+        await self._engine.close()
 
     async def get_observation(self) -> Any:
         """Return the beginning, and the answer to the last command."""
@@ -313,7 +309,7 @@ class TextworldResource(ReplayForkResource):
         folder = shared_folder("textworld-games") / self._game_id
         if not folder.is_dir():
             request = {"op": "make", "maker": settings.maker, "options": settings.options, "seed": game_seed}
-            await self._worker().ask({**request, "folder": str(folder)}, _MAKING_TIMEOUT)
+            await self._engine.ask({**request, "folder": str(folder)}, _MAKING_TIMEOUT)
         return folder / "game.z8"
 
     def _shown(self, text: str) -> str:
@@ -327,11 +323,6 @@ class TextworldResource(ReplayForkResource):
 
     def _is_over(self) -> bool:
         return self._view.is_over or self._is_out_of_moves()
-
-    def _worker(self) -> EngineProcess:
-        if self._engine is None:
-            raise EnvironmentFailure("textworld: closed, or not set up")
-        return self._engine
 
 
 def _read(config: Mapping[str, Any]) -> TextworldConfig:
