@@ -138,7 +138,7 @@ class _Changes:
 
 @dataclass(slots=True)
 class Session:
-    """One game since its reset, on either engine.
+    """A game since its reset, on either engine.
 
     `engine` is the native one in the present state. A published game has none but `changes`, its name `game`, and the
     rest of the planner's `plan`, until another command is given. `milestones` are by the number of their command.
@@ -364,7 +364,7 @@ class RealAlfworldResource(_Household, ReplayForkResource):
 
 
 class RealEngine(EngineProcess):
-    """One game at a time on TextWorld's engine; `worker` is the command that starts it, by default our own."""
+    """A game at a time on TextWorld's engine; `worker` is the command that starts it, by default our own."""
 
     def __init__(self, worker: Sequence[str] | None = None) -> None:
         super().__init__("household engine", worker or worker_command("reward_kit.environments.household_worker"))

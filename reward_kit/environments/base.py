@@ -44,7 +44,7 @@ class StepOutcome:
     Attributes:
         observation: the agent's view; text, or a JSON value that is shown as JSON.
         reward: the environment's own reward, None if it has none.
-        terminated: the task ended in the environment, for better or worse; there is no future to value.
+        terminated: the task ended in the environment, for better or worse, and has no future to value.
         truncated: the environment stopped for an outside reason, such as its own time limit.
         info: JSON-safe facts. `is_action_valid: False` marks an action that the environment could not carry out.
     """
@@ -75,7 +75,7 @@ class StateSnapshot:
 
 
 class ForkableResource(ABC):
-    """One private, forkable environment. Subclass it, and run `reward-kit check module:Class` on the result.
+    """A private, forkable environment. Subclass it, and run `reward-kit check module:Class` on the result.
 
     Attributes:
         fork_kind: how `fork` works; see the module's docstring.
@@ -246,7 +246,7 @@ def check_call(specs: Mapping[str, ToolSpec], tool: str, given: Mapping[str, Any
             raise ToolError(f"{tool}: {name}: missing")
         value = arguments[name] = given.get(name, schema.get("default"))
         if "enum" in schema and value not in schema["enum"]:
-            raise ToolError(f"{tool}: {name}: {value!r:.80} is none of {', '.join(schema['enum'])}")
+            raise ToolError(f"{tool}: {name}: {value!r:.80} is not one of {', '.join(schema['enum'])}")
         if schema.get("type") == "string" and not isinstance(value, str):
             raise ToolError(f"{tool}: {name}: must be text, got {value!r:.80}")
     return arguments

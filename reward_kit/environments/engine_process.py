@@ -33,7 +33,7 @@ def worker_command(module: str) -> list[str]:
 
 
 class EngineProcess:
-    """One worker process. `start` first, `close` last; one request at a time.
+    """A worker process. `start` first, `close` last; one request at a time.
 
     Args:
         name: of the engine, for messages ("household engine").

@@ -54,7 +54,7 @@ SUPPORTED = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file or directory of a tree."""
+    """A file or directory of a tree."""
 
     path: str
     kind: EntryKind
@@ -317,7 +317,7 @@ class FileTree:
 
     def make_directory(self, path: str) -> str:
         parts = _named(path)
-        # The first directory that is missing; if there is none, opening the whole path checks that it is a directory.
+        # Find the first missing directory; opening the whole path checks that it is a directory.
         for depth in range(len(parts) + 1):
             with open_directory(self.files, parts[:depth]) as directory:
                 if depth < len(parts) and kind_at(directory, parts[depth]) is None:

@@ -239,7 +239,7 @@ class GymnasiumConfig(ResourceConfig):
 
 
 class GymnasiumResource(ForkableResource):
-    """One Gymnasium environment; `act(action)` is its only tool."""
+    """A Gymnasium environment; `act(action)` is its only tool."""
 
     fork_kind = "native"
     per_sample_keys = frozenset({"random_map"})
@@ -332,7 +332,7 @@ class GymnasiumResource(ForkableResource):
         # True equals 1 in Python; as an action it is a mistake.
         if isinstance(action, bool) or not isinstance(action, str | int) or action not in self._names:
             names = [str(name) for name in self._names]
-            raise ToolError(f"act: action: {action!r} is none of {', '.join(names[:20])}")
+            raise ToolError(f"act: action: {action!r} is not one of {', '.join(names[:20])}")
         if self._terminated or self._truncated:
             raise ToolError("the episode is over; no action changes anything")
         with boundary(EnvironmentFailure, f"{self._settings.env_id}.step"):

@@ -46,7 +46,7 @@ Available commands:
 
 
 class HouseholdView(NamedTuple):
-    """One observation of a household game, with the commands that are admissible next."""
+    """An observation of a household game, with the commands that are admissible next."""
 
     observation: str
     admissible: tuple[str, ...]
@@ -132,7 +132,7 @@ def enumeration(names: Iterable[str]) -> str:
 
 
 class HouseholdEngine:
-    """One household game.
+    """A household game.
 
     Attributes:
         tables: the constant part.
@@ -205,7 +205,7 @@ class HouseholdEngine:
         return bool(placed & self.ready())
 
     def ready(self) -> int:
-        """Return the mask of the things in the state that the goal asks for, wherever they are."""
+        """Return the mask of the things in the state that the goal asks for, at any place."""
         tables, task_type = self.tables, self.tables.problem.task_type
         if task_type is TaskType.CLEAN:
             return tables.targets & tables.transformable & self.clean

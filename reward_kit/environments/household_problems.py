@@ -105,7 +105,7 @@ class Thing:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One household problem.
+    """A household problem.
 
     `target` is the type of the object asked for, `destination` that of the receptacle it belongs in, or of the lamp for
     `look_at_obj_in_light`. `receptacles` and `things` are in the order of their names. `id` is unique over all splits.

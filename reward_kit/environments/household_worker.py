@@ -91,7 +91,7 @@ def _goal(problem: Problem) -> str:
 
 
 class Game:
-    """One engine with one game at a time."""
+    """An engine with one game at a time."""
 
     def __init__(self) -> None:
         missing = [name for name in PACKAGES if find_spec(name) is None]

@@ -116,14 +116,14 @@ async def connect_server(
         raise ConfigError(f"{where}: {shown!r} is not an address of {' or '.join(schemes)}")
     if "{port}" in url:
         if server is None or not server.port:
-            raise ConfigError(f"{where}: {{port}} is that of a resource_server, and there is none")
+            raise ConfigError(f"{where}: {{port}} is that of a resource_server, and the task has none")
         url = url.replace("{port}", str(server.port))
     headers = {**settings.headers, **headers_from_environment(settings.headers_env, url, resource, started)}
     return ServerAddress(url, headers, server)
 
 
 class HttpResource(ReplayForkResource):
-    """One episode on a server. Forks start a new episode there and repeat the same actions."""
+    """An episode on a server. Forks start a new episode there and repeat the same actions."""
 
     takes_task_folder = True
     takes_resource_server = True
@@ -177,9 +177,9 @@ class HttpResource(ReplayForkResource):
             body["config"] = settings.config
         answer = await self._connection.post(settings.start_episode_endpoint, body)
         fields = answer.fields()
-        episode = fields.get("episode_id")
-        if isinstance(episode, bool) or not isinstance(episode, str | int):
-            raise answer.wrong(f"episode_id: expected text or a whole number, got {episode!r:.80}")
+        episode = answer.field("episode_id", (str, int), "text or a whole number")
+        if episode is None:
+            raise answer.wrong("episode_id: expected text or a whole number, got None")
         self._episode, self._is_over = episode, False
         if fields.get("tools") is not None:
             self._tools = _tool_specs(fields["tools"], EnvironmentFailure, answer.source)
@@ -188,9 +188,9 @@ class HttpResource(ReplayForkResource):
         self._take(answer, fields)
 
     async def _step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
-        names = [tool["function"]["name"] for tool in self._tools]
-        if action_name not in names:
-            raise ToolError(f"unknown tool {action_name!r}{did_you_mean(action_name, names)}")
+        known = [tool["function"]["name"] for tool in self._tools]
+        if action_name not in known:
+            raise ToolError(f"unknown tool {action_name!r}{did_you_mean(action_name, known)}")
         if self._is_over:
             raise ToolError("the episode is over; no action changes anything")
         if self._settings.action_form == "call":
@@ -211,18 +211,24 @@ class HttpResource(ReplayForkResource):
         if isinstance(refusal, str):
             raise ToolError(refusal)
         fields = answer.fields()
-        outcome = _read_outcome(answer, fields)
+        names = ("is_done", "terminated", "truncated")
+        is_done, terminated, truncated = (answer.field(name, bool, "true or false") for name in names)
+        reward = answer.field("reward", (int, float), "a finite number")
+        if reward is not None and not isfinite(reward):
+            raise answer.wrong(f"reward: expected a finite number, got {reward!r:.80}")
+        info = answer.field("info", Mapping, "an object")
         self._history_key = hash_key(self._history_key, canonical_json(action))
         self._take(answer, fields)
-        self._is_over = outcome.terminated or outcome.truncated
-        return outcome
+        # An older server has only `is_done`.
+        terminated, truncated = bool(terminated or (is_done and not truncated)), bool(truncated)
+        self._is_over = terminated or truncated
+        reward = None if reward is None else float(reward)
+        return StepOutcome(self._observation, reward, terminated, truncated, dict(info or {}))
 
     def _take(self, answer: HttpAnswer, fields: Mapping[str, Any]) -> None:
         if "observation" not in fields:
             raise answer.wrong(f"observation: missing; there are {', '.join(map(str, fields)) or 'no fields'}")
-        key = fields.get("state_key")
-        if key is not None and not isinstance(key, str):
-            raise answer.wrong(f"state_key: expected text, got {key!r:.80}")
+        key = answer.field("state_key", str, "text")
         if key is None and self._given_key is not None:
             raise answer.wrong("state_key: missing, and was there before; give it always or never")
         self._given_key, self._observation, self._state = key, fields["observation"], fields.get("state")
@@ -285,27 +291,6 @@ def _tool_specs(listed: Any, error_type: type[ConfigError | EnvironmentFailure],
     return specs
 
 
-def _read_outcome(answer: HttpAnswer, fields: Mapping[str, Any]) -> StepOutcome:
-    flags = {name: fields.get(name) for name in ("is_done", "terminated", "truncated")}
-    for name, flag in flags.items():
-        if flag is not None and not isinstance(flag, bool):
-            raise answer.wrong(f"{name}: expected true or false, got {flag!r:.80}")
-    reward = fields.get("reward")
-    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, int | float) or not isfinite(reward)):
-        raise answer.wrong(f"reward: expected a finite number, got {reward!r:.80}")
-    info = fields.get("info")
-    if info is not None and not isinstance(info, Mapping):
-        raise answer.wrong(f"info: expected an object, got {info!r:.80}")
-    return StepOutcome(
-        observation=fields.get("observation"),
-        reward=None if reward is None else float(reward),
-        # An older server has only `is_done`.
-        terminated=bool(flags["terminated"] or (flags["is_done"] and not flags["truncated"])),
-        truncated=bool(flags["truncated"]),
-        info=dict(info or {}),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
     """The JSON answer of a server to `source`, the method and address.
@@ -324,6 +309,13 @@ class HttpAnswer:
         if not isinstance(self.value, Mapping):
             raise self.wrong(f"expected a JSON object, got {json.dumps(self.value)[:_EXCERPT]}")
         return self.value
+
+    def field(self, name: str, kinds: type | tuple[type, ...], expected: str) -> Any:
+        """Return a field of the object, None without it; a boolean is not a number."""
+        value = self.fields().get(name)
+        if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool)):
+            raise self.wrong(f"{name}: expected {expected}, got {value!r:.80}")
+        return value
 
     def wrong(self, problem: str) -> EnvironmentFailure:
         return EnvironmentFailure(f"{self.source}: {problem}")

@@ -273,7 +273,7 @@ class McpResource(ReplayForkResource):
         check_schema(spec, action_params)
         self._is_fresh = False
         before, call = self._key, (action_name, canonical_json(action_params))
-        # The effect of a call is unknown until its answer, and stays so if there is none.
+        # The effect of a call is unknown until its answer, and stays so without one.
         self._key = hash_key(before, *call, "unanswered")
         try:
             result = await session.call(tool, _with_path(dict(action_params), self._folder))

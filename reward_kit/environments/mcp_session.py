@@ -445,7 +445,7 @@ async def _limit(response: httpx2.Response) -> None:
 
 
 class _CountedStream(httpx2.AsyncByteStream):
-    """A body that ends with an error if it is too large; `most_bytes=None` is no limit, events count values each."""
+    """A body that ends with an error if it is too large; each event counts values of its own, and None is unlimited."""
 
     def __init__(self, body: httpx2.AsyncByteStream, most_bytes: int | None, *, is_events: bool) -> None:
         self._body, self._most_bytes, self._is_events = body, most_bytes, is_events

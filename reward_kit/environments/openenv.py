@@ -74,7 +74,7 @@ class OpenEnvConfig(ServerConfig):
 
 
 class OpenEnvResource(ReplayForkResource):
-    """One session with an OpenEnv server."""
+    """A session with an OpenEnv server."""
 
     fork_kind = "none"
     deterministic = False

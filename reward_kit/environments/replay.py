@@ -40,18 +40,18 @@ class ReplayForkResource(ForkableResource):
 
     @abstractmethod
     async def _setup(self, config: Mapping[str, Any]) -> None:
-        """As `setup`."""
+        """Do the work of `setup`."""
 
     @abstractmethod
     async def _reset(self, seed: int) -> None:
-        """As `reset`; there is always a seed, so that it can be repeated."""
+        """Do the work of `reset`; there is always a seed, so that it can be repeated."""
 
     @abstractmethod
     async def _step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
-        """As `step`."""
+        """Do the work of `step`."""
 
     def _reseed(self, seed: int) -> None:
-        """As `reseed_noise`."""
+        """Do the work of `reseed_noise`."""
         return
 
     async def setup(self, config: Mapping[str, Any]) -> None:

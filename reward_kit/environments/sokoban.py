@@ -48,7 +48,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One level. `floor` and `goals` are sets of cells; `floor` holds every cell that is not a wall."""
+    """A level. `floor` and `goals` are sets of cells; `floor` holds every cell that is not a wall."""
 
     width: int
     height: int
@@ -363,7 +363,7 @@ _SPECS: dict[str, ToolSpec] = {
 
 
 class SokobanResource(ForkableResource):
-    """One level; `move(direction)` is its only tool."""
+    """A level; `move(direction)` is its only tool."""
 
     fork_kind = "native"
     per_sample_keys = frozenset(SokobanConfig.model_fields)

@@ -106,7 +106,7 @@ class CoinCollectorOptions(_Options):
 
 
 class TreasureHunterOptions(_Options):
-    """One of two things to take: from 11 on behind doors and in containers, from 21 on behind locks."""
+    """Either of two things to take: from 11 on behind doors and in containers, from 21 on behind locks."""
 
     level: int = Field(ge=1, le=30)
 
@@ -172,7 +172,7 @@ class TextworldConfig(ResourceConfig):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One answer of the game; None for everything that is unknown or not tracked.
+    """An answer of the game; None for everything that is unknown or not tracked.
 
     `moves` counts the game's actions that were carried out, `expert` is the next command of a winning plan, `facts` are
     those that hold, sorted, and `state` names the game's state.
@@ -202,7 +202,7 @@ class View:
 
 
 class TextworldResource(ReplayForkResource):
-    """One game, in a worker process of its own."""
+    """A game, in a worker process of its own."""
 
     takes_task_folder = True
     # Not `game`: a game file runs in an interpreter, and its grammar is evaluated as Python.

@@ -83,7 +83,7 @@ def _make(maker: str, options: Mapping[str, Any], seed: int, path: Path) -> None
 
 
 class Player:
-    """One game at a time."""
+    """A game at a time."""
 
     def __init__(self) -> None:
         self._textworld = import_module("textworld")

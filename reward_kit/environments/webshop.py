@@ -56,7 +56,7 @@ _COUNTED = {"boots": "pair of", "shoes": "pair of", "pants": "pair of", "earbuds
 
 
 class Kind(NamedTuple):
-    """One kind of product; `keywords` are further nouns for the title, `prices` the bounds in dollars."""
+    """A kind of product; `keywords` are further nouns for the title, `prices` the bounds in dollars."""
 
     name: str
     category: tuple[str, str, str]
@@ -186,7 +186,7 @@ def token_set_ratio(one: str, other: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One product, with the options offered. `query` is its kind's name, `nouns` are its title's, in lower case."""
+    """A product with the options offered. `query` is its kind's name, `nouns` are its title's, in lower case."""
 
     product_id: str
     title: str
@@ -363,7 +363,7 @@ _SPECS: dict[str, ToolSpec] = {
 
 
 class WebshopResource(ForkableResource):
-    """One visit with one goal, in a catalogue that all environments of a process share."""
+    """A visit with one goal, in a catalogue that all environments of a process share."""
 
     fork_kind = "native"
     per_sample_keys = frozenset({"index"})

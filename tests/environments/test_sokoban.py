@@ -309,8 +309,8 @@ async def test_the_first_observation_explains_the_marks_and_the_task() -> None:
     [
         ("mvoe", {"direction": "up"}, "did you mean 'move'"),
         ("move", {}, "direction: missing"),
-        ("move", {"direction": "north"}, "'north' is none of"),
-        ("move", {"direction": ["up"]}, "is none of"),
+        ("move", {"direction": "north"}, "'north' is not one of"),
+        ("move", {"direction": ["up"]}, "is not one of"),
         ("move", {"direction": "up", "times": 2}, "unknown argument 'times'"),
     ],
 )
