@@ -125,22 +125,6 @@ class McpConfig(ResourceConfig):
         return folder
 
 
-def read_mcp_config(config: Mapping[str, Any]) -> McpConfig:
-    """Read the configuration and check everything that can be checked without a server."""
-    settings = read_config(McpConfig, config, "mcp")
-    for text in (*(settings.command or ()), *settings.env.values(), settings.cwd or ""):
-        for word in re.findall(r"\{\w+\}", text):
-            hint = did_you_mean(word, _PLACEHOLDERS)
-            if word not in _PLACEHOLDERS and hint.startswith("; did"):
-                raise ConfigError(f"mcp resource: unknown placeholder {word} in {text!r}{hint}")
-            if word == WORKING_COPY and settings.working_copy is None:
-                raise ConfigError(f"mcp resource: {text!r} names {WORKING_COPY}, and there is no working_copy")
-    if settings.working_copy is not None:
-        settings.source_folder()
-    settings.header_values()
-    return settings
-
-
 def _stdio_server(settings: McpConfig, working_copy: Path | None) -> StdioServer:
     """Return the private server of one episode, with every placeholder filled in."""
     from reward_kit.environments.mcp_session import StdioServer
@@ -195,24 +179,22 @@ def tool_table(listed: Sequence[mcp_types.Tool], wanted: Sequence[str] | None) -
 
 def result_text(result: mcp_types.CallToolResult) -> str:
     """Return a result as one text: its text blocks, else its structured value; a line for everything else."""
-    texts = [_block_text(block) for block in result.content]
+    texts = []
     if result.structured_content is not None and not any(block.type == "text" for block in result.content):
-        texts.insert(0, json.dumps(result.structured_content, ensure_ascii=False))
+        texts.append(json.dumps(result.structured_content, ensure_ascii=False))
+    for block in result.content:
+        if block.type == "text":
+            texts.append(block.text)
+        elif block.type == "image" or block.type == "audio":
+            texts.append(f"[{block.type} {block.mime_type}, {_decoded_size(block.data):,} bytes]")
+        elif block.type == "resource_link":
+            texts.append(f"[link to the resource {block.uri}{f', {block.mime_type}' if block.mime_type else ''}]")
+        elif (blob := getattr(block.resource, "blob", None)) is None:
+            texts.append(f"[resource {block.resource.uri}]\n{getattr(block.resource, 'text', '')}")
+        else:
+            kind = block.resource.mime_type or "binary"
+            texts.append(f"[resource {block.resource.uri}, {kind}, {_decoded_size(blob):,} bytes]")
     return "\n".join(texts)
-
-
-def _block_text(block: mcp_types.ContentBlock) -> str:
-    if block.type == "text":
-        return block.text
-    if block.type == "image" or block.type == "audio":
-        return f"[{block.type} {block.mime_type}, {_decoded_size(block.data):,} bytes]"
-    if block.type == "resource_link":
-        return f"[link to the resource {block.uri}{f', {block.mime_type}' if block.mime_type else ''}]"
-    inner = block.resource
-    blob = getattr(inner, "blob", None)
-    if blob is None:
-        return f"[resource {inner.uri}]\n{getattr(inner, 'text', '')}"
-    return f"[resource {inner.uri}, {inner.mime_type or 'binary'}, {_decoded_size(blob):,} bytes]"
 
 
 def _decoded_size(base64_text: str) -> int:
@@ -246,7 +228,14 @@ class McpResource(ReplayForkResource):
         return config.get("fork") == "replay"
 
     async def _setup(self, config: Mapping[str, Any]) -> None:
-        self._settings = read_mcp_config(config)
+        settings = self._settings = read_config(McpConfig, config, "mcp")
+        for text in (*(settings.command or ()), *settings.env.values(), settings.cwd or ""):
+            for word in re.findall(r"\{\w+\}", text):
+                hint = did_you_mean(word, _PLACEHOLDERS)
+                if word not in _PLACEHOLDERS and hint.startswith("; did"):
+                    raise ConfigError(f"mcp resource: unknown placeholder {word} in {text!r}{hint}")
+                if word == WORKING_COPY and settings.working_copy is None:
+                    raise ConfigError(f"mcp resource: {text!r} names {WORKING_COPY}, and there is no working_copy")
         await self._open()
 
     async def _reset(self, seed: int) -> None:

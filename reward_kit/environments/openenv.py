@@ -156,7 +156,8 @@ class OpenEnvResource(ReplayForkResource):
         body = {**self._settings.reset, "seed": seed % _SEEDS}
         answer = await self._ask("reset", body)
         self._history_key = hash_key(canonical_json(body))
-        self._take(_read_outcome(answer, self._settings.observation_field))
+        self._observation = _read_outcome(answer, self._settings.observation_field).observation
+        self._is_over = answer.get("done", False)
         if self._calls_tools:
             await self._list_tools()
 
@@ -178,15 +179,11 @@ class OpenEnvResource(ReplayForkResource):
             raise EnvironmentFailure(f"openenv resource: step: {refusal.code}: {refusal.message}") from None
         outcome = _read_outcome(answer, self._settings.observation_field)
         self._history_key = hash_key(self._history_key, canonical_json(action), canonical_json(outcome.observation))
-        self._take(outcome)
+        self._observation, self._is_over = outcome.observation, outcome.terminated or outcome.truncated
         return outcome
 
-    def _take(self, outcome: StepOutcome) -> None:
-        self._observation = outcome.observation
-        self._is_over = outcome.terminated or outcome.truncated
-
     async def _ask(self, kind: str, data: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """Return an answer that no agent asked for; a refusal of the server is an `EnvironmentFailure`."""
+        """Return an answer; a refusal of the server is an `EnvironmentFailure`."""
         try:
             return await self._open_session.ask(kind, data)
         except OpenEnvRefusedError as refusal:
@@ -248,7 +245,11 @@ def _read_outcome(answer: Mapping[str, Any], field: str | None) -> StepOutcome:
     if fields.keys() == {"tool_name", "result", "error"}:  # the answer of an MCP tool
         error = fields["error"]
         if error is None:
-            shown = _result(fields["result"])
+            shown = result = fields["result"]
+            if isinstance(result, Mapping) and "content" in result:  # wrapped as MCP does
+                texts = [block.get("text") for block in result["content"] if isinstance(block, Mapping)]
+                text = "\n".join(text for text in texts if isinstance(text, str))
+                shown = text if result.get("data") is None else result["data"]
         else:
             shown = str(error.get("message") if isinstance(error, Mapping) else error)
             info = {**metadata, "is_action_valid": False}
@@ -260,16 +261,6 @@ def _read_outcome(answer: Mapping[str, Any], field: str | None) -> StepOutcome:
         if shown is None and field not in fields and fields:
             raise EnvironmentFailure(f"openenv resource: observation_field {field!r}{did_you_mean(field, fields)}")
     return StepOutcome(shown, None if reward is None else float(reward), done and not is_truncated, is_truncated, info)
-
-
-def _result(result: Any) -> Any:
-    """Return a tool's result; its texts if the server wraps them as MCP does."""
-    if not isinstance(result, Mapping) or "content" not in result:
-        return result
-    if result.get("data") is not None:
-        return result["data"]
-    texts = [block.get("text") for block in result["content"] if isinstance(block, Mapping)]
-    return "\n".join(text for text in texts if isinstance(text, str))
 
 
 class OpenEnvRefusedError(Exception):
