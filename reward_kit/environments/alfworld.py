@@ -84,7 +84,6 @@ _ACT: dict[str, ToolSpec] = {"act": strict_tool("act", _ACT_TEXT, command=_COMMA
 class AlfworldConfig(ResourceConfig):
     """The configuration of `alfworld` and `alfworld_real`."""
 
-    engine: Literal["native", "real"] | None = Field(default=None, description="only to say which one is meant")
     split: Literal["train", "development", "held_out"] = "train"
     index: int | None = Field(default=None, ge=0, description="which problem; by default the reset's seed picks one")
     seed: int = Field(default=0, description="other seeds give other problems of the split")
@@ -284,7 +283,7 @@ class AlfworldResource(_Household):
         self._config = AlfworldConfig()
 
     async def setup(self, config: Mapping[str, Any]) -> None:
-        self._config = _read(config, "alfworld", "native")
+        self._config = _read(config, "alfworld")
         if self._config.game_file is not None or self._config.published:
             raise ConfigError("alfworld resource: game_file: published games need the real engine: use alfworld_real")
         _tables_for(self._config, 0)
@@ -326,7 +325,7 @@ class RealAlfworldResource(_Household, ReplayForkResource):
         self._real = RealEngine()
 
     async def _setup(self, config: Mapping[str, Any]) -> None:
-        self._settings = _read(config, "alfworld_real", "real")
+        self._settings = _read(config, "alfworld_real")
         if self._settings.published:
             _published_game(self._settings, 0)
         elif self._settings.game_file is None:
@@ -401,11 +400,8 @@ def game_files() -> list[Path]:
     return [path for path in games if not any(word in str(path.relative_to(root)) for word in ("movable", "Sliced"))]
 
 
-def _read(config: Mapping[str, Any], resource: str, engine: str) -> AlfworldConfig:
+def _read(config: Mapping[str, Any], resource: str) -> AlfworldConfig:
     settings = read_config(AlfworldConfig, config, resource)
-    if settings.engine not in (None, engine):
-        other = "alfworld_real" if engine == "native" else "alfworld"
-        raise ConfigError(f"{resource} resource: engine: the {settings.engine} engine is the resource {other}")
     named = [name for name in ("index", "problem", "game_file") if getattr(settings, name) is not None]
     if settings.published:
         named = ["published", *(name for name in named if name != "index")]

@@ -6,7 +6,7 @@ import base64
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -141,21 +141,6 @@ def decompose(snapshot: StateSnapshot) -> dict[str, StateSnapshot]:
         raise EnvironmentFailure(f"the snapshot is not a composite of several: {error}") from error
 
 
-def _json_value(payload: bytes) -> Any:
-    try:
-        return json.loads(payload.decode("utf-8", "surrogatepass"))
-    except ValueError as error:
-        raise EnvironmentFailure(f"the snapshot is not JSON: {error}") from error
-
-
-_OPENERS: dict[str, Callable[[bytes], Any]] = {
-    "json": _json_value,
-    "sqlite": SqliteState,
-    "files": FilesState,
-    "composite": CompositeState,
-}
-
-
 def open_snapshot(snapshot: StateSnapshot) -> Any:
     """Open a final state for a reward.
 
@@ -166,9 +151,15 @@ def open_snapshot(snapshot: StateSnapshot) -> Any:
     Raises:
         EnvironmentFailure: the kind is unknown, or the payload is damaged.
     """
-    if snapshot.kind not in _OPENERS:
-        raise EnvironmentFailure(f"unknown kind of snapshot {snapshot.kind!r}; known: {', '.join(_OPENERS)}")
-    return _OPENERS[snapshot.kind](snapshot.payload)
+    if snapshot.kind == "json":
+        try:
+            return json.loads(snapshot.payload.decode("utf-8", "surrogatepass"))
+        except ValueError as error:
+            raise EnvironmentFailure(f"the snapshot is not JSON: {error}") from error
+    kinds = {"sqlite": SqliteState, "files": FilesState, "composite": CompositeState}
+    if snapshot.kind not in kinds:
+        raise EnvironmentFailure(f"unknown kind of snapshot {snapshot.kind!r}; known: json, {', '.join(kinds)}")
+    return kinds[snapshot.kind](snapshot.payload)
 
 
 def close_state(state: Any) -> None:

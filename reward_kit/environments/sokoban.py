@@ -241,7 +241,7 @@ def _walks(level: Level, position: Position) -> dict[int, int]:
 
 
 def _moves(level: Level, start: Position, end: Position, arrivals: dict[Position, _Arrival]) -> Plan:
-    """Return the moves of the found way: each push, and a shortest walk to the cell behind its box."""
+    """Return the moves of a solution: each push, and a shortest walk to the cell behind its box."""
     names = {step: name for name, step in level.steps().items()}
     backwards: list[int] = []
     position = end

@@ -218,9 +218,13 @@ class TextworldResource(ReplayForkResource):
         self._commands: list[str] = []
 
     async def _setup(self, config: Mapping[str, Any]) -> None:
-        self._settings = _read(config)
-        if self._settings.game is not None:
-            _game_file(self._settings)
+        settings = self._settings = read_config(TextworldConfig, config, "textworld")
+        if settings.maker is not None:
+            part = f"options of {settings.maker}: "
+            options = read_config(OPTIONS[settings.maker], settings.options, "textworld", part)
+            settings.options = options.model_dump()
+        else:
+            _game_file(settings)
         if find_spec("textworld") is None:
             raise ConfigError(
                 f"the textworld resource needs textworld; {how_to_install('text-games')}, with Python 3.11 or 3.12, "
@@ -323,15 +327,6 @@ class TextworldResource(ReplayForkResource):
 
     def _is_over(self) -> bool:
         return self._view.is_over or self._is_out_of_moves()
-
-
-def _read(config: Mapping[str, Any]) -> TextworldConfig:
-    settings = read_config(TextworldConfig, config, "textworld")
-    if settings.maker is None:
-        return settings
-    part = f"options of {settings.maker}: "
-    options = read_config(OPTIONS[settings.maker], settings.options, "textworld", part)
-    return settings.model_copy(update={"options": options.model_dump()})
 
 
 def _game_file(settings: TextworldConfig) -> Path:

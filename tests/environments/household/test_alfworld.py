@@ -224,7 +224,6 @@ async def test_a_checkpoint_brings_back_the_state_the_milestones_and_the_count()
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"engine": "real"}, "alfworld_real"),
         ({"game_file": "game.tw-pddl"}, "alfworld_real"),
         ({"split": "held-out"}, "split"),
         ({"task_types": []}, "task_types"),
