@@ -17,6 +17,7 @@ resource declares.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from abc import ABC, abstractmethod
@@ -200,6 +201,21 @@ class ForkableResource(ABC):
         return self
 
 
+class CopyForkResource(ForkableResource):
+    """A resource whose attributes are replaced and never changed, so that copies may share their values."""
+
+    fork_kind = "native"
+
+    async def fork(self) -> ForkableResource:
+        return copy.copy(self)
+
+    async def checkpoint(self) -> Any:
+        return dict(vars(self))
+
+    async def restore(self, state: Any) -> None:
+        vars(self).update(state)
+
+
 def _undeclared(row: Mapping[str, Any], allowed: set[tuple[str, ...]]) -> Iterator[str]:
     """Yield the dotted keys of `row` that no path in `allowed` covers."""
     for key, value in row.items():
@@ -216,6 +232,11 @@ def tool_spec(name: str, description: str, parameters: Mapping[str, Any] | None 
     """Return a tool in OpenAI form; `parameters` is a JSON schema, by default that of no parameters."""
     schema = dict(parameters or {"type": "object", "properties": {}})
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+def tools_by_name(*specs: ToolSpec) -> dict[str, ToolSpec]:
+    """Return the tools by their names."""
+    return {spec["function"]["name"]: spec for spec in specs}
 
 
 def strict_tool(name: str, description: str, /, **properties: Mapping[str, Any]) -> ToolSpec:

@@ -33,6 +33,7 @@ from reward_kit.environments.base import (
     check_call,
     hash_key,
     strict_tool,
+    tools_by_name,
 )
 from reward_kit.environments.config import ResourceConfig, read_config
 from reward_kit.environments.tools import ToolRegistry
@@ -42,20 +43,13 @@ _MAX_DEPTH = 32
 _WHOLE = {"type": "string", "description": "a dotted path; empty for the whole state", "default": ""}
 _PATH = {"type": "string", "description": "a dotted path such as orders.0.total"}
 _VALUE = {"description": "any JSON value"}
-_SPECS: dict[str, ToolSpec] = {
-    spec["function"]["name"]: spec
-    for spec in (
-        strict_tool("get_state", "Read the value at a path of the state.", path=_WHOLE),
-        strict_tool(
-            "set_value",
-            "Set the value at a path. Objects that are missing on the way are made.",
-            path=_PATH,
-            value=_VALUE,
-        ),
-        strict_tool("delete_value", "Remove the key or the list item at a path.", path=_PATH),
-        strict_tool("append_value", "Append a value to the list at a path.", path=_PATH, value=_VALUE),
-    )
-}
+_SET = "Set the value at a path. Objects that are missing on the way are made."
+_SPECS = tools_by_name(
+    strict_tool("get_state", "Read the value at a path of the state.", path=_WHOLE),
+    strict_tool("set_value", _SET, path=_PATH, value=_VALUE),
+    strict_tool("delete_value", "Remove the key or the list item at a path.", path=_PATH),
+    strict_tool("append_value", "Append a value to the list at a path.", path=_PATH, value=_VALUE),
+)
 
 
 class PythonStateConfig(ResourceConfig):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import heapq
 import math
 import random
@@ -17,13 +16,14 @@ import anyio.to_thread
 from pydantic import ConfigDict, Field, model_validator
 
 from reward_kit.environments.base import (
-    ForkableResource,
+    CopyForkResource,
     StateSnapshot,
     StepOutcome,
     ToolSpec,
     check_call,
     hash_key,
     strict_tool,
+    tools_by_name,
 )
 from reward_kit.environments.config import ResourceConfig, read_config
 from reward_kit.errors import ConfigError, LimitError, ToolError
@@ -353,19 +353,13 @@ def _play_backwards(rng: random.Random, spec: SokobanConfig, floor: int) -> Leve
 
 
 _TASK = "Push every box onto a goal. Walking into a box pushes it; you cannot pull one, nor push two at once."
-_SPECS: dict[str, ToolSpec] = {
-    "move": strict_tool(
-        "move",
-        "Walk one cell, pushing the box that stands there.",
-        direction={"type": "string", "enum": list(DIRECTIONS)},
-    )
-}
+_DIRECTION = {"type": "string", "enum": list(DIRECTIONS)}
+_SPECS = tools_by_name(strict_tool("move", "Walk one cell, pushing the box that stands there.", direction=_DIRECTION))
 
 
-class SokobanResource(ForkableResource):
+class SokobanResource(CopyForkResource):
     """A level; `move(direction)` is its only tool."""
 
-    fork_kind = "native"
     per_sample_keys = frozenset(SokobanConfig.model_fields)
 
     def __init__(self) -> None:
@@ -403,16 +397,6 @@ class SokobanResource(ForkableResource):
         self._name = f"{level.width} {level.floor:x} {level.goals:x}"
         self._shortest = len(self._plan) if self._plan is not None else None
         self._moves = self._pushes = 0
-
-    async def fork(self) -> ForkableResource:
-        # A step replaces the values that it changes, so copies may share them.
-        return copy.copy(self)
-
-    async def checkpoint(self) -> Any:
-        return dict(vars(self))
-
-    async def restore(self, state: Any) -> None:
-        vars(self).update(state)
 
     async def step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
         direction = check_call(_SPECS, action_name, action_params)["direction"]

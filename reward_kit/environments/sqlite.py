@@ -13,7 +13,15 @@ from typing import Any
 import anyio.to_thread
 from pydantic import Field, model_validator
 
-from reward_kit.environments.base import ForkableResource, StateSnapshot, StepOutcome, ToolSpec, check_call, strict_tool
+from reward_kit.environments.base import (
+    ForkableResource,
+    StateSnapshot,
+    StepOutcome,
+    ToolSpec,
+    check_call,
+    strict_tool,
+    tools_by_name,
+)
 from reward_kit.environments.config import read_config, task_path
 from reward_kit.environments.sqlite_guard import GuardedConnection, SeedSource, SqliteLimits
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, did_you_mean, why_unreadable
@@ -286,19 +294,12 @@ def _content_hash(connection: sqlite3.Connection) -> str:
         connection.text_factory = factory
 
 
-_SPECS: dict[str, ToolSpec] = {
-    "execute_sql": strict_tool(
-        "execute_sql",
-        "Run SQL (SQLite's dialect). All statements of a call take effect, or none.",
-        query={
-            "type": "string",
-            "description": "one or more SQL statements; the rows of the last query are returned",
-        },
+_QUERY = {"type": "string", "description": "one or more SQL statements; the rows of the last query are returned"}
+_NAME = {"type": "string", "description": "the name of the table"}
+_SPECS = tools_by_name(
+    strict_tool(
+        "execute_sql", "Run SQL (SQLite's dialect). All statements of a call take effect, or none.", query=_QUERY
     ),
-    "list_tables": strict_tool("list_tables", "List the tables and views."),
-    "describe_table": strict_tool(
-        "describe_table",
-        "Describe the columns of a table or view.",
-        name={"type": "string", "description": "the name of the table"},
-    ),
-}
+    strict_tool("list_tables", "List the tables and views."),
+    strict_tool("describe_table", "Describe the columns of a table or view.", name=_NAME),
+)

@@ -6,7 +6,6 @@ the purchase is rewarded (`match_purchase`).
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 import re
@@ -24,7 +23,7 @@ import anyio.to_thread
 from pydantic import Field
 
 from reward_kit.environments.base import (
-    ForkableResource,
+    CopyForkResource,
     StateSnapshot,
     StepOutcome,
     ToolSpec,
@@ -32,6 +31,7 @@ from reward_kit.environments.base import (
     check_call,
     hash_key,
     strict_tool,
+    tools_by_name,
 )
 from reward_kit.environments.config import ResourceConfig, read_config
 from reward_kit.errors import ConfigError, ToolError, did_you_mean
@@ -345,27 +345,23 @@ class Visit:
 
 
 _TEXT = {"type": "string"}
-_SPECS: dict[str, ToolSpec] = {
-    spec["function"]["name"]: spec
-    for spec in (
-        strict_tool(
-            "search", "Search the shop; the best matches come first.", query={**_TEXT, "maxLength": MAX_TEXT_CHARS}
-        ),
-        strict_tool("open", "Open one of the products that the page shows.", product_id=_TEXT),
-        strict_tool("view", "Read more about the open product.", section={**_TEXT, "enum": list(SECTIONS)}),
-        strict_tool("choose", "Choose a value of an option of the open product.", option=_TEXT, value=_TEXT),
-        strict_tool("next_page", "Go to the next page of the results."),
-        strict_tool("previous_page", "Go to the previous page of the results."),
-        strict_tool("back", "Go back: from a text to its product, to the results, to the start."),
-        strict_tool("buy", "Buy the open product with the options chosen. This ends the visit."),
-    )
-}
+_SPECS = tools_by_name(
+    strict_tool(
+        "search", "Search the shop; the best matches come first.", query={**_TEXT, "maxLength": MAX_TEXT_CHARS}
+    ),
+    strict_tool("open", "Open one of the products that the page shows.", product_id=_TEXT),
+    strict_tool("view", "Read more about the open product.", section={**_TEXT, "enum": list(SECTIONS)}),
+    strict_tool("choose", "Choose a value of an option of the open product.", option=_TEXT, value=_TEXT),
+    strict_tool("next_page", "Go to the next page of the results."),
+    strict_tool("previous_page", "Go to the previous page of the results."),
+    strict_tool("back", "Go back: from a text to its product, to the results, to the start."),
+    strict_tool("buy", "Buy the open product with the options chosen. This ends the visit."),
+)
 
 
-class WebshopResource(ForkableResource):
+class WebshopResource(CopyForkResource):
     """A visit with one goal, in a catalogue that all environments of a process share."""
 
-    fork_kind = "native"
     per_sample_keys = frozenset({"index"})
 
     def __init__(self) -> None:
@@ -387,16 +383,6 @@ class WebshopResource(ForkableResource):
         self._goal = draw_goal(self._catalogue, index)
         self._goal_name = hash_key(self._catalogue.name, str(settings.page_size), canonical_json(asdict(self._goal)))
         self._visit, self._actions = Visit(), 0
-
-    async def fork(self) -> ForkableResource:
-        # The visit is replaced by every action, and all else never changes, so copies may share their values.
-        return copy.copy(self)
-
-    async def checkpoint(self) -> Any:
-        return dict(vars(self))
-
-    async def restore(self, state: Any) -> None:
-        vars(self).update(state)
 
     async def step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
         arguments: dict[str, str] = check_call(_SPECS, action_name, action_params)
