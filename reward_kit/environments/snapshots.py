@@ -6,7 +6,7 @@ import base64
 import json
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -77,21 +77,32 @@ def _authorize(action: int, first: str | None, second: str | None, _db: str | No
     return sqlite3.SQLITE_OK if action in _ALLOWED and not writes_pragma and not loads else sqlite3.SQLITE_DENY
 
 
-class FilesState(dict[str, str | bytes]):
+class FilesState(Mapping[str, str | bytes]):
     """The files as the agent left them: path to text, or to bytes if a file is not UTF-8 text."""
 
     def __init__(self, payload: bytes) -> None:
         try:
             value = json.loads(payload.decode("utf-8", "surrogateescape"))
-            for path, entry in value["files"].items():
-                self[path] = entry["text"] if "text" in entry else base64.b64decode(entry["base64"], validate=True)
+            self._files: dict[str, str | bytes] = {
+                path: entry["text"] if "text" in entry else base64.b64decode(entry["base64"], validate=True)
+                for path, entry in value["files"].items()
+            }
             self.directories: tuple[str, ...] = tuple(value["directories"])
             self.executables = frozenset(path for path, entry in value["files"].items() if entry.get("executable"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise EnvironmentFailure(f"the snapshot is not a set of files: {error}") from error
 
+    def __getitem__(self, path: str) -> str | bytes:
+        return self._files[path]
 
-class CompositeState(dict[str, Any], AbstractContextManager["CompositeState"]):
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+class CompositeState(Mapping[str, Any], AbstractContextManager["CompositeState"]):
     """The final states of a task's several resources, by their names. Close it, or use it in a `with` statement.
 
     Example:
@@ -102,19 +113,28 @@ class CompositeState(dict[str, Any], AbstractContextManager["CompositeState"]):
     """
 
     def __init__(self, payload: bytes) -> None:
+        self._states: dict[str, Any] = {}
         try:
             for name, snapshot in decompose(StateSnapshot("composite", payload)).items():
-                self[name] = open_snapshot(snapshot)
+                self._states[name] = open_snapshot(snapshot)
         except EnvironmentFailure:
             self.close()
             raise
 
-    def __missing__(self, name: str) -> Any:
-        raise KeyError(f"no resource {name!r} has a final state{did_you_mean(name, self)}")
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._states:
+            raise KeyError(f"no resource {name!r} has a final state{did_you_mean(name, self._states)}")
+        return self._states[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._states)
+
+    def __len__(self) -> int:
+        return len(self._states)
 
     def close(self) -> None:
         """Release the parts' states; closing twice is harmless."""
-        for state in self.values():
+        for state in self._states.values():
             close_state(state)
 
     def __exit__(self, *error: object) -> None:
