@@ -334,7 +334,8 @@ class McpResource(ReplayForkResource):
             else:
                 server = _stdio_server(settings, self._folder)
                 name = f"the MCP server {' '.join(server.command)[:200]!r}"
-            self._session = McpSession(server, name, settings, self._folder)
+            start_s, call_s = settings.start_timeout_s, settings.call_timeout_s
+            self._session = McpSession(server, name, start_timeout_s=start_s, call_timeout_s=call_s, root=self._folder)
             await self._session.start()
             self._is_fresh = True
             await self._list_tools()

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
     from mcp.client._transport import TransportStreams
 
-    from reward_kit.environments.mcp import McpConfig
-
 _MAX_PAGES = 1_000
 _LOGGED_CHARS = 2_000
 _CLOSE_S = 20.0
@@ -81,9 +79,11 @@ class McpSession:
     `tools_changed` is set if the server reported that its tools have changed; `list_tools` clears it.
     """
 
-    def __init__(self, server: McpServer, name: str, settings: McpConfig, root: Path | None) -> None:
+    def __init__(
+        self, server: McpServer, name: str, *, start_timeout_s: float, call_timeout_s: float, root: Path | None
+    ) -> None:
         self._server, self._name, self._root = server, name, root
-        self._start_timeout_s, self._call_timeout_s = settings.start_timeout_s, settings.call_timeout_s
+        self._start_timeout_s, self._call_timeout_s = start_timeout_s, call_timeout_s
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[Client] | None = None
         self._closing = asyncio.Event()
