@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
@@ -39,7 +39,7 @@ class Usage:
         prompt_tokens: tokens read, cached ones included.
         completion_tokens: tokens written, reasoning included.
         cached_tokens: of the prompt's tokens those that the provider had in its cache.
-        cost: in US dollars by the price file, else as the provider reports it; None where neither says.
+        cost: in US dollars by the price file, else as the provider reports it; None without either.
     """
 
     prompt_tokens: int
@@ -342,7 +342,7 @@ class StreamedCompletion:
                 self._texts.setdefault(key, []).append(self._budget.keep_text(_text(delta[key])))
         for call in delta.get("tool_calls") or []:
             # It belongs to a call by index, else by id, else to the latest.
-            index, call_id = call.get("index"), call.get("id")
+            index, call_id, function = call.get("index"), call.get("id"), call.get("function") or {}
             if index is not None:
                 parts = next((one for one in self._calls if one.index == index), None)
             elif call_id:
@@ -354,31 +354,24 @@ class StreamedCompletion:
                     raise TooLargeError(f"{MODEL_ANSWER_CALLS:,} tool calls")
                 parts = _CallParts(index)
                 self._calls.append(parts)
-            parts.add(call, self._budget)
+            parts.call_id = parts.call_id or call_id
+            name = _text(function.get("name") or "")
+            # Some servers repeat the whole name in each delta, none is known to split it over equal pieces.
+            if name and name != parts.name:
+                parts.name += self._budget.keep_text(name)
+            if arguments := function.get("arguments"):
+                text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+                parts.arguments.append(self._budget.keep_text(text))
 
 
+@dataclass(slots=True)
 class _CallParts:
     """A tool call as its pieces arrive."""
 
-    __slots__ = ("arguments", "call_id", "index", "name")
-
-    def __init__(self, index: int | None) -> None:
-        self.index = index
-        self.call_id: str | None = None
-        self.name = ""
-        self.arguments: list[str] = []
-
-    def add(self, delta: Mapping[str, Any], budget: _StreamBudget) -> None:
-        self.call_id = self.call_id or delta.get("id")
-        function = delta.get("function") or {}
-        name = _text(function.get("name") or "")
-        # Some servers repeat the whole name in each delta, none is known to split it over equal pieces.
-        if name and name != self.name:
-            self.name += budget.keep_text(name)
-        arguments = function.get("arguments")
-        if arguments:
-            text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-            self.arguments.append(budget.keep_text(text))
+    index: int | None
+    call_id: str | None = None
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         function = {"name": self.name, "arguments": "".join(self.arguments)}

@@ -1,8 +1,7 @@
-"""Failures of endpoints, in one sentence a reader can act on, and whether asking again could help.
+"""Failures of endpoints, in one sentence a reader can act on, and whether another attempt could help.
 
 The error types live between a transport and a `ChatEndpoint`, which raises the flat `ProviderError` or `DeadlineError`
-when it gives up. No secret reaches a message: the caller passes those it sent, and they are blotted out before a text
-is cut to length, so that no half of one survives the cut.
+when it gives up. Secrets are blotted out before a text is cut to length, so that no half of one survives the cut.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ def json_of_answer(
     """Return the JSON value of an answer that came back whole."""
     if not 200 <= status < 300:
         raise status_error(status, headers, body, where, secrets)
-    if looks_like_html(headers, body):
+    if "html" in headers.get("Content-Type", "").lower() or body[:64].lstrip()[:1] == b"<":
         raise TransientError(f"{where} answered status {status} with an HTML page: {excerpt(body, secrets)}")
     try:
         check_values(body, MODEL_ANSWER_VALUES)
@@ -116,11 +115,6 @@ def too_large(where: str, limit: TooLargeError) -> ProviderError:
         f"{where} sent an answer of more than {limit}, which is the limit; the rest was not read. Lower max_tokens or "
         "top_logprobs, or check that base_url is a model endpoint"
     )
-
-
-def looks_like_html(headers: Mapping[str, str], body: bytes = b"") -> bool:
-    """Return whether an answer is a web page, by its type or its first character."""
-    return "html" in headers.get("Content-Type", "").lower() or body[:64].lstrip()[:1] == b"<"
 
 
 def status_error(

@@ -57,22 +57,18 @@ class Transport:
         body: bytes,
         on_chunk: Callable[[bytes], bool] | None = None,
     ) -> Any:
-        """Send one request and read its answer.
+        """Return the JSON value of the answer to one request; None if it was an event stream, which `on_chunk` takes.
 
         Args:
-            url: where to; shown in messages, so it carries no secret.
-            headers: sent as they are. The credential in `Authorization` is blotted out of every message.
+            url: shown in messages, so it carries no secret.
+            headers: the credential in `Authorization` is blotted out of every message.
             body: sent as it is.
             on_chunk: takes the bytes of an event stream as they arrive and returns True once it needs no more.
 
-        Returns:
-            The JSON value of the answer; None where it was an event stream and went to `on_chunk`.
-
         Raises:
-            TransientError: no connection (`UnreachableError`), a dropped or cut one, a status worth retrying, HTML, no
-                JSON.
-            ProviderError: any other failure of the endpoint, among them `UnknownHostError` and `AccessError`; an answer
-                larger than `MODEL_ANSWER_BYTES`, which is not read to its end.
+            TransientError: no connection (`UnreachableError`), a dropped one, a status worth retrying, HTML, no JSON.
+            ProviderError: any other failure, among them `UnknownHostError` and `AccessError`, or an answer that is
+                larger than `MODEL_ANSWER_BYTES`.
             IdleTimeoutError: no byte came for `idle_timeout_s`.
             DeadlineError: the attempt took longer than `total_timeout_s`.
         """

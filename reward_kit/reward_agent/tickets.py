@@ -92,16 +92,11 @@ def response_length(request: ScoringRequest) -> int | None:
 
 
 class TicketOwner(Protocol):
-    """The agent's side of a ticket."""
+    """The side of a ticket that the agent sees."""
 
-    def settled(self, count: int) -> None:
-        """So many requests have their result, or never will have one."""
-
-    def completed(self, ticket: Ticket, group: int) -> None:
-        """A group can be handed out."""
-
-    def gave_up(self, ticket: Ticket) -> None:
-        """Calls in flight for the ticket are useless."""
+    def settled(self, count: int) -> None: ...
+    def completed(self, ticket: Ticket, group: int) -> None: ...
+    def gave_up(self, ticket: Ticket) -> None: ...
 
 
 class Ticket:
@@ -149,7 +144,7 @@ class Ticket:
 
     @property
     def is_done(self) -> bool:
-        """Every result is there, be it a failure."""
+        """True if every result is there, be it a failure."""
         return self._open_groups == 0
 
     def is_of(self, owner: TicketOwner) -> bool:
@@ -188,15 +183,9 @@ class Ticket:
         return slice(group * self.group_size, (group + 1) * self.group_size)
 
     def settle(self, start: int, scored: Sequence[Scored], spans: Spans = ()) -> int | None:
-        """Keep results, except where there is one already: those after a deadline are too late.
+        """Keep results from the index `start` on, unless there are any: those after a deadline are too late.
 
-        Args:
-            start: the index of the first of them.
-            scored: the results.
-            spans: begin and end of each call for them.
-
-        Returns:
-            The group, if now all of its results are there and the scorer is to finish it.
+        Return the group if now all of its results are there and the scorer is to finish it.
         """
         if self._owner is None:
             return None
@@ -272,20 +261,11 @@ class _Taker:
 
 
 class Deliveries:
-    """The results of one batch on their way out, by index.
-
-    Args:
-        size: of the batch.
-        group_size: so many consecutive ones are a group.
-        batch: its name, for messages.
-
-    Attributes:
-        outstanding: results for which no caller waits.
-        undelivered: results that are not handed out.
-    """
+    """The results of one batch, whose name is for messages, on their way out by index."""
 
     def __init__(self, size: int, group_size: int, batch: str) -> None:
-        self.outstanding = self.undelivered = size
+        self.outstanding = size  # results for which no caller waits
+        self.undelivered = size  # results that are not handed out
         self._group_size, self._batch = group_size, batch
         self._undelivered = OrderedDict.fromkeys(range(size // group_size))
         self._ready: OrderedDict[int, None] = OrderedDict()
@@ -314,7 +294,7 @@ class Deliveries:
         return self._hand_out([next(iter(self._ready))])
 
     async def take(self, size: int, order: Order, *, cut_groups: bool) -> list[int]:
-        """Return the next `size` indexes, sorted, once their groups are complete."""
+        """Return the next `size` indexes, sorted, once their groups are complete; ConfigError if they never will be."""
         if size < 0:
             raise ConfigError(f"get({size}): a chunk has no negative size")
         if order not in ("completion", "submission"):
