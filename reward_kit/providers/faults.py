@@ -17,7 +17,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 from reward_kit.errors import DeadlineError, LimitError, ProviderError
-from reward_kit.safe_input import MODEL_ANSWER_VALUES, TooLargeError, check_values
+from reward_kit.safe_input import TooLargeError
 
 RETRIED_STATUSES = frozenset({408, 409, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 """Timeouts, conflicts, rate limits and server trouble; from 520 on what Cloudflare and Anthropic call the same."""
@@ -89,24 +89,6 @@ class AccessError(ProviderError):
 
 class IdleTimeoutError(DeadlineError):
     """The endpoint sent nothing for too long; another attempt may meet a livelier server."""
-
-
-def json_of_answer(
-    status: int, headers: Mapping[str, str], body: bytes, where: str, secrets: Iterable[str] = ()
-) -> Any:
-    """Return the JSON value of an answer that came back whole."""
-    if not 200 <= status < 300:
-        raise status_error(status, headers, body, where, secrets)
-    if "html" in headers.get("Content-Type", "").lower() or body[:64].lstrip()[:1] == b"<":
-        raise TransientError(f"{where} answered status {status} with an HTML page: {excerpt(body, secrets)}")
-    try:
-        check_values(body, MODEL_ANSWER_VALUES)
-        return json.loads(body)
-    except TooLargeError as error:
-        raise too_large(where, error) from None
-    except (ValueError, RecursionError):
-        shown = excerpt(body, secrets) or "(empty)"
-        raise TransientError(f"{where} answered status {status} with something that is not JSON: {shown}") from None
 
 
 def too_large(where: str, limit: TooLargeError) -> ProviderError:

@@ -175,7 +175,8 @@ class Ticket:
     def close(self) -> None:
         """End without further results: the agent was left."""
         self._owner = None
-        self._stop_clock()
+        if self._deadline is not None:
+            self._deadline.cancel()
         self.deliveries.close()
 
     def group_of(self, group: int) -> slice:
@@ -224,14 +225,9 @@ class Ticket:
         assert self._owner is not None
         self._is_complete[group] = True
         self._open_groups -= 1
-        if not self._open_groups:
-            self._stop_clock()
-        self._owner.completed(self, group)
-
-    def _stop_clock(self) -> None:
-        if self._deadline is not None:
+        if not self._open_groups and self._deadline is not None:
             self._deadline.cancel()
-            self._deadline = None
+        self._owner.completed(self, group)
 
     def _end(self, failure: Failure) -> None:
         """Complete every group, with failures for missing scores."""
@@ -240,7 +236,7 @@ class Ticket:
         ended = [group for group, is_complete in enumerate(self._is_complete) if not is_complete]
         fresh = 0
         for group in ended:
-            for index in range(*self.group_of(group).indices(len(self.requests))):
+            for index in range(group * self.group_size, (group + 1) * self.group_size):
                 lost = Scored(self.requests[index].rollout_id, None, failure)
                 if self.results[index] is None:
                     self._keep(index, lost)
