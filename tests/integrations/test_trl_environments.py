@@ -63,7 +63,7 @@ def test_a_row_may_have_its_configuration_as_text() -> None:
     assert environment.reset(resource_config=json.dumps({"lock": 2})) == "lock2 place0"
     with pytest.raises(ConfigError, match="resource_config is a mapping of keys; got"):
         environment.reset(resource_config="[1]")
-    with pytest.raises(ConfigError, match="resource_config is no JSON"):
+    with pytest.raises(ConfigError, match="resource_config is not JSON"):
         environment.reset(resource_config="{")
     made.close()
 

@@ -190,7 +190,7 @@ def test_what_no_dataset_can_give_is_refused() -> None:
         as_trl_reward(steps)
     with as_trl_reward(state) as reward, pytest.raises(ConfigError, match="asks for 'state'"):
         reward(PROMPTS, COMPLETIONS)
-    with as_trl_reward(state) as reward, pytest.raises(ConfigError, match="'state' is no column"):
+    with as_trl_reward(state) as reward, pytest.raises(ConfigError, match="'state' is not taken from a column"):
         reward(PROMPTS, COMPLETIONS, state=[1] * 4)
     with pytest.raises(ConfigError, match="two of them would be 'x'"):
         as_trl_reward(choosy, columns={"a": "x", "b": "x"})
@@ -265,7 +265,7 @@ def test_the_steps_of_a_rollout_are_those_that_the_policy_took() -> None:
         assert reward(["id"], ["4"], assistant_turns=[[3]], **rollout) == [1.0]
         with pytest.raises(ConfigError, match=r"completion 0: assistant_turns: \[0\] are not all messages of an assis"):
             reward(["id"], ["4"], assistant_turns=[[0]], **rollout)
-        with pytest.raises(ConfigError, match="'assistant_turns' is no column of the dataset"):
+        with pytest.raises(ConfigError, match="'assistant_turns' is not taken from a column of the dataset"):
             reward(["2 + 2?"], ["4"], assistant_turns=[[3]])
     assert seen == [[3]]
 

@@ -1,4 +1,4 @@
-"""`compute_score` for verl, of any reward: what its `reward.custom_reward_function` loads from a file.
+"""`compute_score` for verl, of any reward: put it into the file of verl's `reward.custom_reward_function`.
 
 from reward_kit.integrations.verl.compute_score import as_compute_score
 compute_score = as_compute_score("rewards.py:graded")
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from reward_kit.blocking import LoopThread
-from reward_kit.integrations.verl.held_reward import HeldReward, RewardOptions, told
+from reward_kit.integrations.verl.held_reward import HeldReward, RewardOptions
 from reward_kit.models import Message
 from reward_kit.reward_agent import ScoringRequest
 
@@ -27,15 +27,15 @@ os.register_at_fork(after_in_child=_threads.clear)  # a fork has none of its par
 def as_compute_score(
     reward: Any, *, asynchronous: bool = True, folder: str | Path | None = None, **options: Any
 ) -> Callable[..., Any]:
-    """A `compute_score(data_source, solution_str, ground_truth, extra_info)` that calls a reward.
+    """Return a `compute_score(data_source, solution_str, ground_truth, extra_info)` that calls a reward.
 
-    The reward sees one message of the assistant, the answer, since verl hands over no more; `RewardKitManager` shows
-    it the whole conversation. verl's row is its `sample`. It returns `{"score": …}` with the `metrics` that are asked
-    for. Where there is no score it raises, and returns NaN with `on_unscored="mask"`; it never returns 0.0 for it.
+    The reward sees one message of the assistant, the answer, since verl passes no more; `RewardKitManager` shows it the
+    whole conversation. verl's row is its `sample`. It returns `{"score": …}` with the requested `metrics`. For an
+    unscored answer it raises, or returns NaN with `on_unscored="mask"`; never 0.0.
 
     Args:
-        reward: `file.py:function`, confined as on the command line, or a reward function or class.
-        asynchronous: a coroutine function, whose calls verl makes beside one another; else a plain one, for threads.
+        reward: `file.py:function`, sandboxed as on the command line, or a reward function or class.
+        asynchronous: return a coroutine function, whose calls verl makes concurrently; else a plain one, for threads.
         folder: what a file is relative to, by default the working directory.
         **options: those of `RewardOptions`.
 
@@ -53,32 +53,23 @@ def as_compute_score(
         reward_router_address: str | None = None,
         reward_model_tokenizer: Any = None,
     ) -> dict[str, float]:
-        request = request_of_answer(data_source, solution_str, ground_truth, extra_info)
-        return told(await held.score(request), held.options, f"reward {held.name!r}")
+        request = ScoringRequest(
+            rollout_id=f"answer-{next(_numbers)}",
+            messages=[Message(role="assistant", content=solution_str)],
+            ground_truth=ground_truth,
+            assistant_turns=[0],
+            sample=extra_info if isinstance(extra_info, Mapping) else {},
+            extra={"data_source": data_source, "solution_str": solution_str, "extra_info": extra_info},
+        )
+        return await held.score(request)
 
     @functools.wraps(compute_score)
     def compute_score_here(*args: Any, **kwargs: Any) -> dict[str, float]:
-        return _thread().run(compute_score(*args, **kwargs))
+        if _NAME not in _threads:
+            # One thread for all callers of this process that have no loop; it ends with the process.
+            made = LoopThread(_NAME)
+            if _threads.setdefault(_NAME, made) is not made:  # two began at once
+                made.close()
+        return _threads[_NAME].run(compute_score(*args, **kwargs))
 
     return compute_score if asynchronous else compute_score_here
-
-
-def _thread() -> LoopThread:
-    """One for all callers of this process that have no loop. It ends with the process."""
-    if _NAME not in _threads:
-        made = LoopThread(_NAME)
-        if _threads.setdefault(_NAME, made) is not made:  # two began at once
-            made.close()
-    return _threads[_NAME]
-
-
-def request_of_answer(data_source: Any, solution_str: str, ground_truth: Any, extra_info: Any) -> ScoringRequest:
-    """What a reward is given of an answer, of which verl says no more than these four."""
-    return ScoringRequest(
-        rollout_id=f"answer-{next(_numbers)}",
-        messages=[Message(role="assistant", content=solution_str)],
-        ground_truth=ground_truth,
-        assistant_turns=[0],
-        sample=extra_info if isinstance(extra_info, Mapping) else {},
-        extra={"data_source": data_source, "solution_str": solution_str, "extra_info": extra_info},
-    )

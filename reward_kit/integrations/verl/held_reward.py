@@ -22,23 +22,23 @@ from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import RewardSpec
 
 SECTION = "reward.reward_kit"
-"""The section of verl's configuration that names a reward and how it is called."""
+"""The section of verl's configuration that names a reward and the options of its calls."""
 OnUnscored = Literal["raise", "mask"]
 
 
 @dataclass(frozen=True, slots=True)
 class RewardOptions:
-    """How a reward is called for verl.
+    """Options of the calls of a reward for verl.
 
     Attributes:
         level: of the sandbox, for a reward that is named; by default as the command line chooses.
         options: the reward's own keyword parameters.
         max_concurrency: calls at a time in each of verl's processes.
-        deadline_s: for one call; what exceeds it is unscored.
+        deadline_s: for one call; a call that exceeds it is unscored.
         on_unscored: "raise": the call raises, and verl's trainer goes on without the rollout, or without its group;
-            "mask": the score is NaN, and reward_kit's trainers, and they alone, take the row out of the loss.
-        metrics: names of metrics that verl is told besides, NaN where a result has no valid one. verl takes the
-            names of a batch from its first row, so that they have to be the same for all.
+            "mask": the score is NaN, and only reward_kit's trainers take the row out of the loss.
+        metrics: names of metrics to report to verl, NaN if a result has no valid one. verl takes the names of a batch
+            from its first row, so that they have to be the same for all.
 
     Raises:
         ConfigError: an option is out of its range.
@@ -58,10 +58,10 @@ class RewardOptions:
 
     @classmethod
     def of(cls, section: Mapping[str, Any], where: str) -> RewardOptions:
-        """Those that a section of a configuration holds.
+        """Read a section of a configuration, which `where` names in messages.
 
         Raises:
-            ConfigError: a key is unknown; `where` names the section.
+            ConfigError: a key is unknown.
         """
         known = [each.name for each in fields(cls)]
         for key in section:
@@ -74,12 +74,12 @@ class RewardOptions:
 
 
 class HeldReward:
-    """Scores in event loops, through an `AsyncRewardAgent` that each one's first call opens and that stays open.
+    """A reward whose agent is opened by the first call in each event loop and stays open.
 
     Args:
         reward: `file.py:function`, for which the sandbox is chosen as on the command line; or a reward function, a
             class or a `Scorer`, which is called in this process.
-        options: how it is called.
+        options: of its calls.
         folder: what a file is relative to, by default the working directory.
 
     Raises:
@@ -88,30 +88,42 @@ class HeldReward:
 
     def __init__(self, reward: Any, options: RewardOptions, folder: Path | None = None) -> None:
         self.options = options
-        self.make = scorer_maker(reward, options, folder)
+        make = scorer_maker(reward, options, folder)
         self.name = reward if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__)
-        if self.make().mode == "batch":
+        if make().mode == "batch":
             raise ConfigError(
                 f"reward {self.name!r} scores groups, and verl asks here for one row at a time; use RewardPipeline "
-                "of integrations.verl.reward_pipeline for it"
+                "of reward_kit.integrations.verl for it"
             )
-        self._agent = KeptOpenAgent(self._opened)
+        self._agent = KeptOpenAgent(
+            lambda: AsyncRewardAgent(make(), max_concurrency=options.max_concurrency, deadline_s=options.deadline_s)
+        )
 
-    async def score(self, request: ScoringRequest) -> Scored:
-        """The score of one rollout, or why there is none; where the caller is cancelled, so is the call."""
-        return await self._agent.score(request)
+    async def score(self, request: ScoringRequest) -> dict[str, float]:
+        """Return the score of one rollout under `score`, and the requested metrics; cancelled with the caller.
+
+        Raises:
+            RewardError: it is unscored, and `on_unscored` is "raise"; `recorded` is the failure.
+        """
+        scored: Scored = await self._agent.score(request)
+        failure = scored.failure
+        if scored.score is None and self.options.on_unscored == "raise":
+            reason = failure.message if failure else "its score is None"
+            error = RewardError(f"reward {self.name!r} is unscored: {reason}")
+            error.recorded = failure
+            raise error
+        metrics = scored.result.metrics if scored.result is not None and failure is None else {}
+        valid = {name: metric.score for name, metric in metrics.items() if metric.is_score_valid}
+        named = {name: valid.get(name, math.nan) for name in self.options.metrics}
+        return {"score": math.nan if scored.score is None else scored.score, **named}
 
     async def close(self) -> None:
-        """Ends what the reward has opened in this loop. Whoever forgets it leaves that to the end of the loop."""
+        """Close the agent of this loop; without this call it is closed when the loop ends."""
         await self._agent.close()
-
-    def _opened(self) -> AsyncRewardAgent:
-        options = self.options
-        return AsyncRewardAgent(self.make(), max_concurrency=options.max_concurrency, deadline_s=options.deadline_s)
 
 
 def scorer_maker(reward: Any, options: RewardOptions, folder: Path | None = None) -> Callable[[], RewardSpec | Scorer]:
-    """Makes what an `AsyncRewardAgent` takes, of a reward that is loaded once; a `Scorer` is taken as it is.
+    """Return a function that makes scorers of a reward that is loaded once; a `Scorer` is used as it is.
 
     Raises:
         ConfigError: it cannot be loaded.
@@ -122,37 +134,15 @@ def scorer_maker(reward: Any, options: RewardOptions, folder: Path | None = None
                 raise ConfigError(f"{name} has no effect on {type(reward).__name__}, which scores by itself")
         scorer: Scorer = reward
         return lambda: scorer
-    found = reward_given(reward, folder, SandboxChoice(level=options.level), options.options, choice_is="level")
-    return lambda: found if isinstance(found, RewardSpec) else scorer_of(found)
-
-
-def told(scored: Scored, options: RewardOptions, what: str) -> dict[str, float]:
-    """A score as verl takes it: `score`, and the metrics that it is to be told.
-
-    Raises:
-        RewardError: there is none, and `on_unscored` is "raise". `recorded` is the failure.
-    """
-    if scored.score is None and options.on_unscored == "raise":
-        failure = scored.failure
-        error = RewardError(f"{what} is unscored: {failure.message if failure else 'its score is None'}")
-        error.recorded = failure
-        raise error
-    metrics = scored.result.metrics if scored.result is not None and scored.failure is None else {}
-    valid = {name: metric.score for name, metric in metrics.items() if metric.is_score_valid}
-    named = {name: valid.get(name, math.nan) for name in options.metrics}
-    return {"score": math.nan if scored.score is None else scored.score, **named}
+    loaded = reward_given(reward, folder, SandboxChoice(level=options.level), options.options, choice_is="level")
+    return lambda: loaded if isinstance(loaded, RewardSpec) else scorer_of(loaded)
 
 
 class RowRequests(NaiveRewardManager):
-    """The whole episode where a row brings it along; else the chat of the prompt and the decoded answer.
-
-    The latter as our manager of single answers reads them.
-
-    Args:
-        tokenizer: decodes prompts and answers.
+    """Makes the scoring request of a row: of its whole episode if it has one, else of prompt and decoded answer.
 
     Raises:
-        ConfigError: it cannot decode.
+        ConfigError: the tokenizer cannot decode.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -160,23 +150,21 @@ class RowRequests(NaiveRewardManager):
         check_tokenizer(tokenizer)
 
     def of(self, data: Any) -> list[ScoringRequest]:
-        """The request of each row.
+        """Return the request of each row.
 
         Raises:
-            ConfigError: a row lacks something, or has it in another form.
+            ConfigError: a column of a row is missing, or has another form.
         """
-        carried = [carried_episode(data.non_tensor_batch, row) for row in range(len(data))]
-        if all(episode is not None for episode in carried):
-            return [ScoringRequest.of(episode) for episode in carried if episode is not None]
-        requests = self._requests(RewardBatch.of(data))
-        return [
-            request if episode is None else ScoringRequest.of(episode)
-            for request, episode in zip(requests, carried, strict=True)
-        ]
+        episodes = [_carried_episode(data.non_tensor_batch, row) for row in range(len(data))]
+        whole = [ScoringRequest.of(episode) for episode in episodes if episode is not None]
+        if len(whole) == len(episodes):
+            return whole
+        requests, carried = self._requests(RewardBatch.of(data)), iter(whole)
+        return [request if episodes[row] is None else next(carried) for row, request in enumerate(requests)]
 
 
-def carried_episode(columns: Mapping[str, Any], row: int) -> SingleAgentEpisode | None:
-    """The episode that a row brings along, itself or in the `extra_fields` of its agent loop; None where it does not.
+def _carried_episode(columns: Mapping[str, Any], row: int) -> SingleAgentEpisode | None:
+    """Return the episode that a row has, itself or in the `extra_fields` of its agent loop.
 
     In verl's reward loop those fields are called `tool_extra_fields`.
     """
