@@ -82,9 +82,8 @@ def unpacked(weights: Mapping[str, PackedTensor]) -> dict[str, Tensor]:
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         for name, (data, dtype, shape) in weights.items():
             # An empty array has no view in another type.
-            tensors[name] = (
-                torch.from_numpy(data).view(dtype).reshape(shape) if data.size else torch.empty(shape, dtype=dtype)
-            )
+            flat = torch.from_numpy(data).view(dtype) if data.size else torch.empty(0, dtype=dtype)
+            tensors[name] = flat.reshape(shape)
     return tensors
 
 
