@@ -248,5 +248,5 @@ def test_a_resource_may_stand_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "own_lock.py").write_text(source)
     made = environment_factory(f"{tmp_path / 'own_lock.py'}:CombinationLock", {"lock": 3})
     assert made().reset() == "lock3 place0"
-    assert issubclass(made.starts.kind, ForkableResource)
+    assert issubclass(made.kind, ForkableResource)
     made.close()

@@ -61,11 +61,7 @@ class Rest(NamedTuple):
 
 
 class ActorBudget(RunBudget):
-    """The budget of a run in one process: its own spending at once, that of the others as the driver reports it.
-
-    Attributes:
-        own: the usage of this process's episodes, those in flight included.
-    """
+    """The budget of a run in one process: `own` spending at once, that of the others as the driver reports it."""
 
     def __init__(self, limits: RunLimitsModel | None = None) -> None:
         super().__init__(limits)
@@ -84,13 +80,9 @@ class ActorBudget(RunBudget):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The settings of a process. They go straight to the process, and into no file.
+    """The settings of a process: its workers, the limits of the run, and environment variables with secrets.
 
-    Attributes:
-        build: makes its workers.
-        limits: of the run.
-        max_concurrency: episodes that may be in flight there.
-        env: environment variables, secrets among them.
+    They go straight to the process, and into no file.
     """
 
     build: Build
@@ -100,16 +92,7 @@ class Setup:
 
 
 class Assignment(NamedTuple):
-    """One episode to collect.
-
-    Attributes:
-        label: of the worker that collects it.
-        sample: of the episode.
-        run_seed: of the run.
-        group_id: of its group.
-        rollout_index: its position in the group.
-        keeps_start: its group shares one start, which is kept until `close_group`.
-    """
+    """One episode to collect by the worker `label`; `keeps_start`: its group's start is kept until `close_group`."""
 
     label: str
     sample: Sample
@@ -120,15 +103,7 @@ class Assignment(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """One episode, and the news of its process since the last one.
-
-    Attributes:
-        record: of the episode, as a line of `episodes.jsonl`, its final state included.
-        spent: by the process, so far.
-        logs: level, logger and text of each log record.
-        notices: lines for the user about an endpoint.
-        gave_up: the reason, if further requests are in vain.
-    """
+    """One episode, as a line of `episodes.jsonl`, and the news of its process since the last one."""
 
     record: dict[str, Any]
     spent: Spent
@@ -199,11 +174,7 @@ class CollectedLogs(logging.Handler):
 
 
 def unpacked(driver: str, packed: bytes) -> Any:
-    """Unpickle an object that a driver sent to this process.
-
-    Args:
-        driver: the version of this package there.
-        packed: pickled.
+    """Unpickle an object of a driver with this version of the package.
 
     Raises:
         ConfigError: this package is another version here, or cannot read the object.
@@ -217,14 +188,7 @@ def unpacked(driver: str, packed: bytes) -> Any:
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """One actor of a pool.
-
-    Attributes:
-        handle: Ray's.
-        number: of its slot, from 0.
-        load: calls in flight.
-        lost: set when it cannot be used any more.
-    """
+    """One actor of a pool: Ray's handle, the number of its slot, its calls in flight, and whether it is lost."""
 
     handle: Any
     number: int
@@ -243,15 +207,7 @@ class Member:
 
 
 class ActorPool:
-    """Keeps `size` actors alive. Use `open`.
-
-    Args:
-        what: the name of an actor, for messages.
-        start: starts one.
-        size: how many.
-        wait_s: the time to wait for one if there is none.
-        tell: takes a line when one is lost or cannot be started.
-    """
+    """Keeps `size` actors alive once opened; `place` fails after `wait_s` without any, and `tell` reports losses."""
 
     def __init__(
         self, what: str, start: Start, size: int, wait_s: float, tell: Callable[[str], None] = logger.warning
@@ -366,13 +322,10 @@ async def _end(member: Member) -> None:
 
 
 async def actor_started(kind: type, setup: Any, resources: Mapping[str, Any]) -> Any:
-    """Start an actor and return its handle once it is ready to work.
+    """Start an actor of a class with `prepare(version, packed)`; return its handle once it is ready to work.
 
-    Args:
-        kind: its class, with `prepare(version, packed)`.
-        setup: its settings, secrets among them. An argument of a call goes straight to the process; the cluster keeps
-            the arguments of an actor's constructor.
-        resources: its reservations, as Ray's `options` takes them.
+    Its settings, secrets among them, are an argument of a call, which goes straight to the process: the cluster keeps
+    the arguments of an actor's constructor.
 
     Raises:
         ConfigError: it cannot work there.
@@ -393,11 +346,7 @@ async def actor_started(kind: type, setup: Any, resources: Mapping[str, Any]) ->
 
 
 async def answer_of(member: Member, reference: Any) -> Any:
-    """Return the result of a call; if the caller is cancelled, so is the call.
-
-    Raises:
-        RayError: the call failed; see `is_loss`.
-    """
+    """Return the result of a call, or raise a RayError; if the caller is cancelled, so is the call."""
     try:
         return await reference
     except anyio.get_cancelled_exc_class():

@@ -7,8 +7,8 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
@@ -30,11 +30,7 @@ class ClusterError(RewardKitError):
 
 
 def ray_module() -> ModuleType:
-    """Import Ray.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Import Ray; raise `ConfigError` if it is not installed."""
     try:
         import ray
     except ImportError as error:
@@ -43,57 +39,78 @@ def ray_module() -> ModuleType:
     return module
 
 
-@contextmanager
-def connected(address: str | None, ship: Path | None = None) -> Iterator[bool]:
-    """Connect to a cluster for the block, unless the program is connected already.
+class Connection:
+    """The connection of a run to a cluster, for the block; opened for the first user and closed with the last.
 
-    Yields whether the cluster is the block's own; such a cluster has the resources of this machine and never more.
+    A program that is connected already stays connected.
 
     Args:
         address: None starts a cluster on this machine, which ends with the block.
         ship: a folder that is copied to the nodes, where it is the working directory of every worker.
 
+    Attributes:
+        is_own: the cluster was started here; it has the resources of this machine and never more.
+
     Raises:
         ClusterError: no cluster answers at the address.
         ConfigError: the address is invalid, or a folder is to be shipped and the program is connected already.
     """
-    ray = ray_module()
-    if ray.is_initialized():
-        if ship is not None:
-            raise ConfigError("ship: this program is connected to a cluster already; name runtime_env in its ray.init")
-        yield False
-        return
-    with ExitStack() as opened:
-        # What workers print stays with them: here it would mix with the result on standard output.
-        arguments: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-        where = "a cluster on this machine"
-        if address is None:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # by default Ray reports to its makers
-            # "local" is a cluster of our own, also if RAY_ADDRESS names another.
-            arguments |= {"address": "local", "include_dashboard": False}
-            # The cluster's files end with it, unless the path of its sockets would be too long.
-            home = temporary_folder("r")
-            if len(str(home)) <= _LONGEST_HOME:
-                opened.callback(remove_folder, home)
-                arguments["_temp_dir"] = str(home)
+
+    def __init__(self, address: str | None, ship: Path | None = None) -> None:
+        self.is_own = False
+        self._address, self._ship = address, ship
+        self._users, self._lock, self._opened = 0, anyio.Lock(), ExitStack()
+
+    async def __aenter__(self) -> None:
+        async with self._lock:
+            if not self._users:
+                await anyio.to_thread.run_sync(self._connect)
+                _take_signals_back()
+            self._users += 1
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._users -= 1
+        if not self._users:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._opened.close)
+
+    def _connect(self) -> None:
+        ray, address = ray_module(), self._address
+        if ray.is_initialized():
+            if self._ship is not None:
+                raise ConfigError(
+                    "ship: this program is connected to a cluster already; name runtime_env in its ray.init"
+                )
+            return
+        with ExitStack() as opened:
+            # What workers print stays with them: here it would mix with the result on standard output.
+            arguments: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+            where = "a cluster on this machine"
+            if address is None:
+                os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # by default Ray reports to its makers
+                # "local" is a cluster of our own, also if RAY_ADDRESS names another.
+                arguments |= {"address": "local", "include_dashboard": False}
+                # The cluster's files end with it, unless the path of its sockets would be too long.
+                home = temporary_folder("r")
+                if len(str(home)) <= _LONGEST_HOME:
+                    opened.callback(remove_folder, home)
+                    arguments["_temp_dir"] = str(home)
+                else:
+                    remove_folder(home)
             else:
-                remove_folder(home)
-        else:
-            _check_address(address)
-            where = arguments["address"] = address
-            if "RAY_AUTH_MODE" not in os.environ:
-                # Ray sends a token only in this mode, and does not report a missing one.
-                where += " (if it asks for a token, set RAY_AUTH_MODE=token and try again)"
-        if ship is not None:
-            arguments["runtime_env"] = {"working_dir": str(ship), "excludes": _NOT_SHIPPED}
-        handler = signal.getsignal(signal.SIGTERM)
-        opened.callback(ray.shutdown)
-        with boundary(ClusterError, f"connecting to {where}"):
-            ray.init(**arguments)
-        if signal.getsignal(signal.SIGTERM) is not handler:
-            signal.signal(signal.SIGTERM, handler)
-        _take_signals_back()
-        yield address is None
+                _check_address(address)
+                where = arguments["address"] = address
+                if "RAY_AUTH_MODE" not in os.environ:
+                    # Ray sends a token only in this mode, and does not report a missing one.
+                    where += " (if it asks for a token, set RAY_AUTH_MODE=token and try again)"
+            if self._ship is not None:
+                arguments["runtime_env"] = {"working_dir": str(self._ship), "excludes": _NOT_SHIPPED}
+            opened.callback(ray.shutdown)
+            with boundary(ClusterError, f"connecting to {where}"):
+                ray.init(**arguments)
+            self.is_own, self._opened = address is None, opened.pop_all()
 
 
 def _check_address(address: str) -> None:
@@ -118,39 +135,6 @@ def _take_signals_back() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         if (handler := signal.getsignal(number)) is not None:
             signal.signal(number, handler)  # Ray's is one in C, of which Python knows nothing
-
-
-class Connection:
-    """`connected`, for an event loop: opened for the first user, and closed with the last.
-
-    Attributes:
-        is_own: whether the cluster was started here, once it is entered.
-    """
-
-    def __init__(self, address: str | None, ship: Path | None = None) -> None:
-        self.is_own = False
-        self._address, self._ship = address, ship
-        self._users = 0
-        self._lock = anyio.Lock()
-        self._open: AbstractContextManager[bool] | None = None
-
-    async def __aenter__(self) -> None:
-        async with self._lock:
-            if self._open is None:
-                opening = connected(self._address, self._ship)
-                self.is_own = await anyio.to_thread.run_sync(opening.__enter__)
-                self._open = opening
-                _take_signals_back()
-            self._users += 1
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._users -= 1
-        if not self._users and self._open is not None:
-            closing, self._open = self._open, None
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(closing.__exit__, None, None, None)
 
 
 def workers_that_fit(cpus: float, gpus: float, taken: float = 0.0) -> int:

@@ -61,12 +61,7 @@ class RayEngine:
 
     @asynccontextmanager
     async def workers(self, plan: RunPlan, budget: RunBudget) -> AsyncIterator[Mapping[str, RolloutWorker]]:
-        """Yield the workers by label while the processes start.
-
-        Raises:
-            ClusterError: no cluster answers, or no process comes in time.
-            ConfigError: the processes lack something, or not one of them fits on the cluster.
-        """
+        """Yield the workers by label while the processes start."""
         async with self._connection:
             size = workers_to_start(self._options, self._connection.is_own, "-E {}")
             if self._options.workers is None:
@@ -98,10 +93,7 @@ class RayEngine:
 class TaskWorkers:
     """Makes the workers of a task in a process, one per policy; an `actors.Build`.
 
-    Attributes:
-        task: without its loaded objects.
-        models, policies, base_url: the policies, as in `RunArgs`.
-        is_shipped: the task's folder is this process's working directory instead of its path in the driver.
+    With `is_shipped`, the task's folder is this process's working directory instead of its path in the driver.
     """
 
     task: LoadedTask
@@ -112,21 +104,13 @@ class TaskWorkers:
 
     @classmethod
     def of(cls, task: LoadedTask, request: RunArgs, processes: int, *, is_shipped: bool = False) -> TaskWorkers:
-        """Return those of a request's policies, with one process's share of each limit on rates.
-
-        Raises:
-            ConfigError: a limit cannot be shared by so many processes.
-        """
+        """Return those of a request's policies, with one process's share of each limit on rates."""
         definition = shared_rates(task.definition, processes)
         plain = replace(task, definition=definition, samples=(), tools=None, reward=None, notes=())
         return cls(plain, tuple(request.models), tuple(request.policies), request.base_url, is_shipped)
 
     def __call__(self, traffic: ProviderSession, budget: RunBudget) -> Mapping[str, RLRolloutWorker]:
-        """Return the workers, by the label of their policy.
-
-        Raises:
-            ConfigError: a file is missing or differs from the driver's, or a worker cannot be made of it.
-        """
+        """Return the workers, by the label of their policy."""
         task = moved(self.task, Path.cwd()) if self.is_shipped else self.task
         here = os.uname().nodename
         if not task.folder.is_dir():
@@ -204,10 +188,6 @@ def most_processes(definition: TaskDefinitionModel) -> int:
 
 def environment_for(definition: TaskDefinitionModel, asked: Iterable[str]) -> dict[str, str]:
     """Return the environment variables for the processes: of endpoints, named by the task, and asked for.
-
-    Args:
-        definition: of the task.
-        asked: further names.
 
     Raises:
         ConfigError: one that is asked for is not set.

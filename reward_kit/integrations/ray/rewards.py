@@ -32,15 +32,7 @@ _CALLS_AT_A_TIME = 1_000
 
 @dataclass(frozen=True, slots=True)
 class RewardSetup:
-    """The settings of a process.
-
-    Attributes:
-        confined: the reward, if it runs in a sandbox.
-        reference, folder, options: the reward, if it does not.
-        weakened_from: the level that it was to have, if the driver's machine has no sandbox.
-        deadline_s: for one call outside a sandbox.
-        env: environment variables, secrets among them.
-    """
+    """The settings of a process: a confined reward, or the reference of another one."""
 
     confined: ConfinedReward | None
     reference: str = ""
@@ -51,11 +43,7 @@ class RewardSetup:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def scorer(self) -> Scorer:
-        """Return the scorer of this process.
-
-        Raises:
-            ConfigError: the reward's file is missing here, or cannot be loaded.
-        """
+        """Return the scorer of this process; raise `ConfigError` if the reward cannot be loaded here."""
         if self.confined is not None:
             return scorer_of(self.confined)
         choice = SandboxChoice(level="in_process")
@@ -68,15 +56,7 @@ class RewardActor(Process):
     """The process. Calls come many at a time; a sandbox has a bound of its own."""
 
     async def prepare(self, driver: str, packed: bytes) -> str:
-        """Open the reward and return the name of the machine.
-
-        Args:
-            driver: the version of this package in the driver.
-            packed: a `RewardSetup`, pickled.
-
-        Raises:
-            ConfigError: the reward cannot be loaded, or not be confined here.
-        """
+        """Open the reward of a pickled `RewardSetup`, and return the name of the machine."""
         setup: RewardSetup = unpacked(driver, packed)
         os.environ.update(setup.env)
         self.context.run(CURRENT_PROVIDER_SESSION.set, ProviderSession())

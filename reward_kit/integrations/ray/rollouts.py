@@ -67,15 +67,7 @@ class RolloutActor(Process):
         self._gave_up: str | None = None
 
     async def prepare(self, driver: str, packed: bytes) -> str:
-        """Make the workers and return the name of the machine.
-
-        Args:
-            driver: the version of this package in the driver.
-            packed: a `Setup`, pickled.
-
-        Raises:
-            ConfigError: this package has another version here, or an object that the task names is missing here.
-        """
+        """Make the workers of a pickled `Setup`, and return the name of the machine."""
         setup: Setup = unpacked(driver, packed)
         self._logs.begin()
         os.environ.update(setup.env)

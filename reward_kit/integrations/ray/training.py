@@ -63,11 +63,7 @@ class PackedTensor(NamedTuple):
 
 
 def packed(weights: Mapping[str, Tensor]) -> dict[str, PackedTensor]:
-    """Return the weights in a form that Ray ships without pickling their bytes.
-
-    Args:
-        weights: by name, on any device; they may change once the result is in the object store.
-    """
+    """Return the weights in a form that Ray ships without pickling their bytes; they must not change before it does."""
     result = {}
     for name, tensor in weights.items():
         plain = tensor.detach().cpu().contiguous()
@@ -89,10 +85,6 @@ def unpacked(weights: Mapping[str, PackedTensor]) -> dict[str, Tensor]:
 
 def on_cluster(plan: TrainingPlan, factories: Factories) -> Factories:
     """Return factories that collect episodes on a cluster, and call rewards there if the file asks for it.
-
-    Args:
-        plan: of the training.
-        factories: of the other components.
 
     Raises:
         ConfigError: Ray is not installed, or a variable for the processes is not set.
@@ -140,15 +132,7 @@ def on_cluster(plan: TrainingPlan, factories: Factories) -> Factories:
 
 @dataclass(frozen=True, slots=True)
 class TrainingWorkers:
-    """Makes the workers of training and of evaluations in a process, with one policy; an `actors.Build`.
-
-    Attributes:
-        tasks: by name, without their loaded objects.
-        policy, folder: the acting policy, and the folder of its paths.
-        temperature: of evaluations; None is that of training.
-        threads: of torch; None leaves it to Ray, which counts reserved CPUs.
-        policy_of_user: the options of the policy that the user set, and not a file.
-    """
+    """Makes the workers of training and of evaluations in a process, with one policy; an `actors.Build`."""
 
     tasks: Mapping[str, LoadedTask]
     policy: PolicyModel
@@ -168,11 +152,7 @@ class TrainingWorkers:
         return cls(plain, policy, folder, temperature, plan.config.threads, frozenset(plan.policy_of_user))
 
     def __call__(self, traffic: ProviderSession, budget: RunBudget) -> Mapping[str, RLRolloutWorker]:
-        """Return the workers.
-
-        Raises:
-            ConfigError: a file is missing on this machine, or a worker cannot be made here.
-        """
+        """Return the workers by name."""
         use_threads(self.threads)
         policy: Any = make_policy(
             self.policy.type, self.policy.options(), self.folder, traffic, of_user=self.policy_of_user
@@ -191,9 +171,7 @@ class TrainingWorkers:
 class ActingPolicy(AgentPolicy):
     """A policy in one of the processes, which receives the weights that it acts with.
 
-    Args:
-        policy: has `publish(version, state_dict)`.
-        publishes: False if another one passes the same weights on already.
+    Without `publishes`, another one passes the same weights on already.
     """
 
     def __init__(self, policy: Any, *, publishes: bool) -> None:
@@ -227,11 +205,7 @@ class ActingPolicy(AgentPolicy):
 
 
 class ClusterPolicy:
-    """The policy in training as the trainer sees it: its weights are here, and the processes act with copies.
-
-    Attributes:
-        version: of the weights that were sent last.
-    """
+    """The policy in training as the trainer sees it: its weights are here, and the processes act with copies."""
 
     def __init__(self, policy: AgentPolicy, pool: RolloutPool) -> None:
         self._policy, self._pool, self.version = trainable(policy), pool, 0
@@ -257,13 +231,7 @@ class ClusterPolicy:
 
 
 class ClusterWorker(RayRolloutWorker):
-    """Collects the episodes of training, or of evaluations, somewhere on the cluster.
-
-    Args:
-        pool: of processes, with the task's definition.
-        name: of the worker there.
-        policy: publishes weights to it.
-    """
+    """Collects the episodes of training, or of evaluations, by the worker `name` of each process."""
 
     def __init__(self, pool: RolloutPool, name: str, policy: ClusterPolicy) -> None:
         # The label is a part of ids and seeds, and the same for all workers, as in one process.

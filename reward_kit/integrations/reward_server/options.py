@@ -62,11 +62,7 @@ def _digest(text: str) -> bytes:
 
 
 def check_key(key: str, where: str) -> None:
-    """Refuse a key that could be guessed or cannot be sent; no message shows it.
-
-    Raises:
-        ConfigError: it is too short, or holds a character that no header can carry.
-    """
+    """Refuse a key that is too short or that no header can carry; no message shows it."""
     if len(key) < _SHORTEST_KEY:
         raise ConfigError(
             f"{where} has {len(key)} characters; a key has at least {_SHORTEST_KEY}, better 43 random ones"
@@ -155,14 +151,9 @@ class ServerOptions:
 
 
 class RefusedError(RewardKitError):
-    """A request that is answered with an error.
+    """A request that is answered with an error: a code for programs, a message for people.
 
-    Args:
-        status: of HTTP.
-        code: for programs.
-        message: for people.
-        headers: to send.
-        closes: close the connection afterwards, such as when the body was not read.
+    With `closes` the connection is closed afterwards, such as when the body was not read.
     """
 
     def __init__(

@@ -141,15 +141,7 @@ def _family(name: str, kind: str, description: str, samples: Iterable[tuple[str,
 
 
 class ServedReward:
-    """Scores requests of many clients with one reward, at most `max_concurrency` at a time.
-
-    Attributes:
-        about: its public description.
-        agent: makes the calls; open it before the first one.
-        pending: rollouts that were accepted and are not answered.
-        outcomes: answers by "scored" and by the class of their failure.
-        call_seconds: the durations of calls.
-    """
+    """Scores requests of many clients with one reward; `pending` rollouts were accepted and are not answered."""
 
     def __init__(self, named: Named, options: ServerOptions) -> None:
         reward = named.reward
@@ -319,13 +311,7 @@ _ROUTES = {"/health": "health", "/metrics": "metrics", "/openapi.json": "openapi
 
 
 class Service:
-    """Answers requests; without a key only `/health`.
-
-    Attributes:
-        rewards: by name.
-        connections: returns how many are open.
-        is_hurried: `stop` was called.
-    """
+    """Answers requests; without a key only `/health`."""
 
     def __init__(self, named: Sequence[Named], keys: Keys, options: ServerOptions) -> None:
         self.rewards = {one.name: ServedReward(one, options) for one in named}
@@ -382,11 +368,7 @@ class Service:
         self._idle.set()
 
     def _find_route(self, request: web.BaseRequest, seen: _Request) -> None:
-        """Set the route and reward of a request.
-
-        Raises:
-            RefusedError: its key is missing, the server is ending, or the address or method is unknown.
-        """
+        """Set the route and reward of a request; raise `RefusedError` without a key or for an unknown address."""
         path, name = request.rel_url.raw_path, None
         route = _ROUTES.get(path)
         if not seen.key and not (route == "health" and request.method in _READS):
@@ -521,12 +503,7 @@ class _Full(asyncio.Protocol):
 
 
 class Running(NamedTuple):
-    """A server that runs.
-
-    Attributes:
-        address: such as "http://127.0.0.1:8700".
-        stop: makes its end wait no longer for requests in flight.
-    """
+    """A running server; `stop` makes its end wait no longer for requests in flight."""
 
     address: str
     stop: Callable[[], None]

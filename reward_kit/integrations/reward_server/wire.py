@@ -135,11 +135,7 @@ def answer_of(scored: Scored, codec: Codec) -> dict[str, Any]:
 
 
 class HeldBodies:
-    """Reads bodies and counts the bytes of those that are held at a time.
-
-    Attributes:
-        bytes: held now.
-    """
+    """Reads bodies, and counts the `bytes` of those that are held at a time."""
 
     def __init__(self, options: ServerOptions) -> None:
         self.bytes = 0
@@ -152,11 +148,7 @@ class HeldBodies:
 
     @asynccontextmanager
     async def read(self, request: web.BaseRequest) -> AsyncIterator[bytearray]:
-        """Read the body; its bytes count as held until the block ends, also when only the parsed values are left.
-
-        Raises:
-            RefusedError: it is too large, too slow, compressed or not declared as JSON.
-        """
+        """Read the body; its bytes count as held until the block ends, also when only the parsed values are left."""
         options, most = self._options, int(self._options.max_body_mb * MIB)
         too_large = RefusedError(
             413, "too_large", f"a body has at most {options.max_body_mb:g} MiB (max_body_mb)", closes=True

@@ -138,18 +138,18 @@ def environment_factory(
         ConfigError: the resource is unknown, refuses its configuration, or has a tool that cannot be a method.
     """
     kind = resource_class(resource) if isinstance(resource, str) else resource
-    starts = Starts(kind, config or {}, run_seed, time_limit_s)
-    return EnvironmentFactory(starts, example or {}, gives_reward=gives_reward)
+    return EnvironmentFactory(
+        kind,
+        config or {},
+        example or {},
+        run_seed=run_seed,
+        gives_reward=gives_reward,
+        time_limit_s=time_limit_s,
+    )
 
 
 class Play:
-    """One episode in a world of its own.
-
-    Attributes:
-        environment_return: the sum of the world's rewards; None if it gave none.
-        is_over: the world has ended.
-        failure: of the world itself, which leaves the episode unscored.
-    """
+    """One episode in a world of its own; with a `failure` of the world it is unscored."""
 
     def __init__(self, world: ForkableResource, time_limit_s: float | None, thread: LoopThread) -> None:
         self.environment_return: float | None = None
@@ -158,12 +158,7 @@ class Play:
         self._world, self._limit, self._thread = world, time_limit_s, thread
 
     async def step(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Call a tool and return its observation.
-
-        Raises:
-            ToolError: the call cannot be carried out, or the episode is over.
-            EnvironmentFailure: the world broke.
-        """
+        """Call a tool and return its observation."""
         if self.is_over or self.failure is not None:
             raise ToolError("the episode is over; no tool can be called any more")
         try:
@@ -198,23 +193,74 @@ class Play:
         await close_quietly(self._world)
 
 
-class Starts:
-    """The worlds in which episodes begin: those of one row are forks of one world.
+class EnvironmentFactory:
+    """Makes environments for TRL, one for each rollout at a time; `environment_factory` makes it.
+
+    The worlds of one row are forks of one world.
 
     Args:
         kind: of resource.
         config: under the configuration of each row.
+        example: a row, to read the tools.
         run_seed: the seed of everything random.
+        gives_reward: environments have `get_reward`.
         time_limit_s: for one call of a world.
+
+    Attributes:
+        environment_class: has a method for each tool.
+        tools: in OpenAI form.
     """
 
     def __init__(
-        self, kind: type[ForkableResource], config: Mapping[str, Any], run_seed: int, time_limit_s: float | None
+        self,
+        kind: type[ForkableResource],
+        config: Mapping[str, Any],
+        example: Mapping[str, Any],
+        *,
+        run_seed: int,
+        gives_reward: bool,
+        time_limit_s: float | None,
     ) -> None:
         self.kind, self.time_limit_s = kind, time_limit_s
         self._config, self._run_seed = config, run_seed
         self._base: ForkableResource | None = None
         self._base_row, self._base_key, self._count = "", "", 0
+        self._made: list[Environment] = []
+        self._is_closed = False
+        self.thread = LoopThread("environments for TRL", ServerPool())
+        name = kind.__name__
+        try:
+            self.tools = self.thread.run(self._read_tools(example))
+            if not self.tools:
+                raise ConfigError(f"{name} has no tools in this configuration, and TRL acts by tools alone")
+            methods: dict[str, Any] = {
+                spec["function"]["name"]: tool_method(spec, Environment._call) for spec in self.tools
+            }
+            if gives_reward:
+                methods["get_reward"] = _get_reward
+            # TRL logs the reward under the name of the class.
+            self.environment_class = type(name.removesuffix("Resource") or name, (Environment,), methods)
+        except BaseException:
+            self.thread.close()
+            raise
+
+    def __call__(self) -> Environment:
+        """Return an environment; TRL resets it before each rollout."""
+        environment: Environment = self.environment_class(self)
+        self._made.append(environment)
+        return environment
+
+    def close(self) -> None:
+        """Close all worlds and the thread they live in; the environments cannot be used any more."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for environment in self._made:
+            if environment._play is not None:
+                self.thread.run(environment._play.close())
+                environment._play = None
+        self.thread.run(self._close_base())
+        self.thread.close()
 
     async def world(self, row: Mapping[str, Any]) -> ForkableResource:
         """Return a private world for an episode of this row.
@@ -231,7 +277,7 @@ class Starts:
         if self.kind.fork_kind_for(config) == "none":
             return await self._make(config, seed)
         if self._base is None or wanted != self._base_row:
-            await self.close()
+            await self._close_base()
             self._base, self._base_row = await self._make(config, seed), wanted
             self._base_key = await self._base.state_key()
         with self._call("fork"):
@@ -262,71 +308,17 @@ class Starts:
     def _call(self, what: str) -> environment_call:
         return environment_call(f"{what} of {self.kind.__name__}", self.time_limit_s, limit=_LIMIT)
 
-    async def tools(self, row: Mapping[str, Any]) -> list[ToolSpec]:
-        """Return the tools at the start of an episode of this row."""
+    async def _read_tools(self, row: Mapping[str, Any]) -> list[ToolSpec]:
         world = await self.world(row)
         try:
             return await world.get_tools_spec()
         finally:
             await close_quietly(world)
 
-    async def close(self) -> None:
-        """Close the world that others are forked from."""
+    async def _close_base(self) -> None:
         base, self._base = self._base, None
         if base is not None:
             await close_quietly(base)
-
-
-class EnvironmentFactory:
-    """Makes environments for TRL, one for each rollout at a time; `environment_factory` makes it.
-
-    Args:
-        starts: the worlds.
-        example: a row, to read the tools.
-        gives_reward: environments have `get_reward`.
-
-    Attributes:
-        environment_class: has a method for each tool.
-        tools: in OpenAI form.
-    """
-
-    def __init__(self, starts: Starts, example: Mapping[str, Any], *, gives_reward: bool) -> None:
-        self.starts, self.thread = starts, LoopThread("environments for TRL", ServerPool())
-        self._made: list[Environment] = []
-        self._is_closed = False
-        name = starts.kind.__name__
-        try:
-            self.tools = self.thread.run(starts.tools(example))
-            if not self.tools:
-                raise ConfigError(f"{name} has no tools in this configuration, and TRL acts by tools alone")
-            methods: dict[str, Any] = {
-                spec["function"]["name"]: tool_method(spec, Environment._call) for spec in self.tools
-            }
-            if gives_reward:
-                methods["get_reward"] = _get_reward
-            # TRL logs the reward under the name of the class.
-            self.environment_class = type(name.removesuffix("Resource") or name, (Environment,), methods)
-        except BaseException:
-            self.thread.close()
-            raise
-
-    def __call__(self) -> Environment:
-        """Return an environment; TRL resets it before each rollout."""
-        environment: Environment = self.environment_class(self)
-        self._made.append(environment)
-        return environment
-
-    def close(self) -> None:
-        """Close all worlds and the thread they live in; the environments cannot be used any more."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        for environment in self._made:
-            if environment._play is not None:
-                self.thread.run(environment._play.close())
-                environment._play = None
-        self.thread.run(self.starts.close())
-        self.thread.close()
 
 
 class Environment:
@@ -344,10 +336,10 @@ class Environment:
         before, self._play = self._play, None
         if before is not None:
             await before.close()
-        starts = self._factory.starts
-        world = await starts.world(row)
-        self._play = Play(world, starts.time_limit_s, self._factory.thread)
-        with environment_call(f"get_observation of {starts.kind.__name__}", starts.time_limit_s, world, _LIMIT):
+        factory = self._factory
+        world = await factory.world(row)
+        self._play = Play(world, factory.time_limit_s, factory.thread)
+        with environment_call(f"get_observation of {factory.kind.__name__}", factory.time_limit_s, world, _LIMIT):
             shown = as_text(await world.get_observation())
         last = (row.get("prompt") or [{}])[-1]
         return f"\n\n{shown}" if shown and isinstance(last, Mapping) and last.get("content") else shown or None

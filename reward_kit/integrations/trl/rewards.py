@@ -146,21 +146,11 @@ def as_trl_reward(
 
 
 class TRLReward:
-    """A reward as TRL calls it; `as_trl_reward` makes it.
-
-    Args:
-        reward: computes the scores.
-        agent: calls it; opened at the first call.
-        columns: columns of the dataset, and their names in the reward.
-        name: for TRL's logs.
-        group_size: completions in a group of a batch reward.
+    """A reward as TRL calls it; `as_trl_reward` makes it, with its arguments. The agent opens at the first call.
 
     Attributes:
         reward: as given.
         unscored: the number of unscored completions so far, by class of failure.
-
-    Raises:
-        ConfigError: two columns would have one name, or the reward needs values that only an episode has.
     """
 
     def __init__(
@@ -168,9 +158,9 @@ class TRLReward:
         reward: Reward,
         agent: SyncRewardAgent,
         *,
-        columns: Mapping[str, str] | None = None,
-        name: str | None = None,
-        group_size: int | None = None,
+        columns: Mapping[str, str] | None,
+        name: str | None,
+        group_size: int | None,
     ) -> None:
         self.reward = reward
         self.unscored: Counter[str] = Counter()

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from reward_kit.agent.policies.hf.model import merged_state_dict
 from reward_kit.agent.policy_interface import AgentPolicy
@@ -106,40 +106,27 @@ def as_rollout_func(
     acting = LockstepBarrier(policy) if getattr(policy, "lockstep", False) else policy
     tools, user = (loaded.tools, make_user(loaded)) if isinstance(loaded, LoadedTask) else (None, None)
     worker = RLRolloutWorker(definition, acting, tools=tools, user=user, policy_label="policy")
-    parts = Parts(policy, worker, scoring, credit, segments)
-    return Rollouts(parts, known, sample_of=sample_of, run_seed=run_seed, max_concurrency=max_concurrency)
+    return Rollouts(
+        policy,
+        worker,
+        known,
+        reward_agent=scoring,
+        credit=credit,
+        segments=segments,
+        sample_of=sample_of,
+        run_seed=run_seed,
+        max_concurrency=max_concurrency,
+    )
 
 
-class Parts(NamedTuple):
-    """The components of rollouts.
+class Rollouts:
+    """A `rollout_func`; `as_rollout_func` makes it.
 
     Attributes:
         policy: acts, and is trained.
         worker: collects its episodes.
         reward_agent: scores them, unless the trainer does.
         credit: turns scores into advantages, if wanted.
-        segments: see `rollout_output`.
-    """
-
-    policy: AgentPolicy
-    worker: RLRolloutWorker
-    reward_agent: AsyncRewardAgent | None
-    credit: CreditAssigner | None
-    segments: Segments
-
-
-class Rollouts:
-    """A `rollout_func`; `as_rollout_func` makes it.
-
-    Args:
-        parts: the components.
-        samples: the samples that prompts name.
-        sample_of: returns the sample of a prompt.
-        run_seed: the seed of everything random.
-        max_concurrency: episodes in flight.
-
-    Attributes:
-        parts: as given.
         episodes: of the last generation.
     """
 
@@ -147,14 +134,19 @@ class Rollouts:
 
     def __init__(
         self,
-        parts: Parts,
+        policy: AgentPolicy,
+        worker: RLRolloutWorker,
         samples: Sequence[Sample],
         *,
-        sample_of: SampleOf | None = None,
-        run_seed: int = 0,
-        max_concurrency: int | None = None,
+        reward_agent: AsyncRewardAgent | None,
+        credit: CreditAssigner | None,
+        segments: Segments,
+        sample_of: SampleOf | None,
+        run_seed: int,
+        max_concurrency: int | None,
     ) -> None:
-        self.parts = parts
+        self.policy, self.worker, self.reward_agent, self.credit = policy, worker, reward_agent, credit
+        self._segments = segments
         self.episodes: list[SingleAgentEpisode] = []
         self._samples = {sample.id: sample for sample in samples}
         self._sample_of, self._run_seed, self._limit = sample_of or self._named, run_seed, max_concurrency
@@ -176,13 +168,13 @@ class Rollouts:
             ConfigError: the prompts do not form groups, a prompt names an unknown sample, an option of the trainer
                 would have no effect, or an episode cannot be a row.
         """
-        check_trainer(trainer, self.parts.policy)
+        check_trainer(trainer, self.policy)
         is_training = trainer.model.training
         size = trainer.num_generations if is_training else trainer.num_generations_eval
         samples = [self._sample_of(prompt) for prompt in group_prompts(prompts, size)]
         seeded = self._with_seeds(samples, "train" if is_training else "evaluate", trainer)
         if self._thread is None:
-            self._thread = LoopThread("rollouts for TRL", _opened(self.parts))
+            self._thread = LoopThread("rollouts for TRL", self._opened())
         output = self._thread.run(self._collect(seeded, size, trainer))
         # TRL lays a rollout's columns over those of the dataset, which must not be lost unseen.
         known = getattr(getattr(trainer, "train_dataset", None), "column_names", None) or ()
@@ -225,8 +217,9 @@ class Rollouts:
         return seeded
 
     async def _collect(self, seeded: Sequence[tuple[Sample, int]], size: int, trainer: Any) -> dict[str, list[Any]]:
-        worker, agent, credit = self.parts.worker, self.parts.reward_agent, self.parts.credit
-        await publish(trainable(self.parts.policy), trainer)
+        worker, agent, credit = self.worker, self.reward_agent, self.credit
+        policy = trainable(self.policy)
+        await publish(policy, trainer)
         tickets: dict[int, Ticket] = {}
 
         async def submit(group: int, episodes: list[SingleAgentEpisode]) -> None:
@@ -246,19 +239,16 @@ class Rollouts:
             for group in sorted(tickets):
                 scored += (await agent.get(size, ticket=tickets[group])).extra_infos
             outcome = RowOutcome(scored, credit.assign(self.episodes, scored) if credit is not None else None)
-        return rollout_output(
-            self.episodes, outcome, filler_id=trainable(self.parts.policy).pad_token_id, segments=self.parts.segments
-        )
+        return rollout_output(self.episodes, outcome, filler_id=policy.pad_token_id, segments=self._segments)
 
-
-@asynccontextmanager
-async def _opened(parts: Parts) -> AsyncIterator[None]:
-    """Keep servers and the reward agent open between generations, and close the policy at the end."""
-    try:
-        async with ServerPool(), parts.reward_agent or nullcontext():
-            yield
-    finally:
-        await parts.policy.close()
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[None]:
+        """Keep servers and the reward agent open between generations, and close the policy at the end."""
+        try:
+            async with ServerPool(), self.reward_agent or nullcontext():
+                yield
+        finally:
+            await self.policy.close()
 
 
 def group_prompts(prompts: Sequence[Any], size: int) -> list[Any]:

@@ -60,7 +60,7 @@ class StepCreditLoss:
     ) -> None:
         if not isinstance(rollout_func, Rollouts):
             raise ConfigError(f"rollout_func is what as_rollout_func gives, with credit; got {kind_of(rollout_func)}")
-        if rollout_func.parts.credit is None:
+        if rollout_func.credit is None:
             raise ConfigError(
                 "the rollouts bring no advantages: give as_rollout_func credit=CreditAssigner('gigpo', …)"
             )

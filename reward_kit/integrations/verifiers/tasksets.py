@@ -219,14 +219,7 @@ class TaskFileTaskset(vf.Taskset[SampleTask, TaskFileConfig]):
 
 
 class WorldState(vf.State):
-    """The results of the calls so far.
-
-    Attributes:
-        rewards: of each call, None if the environment gave none.
-        stop_reason: why the world ended; None while it goes on.
-        failure: of the world itself.
-        final_kind, final_payload: its final state after the last call, the payload in base64.
-    """
+    """The results of the calls so far; the final state after the last one is in base64."""
 
     rewards: list[float | None] = Field(default_factory=list)
     stop_reason: str | None = None
@@ -331,9 +324,6 @@ class WorldTask(SampleTask, vf.Task[SampleData, WorldState]):
 
         If nothing was called, the final state is the one that the sample starts from. A trace that was read from a
         record has no world, and no final state unless its messages show that nothing was called.
-
-        Raises:
-            EnvironmentFailure: the world broke, so that there is nothing to score.
         """
         state: WorldState = trace.state
         if state.failure is not None:

@@ -107,13 +107,7 @@ class TokenTurn(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """A trace's messages, each once.
-
-    Attributes:
-        messages: in the order in which they were added.
-        turns: the position of each message that the model sampled.
-        token_turns: its tokens, if it has any, by the number of the action.
-    """
+    """A trace's messages, each once; the indices of those that the model sampled, and their tokens by action."""
 
     messages: list[Message]
     turns: list[int]
@@ -320,11 +314,7 @@ def episode_of_trace(trace: Any) -> SingleAgentEpisode:
 
 
 def record_of(trace: Any) -> Mapping[str, Any]:
-    """Return a trace as a dict, with every digit.
-
-    Raises:
-        EpisodeError: it is not a trace.
-    """
+    """Return a trace as a dict, with every digit; raise `EpisodeError` if it is not a trace."""
     record = trace.model_dump(mode="python") if hasattr(trace, "model_dump") else trace
     if not isinstance(record, Mapping) or "nodes" not in record:
         raise EpisodeError(f"a trace of verifiers v1 has nodes; got {trace!r:.80}")

@@ -271,15 +271,7 @@ def estimator_for_verl(name: str) -> Estimate:
 
 
 def options_of(name: str, config: Any) -> dict[str, Any]:
-    """Return an estimator's options: those under `algorithm.reward_kit`, and verl's own `algorithm.gamma`.
-
-    Args:
-        name: of the estimator.
-        config: verl's `algorithm`, or None.
-
-    Raises:
-        ConfigError: a key of the section is not the name of an option.
-    """
+    """Return an estimator's options: those under `algorithm.reward_kit`, and verl's own `algorithm.gamma`."""
     given = dict((config.get(OPTIONS) if config is not None else None) or {})
     if any(not isinstance(key, str) for key in given):
         raise ConfigError(f"algorithm.{OPTIONS} names options of {name!r}; got {given!r:.80}")

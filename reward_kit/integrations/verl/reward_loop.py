@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from reward_kit.errors import ConfigError
-from reward_kit.integrations.verl.held_reward import SECTION, HeldReward, RewardOptions, RowRequests
+from reward_kit.integrations.verl.compute_score import SECTION, HeldReward, RewardOptions, RowRequests
 from reward_kit.rl.reward_manager.batches import RewardBatch
 
 NAME = "reward_kit"

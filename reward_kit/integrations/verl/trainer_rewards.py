@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from reward_kit.errors import ConfigError
+from reward_kit.integrations.verl.compute_score import SECTION, RewardOptions, RowRequests, scorer_maker
 from reward_kit.integrations.verl.data_proto import objects
-from reward_kit.integrations.verl.held_reward import SECTION, RewardOptions, RowRequests, scorer_maker
 from reward_kit.reward_agent import ScoredChunk, SyncRewardAgent, Ticket
 from reward_kit.reward_agent.tickets import Order
 from reward_kit.rl.reward_manager.batches import Ints, RewardBatch
@@ -221,11 +221,7 @@ class TrainerRewards:
         self._pipeline.__enter__()
 
     def score(self, batch: Any) -> Any:
-        """Write `rm_scores` beside the rows of a batch in verl's queue; each score on the last sampled token, once.
-
-        Args:
-            batch: verl's `KVBatchMeta`.
-        """
+        """Write `rm_scores` beside the rows of a `KVBatchMeta` of verl; each score on the last sampled token, once."""
         from tensordict import TensorDict
 
         queue = queue_of_verl()
@@ -287,11 +283,7 @@ def _rows_of_queue(keys: list[str], fetched: Any, pad_token_id: int) -> Any:
 
 
 def sessions_of(keys: Sequence[str]) -> tuple[Array, Array]:
-    """Return (B,) the session of each row of verl's queue, and whether the row is the last output of it.
-
-    Args:
-        keys: `uid_session_output` of each row.
-    """
+    """Return (B,) the session of each `uid_session_output` key, and whether the row is the last output of it."""
     numbered = [key.rsplit("_", 1) for key in keys]
     last: dict[str, int] = {}
     for session, output in numbered:

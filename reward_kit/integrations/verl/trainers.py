@@ -33,12 +33,7 @@ def register_trainers() -> None:
 
 @functools.cache
 def trainer_with_credit(base: Any, mode: str) -> Any:
-    """Return a trainer of verl with credit for steps.
-
-    Args:
-        base: verl's class.
-        mode: its name, by which verl finds the class of its buffer and its options.
-    """
+    """Return a trainer of verl with credit for steps; verl finds its buffer and its options by `mode`."""
 
     class TrainerWithCredit(base):
         def __init__(self, config: Any) -> None:
@@ -76,13 +71,6 @@ def _row_columns(batch: Any, *, with_steps: bool) -> dict[str, Any]:
 
     A trajectory is a session, and its rows are the outputs of its agent loop, numbered in their keys
     (`uid_session_output`). `episode_rewards` are NaN for a session with a NaN in its `rm_scores`, else None.
-
-    Args:
-        batch: verl's `KVBatchMeta`.
-        with_steps: also the columns of the steps in `extra_fields`.
-
-    Raises:
-        ConfigError: a row has no `extra_fields`.
     """
     data = _fetch(batch, batch.keys, "response_mask", "rm_scores")
     sessions, ends = sessions_of(batch.keys)
