@@ -180,7 +180,6 @@ class Play:
         async def read() -> StateSnapshot | None:
             with environment_call(f"final_state of {kind_of(self._world)}", self._limit, self._world, _LIMIT):
                 return await self._world.final_state()
-            return None
 
         if self.failure is None:
             try:

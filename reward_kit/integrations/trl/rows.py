@@ -87,7 +87,7 @@ def rollout_output(
         rows.append(row_tokens if row_tokens.get("prompt_ids") and row_tokens["completion_ids"] else filler)
     facts = [facts_of(episode) for episode in episodes]
     failures = [each.get("failure") for each in facts]
-    output = {key: [list(row[key]) for row in rows] for key in filler} | {
+    output: dict[str, list[Any]] = {key: [list(row[key]) for row in rows] for key in filler} | {
         "rollout_id": [episode.id_ for episode in episodes],
         "sample_id": [each.get("sample_id") for each in facts],
         "messages": [[message.to_chat() for message in episode.messages] for episode in episodes],

@@ -142,7 +142,7 @@ def _trajectories(estimator: str, response_mask: Tensor, columns: Mapping[str, A
         if len(values) != size:
             raise ConfigError(f"{name!r} has {len(values)} items, and there are {size} rows")
     sampled = np.asarray(torch.as_tensor(columns.get("sampled_mask", response_mask)).cpu()) != 0
-    order = range(size)
+    order: Sequence[int] = range(size)
     if "steps" in columns:  # the rows of a trajectory by their steps
         order = sorted(order, key=lambda row: min(columns["steps"][row], default=-1))
     trajectories: dict[Hashable, _Trajectory] = {}
@@ -151,7 +151,7 @@ def _trajectories(estimator: str, response_mask: Tensor, columns: Mapping[str, A
         if actions is None:
             continue
         group = columns["uid"][row]
-        key = (group, columns["traj_uid"][row] if "traj_uid" in columns else row)
+        key: Hashable = (group, columns["traj_uid"][row] if "traj_uid" in columns else row)
         trajectory = trajectories.setdefault(key, _Trajectory(group, [], []))
         trajectory.rows.append(row)
         trajectory.actions.extend(actions)

@@ -76,7 +76,7 @@ def _row_columns(batch: Any, *, with_steps: bool) -> dict[str, Any]:
     sessions, ends = sessions_of(batch.keys)
     scores = zip(sessions, data["rm_scores"].unbind(), strict=True)
     unscored = {session for session, score in scores if torch.isnan(score).any()}
-    columns = {
+    columns: dict[str, Any] = {
         "traj_uid": sessions,
         "ends_episode": ends,
         "episode_rewards": objects([float("nan") if session in unscored else None for session in sessions]),
