@@ -58,7 +58,7 @@ class Shell:
         return subprocess.Popen(
             [sys.executable, "-m", "reward_kit.cli.main", "run", *arguments, "--display", "none"],
             cwd=self.folder,
-            env={**kept, **home, **origins, "PYTHONPATH": str(Path.cwd())},
+            env={**kept, **home, **origins, "REWARD_KIT_TRUST": "1", "PYTHONPATH": str(Path.cwd())},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
