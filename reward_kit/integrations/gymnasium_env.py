@@ -37,7 +37,7 @@ _Result = TypeVar("_Result")
 
 
 class _SharedLoop:
-    """One event loop in a thread for all environments of the process, from the first to the last."""
+    """An event loop in a thread for all environments of the process, from the first to the last."""
 
     def __init__(self) -> None:
         self._lock, self._users = threading.Lock(), 0
@@ -74,7 +74,7 @@ class AnyText(spaces.Text):
 
 
 class ResourceEnv(gymnasium.Env[str, Any]):
-    """One instance of a resource.
+    """An instance of a resource.
 
     Args:
         resource: a built-in resource's name, `module:Class`, or the class.

@@ -324,7 +324,7 @@ def test_the_scores_of_rollouts_are_handed_on() -> None:
     assert rollout_scores([], [], score=[1.0, None], failure=[None, "timeout: slow"], **log.columns()) == [1.0, None]
     assert log.metrics == {"rollout_scores/unscored": 0.5}
     assert log.table == {"rollout_scores/failure": [None, "timeout: slow"]}
-    with pytest.raises(ConfigError, match="there is no column 'score'"):
+    with pytest.raises(ConfigError, match="the rollouts have no column 'score'"):
         rollout_scores([], [])
 
 

@@ -92,7 +92,7 @@ class Setup:
 
 
 class Assignment(NamedTuple):
-    """One episode to collect by the worker `label`; `keeps_start`: its group's start is kept until `close_group`."""
+    """An episode to collect by the worker `label`; `keeps_start`: its group's start is kept until `close_group`."""
 
     label: str
     sample: Sample
@@ -103,7 +103,7 @@ class Assignment(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """One episode, as a line of `episodes.jsonl`, and the news of its process since the last one."""
+    """An episode, as a line of `episodes.jsonl`, and the news of its process since the last one."""
 
     record: dict[str, Any]
     spent: Spent
@@ -188,7 +188,7 @@ def unpacked(driver: str, packed: bytes) -> Any:
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """One actor of a pool: Ray's handle, the number of its slot, its calls in flight, and whether it is lost."""
+    """An actor of a pool: Ray's handle, the number of its slot, its calls in flight, and whether it is lost."""
 
     handle: Any
     number: int
@@ -356,5 +356,5 @@ async def answer_of(member: Member, reference: Any) -> Any:
 
 
 def is_loss(error: Exception) -> bool:
-    """Whether a call failed because its process or machine is gone, or its answer was lost on the way."""
+    """Return whether a call failed because its process or machine is gone, or its answer was lost on the way."""
     return not isinstance(error, ray_module().exceptions.RayTaskError)

@@ -132,7 +132,6 @@ class RayScorer:
 
     @property
     def mode(self) -> Mode:
-        """As `Scorer`."""
         return self._reward.mode
 
     async def __aenter__(self) -> Self:
@@ -148,11 +147,9 @@ class RayScorer:
         await self._opened.aclose()
 
     async def score(self, request: ScoringRequest) -> Scored:
-        """As `Scorer`."""
         return (await self._call([request], lambda handle, sent: handle.score.remote(sent, False)))[0]
 
     async def score_group(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        """As `Scorer`."""
         return await self._call(requests, lambda handle, sent: handle.score.remote(sent, True))
 
     async def _finish_group(self, requests: Sequence[ScoringRequest], scored: Sequence[Scored]) -> list[Scored]:

@@ -224,7 +224,7 @@ class ErrorBody(pydantic.BaseModel):
 
 
 class HealthBody(pydantic.BaseModel):
-    """Whether the server takes requests."""
+    """The state of the server."""
 
     model_config = pydantic.ConfigDict(title="Health")
 

@@ -53,7 +53,7 @@ class StateBody(BaseModel):
 
 
 class RolloutBody(BaseModel):
-    """One rollout as a reward function may see it."""
+    """A rollout as a reward function may see it."""
 
     model_config = ConfigDict(strict=True, extra="forbid", title="Rollout")
 

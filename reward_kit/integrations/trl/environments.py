@@ -149,7 +149,7 @@ def environment_factory(
 
 
 class Play:
-    """One episode in a world of its own; with a `failure` of the world it is unscored."""
+    """An episode in a world of its own; with a `failure` of the world it is unscored."""
 
     def __init__(self, world: ForkableResource, time_limit_s: float | None, thread: LoopThread) -> None:
         self.environment_return: float | None = None

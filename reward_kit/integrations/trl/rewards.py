@@ -332,7 +332,7 @@ def rollout_scores(
     """
     if score is None:
         raise ConfigError(
-            "there is no column 'score': the rollouts were given no reward; give as_rollout_func reward=…"
+            "the rollouts have no column 'score', because they have no reward; give as_rollout_func reward=…"
         )
     reasons = failure or [None] * len(score)
     failures = [(text or "unscored") if one is None else None for one, text in zip(score, reasons, strict=True)]

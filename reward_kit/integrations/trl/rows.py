@@ -68,7 +68,7 @@ def rollout_output(
             reasons = ", ".join(dict.fromkeys(segment.reason for segment in tokens.segments[1:]))
             raise ConfigError(
                 f"episode {columns.episodes[owner].id_} has {len(tokens.segments)} segments ({reasons}), and TRL takes "
-                "one row for an episode: use a chat template that keeps what was said as it was said, or "
+                "one row for an episode: use a chat template that keeps earlier messages as they were, or "
                 "segments='last', with which only the last segment is trained"
             )
         row_of_episode[owner] = row

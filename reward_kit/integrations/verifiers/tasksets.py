@@ -119,7 +119,7 @@ class TaskFileConfig(vf.TasksetConfig):
 
 
 class SampleData(vf.TaskData):
-    """One sample of the task file, and the file, so that a trace can be scored again from its record."""
+    """A sample of the task file, and the file, so that a trace can be scored again from its record."""
 
     ground_truth: Any = None
     sample: dict[str, Any] = Field(default_factory=dict)
@@ -147,7 +147,7 @@ def loaded(task_file: str, overrides: dict[str, Any]) -> tuple[LoadedTask, KeptO
 
 
 class SampleTask(vf.Task[SampleData]):
-    """One sample: its messages are the prompt, its score is the one reward."""
+    """A sample: its messages are the prompt, its score is the one reward."""
 
     @vf.reward
     async def reward(self, trace: vf.Trace) -> float:
@@ -312,7 +312,7 @@ async def _final_state(world: ForkableResource | None, limit_s: float | None) ->
 
 
 class WorldTask(SampleTask, vf.Task[SampleData, WorldState]):
-    """One sample in a world of its own."""
+    """A sample in a world of its own."""
 
     @classmethod
     def toolsets(cls, config: vf.TaskConfig) -> list[vf.Toolset]:

@@ -94,7 +94,7 @@ def from_verifiers(message: Mapping[str, Any]) -> Message:
 
 
 def is_same(message: Message) -> bool:
-    """Whether verifiers' form of the message holds all of it."""
+    """Return whether verifiers' form of the message holds all of it."""
     return from_verifiers(to_verifiers(message)) == message
 
 

@@ -227,7 +227,7 @@ def verl_rows(
             logger.info("%d of %d episodes are unscored and left out", lost, len(columns.episodes))
         columns = columns.taking(is_scored_B)
     if not len(columns.lengths_B):
-        raise ConfigError("no episode has both tokens and a score, so there is no row; verl takes at least one")
+        raise ConfigError("no episode has both tokens and a score, so the batch is empty; verl takes at least one row")
     columns = replace(columns, tokens={key: v for key, v in columns.tokens.items() if key not in _NOT_VERLS})
     rows = verl_batch(pad_rows(columns, pad_token_id=pad_token_id, padding="outer"))
     arrays = _widened(rows, prompt_length, response_length)

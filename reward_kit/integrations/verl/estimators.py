@@ -36,7 +36,7 @@ Estimate = Callable[..., tuple[Tensor, Tensor]]
 
 
 class _Action(NamedTuple):
-    """One action of a row: its tokens' columns, and the facts of its step."""
+    """An action of a row: its tokens' columns, and the facts of its step."""
 
     row: int
     columns: Array
@@ -161,7 +161,7 @@ def _trajectories(estimator: str, response_mask: Tensor, columns: Mapping[str, A
         if steps != list(range(len(steps))):
             raise ConfigError(
                 f"trajectory {key!r} has the steps {steps!s:.80} in this batch; credit is for whole trajectories, each "
-                "row of them once. Where response_mask leaves whole rows out, give 'sampled_mask' besides"
+                "row of them once. If response_mask leaves whole rows out, give 'sampled_mask' too"
             )
     return list(trajectories.values())
 
@@ -176,7 +176,7 @@ def _actions(row: int, sampled_T: Array, columns: Mapping[str, Any]) -> list[_Ac
         if sum(lengths) != len(places):
             raise ConfigError(
                 f"row {row}: action_lengths {lengths} make {sum(lengths)} tokens, and its mask has {len(places)}; "
-                "where response_mask leaves tokens out, give 'sampled_mask' besides"
+                "if response_mask leaves tokens out, give 'sampled_mask' too"
             )
         if not lengths:  # its score counts all the same
             return []
@@ -219,7 +219,7 @@ def rows_beside(columns: Mapping[str, Any]) -> Iterator[None]:
 
 
 def is_ours(adv_estimator: object) -> bool:
-    """Whether `algorithm.adv_estimator` names one of these."""
+    """Return whether `algorithm.adv_estimator` names one of these."""
     return adv_estimator in {PREFIX + name for name in ROW_ESTIMATORS}
 
 
