@@ -148,13 +148,7 @@ def workers_that_fit(cpus: float, gpus: float, taken: float = 0.0) -> int:
 def workers_to_start(options: RayOptions, is_own: bool, option: str) -> int:
     """Return the number of processes that collect: `options.workers`, or as many as fit beside those that score.
 
-    Args:
-        options: the reservations of each, and the number of processes that score.
-        is_own: the cluster was started here, so that no further nodes will come.
-        option: the form of an option's name in messages, such as "-E {}".
-
-    Raises:
-        ConfigError: not one fits, and `workers` is not set or none will ever fit.
+    An `option` in messages has a form such as "-E {}". On a cluster that `is_own` no further nodes will come.
     """
     if workers_that_fit(options.cpus, options.gpus, options.reward_workers) < 1 and (is_own or options.workers is None):
         beside = f" beside {options.reward_workers} that call the reward" if options.reward_workers else ""

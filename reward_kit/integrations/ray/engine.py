@@ -37,13 +37,7 @@ _NOT_NEEDED = (TASK_FILE, "dataset", "reward", "redaction")
 
 
 class RayEngine:
-    """An `Engine` on a cluster. One serves one run.
-
-    Args:
-        task: as it was loaded.
-        request: the arguments of the run.
-        options: the cluster, and the processes.
-        traffic: of the run; gets the notices about an endpoint.
+    """An `Engine` on a cluster, for one run.
 
     Raises:
         ConfigError: a limit on rates cannot be shared, or a variable for the processes is not set.
@@ -157,11 +151,7 @@ def moved(task: LoadedTask, folder: Path) -> LoadedTask:
 
 
 def shared_rates(definition: TaskDefinitionModel, processes: int) -> TaskDefinitionModel:
-    """Return the definition for one of several processes, with its share of each limit on requests.
-
-    Raises:
-        ConfigError: there are more processes than connections.
-    """
+    """Return the definition for one of several processes, with its share of each limit on requests."""
     changed = {}
     for section in ("policy", "user"):
         block = getattr(definition, section)

@@ -138,13 +138,7 @@ async def _close(party: Any) -> None:
 class RolloutPool:
     """Rollout workers on a cluster that this program is connected to. Use `open`.
 
-    Args:
-        definition: of the task.
-        setup: the settings of each process.
-        options: the reservations of each process.
-        size: how many processes.
-        budget: is charged for the episodes, as the processes report their spending.
-        traffic: gets the notices about an endpoint.
+    The `budget` is charged as the processes report their spending; `traffic` gets their notices about endpoints.
     """
 
     def __init__(
@@ -207,11 +201,7 @@ class RolloutPool:
         return handle
 
     async def collect(self, group: RayGroup, rollout_index: int) -> SingleAgentEpisode:
-        """Collect one episode, again if its process is lost.
-
-        Raises:
-            ClusterError: no process is left, and none came in time.
-        """
+        """Collect one episode, again if its process is lost; raise `ClusterError` if no process is left."""
         for losses in range(_MOST_LOSSES):
             # It is unknown which episode of a process killed it: the last try of each runs without other suspects.
             async with self._last_tries if losses == _MOST_LOSSES - 1 else nullcontext():

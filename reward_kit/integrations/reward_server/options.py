@@ -74,8 +74,7 @@ def check_key(key: str, where: str) -> None:
 def read_keys(file: Path | None) -> tuple[list[str], str]:
     """Return the configured keys, possibly none, and a warning about their file or "".
 
-    Args:
-        file: has one key on each line; lines that begin with # are skipped. None reads the environment, then `.env`.
+    A file has one key on each line; lines that begin with # are skipped. None reads the environment, then `.env`.
 
     Raises:
         ConfigError: the file cannot be read or has no key.

@@ -190,13 +190,7 @@ class HeldBodies:
 async def requests_in(
     body: bytearray, options: ServerOptions, *, is_batch: bool, wants_episodes: bool
 ) -> tuple[list[ScoringRequest], Codec]:
-    """Return the requests in a body, and how its values are coded.
-
-    Args:
-        body: as received.
-        options: the limits.
-        is_batch: the body is a `BatchBody`.
-        wants_episodes: the reward asks for `step_data`.
+    """Return the requests in a body, and how its values are coded; episodes are read if the reward wants them.
 
     Raises:
         RefusedError: it is not such a request; the field is named.

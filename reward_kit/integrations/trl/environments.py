@@ -197,17 +197,9 @@ class EnvironmentFactory:
 
     The worlds of one row are forks of one world.
 
-    Args:
-        kind: of resource.
-        config: under the configuration of each row.
-        example: a row, to read the tools.
-        run_seed: the seed of everything random.
-        gives_reward: environments have `get_reward`.
-        time_limit_s: for one call of a world.
-
     Attributes:
         environment_class: has a method for each tool.
-        tools: in OpenAI form.
+        tools: in OpenAI form, those of an example row.
     """
 
     def __init__(
@@ -262,12 +254,7 @@ class EnvironmentFactory:
         self.thread.close()
 
     async def world(self, row: Mapping[str, Any]) -> ForkableResource:
-        """Return a private world for an episode of this row.
-
-        Raises:
-            ConfigError: the resource refuses its configuration.
-            EnvironmentFailure: the world cannot be made, or differs from the world that it is forked from.
-        """
+        """Return a private world for an episode of this row."""
         where = f"row {row['id']!r}" if row.get("id") is not None else "a row of the data set"
         config = merged_config(self.kind, self._config, _row_config(row), where)
         wanted = canonical_json([config, row.get("seed")])

@@ -182,11 +182,7 @@ class TRLReward:
     ) -> Any:
         """Return a score for each completion, None if it is unscored.
 
-        Args:
-            prompts: texts, or lists of messages.
-            completions: likewise.
-            completion_ids: unused.
-            **columns: of the dataset, and TRL's own arguments.
+        `columns` are those of the dataset, and TRL's own arguments.
 
         Raises:
             ConfigError: a column is missing that is named here or that the reward requires, or a prompt or completion

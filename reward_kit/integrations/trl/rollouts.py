@@ -160,10 +160,6 @@ class Rollouts:
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
         """Return a row for each prompt.
 
-        Args:
-            prompts: as TRL passes them.
-            trainer: whose model acts.
-
         Raises:
             ConfigError: the prompts do not form groups, a prompt names an unknown sample, an option of the trainer
                 would have no effect, or an episode cannot be a row.
@@ -252,11 +248,7 @@ class Rollouts:
 
 
 def group_prompts(prompts: Sequence[Any], size: int) -> list[Any]:
-    """Return one prompt of each group of `size` equal consecutive ones.
-
-    Raises:
-        ConfigError: they do not form such groups, for example if a group is cut between processes.
-    """
+    """Return one prompt of each group of `size` equal consecutive ones."""
     cut = [prompts[start : start + size] for start in range(0, len(prompts), size)]
     if any(len(group) != size or any(prompt != group[0] for prompt in group) for group in cut):
         lengths = [len(list(same)) for _, same in groupby(prompts)]
@@ -269,11 +261,7 @@ def group_prompts(prompts: Sequence[Any], size: int) -> list[Any]:
 
 
 def check_trainer(trainer: Any, policy: AgentPolicy) -> None:
-    """Refuse trainers with options that have no effect on our rollouts, or with weights that the policy cannot take.
-
-    Raises:
-        ConfigError: the message names the option.
-    """
+    """Refuse trainers with options that have no effect on our rollouts, or with weights that the policy cannot take."""
     args = trainer.args
     for name, values in _UNUSED.items():
         if (value := getattr(args, name, values[0])) not in values:
@@ -294,11 +282,7 @@ def check_trainer(trainer: Any, policy: AgentPolicy) -> None:
 
 
 async def publish(policy: TrainablePolicy, trainer: Any) -> None:
-    """Let the policy act with the trainer's weights, whose version is the number of optimizer steps made.
-
-    Raises:
-        ConfigError: the policy cannot be given the weights of another module than its own.
-    """
+    """Let the policy act with the trainer's weights, whose version is the number of optimizer steps made."""
     version, module = int(trainer.state.global_step), trainer.accelerator.unwrap_model(trainer.model)
     takes: Any = policy.publish
     if "state_dict" in inspect.signature(takes).parameters:

@@ -26,11 +26,7 @@ DATA = "verifiers"
 
 
 def samples_of(taskset: vf.Taskset) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a dataset, one for each task: `id`, `messages`, and the task's data.
-
-    Raises:
-        ConfigError: a task has no prompt, or needs a container.
-    """
+    """Yield the rows of a dataset, one for each task: `id`, `messages`, and the task's data."""
     for task in taskset:
         data = task.data
         if data.prompt is None:

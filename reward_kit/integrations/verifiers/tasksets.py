@@ -135,11 +135,7 @@ def _loaded(task_file: str, overrides: str) -> tuple[LoadedTask, KeptOpenAgent |
 
 
 def loaded(task_file: str, overrides: dict[str, Any]) -> tuple[LoadedTask, KeptOpenAgent]:
-    """Return the task of a file and its scorer, loaded once a process.
-
-    Raises:
-        ConfigError: the file is wrong, or names no reward.
-    """
+    """Return the task of a file and its scorer, loaded once a process."""
     task, scorer = _loaded(task_file, json.dumps(overrides, sort_keys=True))
     if scorer is None:
         raise ConfigError(f"{task_file}: reward_function_path: missing; a taskset of verifiers needs a reward")

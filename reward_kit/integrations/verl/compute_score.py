@@ -87,12 +87,6 @@ class RewardOptions:
 class HeldReward:
     """A reward whose agent is opened by the first call in each event loop and stays open.
 
-    Args:
-        reward: `file.py:function`, for which the sandbox is chosen as on the command line; or a reward function, a
-            class or a `Scorer`, which is called in this process.
-        options: of its calls.
-        folder: what a file is relative to, by default the working directory.
-
     Raises:
         ConfigError: it cannot be loaded, or scores groups: verl asks for one row at a time.
     """

@@ -185,11 +185,7 @@ class TrainerRewards:
     """The replacement of verl's `RewardLoopManager` in a trainer of reward_kit.
 
     All groups of a batch are requested at once. An unscored rollout has NaN as its reward, which the trainer leaves out
-    of the loss.
-
-    Args:
-        config: verl's; `reward.reward_kit` has `reward`, `folder` and the keys of `RewardOptions`.
-        tokenizer: decodes prompts and answers, and fills up rows.
+    of the loss. `reward.reward_kit` has `reward`, `folder` and the keys of `RewardOptions`.
 
     Raises:
         ConfigError: no reward is named or it cannot be loaded, or a key of the section is unknown or has no effect.
