@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reward_kit.lazy import lazy_names
+from reward_kit.lazy import lazy_modules
 
 if TYPE_CHECKING:
     from reward_kit.agent.models import StepData as StepData
@@ -45,41 +45,25 @@ if TYPE_CHECKING:
     from reward_kit.runs.finished import FinishedRun as FinishedRun
     from reward_kit.typed_interface import reward_function as reward_function
 
-_HOMES = {
-    "AgentPolicy": "agent.policy_interface",
-    "AsyncRewardAgent": "reward_agent.agent",
-    "ConfigError": "errors",
-    "EpisodeContext": "agent.policy_interface",
-    "EpisodeError": "errors",
-    "EvaluateResult": "models",
-    "FinishedRun": "runs.finished",
-    "ForkableResource": "environments.base",
-    "Message": "models",
-    "MetricResult": "models",
-    "MultiAgentEpisode": "episodes.multi_agent_episode",
-    "PolicyOutput": "agent.policy_interface",
-    "RLDataAligner": "rl_processing",
-    "RLRolloutWorker": "agent.rl_rollout_worker",
-    "RewardKitError": "errors",
-    "Sample": "agent.samples",
-    "SingleAgentEpisode": "episodes.single_agent_episode",
-    "StepData": "agent.models",
-    "StepOutcome": "environments.base",
-    "StepOutput": "models",
-    "StopReason": "agent.models",
-    "Task": "runs.evaluation",
-    "TaskDefinitionModel": "models",
-    "ToolCall": "models",
-    "ToolError": "errors",
-    "ToolRegistry": "environments.tools",
-    "check_episode": "checks.episode",
-    "collect_group": "agent.rl_rollout_worker",
-    "evaluate": "runs.evaluation",
-    "evaluate_async": "runs.evaluation",
-    "reward_function": "typed_interface",
-    "score_transcripts": "runs.evaluation",
-    "system_apply_gigpo_to_batch_steps": "rl_helpers",
-    "with_options": "reward_calls",
+_MODULES = {
+    "agent.models": "StepData StopReason",
+    "agent.policy_interface": "AgentPolicy EpisodeContext PolicyOutput",
+    "agent.rl_rollout_worker": "RLRolloutWorker collect_group",
+    "agent.samples": "Sample",
+    "checks.episode": "check_episode",
+    "environments.base": "ForkableResource StepOutcome",
+    "environments.tools": "ToolRegistry",
+    "episodes.multi_agent_episode": "MultiAgentEpisode",
+    "episodes.single_agent_episode": "SingleAgentEpisode",
+    "errors": "ConfigError EpisodeError RewardKitError ToolError",
+    "models": "EvaluateResult Message MetricResult StepOutput TaskDefinitionModel ToolCall",
+    "reward_agent.agent": "AsyncRewardAgent",
+    "reward_calls": "with_options",
+    "rl_helpers": "system_apply_gigpo_to_batch_steps",
+    "rl_processing": "RLDataAligner",
+    "runs.evaluation": "Task evaluate evaluate_async score_transcripts",
+    "runs.finished": "FinishedRun",
+    "typed_interface": "reward_function",
 }
-__all__ = sorted(_HOMES)
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__all__ = sorted(" ".join(_MODULES.values()).split())
+__getattr__, __dir__ = lazy_modules(__name__, _MODULES)

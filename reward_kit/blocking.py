@@ -21,10 +21,7 @@ _Result = TypeVar("_Result")
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run a coroutine to its end; in a thread of its own if the caller's thread runs an event loop, as in a notebook.
-
-    If the caller is interrupted, the coroutine is cancelled and waited for.
-    """
+    """Run a coroutine to its end; in a thread of its own if this thread runs an event loop, as in a notebook."""
     is_in_loop = False
     with contextlib.suppress(RuntimeError):
         asyncio.get_running_loop()
@@ -68,12 +65,7 @@ class LoopThread:
             self._stack = stack.pop_all()
 
     def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        """Return the result of a coroutine; if the caller is interrupted, it is cancelled.
-
-        Raises:
-            RewardKitError: the thread was closed, or belongs to the process from which this one was forked.
-            concurrent.futures.CancelledError: it was closed meanwhile.
-        """
+        """Return the result of a coroutine; if the caller is interrupted, it is cancelled."""
         try:
             if self._pid != os.getpid():  # checked before the lock, which a fork may copy in any state
                 raise RewardKitError(f"{self._name}: its thread is in the process that this one was forked from")
@@ -91,11 +83,7 @@ class LoopThread:
             raise
 
     def close(self, error: BaseException | None = None) -> None:
-        """Leave what is held, cancel what still runs, and end the thread. Only the first call has an effect.
-
-        Args:
-            error: handed to what is held, as if it had been raised in its block.
-        """
+        """Leave what is held, cancel what still runs, and end the thread. Only the first call has an effect."""
         if self._pid != os.getpid():
             return
         with self._lock:

@@ -43,11 +43,7 @@ _CRITERIA = {"ground_truth_function_calls": "function_calls", "ground_truth_comp
 
 
 def read_as_now(data: Any) -> Any:
-    """The keys of a task file with today's names; anything else as it is. Nothing given is changed.
-
-    Args:
-        data: what the file says.
-    """
+    """The keys of a task file with today's names; anything else as it is. Nothing given is changed."""
     if not isinstance(data, Mapping):
         return data
     found = _RESOURCES.get(str(data.get("resource_type")))
@@ -60,11 +56,7 @@ def read_as_now(data: Any) -> Any:
 
 
 def notes_on(data: Any) -> list[str]:
-    """Return notes for the user of such a file.
-
-    Args:
-        data: what the file says.
-    """
+    """Return notes for the user of such a file."""
     found = _RESOURCES.get(str(data.get("resource_type"))) if isinstance(data, Mapping) else None
     if found is None:
         return []

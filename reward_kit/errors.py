@@ -1,4 +1,4 @@
-"""What can go wrong, where it is caught, and what is kept of it.
+"""The error types, the boundaries that raise them, and the failures that records keep.
 
 1. Every boundary to code or data that is not ours has one flat error type below: configuration, provider, policy,
    environment, tool, reward function, alignment, training, store. They do not inherit from one another.
@@ -27,11 +27,11 @@ CLASS_MEANINGS: dict[FailureClass, str] = {
     "timeout": "It took longer than it was allowed to. Raise the limit that the message names, or make it quicker.",
     "crash": "Code raised, or its process ended. Read the traceback: the innermost frame is of your own file.",
     "limit": "A bound other than time was reached: memory, size, calls. Raise the limit that the message names.",
-    "invalid_result": "An answer came that is no result: a wrong type, NaN, a step that is not there. Mend the reward.",
-    "refused": "It was not tried, because it is not allowed or not possible as it is configured. Mend what is named.",
+    "invalid_result": "An answer is not a result: a wrong type, NaN, an unknown step. Fix the reward.",
+    "refused": "It was not tried: as configured it is not allowed or not possible. Fix what the message names.",
     "provider_error": "A model endpoint or a service gave no answer, also when asked again. It may work later.",
 }
-"""What each failure class says, and what to do."""
+"""The meaning of each failure class, and what to do."""
 _PACKAGE_FOLDER = f"{Path(__file__).parent}{os.sep}"
 _INSTALLED = ("site-packages", "dist-packages", str(Path(os.__file__).parent) + os.sep)
 _MESSAGE_LIMIT = 2_000
@@ -54,7 +54,7 @@ class ConfigError(RewardKitError):
 
     Likely cause: a misspelt key, a value out of its range, a file that is elsewhere, or an extra that is not installed.
 
-    What to do: mend what the message names: the file, the line and the key, with the nearest name that there is.
+    What to do: fix what the message names: the file, the line and the key, with the nearest known name.
     """
 
     failure_class = "refused"
@@ -62,7 +62,7 @@ class ConfigError(RewardKitError):
 
 
 class ProviderError(RewardKitError):
-    """A model endpoint could not be reached, refused, or answered something that is no answer.
+    """A model endpoint could not be reached, refused, or gave an answer that cannot be read.
 
     Likely cause: the server does not run, the URL, the key or the model's name is wrong, or its rate limit is used up.
 
@@ -74,7 +74,7 @@ class ProviderError(RewardKitError):
 
 
 class PolicyError(RewardKitError):
-    """An `AgentPolicy` raised, or returned something that is no action.
+    """An `AgentPolicy` raised, or returned something that is not an action.
 
     Likely cause: a defect of the policy, which shows on one observation only.
 
@@ -97,7 +97,7 @@ class ToolError(RewardKitError):
 
     Likely cause: the model called the tool with wrong arguments, which is part of an episode, or the tool has a defect.
 
-    What to do: nothing, where the agent recovers. Where every agent fails on it, mend the tool or its description.
+    What to do: nothing, where the agent recovers. Where every agent fails on it, fix the tool or its description.
     """
 
 
@@ -209,31 +209,23 @@ class boundary:
         if error is None or isinstance(error, RewardKitError):
             return
         if isinstance(error, asyncio.CancelledError):
-            if not _is_being_cancelled():
+            try:
+                task = asyncio.current_task()
+            except RuntimeError:  # no loop is running
+                return
+            if task is not None and task.cancelling() == 0:
                 # It leaked out of foreign code that awaited something cancelled: its failure, not our end.
                 raise self._error_type(f"{self._what}: what it waited for was cancelled") from error
-        elif isinstance(error, TimeoutError):
-            raise DeadlineError(f"{self._what}: timed out{_detail(error)}") from error
         elif isinstance(error, Exception | SystemExit):
-            raise self._error_type(f"{self._what}: {type(error).__name__}{_detail(error)}") from error
-
-
-def _is_being_cancelled() -> bool:
-    """The running task itself was asked to end."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # no loop is running
-        return True
-    return task is None or task.cancelling() > 0
-
-
-def _detail(error: BaseException) -> str:
-    text = safe_str(error)
-    return f": {text}" if text else ""
+            text = safe_str(error)
+            detail = f": {text}" if text else ""
+            if isinstance(error, TimeoutError):
+                raise DeadlineError(f"{self._what}: timed out{detail}") from error
+            raise self._error_type(f"{self._what}: {type(error).__name__}{detail}") from error
 
 
 def safe_str(value: Any) -> str:
-    """`str(value)`, or a placeholder where a hostile `__str__` raises; cut to a readable length."""
+    """Return `str(value)`, or a placeholder if a hostile `__str__` raises, cut to a readable length."""
     try:
         text = str(value)
     except Exception as error:  # noqa: BLE001 - hostile code may raise anything here
@@ -266,53 +258,46 @@ class Failure:
         frames = user_traceback(error.__cause__ or error)
         return cls(failure_class, type(error).__name__, safe_str(error), frames)
 
-    def told(self) -> str:
-        """One line for logs and tables: the class, then the message."""
+    def to_line(self) -> str:
+        """Return one line for logs and tables: the class, then the message."""
         return f"{self.failure_class}: {self.message}"
 
     @classmethod
-    def from_told(cls, line: str, where: str) -> Failure:
-        """The failure of a line that `told` gave; where no class stands first it is a crash."""
+    def from_line(cls, line: str, where: str) -> Failure:
+        """Return the failure of a line that `to_line` made; without a class it is a crash."""
         named, _, message = line.partition(": ")
         known = named in FAILURE_CLASSES
         return cls(named if known else "crash", where, message if known else line)  # type: ignore[arg-type]
 
     def to_json(self) -> dict[str, str]:
-        """The JSON form; `class` is the word the files use."""
-        return {
-            "class": self.failure_class,
-            "where": self.where,
-            "message": self.message,
-            "traceback": self.traceback,
-        }
+        """Return the JSON form of files."""
+        fields = {"where": self.where, "message": self.message, "traceback": self.traceback}
+        return {"class": self.failure_class, **fields}
 
     @classmethod
     def from_json(cls, data: dict[str, str]) -> Failure:
-        """The inverse of `to_json`."""
+        """Return the failure of `to_json`."""
         if data["class"] not in FAILURE_CLASSES:
             raise StoreError(f"unknown failure class {data['class']!r}; known: {', '.join(FAILURE_CLASSES)}")
         return cls(data["class"], data["where"], data["message"], data.get("traceback", ""))  # type: ignore[arg-type]
 
 
 def user_traceback(error: BaseException, max_lines: int = 15) -> str:
-    """The traceback of `error` as its author wants to read it: the error, then their own frames, innermost first.
-
-    Frames of this package and of installed libraries are left out; "" where no other is there.
-    """
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_internal(frame.filename)]
-    own = [frame for frame in frames if not any(part in frame.filename for part in _INSTALLED)]
+    """Return the error and its user's own frames, innermost first; "" without any."""
+    own = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((_PACKAGE_FOLDER, "<frozen"))
+        and not any(part in frame.filename for part in _INSTALLED)
+    ]
     lines = [f"{type(error).__name__}: {safe_str(error)}".splitlines()[0]]
     for frame in reversed(own):
         lines += [f"  {frame.filename}:{frame.lineno} in {frame.name}", f"    {frame.line}"]
     return "\n".join(lines[:max_lines]) if own else ""
 
 
-def _is_internal(filename: str) -> bool:
-    return filename.startswith((_PACKAGE_FOLDER, "<frozen"))
-
-
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """ "; did you mean 'x'?" for the nearest known word, else the list of known words, for the end of a message."""
+    """Return "; did you mean 'x'?" for the nearest known word, else the list of known words."""
     names = sorted(set(known))
     lowered = {name.lower(): name for name in reversed(names)}
     nearest = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
@@ -323,7 +308,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def why_unreadable(path: Path, error: OSError | UnicodeError) -> str:
-    """Why a file cannot be read, in words, and the nearest name in its folder where it is not there."""
+    """Return the reason why a file cannot be read; for a missing file with the nearest name in its folder."""
     if not isinstance(error, OSError):
         return f"not UTF-8 text ({error})"
     reason = error.strerror or type(error).__name__
@@ -334,11 +319,11 @@ def why_unreadable(path: Path, error: OSError | UnicodeError) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """The type of a value with its article: "a str", "an int"."""
+    """Return the type of a value with its article: "a str", "an int"."""
     name = type(value).__name__ or "value"
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 def how_to_install(extra: str) -> str:
-    """How to add an extra of this package, which no index has in this version."""
+    """Return the command that installs an extra; no package index has this version."""
     return f"install the extra {extra!r}: pip install '/path/to/reward-kit[{extra}]' (in the clone: '.[{extra}]')"

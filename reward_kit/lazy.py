@@ -9,12 +9,7 @@ from typing import Any
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of a package.
-
-    Args:
-        package: its `__name__`.
-        homes: each public name with the module, relative to the package, that defines it.
-    """
+    """The `__getattr__` and `__dir__` of a package."""
 
     def get(name: str) -> Any:
         if name not in homes:

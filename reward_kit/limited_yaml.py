@@ -94,11 +94,7 @@ def _check_aliases(node: yaml.Node, known: dict[int, tuple[int, int]], above: se
 
 
 def load_yaml(text: str) -> Any:
-    """Return the value of a YAML text.
-
-    Raises:
-        yaml.YAMLError: it is not YAML, or passes a limit.
-    """
+    """Return the value of a YAML text."""
     loader = LimitedLoader(text)
     try:
         return loader.get_single_data()

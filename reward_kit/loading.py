@@ -18,25 +18,13 @@ MODULE_PREFIX = "_reward_kit_user_"
 
 
 def load_object(reference: str, folder: Path | None = None) -> Any:
-    """The object that `reference` names.
-
-    Args:
-        reference: `file.py:name`, `package.module:name` or `package.module.name`.
-        folder: what a file path is relative to, by default the working directory.
-
-    Raises:
-        ConfigError: the file or module does not exist or does not import, or has no such name.
-    """
+    """The object that `reference` names."""
     location, name = split_reference(reference)
     return named_in(load_module(location, folder), name, reference, location)
 
 
 def named_in(module: ModuleType, name: str, reference: str, location: str) -> Any:
-    """The object of this dotted name in a module; `reference` and `location` are for the message.
-
-    Raises:
-        ConfigError: it does not exist; the message has the nearest name.
-    """
+    """The object of this dotted name in a module; `reference` and `location` are for the message."""
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
@@ -53,11 +41,7 @@ def _public(found: Any) -> list[str]:
 
 
 def load_module(location: str, folder: Path | None = None) -> ModuleType:
-    """The module at a path that ends in .py, or of a dotted name. A file is loaded once per process.
-
-    Raises:
-        ConfigError: it does not exist or does not import; the user's own frame is in the message.
-    """
+    """The module at a path that ends in .py, or of a dotted name. A file is loaded once per process."""
     if not location.endswith(".py"):
         return imported(lambda: importlib.import_module(location), location)
     path = ((folder or Path.cwd()) / location).resolve()
@@ -67,11 +51,7 @@ def load_module(location: str, folder: Path | None = None) -> ModuleType:
 
 
 def split_reference(reference: str) -> tuple[str, str]:
-    """The file or module, and the dotted name in it.
-
-    Raises:
-        ConfigError: it names no object.
-    """
+    """The file or module, and the dotted name in it."""
     location, separator, name = reference.rpartition(":")
     if not separator:
         location, separator, name = reference.rpartition(".")
@@ -112,11 +92,7 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def imported(load: Callable[[], ModuleType], what: str) -> ModuleType:
-    """Return the module that `load` imports.
-
-    Raises:
-        ConfigError: it raised; the user's own frame is in the message.
-    """
+    """Return the module that `load` imports."""
     try:
         module: ModuleType = load()
     except ConfigError:

@@ -177,16 +177,7 @@ class StepOutput(_MappingModel):
 
 
 def match_to_steps(outputs: Iterable[StepOutput] | None, steps: Collection[str], what: str) -> dict[str, StepOutput]:
-    """Step outputs by the step that each names.
-
-    Args:
-        outputs: of one rollout.
-        steps: the indices that its steps have, as text.
-        what: whose outputs they are, for the message.
-
-    Raises:
-        AlignmentError: an output names no step, or one that another names too.
-    """
+    """Step outputs by the step that each names."""
     matched: dict[str, StepOutput] = {}
     for output in outputs or ():
         index = str(output.step_index)

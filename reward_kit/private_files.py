@@ -20,20 +20,12 @@ def private_opener(path: str | Path, flags: int) -> int:
 
 
 def make_private_folder(path: Path, *, parents: bool = False, exist_ok: bool = False) -> None:
-    """Make a private folder; folders above it are made with the usual permissions.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Make a private folder; folders above it are made with the usual permissions."""
     path.mkdir(FOLDER_MODE, parents=parents, exist_ok=exist_ok)
 
 
 def make_private(folder: Path) -> None:
-    """Take the permissions of others away from everything in a folder that other libraries wrote.
-
-    Raises:
-        OSError: the permissions cannot be changed.
-    """
+    """Take the permissions of others away from everything in a folder that other libraries wrote."""
     for path in folder.rglob("*"):
         if not path.is_symlink():
             path.chmod(FOLDER_MODE if path.is_dir() else FILE_MODE)

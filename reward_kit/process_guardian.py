@@ -40,14 +40,7 @@ def main() -> None:
 
 
 def kill_all(token: str, sessions: Collection[int] = (), *, quiet_looks: int = 1) -> None:
-    """Kill every process that carries the token or belongs to one of the sessions, until none is found.
-
-    Args:
-        token: what their environment holds.
-        sessions: ids of sessions; where there is no /proc, only these are killed.
-        quiet_looks: so many looks in a row, 50 ms apart, must find nothing; a process that was just being started
-            carries the token a moment later.
-    """
+    """Kill every process that carries the token or belongs to one of the sessions, until none is found."""
     quiet, end = 0, time.monotonic() + _LONGEST_S
     out_of_reach: set[int] = set()
     while time.monotonic() < end:
@@ -66,10 +59,7 @@ def kill_all(token: str, sessions: Collection[int] = (), *, quiet_looks: int = 1
 
 
 def running(token: str, sessions: Collection[int] = ()) -> list[int]:
-    """Return what carries the token or belongs to a session, as ids for `kill`; no zombies, and not this process.
-
-    Where there is no /proc, these are the negative ids of the sessions' process groups.
-    """
+    """Return what carries the token or belongs to a session, as ids for `kill`; no zombies, and not this process."""
     if not os.path.isdir("/proc/self"):  # noqa: PTH112
         return [-session for session in sessions if _has_members(session)]
     mark, own = token.encode(), os.getpid()

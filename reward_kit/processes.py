@@ -147,19 +147,7 @@ def _guard() -> _Guard:
 def child_environment(
     extra: Mapping[str, str] | None = None, *, pass_names: Sequence[str] = (), also: str = ""
 ) -> dict[str, str]:
-    """The environment of a child process: the variables of `HANDED_ON`, and the mark by which the guardian finds it.
-
-    This keeps keys out of programs that have no use for them, and so out of their logs and crash reports. It is not a
-    boundary: a program that runs as the same user can read what this user can.
-
-    Args:
-        extra: variables to add.
-        pass_names: further variables to hand on.
-        also: a regular expression for the names of further variables, for a program of the user's own such as pip.
-
-    Raises:
-        ConfigError: a variable of `pass_names` is not set.
-    """
+    """The environment of a child process: the variables of `HANDED_ON`, and the mark by which the guardian finds it."""
     for name in pass_names:
         if name not in os.environ:
             raise ConfigError(f"the environment variable {name} is to be passed on, and is not set")
@@ -321,18 +309,7 @@ class ChildProcess:
 async def start_process(
     command: Sequence[str], *, cwd: Path | None, env: Mapping[str, str], log_name: str, piped: bool = False
 ) -> ChildProcess:
-    """Start a child in a session of its own, with nothing to read and its output in a log file.
-
-    Args:
-        command: the program and its arguments; no shell reads them.
-        cwd: its working directory, by default ours.
-        env: all of its environment, as `child_environment` makes it.
-        log_name: of the log file, without its ending.
-        piped: its standard input and output are `ChildProcess.pipes`, and only its errors go to the log.
-
-    Raises:
-        ConfigError: the program or folder does not exist, or must not be run.
-    """
+    """Start a child in a session of its own, with nothing to read and its output in a log file."""
     guard, own, kept_in = _guard(), secrets.token_hex(8), LOG_FOLDER.get()
     log = _new_log(kept_in or temporary_folder("log-"), log_name)
     try:

@@ -84,15 +84,7 @@ def shown_size(size: int) -> str:
 
 
 def check_values(text: str | bytes, most_values: int) -> None:
-    """Check before parsing that a JSON text does not hold too many values.
-
-    Args:
-        text: the JSON. Commas and brackets are counted, those in its strings too, which is fast and never too few.
-        most_values: the limit.
-
-    Raises:
-        TooLargeError: it may hold more.
-    """
+    """Check before parsing that a JSON text does not hold too many values."""
     if len(text) <= most_values:
         return
     if isinstance(text, str):
@@ -117,11 +109,7 @@ def is_nested_too_deeply(value: Any) -> bool:
 
 
 async def read_body(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
-    """Return the whole body of an answer, decompressed.
-
-    Raises:
-        TooLargeError: it is larger; the connection is closed.
-    """
+    """Return the whole body of an answer, decompressed."""
     body = await read_beginning(response, most_bytes)
     if len(body) > most_bytes:
         raise TooLargeError(shown_size(most_bytes))
@@ -148,15 +136,7 @@ def strict_decoder(object_pairs_hook: Callable[[Pairs], Any] | None = None) -> j
 
 
 def read_strictly(text: str | bytes) -> Any:
-    """Return the value of a JSON text, as RFC 8259 has it; bytes are UTF-8, UTF-16 or UTF-32.
-
-    NaN, Infinity and numbers beyond every float, which Python's own reader takes too, raise a ValueError: they could
-    not be stored again, and others would read them differently.
-
-    Raises:
-        ValueError: it is not JSON; the message says why.
-        RecursionError: it nests deeper than Python can go.
-    """
+    """Return the value of a JSON text, as RFC 8259 has it; bytes are UTF-8, UTF-16 or UTF-32."""
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text), "surrogatepass")
     return _decode(text)
@@ -176,18 +156,19 @@ def _finite(text: str) -> float:
 _decode = strict_decoder().decode
 
 
-def complete_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file that is only appended to, each with the offset at which it begins.
-
-    The torn last line that a killed writer leaves is left out.
+def complete_lines(path: Path, most_bytes: int = -1) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file that is only appended to, each with its offset, without a torn last line.
 
     Raises:
         OSError: the file cannot be read.
+        TooLargeError: a line has more than `most_bytes`, unless that is negative.
     """
-    offset = 0
-    with path.open("rb", buffering=1 << 18) as lines:  # lines are longer than Python's own buffer
-        for line in lines:
-            if not line.endswith(b"\n"):
+    offset, limit = 0, most_bytes + 1 if most_bytes >= 0 else -1
+    with path.open("rb", buffering=1 << 18) as file:  # lines are longer than Python's own buffer
+        while line := file.readline(limit):
+            if 0 <= most_bytes < len(line):
+                raise TooLargeError(shown_size(most_bytes))
+            if not line.endswith(b"\n"):  # its writer was killed
                 return
             yield offset, line
             offset += len(line)

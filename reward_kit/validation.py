@@ -14,12 +14,7 @@ from reward_kit.errors import ConfigError, did_you_mean
 
 
 def describe_validation_error(error: pydantic.ValidationError, known: type[BaseModel] | None = None) -> list[str]:
-    """Return one line per problem: the field, the offending value, what is wrong, and the nearest known key.
-
-    Args:
-        error: what pydantic raised.
-        known: the model whose field names are offered for an unknown key.
-    """
+    """Return one line per problem: the field, the offending value, what is wrong, and the nearest known key."""
     lines = []
     for problem in error.errors(include_url=False):
         field = ".".join(str(part) for part in problem["loc"]) or "(top level)"
@@ -92,11 +87,7 @@ def _model_types(annotation: Any) -> list[type[BaseModel]]:
 
 
 def check_number(name: str, value: Any, *, whole: bool = False, zero: bool = False) -> None:
-    """Check that an option is a positive number, or zero if that is allowed.
-
-    Raises:
-        ConfigError: `value` is another thing; the message names the option.
-    """
+    """Check that an option is a positive number, or zero if that is allowed."""
     kinds = int if whole else int | float
     number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
     if not number or value < 0 or (value == 0 and not zero):

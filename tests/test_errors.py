@@ -189,9 +189,9 @@ def test_a_failure_survives_json():
 
 def test_a_failure_is_one_line_and_read_again_as_far_as_that_goes():
     failure = Failure("timeout", "DeadlineError", "too slow: 3 s", "frames")
-    assert failure.told() == "timeout: too slow: 3 s"
-    assert Failure.from_told(failure.told(), "rollout") == Failure("timeout", "rollout", "too slow: 3 s")
-    assert Failure.from_told("no class: here", "rollout") == Failure("crash", "rollout", "no class: here")
+    assert failure.to_line() == "timeout: too slow: 3 s"
+    assert Failure.from_line(failure.to_line(), "rollout") == Failure("timeout", "rollout", "too slow: 3 s")
+    assert Failure.from_line("no class: here", "rollout") == Failure("crash", "rollout", "no class: here")
 
 
 def test_an_unknown_failure_class_is_refused_when_read():

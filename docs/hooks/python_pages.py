@@ -147,7 +147,11 @@ def _exported(tree: ast.Module) -> list[str]:
     value = lists.get("__all__")
     if value is None:
         return []
-    return list(ast.literal_eval(value if isinstance(value, ast.List) else lists["_HOMES"]))
+    if isinstance(value, ast.List):
+        return list(ast.literal_eval(value))
+    if (names := lists.get("_MODULES")) is not None:
+        return sorted(" ".join(ast.literal_eval(names).values()).split())
+    return list(ast.literal_eval(lists["_HOMES"]))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Findings and reports: one problem with its place, and everything that a check found, for a terminal and as JSON."""
+"""Findings of the checks, and the report that counts them, for a terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from reward_kit.display_text import counted, one_line, truncate
 Level = Literal["error", "warning", "info"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 FAIL_ON = (*LEVELS, "never")
-_EXAMPLES = 3
 _EXAMPLE_CHARS = 400
 
 
@@ -25,7 +24,7 @@ class Finding:
         kind: names the fault, such as "drifted-prefix"; stable, for scripts.
         message: where it is, what is wrong and the likely cause.
         rollout_id: of the episode; None if no single one is at fault.
-        step: the action, from 0; None if none is at fault.
+        step: the action, from 0; None if no action is at fault.
         token: the position in the token ids that the message counts in; None if no token is at fault.
         evidence: lines that show it, such as the rollouts of a reward.
     """
@@ -39,43 +38,32 @@ class Finding:
     evidence: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class Found:
-    """Collects the findings about one thing.
+class Findings(list[Finding]):
+    """The findings about one thing, in the order in which they were made; `subject` opens each message."""
 
-    Attributes:
-        what: what is looked at, for messages: "episode r1", "row 3", "file.jsonl:7".
-        rollout_id: of the episode.
-        findings: in the order in which they were made.
-    """
-
-    what: str
-    rollout_id: str | None = None
-    findings: list[Finding] = field(default_factory=list)
+    def __init__(self, subject: str, rollout_id: str | None = None) -> None:
+        super().__init__()
+        self.subject = subject
+        self.rollout_id = rollout_id
 
     @classmethod
-    def about_episode(cls, rollout_id: str) -> Found:
+    def about_episode(cls, rollout_id: str) -> Findings:
         """Return an empty collector for the episode of this id."""
         return cls(f"episode {rollout_id}", rollout_id)
 
-    def error(self, kind: str, message: str, *, step: int | None = None, token: int | None = None) -> None:
-        """Add what breaks the contract."""
-        self._add("error", kind, message, step, token)
-
-    def warn(self, kind: str, message: str, *, step: int | None = None, token: int | None = None) -> None:
-        """Add what may be meant."""
-        self._add("warning", kind, message, step, token)
-
-    def _add(self, level: Level, kind: str, message: str, step: int | None, token: int | None) -> None:
-        place = [self.what]
+    def error(
+        self, kind: str, message: str, *, step: int | None = None, token: int | None = None, level: Level = "error"
+    ) -> None:
+        """Add a finding with its place."""
+        place = [self.subject]
         place += [f"step {step}"] if step is not None else []
         place += [f"token {token}"] if token is not None else []
-        self.findings.append(Finding(level, kind, f"{', '.join(place)}: {message}", self.rollout_id, step, token))
+        self.append(Finding(level, kind, f"{', '.join(place)}: {message}", self.rollout_id, step, token))
 
 
 @dataclass(slots=True)
 class Report:
-    """Everything that a check found: counts by kind, and the first few findings of each kind.
+    """Counts of all findings by kind, and the first few of each kind.
 
     Attributes:
         target: what was checked, as the user named it.
@@ -91,7 +79,7 @@ class Report:
     checked: int = 0
     findings: list[Finding] = field(default_factory=list)
     counts: Counter[tuple[Level, str]] = field(default_factory=Counter)
-    examples: int | None = _EXAMPLES
+    examples: int | None = 3
 
     def add(self, findings: Iterable[Finding]) -> None:
         """Count findings, and keep the first of each kind."""
@@ -121,16 +109,15 @@ class Report:
             "checked": {f"{self.unit}s": self.checked},
             "counts": {level: self.count(level) for level in LEVELS[:2]},
             "findings": [
-                {"kind": kind, "level": level, "count": count, "examples": [*map(_placed, self._of(level, kind))]}
-                for (level, kind), count in self._most_frequent()
+                {"kind": kind, "level": level, "count": count, "examples": [_example(one) for one in examples]}
+                for level, kind, count, examples in self._most_frequent()
             ],
         }
 
     def lines(self) -> Iterator[str]:
         """Yield the report for a terminal: errors first, the most frequent kind first."""
-        for (level, kind), count in self._most_frequent():
+        for level, kind, count, examples in self._most_frequent():
             yield f"{level + ':':9}{kind}: {counted(count, 'finding')}"
-            examples = self._of(level, kind)
             yield from (f"           {truncate(one_line(one.message), _EXAMPLE_CHARS)}" for one in examples)
             if count > len(examples):
                 yield f"           … and {count - len(examples)} more"
@@ -140,13 +127,11 @@ class Report:
         """Return the counts of errors and warnings as a text."""
         return ", ".join(counted(self.count(level), level) for level in LEVELS[:2])
 
-    def _of(self, level: Level, kind: str) -> list[Finding]:
-        return [finding for finding in self.findings if (finding.level, finding.kind) == (level, kind)]
-
-    def _most_frequent(self) -> list[tuple[tuple[Level, str], int]]:
-        return sorted(self.counts.items(), key=lambda item: (item[0][0], -item[1], item[0][1]))
+    def _most_frequent(self) -> Iterator[tuple[Level, str, int, list[Finding]]]:
+        for (level, kind), count in sorted(self.counts.items(), key=lambda item: (item[0][0], -item[1], item[0][1])):
+            yield level, kind, count, [one for one in self.findings if (one.level, one.kind) == (level, kind)]
 
 
-def _placed(finding: Finding) -> dict[str, Any]:
-    places = {"rollout_id": finding.rollout_id, "step": finding.step, "token": finding.token}
-    return {"message": finding.message, **{key: value for key, value in places.items() if value is not None}}
+def _example(finding: Finding) -> dict[str, Any]:
+    places = {name: getattr(finding, name) for name in ("rollout_id", "step", "token")}
+    return {"message": finding.message, **{name: value for name, value in places.items() if value is not None}}

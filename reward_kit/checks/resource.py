@@ -28,10 +28,16 @@ from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, ToolError, boundary
 from reward_kit.processes import remove_folder, temporary_folder, temporary_root
 
+_MOST_WALKS = 12
+"""Walks for states that return. Three are enough, unless episodes end early."""
+_LOOKED_AT = ("state_key()", "get_observation()", "the digest of final_state()")
+Look = tuple[str, Any, str | None]
+"""The state key, the observation and the digest of the final state, which `_LOOKED_AT` names."""
+
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One call of a tool."""
+    """A call of a tool."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -64,14 +70,14 @@ class Seen:
                 pairs.append((f"the {name}", getattr(self.outcome, name), getattr(other.outcome, name)))
         pairs += [("get_observation()", self.observation, other.observation), ("state_key()", self.key, other.key)]
         for what, one, two in pairs:
-            if found := first_difference(one, two):
-                return f"{what} differs{found}"
+            if difference := first_difference(one, two):
+                return f"{what} differs{difference}"
         return ""
 
 
 @dataclass(slots=True)
 class Probe:
-    """One check of one resource class: its configuration, its findings, and the worlds to close."""
+    """One check of one resource class: its configuration, its findings, and the resources to close."""
 
     resource_class: type[ForkableResource]
     config: Mapping[str, Any]
@@ -79,132 +85,67 @@ class Probe:
     steps: int
     kind: str = "contract"
     findings: list[Finding] = field(default_factory=list)
-    worlds: list[ForkableResource] = field(default_factory=list)
+    opened: list[ForkableResource] = field(default_factory=list)
 
     @property
     def is_deterministic(self) -> bool:
         """The resource declares that equal actions have equal results."""
         return self.resource_class.is_deterministic_for(self.config)
 
-    def error(self, message: str) -> None:
-        """Record an error, once."""
-        self._add("error", message)
-
-    def warn(self, message: str) -> None:
-        """Record a warning, once."""
-        self._add("warning", message)
-
-    def _add(self, level: Level, message: str) -> None:
+    def error(self, message: str, level: Level = "error") -> None:
+        """Record a finding, once."""
         if all((known.level, known.message) != (level, message) for known in self.findings):
             self.findings.append(Finding(level, self.kind, message))
 
-    async def world(self) -> ForkableResource:
+    def warn(self, message: str) -> None:
+        """Record a warning, once."""
+        self.error(message, "warning")
+
+    def compare(self, before: Look, after: Look, message: str, parts: int = 2) -> None:
+        """Record an error for each of the first `parts` that differ; `message` has `{part}` and `{difference}`."""
+        for part, old, new in zip(_LOOKED_AT[:parts], before, after, strict=False):
+            if difference := first_difference(old, new):
+                self.error(message.format(part=part, difference=difference))
+
+    async def resource(self) -> ForkableResource:
         """Return a new resource, set up and reset."""
         made = self.resource_class()
-        self.worlds.append(made)
+        self.opened.append(made)
         with boundary(EnvironmentFailure, "setup"):
             await made.setup(self.config)
         with boundary(EnvironmentFailure, f"reset({self.seed})"):
             await made.reset(self.seed)
         return made
 
-    async def fork(self, world: ForkableResource) -> ForkableResource:
+    async def fork(self, resource: ForkableResource) -> ForkableResource:
         """Return a fork, which `close_all` closes."""
         with boundary(EnvironmentFailure, "fork"):
-            twin = await world.fork()
-        if twin is world:
+            twin = await resource.fork()
+        if twin is resource:
             raise EnvironmentFailure("fork() returned the resource itself; return a new, independent instance")
         if not isinstance(twin, ForkableResource):
             raise EnvironmentFailure(f"fork() returned {type(twin).__name__}, not a ForkableResource")
-        self.worlds.append(twin)
+        self.opened.append(twin)
         return twin
 
     async def close_all(self) -> None:
-        """Close every world that is still open."""
-        while self.worlds:
-            world = self.worlds.pop()
+        """Close every resource that is still open."""
+        while self.opened:
+            resource = self.opened.pop()
             try:
                 with boundary(EnvironmentFailure, "close"):
-                    await world.close()
+                    await resource.close()
             except RewardKitError as error:
-                self.error(f"{error}; close() must not fail, also where the episode did")
+                self.error(f"{error}; close() must not fail, not even if the episode did")
 
-    async def act(self, world: ForkableResource, action: Action) -> Seen:
+    async def act(self, resource: ForkableResource, action: Action) -> Seen:
         """Take one action and look at everything."""
-        outcome, refused = None, None
+        outcome: Any = None
         try:
             with boundary(EnvironmentFailure, f"step {action}"):
-                outcome = await world.step(action.name, dict(action.arguments))
+                outcome = await resource.step(action.name, dict(action.arguments))
         except ToolError as error:
-            refused = str(error)
-        else:
-            self._check_outcome(outcome, action)
-        return Seen(action, outcome, refused, *await self.look(world))
-
-    async def look(self, world: ForkableResource) -> tuple[str, Any, str | None]:
-        """Return the state key, the observation and the digest of the final state."""
-        with boundary(EnvironmentFailure, "state_key"):
-            key = await world.state_key()
-        with boundary(EnvironmentFailure, "get_observation"):
-            observation = await world.get_observation()
-        with boundary(EnvironmentFailure, "final_state"):
-            final = await world.final_state()
-        if not isinstance(key, str):
-            raise EnvironmentFailure(f"state_key() returned {type(key).__name__}; it must be text")
-        if final is not None and not isinstance(final, StateSnapshot):
-            raise EnvironmentFailure(f"final_state() returned {type(final).__name__}; return a StateSnapshot or None")
-        if problem := not_json(observation):
-            self.error(f"get_observation() is not JSON-safe: {problem}; it is stored in the episode as JSON")
-        return key, observation, final.digest if final else None
-
-    async def walk(
-        self, world: ForkableResource, rng: random.Random, count: int, beside: ForkableResource | None = None
-    ) -> list[Seen]:
-        """Take up to `count` random actions, until the episode ends or one also moves the resource `beside` it."""
-        seen: list[Seen] = []
-        key = await beside.state_key() if beside else ""
-        for _ in range(count):
-            action = await self.random_action(world, rng)
-            if action is None:
-                break
-            seen.append(await self.act(world, action))
-            if seen[-1].is_last or (beside and await beside.state_key() != key):
-                break
-        return seen
-
-    async def unfinished(self, rng: random.Random, count: int) -> ForkableResource:
-        """Return a resource after up to `count` random actions whose episode goes on: one that ended shows little."""
-        world = await self.world()
-        walked = await self.walk(world, rng, count)
-        if not walked or not walked[-1].is_last:
-            return world
-        world = await self.world()
-        await self.repeat(world, walked[:-1])
-        return world
-
-    async def random_action(self, world: ForkableResource, rng: random.Random) -> Action | None:
-        """Return an admissible action, or one that fits a tool's schema; None without tools."""
-        with boundary(EnvironmentFailure, "admissible_actions"):
-            admissible = await world.admissible_actions()
-        # Also inadmissible ones: what an agent does need not make sense.
-        if admissible and rng.random() < 0.5:
-            chosen = rng.choice(list(admissible))
-            return Action(chosen["name"], chosen["arguments"])
-        with boundary(EnvironmentFailure, "get_tools_spec"):
-            specs = await world.get_tools_spec()
-        if not specs:
-            return None
-        function = rng.choice(specs)["function"]
-        return Action(function["name"], sample_arguments(function.get("parameters") or {}, rng))
-
-    async def repeat(self, world: ForkableResource, walked: list[Seen]) -> tuple[int, str]:
-        """Take the same actions in `world`; return the number of the first that differs and how, or (-1, "")."""
-        for number, before in enumerate(walked):
-            if found := before.difference(await self.act(world, before.action)):
-                return number, f"step {number}, {before.action}: {found}"
-        return -1, ""
-
-    def _check_outcome(self, outcome: Any, action: Action) -> None:
+            return Seen(action, None, str(error), *await self.look(resource))
         if type(outcome).__name__ != "StepOutcome":
             raise EnvironmentFailure(f"step {action} returned {type(outcome).__name__}; return a StepOutcome")
         for name, value in (("observation", outcome.observation), ("info", dict(outcome.info))):
@@ -216,22 +157,65 @@ class Probe:
         for name, flag in (("terminated", outcome.terminated), ("truncated", outcome.truncated)):
             if not isinstance(flag, bool):
                 self.error(f"{name} of {action} is {flag!r}, not a bool; NumPy's bool must be converted")
+        return Seen(action, outcome, None, *await self.look(resource))
 
+    async def look(self, resource: ForkableResource) -> Look:
+        """Return the state key, the observation and the digest of the final state."""
+        with boundary(EnvironmentFailure, "state_key"):
+            key = await resource.state_key()
+        with boundary(EnvironmentFailure, "get_observation"):
+            observation = await resource.get_observation()
+        with boundary(EnvironmentFailure, "final_state"):
+            final = await resource.final_state()
+        if not isinstance(key, str):
+            raise EnvironmentFailure(f"state_key() returned {type(key).__name__}; it must be text")
+        if final is not None and not isinstance(final, StateSnapshot):
+            raise EnvironmentFailure(f"final_state() returned {type(final).__name__}; return a StateSnapshot or None")
+        if problem := not_json(observation):
+            self.error(f"get_observation() is not JSON-safe: {problem}; it is stored in the episode as JSON")
+        return key, observation, final.digest if final else None
 
-CONTRACT = [name for name, given in vars(ForkableResource).items() if inspect.iscoroutinefunction(given)]
-"""The methods of a resource that are awaited."""
+    async def walk(
+        self, resource: ForkableResource, rng: random.Random, count: int, beside: ForkableResource | None = None
+    ) -> list[Seen]:
+        """Take up to `count` random actions, until the episode ends or one also moves the resource `beside` it."""
+        seen: list[Seen] = []
+        key = await beside.state_key() if beside else ""
+        for _ in range(count):
+            with boundary(EnvironmentFailure, "admissible_actions"):
+                admissible = await resource.admissible_actions()
+            # Also inadmissible ones: an agent's actions need not make sense.
+            if admissible and rng.random() < 0.5:
+                chosen = rng.choice(list(admissible))
+                action = Action(chosen["name"], chosen["arguments"])
+            else:
+                with boundary(EnvironmentFailure, "get_tools_spec"):
+                    specs = await resource.get_tools_spec()
+                if not specs:
+                    break
+                function = rng.choice(specs)["function"]
+                action = Action(function["name"], sample_arguments(function.get("parameters") or {}, rng))
+            seen.append(await self.act(resource, action))
+            if seen[-1].is_last or (beside and await beside.state_key() != key):
+                break
+        return seen
 
+    async def unfinished(self, rng: random.Random, count: int) -> ForkableResource:
+        """Return a resource after up to `count` random actions whose episode goes on: one that ended shows little."""
+        resource = await self.resource()
+        walked = await self.walk(resource, rng, count)
+        if not walked or not walked[-1].is_last:
+            return resource
+        resource = await self.resource()
+        await self.repeat(resource, walked[:-1])
+        return resource
 
-def plain_methods(kind: type[ForkableResource]) -> list[str]:
-    """Return the awaited methods that are plain functions, which are right only if they return a coroutine."""
-    return [name for name in CONTRACT if not inspect.iscoroutinefunction(inspect.unwrap(getattr(kind, name)))]
-
-
-async def shows_all(world: ForkableResource) -> bool:
-    """Return whether a final state, if there is one, covers all parts of the resource."""
-    if not isinstance(world, CompositeResource):
-        return True
-    return None not in [await part.final_state() for part in world.parts.values()]
+    async def repeat(self, resource: ForkableResource, walked: list[Seen]) -> str:
+        """Take the same actions; return the first that differs and how, or ""."""
+        for number, before in enumerate(walked):
+            if difference := before.difference(await self.act(resource, before.action)):
+                return f"step {number}, {before.action}: {difference}"
+        return ""
 
 
 def not_json(value: Any) -> str:
@@ -250,15 +234,10 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-_MOST_WALKS = 12
-"""Walks for states that return. Three are enough, but where worlds end early."""
-_LOOKED_AT = ("state_key()", "get_observation()", "the digest of final_state()")
-
-
 async def check_resource(
     resource_class: type[ForkableResource], config: Mapping[str, Any], *, seed: int = 0, steps: int = 20
 ) -> list[Finding]:
-    """Prove what a resource declares, with random actions that fit its tools.
+    """Check what a resource declares, with random actions that fit its tools.
 
     Args:
         resource_class: the class, which is made without arguments.
@@ -273,11 +252,13 @@ async def check_resource(
         ConfigError: `setup` refuses the configuration.
     """
     probe = Probe(resource_class, config, seed, steps)
-    for name in plain_methods(resource_class):
-        probe.warn(f"{name} is a plain function, and it is awaited; write `async def {name}`")
+    for name, method in vars(ForkableResource).items():
+        own = inspect.unwrap(getattr(resource_class, name))
+        if inspect.iscoroutinefunction(method) and not inspect.iscoroutinefunction(own):
+            probe.warn(f"{name} is a plain function, and it is awaited; write `async def {name}`")
     async with _watched_folders(probe), ServerPool():
         try:
-            await probe.world()
+            await probe.resource()
         except ConfigError:
             await probe.close_all()
             raise
@@ -305,11 +286,11 @@ async def _run(check: Callable[[Probe], Awaitable[None]], probe: Probe) -> None:
 
 
 async def _check_config(probe: Probe) -> None:
-    world = probe.resource_class()
-    probe.worlds.append(world)
+    resource = probe.resource_class()
+    probe.opened.append(resource)
     try:
         with boundary(EnvironmentFailure, "setup with an unknown key"):
-            await world.setup({**probe.config, "no_such_key": 1})
+            await resource.setup({**probe.config, "no_such_key": 1})
     except ConfigError:
         return
     except RewardKitError as error:
@@ -319,80 +300,71 @@ async def _check_config(probe: Probe) -> None:
 
 
 async def _check_tools(probe: Probe) -> None:
-    world = await probe.world()
-    specs: Any = await world.get_tools_spec()
+    specs: Any = await (await probe.resource()).get_tools_spec()
     if not isinstance(specs, list):
         probe.error(f"get_tools_spec() returned {type(specs).__name__}; return a list of tools")
         return
     if not specs:
         probe.warn(f"get_tools_spec() returned {specs!r}; without tools an agent can do nothing here")
-        return
-    names = [name for spec in specs if (name := _tool_name(probe, spec))]
+    names = []
+    for spec in specs:
+        function = spec.get("function") if isinstance(spec, Mapping) else None
+        is_function = isinstance(function, Mapping) and spec.get("type") == "function"
+        name: Any = function.get("name") if isinstance(function, Mapping) else None
+        if not is_function or function is None or not isinstance(name, str) or not name:
+            problem = "has no name" if is_function else "is not in OpenAI form"
+            form = '{"type": "function", "function": {"name", "description", "parameters"}}'
+            probe.error(f"the tool {str(spec)[:200]} {problem}: the OpenAI form is {form}")
+            continue
+        if not function.get("description"):
+            probe.warn(f"tool {name!r} has no description; an agent chooses by it")
+        parameters = function.get("parameters", {"type": "object"})
+        if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
+            probe.error(f"tool {name!r}: parameters must be a JSON schema of type object, got {parameters!r}")
+            continue
+        for required in parameters.get("required", ()):
+            if required not in parameters.get("properties", {}):
+                probe.error(f"tool {name!r}: {required!r} is required and missing in its properties")
+        names.append(name)
     for name in {name for name in names if names.count(name) > 1}:
         probe.error(f"two tools are called {name!r}; an agent cannot tell them apart")
-
-
-def _tool_name(probe: Probe, spec: Any) -> str:
-    """Return the name of a tool; "" if its specification is wrong, which is recorded."""
-    form = 'the OpenAI form is {"type": "function", "function": {"name", "description", "parameters"}}'
-    function = spec.get("function") if isinstance(spec, Mapping) else None
-    if not isinstance(function, Mapping) or spec.get("type") != "function":
-        probe.error(f"the tool {str(spec)[:200]} is not in OpenAI form: {form}")
-        return ""
-    name = function.get("name")
-    if not isinstance(name, str) or not name:
-        probe.error(f"the tool {str(spec)[:200]} has no name: {form}")
-        return ""
-    if not function.get("description"):
-        probe.warn(f"tool {name!r} has no description; an agent chooses by it")
-    parameters = function.get("parameters", {"type": "object"})
-    if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
-        probe.error(f"tool {name!r}: parameters must be a JSON schema of type object, got {parameters!r}")
-        return ""
-    properties = parameters.get("properties", {})
-    for required in parameters.get("required", ()):
-        if required not in properties:
-            probe.error(f"tool {name!r}: {required!r} is required but is none of its properties")
-    return name
 
 
 async def _check_reset(probe: Probe) -> None:
     if not probe.is_deterministic:
         return
-    one, two = await probe.world(), await probe.world()
+    one, two = await probe.resource(), await probe.resource()
     first = await probe.look(one)
-    _compare(probe, first, await probe.look(two), "two worlds that were reset with one seed")
+    text = (
+        "differ in {part}{difference}; reset() must draw all randomness from its seed and clear everything that a walk "
+        "changed"
+    )
+    probe.compare(first, await probe.look(two), f"two resources that were reset with one seed {text}")
     await probe.walk(one, random.Random(probe.seed), probe.steps)
     await one.reset(probe.seed)
-    _compare(probe, first, await probe.look(one), "a world and the same world, reset again with its seed after a walk")
-
-
-def _compare(probe: Probe, first: tuple[Any, ...], second: tuple[Any, ...], which: str) -> None:
-    cause = "reset() must draw all randomness from its seed and clear everything that a walk changed"
-    for what, old, new in zip(_LOOKED_AT[:2], first, second, strict=False):
-        if found := first_difference(old, new):
-            probe.error(f"{which} differ in {what}{found}; {cause}")
+    again = "a resource and the same resource, reset again with its seed after a walk"
+    probe.compare(first, await probe.look(one), f"{again} {text}")
 
 
 async def _check_pure(probe: Probe) -> None:
-    world = await probe.world()
-    await probe.walk(world, random.Random(probe.seed), max(1, probe.steps // 4))
-    before = await probe.look(world)
-    await world.get_tools_spec()
-    await world.admissible_actions()
-    await world.expert_action()
-    after = await probe.look(world)
-    for what, old, new in zip(_LOOKED_AT, before, after, strict=True):
+    resource = await probe.resource()
+    await probe.walk(resource, random.Random(probe.seed), max(1, probe.steps // 4))
+    before = await probe.look(resource)
+    await resource.get_tools_spec()
+    await resource.admissible_actions()
+    await resource.expert_action()
+    for part, old, new in zip(_LOOKED_AT, before, await probe.look(resource), strict=True):
         if old != new:
-            # What acts on the outside may see it change; what is deterministic has nothing to excuse it.
-            (probe.error if probe.is_deterministic else probe.warn)(
-                f"{what} changes when nothing was done but looking; state_key, get_observation, get_tools_spec, "
-                "admissible_actions, expert_action and final_state must not change the world nor contain the time"
+            # A resource that acts on the outside may see it change; a deterministic one has no such excuse.
+            probe.error(
+                f"{part} changes when nothing was done but looking; state_key, get_observation, get_tools_spec, "
+                "admissible_actions, expert_action and final_state must not change the state nor contain the time",
+                "error" if probe.is_deterministic else "warning",
             )
 
 
 async def _check_determinism(probe: Probe) -> None:
-    walked = await probe.walk(await probe.world(), random.Random(probe.seed), probe.steps)
+    walked = await probe.walk(await probe.resource(), random.Random(probe.seed), probe.steps)
     if walked and all(seen.refused is not None for seen in walked):
         probe.warn(
             f"every random action was refused (the last: {walked[-1].refused}); these checks prove little. Offer "
@@ -400,45 +372,39 @@ async def _check_determinism(probe: Probe) -> None:
         )
     if not probe.is_deterministic:
         probe.warn("deterministic = False: what depends on equal runs was not checked")
-        return
-    _, found = await probe.repeat(await probe.world(), walked)
-    if found:
+    elif difference := await probe.repeat(await probe.resource(), walked):
         probe.error(
-            f"the same seed and actions gave another result at {found}; draw randomness from the seed of reset(), "
-            "leave out the time, or declare deterministic = False"
+            f"the same seed and actions gave another result at {difference}; draw randomness from the seed of "
+            "reset(), leave out the time, or declare deterministic = False"
         )
 
 
 async def _check_refusals(probe: Probe) -> None:
-    world = await probe.world()
-    before = await probe.look(world)
-    await _expect_refusal(probe, world, Action("no_such_tool", {}), "an unknown tool")
-    for spec in await world.get_tools_spec():
-        name = spec["function"]["name"]
-        await _expect_refusal(probe, world, Action(name, {"no_such_argument": 1}), "an unknown argument")
-    if await probe.look(world) != before and probe.is_deterministic:
-        probe.error("a refused call changed the world; check everything before anything is changed")
-    rng = random.Random(probe.seed + 1)
-    key = (await probe.look(world))[0]
-    for seen in await probe.walk(world, rng, probe.steps):
+    resource = await probe.resource()
+    before = await probe.look(resource)
+    calls = [("an unknown tool", Action("no_such_tool", {}))]
+    names = [spec["function"]["name"] for spec in await resource.get_tools_spec()]
+    calls += [("an unknown argument", Action(name, {"no_such_argument": 1})) for name in names]
+    for what, action in calls:
+        try:
+            with boundary(EnvironmentFailure, f"{what}, {action}"):
+                await resource.step(action.name, action.arguments)
+        except ToolError:
+            continue
+        except RewardKitError as error:
+            probe.error(f"{error}; raise ToolError, or the episode ends instead of letting the agent try again")
+        else:
+            probe.error(f"{what} ({action}) was accepted; raise ToolError, so that the agent learns of its mistake")
+    if await probe.look(resource) != before and probe.is_deterministic:
+        probe.error("a refused call changed the state; check everything before anything is changed")
+    key = (await probe.look(resource))[0]
+    for seen in await probe.walk(resource, random.Random(probe.seed + 1), probe.steps):
         if seen.refused is not None and seen.key != key and probe.is_deterministic:
             probe.error(
-                f"{seen.action} raised ToolError and changed the state key; a refused call must leave the world as it "
+                f"{seen.action} raised ToolError and changed the state key; a refused call must leave the state as it "
                 "was, and the key must not count calls"
             )
         key = seen.key
-
-
-async def _expect_refusal(probe: Probe, world: ForkableResource, action: Action, what: str) -> None:
-    try:
-        with boundary(EnvironmentFailure, f"{what}, {action}"):
-            await world.step(action.name, action.arguments)
-    except ToolError:
-        return
-    except RewardKitError as error:
-        probe.error(f"{error}; raise ToolError, or the episode ends where the agent could have tried again")
-        return
-    probe.error(f"{what} ({action}) was accepted; raise ToolError, so that the agent learns of its mistake")
 
 
 async def _check_fork(probe: Probe) -> None:
@@ -446,59 +412,54 @@ async def _check_fork(probe: Probe) -> None:
         probe.warn("fork_kind = 'none': forks were not checked; the episodes of a group are not known to start equal")
         return
     rng = random.Random(probe.seed)
-    world = await probe.unfinished(rng, max(1, probe.steps // 2))
-    before = await probe.look(world)
-    twin, still = await probe.fork(world), await probe.fork(world)
-    for what, old, new in zip(_LOOKED_AT[:2], before, await probe.look(twin), strict=False):
-        if found := first_difference(old, new):
-            probe.error(f"a fork differs from its origin in {what}{found}; fork() must copy all of the state")
-    walked = await probe.walk(twin, rng, probe.steps, beside=world)
-    if await probe.look(world) != before:
-        probe.error("what was done in a fork is seen in its origin; fork() shares something that it must copy")
+    origin = await probe.unfinished(rng, max(1, probe.steps // 2))
+    before = await probe.look(origin)
+    twin, still = await probe.fork(origin), await probe.fork(origin)
+    text = "a fork differs from its origin in {part}{difference}; fork() must copy all of the state"
+    probe.compare(before, await probe.look(twin), text)
+    shares = "fork() shares something that it must copy"
+    walked = await probe.walk(twin, rng, probe.steps, beside=origin)
+    if await probe.look(origin) != before:
+        probe.error(f"what was done in a fork is seen in its origin; {shares}")
     # The fork's fork is older than the walk, so it must not have moved either.
     if (await probe.look(still))[:2] != before[:2]:
-        probe.error("what was done in one fork is seen in another; fork() shares something that it must copy")
-    await _same_future(probe, world, walked)
+        probe.error(f"what was done in one fork is seen in another; {shares}")
+    await _check_future(probe, origin, walked)
     if (await probe.look(still))[:2] != before[:2]:
-        probe.error("what was done in the origin is seen in its fork; fork() shares something that it must copy")
+        probe.error(f"what was done in the origin is seen in its fork; {shares}")
     await twin.close()
-    probe.worlds.remove(twin)
-    await _same_future(probe, still, walked)
+    probe.opened.remove(twin)
+    await _check_future(probe, still, walked)
 
 
-async def _same_future(probe: Probe, world: ForkableResource, walked: list[Seen]) -> None:
-    if not probe.is_deterministic:
-        return
-    _, found = await probe.repeat(world, walked)
-    if found:
+async def _check_future(probe: Probe, resource: ForkableResource, walked: list[Seen]) -> None:
+    if probe.is_deterministic and (difference := await probe.repeat(resource, walked)):
         probe.error(
-            f"a fork and its origin have different futures at {found}; fork() must copy everything that decides the "
-            "future, random generators included, and closing a fork must not touch the others"
+            f"a fork and its origin have different futures at {difference}; fork() must copy everything that decides "
+            "the future, random generators included, and closing a fork must not touch the others"
         )
 
 
 async def _check_checkpoint(probe: Probe) -> None:
     rng = random.Random(probe.seed)
-    world = await probe.unfinished(rng, max(1, probe.steps // 2))
-    before = await probe.look(world)
+    resource = await probe.unfinished(rng, max(1, probe.steps // 2))
+    before = await probe.look(resource)
     try:
-        saved = await world.checkpoint()
+        saved = await resource.checkpoint()
     except NotImplementedError:
         return
-    walked = await probe.walk(world, rng, probe.steps)
+    walked = await probe.walk(resource, rng, probe.steps)
     for attempt in ("", " a second time"):
-        await world.restore(saved)
+        await resource.restore(saved)
         # A resource that acts on the outside cannot put its observation back, but it can put back its key.
-        compared = _LOOKED_AT[: 2 if probe.is_deterministic else 1]
-        for what, old, new in zip(compared, before, await probe.look(world), strict=False):
-            if found := first_difference(old, new):
-                probe.error(
-                    f"after restore(){attempt}, {what} is not what it was at checkpoint(){found}; a checkpoint must "
-                    "hold all of the state, and what happens later must not change it"
-                )
-        number, found = await probe.repeat(world, walked)
-        if found and probe.is_deterministic:
-            probe.error(f"after restore(){attempt} the same actions give another result at {found} (action {number})")
+        text = (
+            f"after restore(){attempt}, {{part}} is not what it was at checkpoint(){{difference}}; a checkpoint must "
+            "hold all of the state, and what happens later must not change it"
+        )
+        probe.compare(before, await probe.look(resource), text, parts=2 if probe.is_deterministic else 1)
+        difference = await probe.repeat(resource, walked)
+        if difference and probe.is_deterministic:
+            probe.error(f"after restore(){attempt} the same actions give another result at {difference}")
 
 
 async def _check_key_of_returning_states(probe: Probe) -> None:
@@ -507,42 +468,38 @@ async def _check_key_of_returning_states(probe: Probe) -> None:
     keys: dict[str, set[str]] = {}
     taken = 0
     for number in range(_MOST_WALKS):
-        world = await probe.world()
-        if not await shows_all(world):
-            return
-        start = await probe.look(world)
-        walked = await probe.walk(world, random.Random(probe.seed + number), 2 * probe.steps)
+        resource = await probe.resource()
+        parts = resource.parts.values() if isinstance(resource, CompositeResource) else ()
+        if None in [await part.final_state() for part in parts]:
+            return  # the final state does not cover all parts
+        start = await probe.look(resource)
+        walked = await probe.walk(resource, random.Random(probe.seed + number), 2 * probe.steps)
         taken += len(walked)
         for key, observation, final in [start, *((seen.key, seen.observation, seen.final) for seen in walked)]:
             if final is not None:
                 keys.setdefault(f"{observation!r}{final}", set()).add(key)
-        if not keys and _keys_never_return(walked):
+        accepted = [seen for seen in walked if seen.outcome is not None]
+        observations = {repr((seen.outcome.observation, seen.observation)) for seen in accepted if seen.outcome}
+        # Constant observations prove nothing.
+        often = len(accepted) >= 8 and 1 < len(observations) <= len(accepted) // 2
+        if not keys and often and len({seen.key for seen in accepted}) == len(accepted):
             probe.warn(f"observations return and keys never do; either much of the state is hidden, or not so: {cause}")
         await probe.close_all()
         if taken >= 6 * probe.steps:
             break
-    if any(len(found) > 1 for found in keys.values()):
+    if any(len(own) > 1 for own in keys.values()):
         probe.error(f"states with one observation and one final state have different keys; {cause}")
 
 
-def _keys_never_return(walked: list[Seen]) -> bool:
-    """Return whether observations return often while no key does. Constant observations prove nothing."""
-    accepted = [seen for seen in walked if seen.outcome is not None]
-    said = {repr((seen.outcome.observation, seen.observation)) for seen in accepted if seen.outcome is not None}
-    return (
-        len(accepted) >= 8 and 1 < len(said) <= len(accepted) // 2 and len({s.key for s in accepted}) == len(accepted)
-    )
-
-
 async def _check_actions_offered(probe: Probe) -> None:
-    world = await probe.world()
-    names = {spec["function"]["name"] for spec in await world.get_tools_spec()}
-    admissible = await world.admissible_actions()
+    resource = await probe.resource()
+    names = {spec["function"]["name"] for spec in await resource.get_tools_spec()}
+    admissible = await resource.admissible_actions()
     for entry in admissible or ():
         if not isinstance(entry.get("arguments"), Mapping) or entry.get("name") not in names:
             probe.error(f'admissible_actions(): {entry!r} is not {{"name", "arguments"}} of one of the tools')
             return
-    expert = await world.expert_action()
+    expert = await resource.expert_action()
     offered = [Action(entry["name"], copy.deepcopy(entry["arguments"])) for entry in admissible or ()]
     if expert is not None and expert.get("type") == "tool_call":
         offered.append(Action(expert["name"], copy.deepcopy(expert["arguments"])))
@@ -551,44 +508,42 @@ async def _check_actions_offered(probe: Probe) -> None:
             f"expert_action() returned {expert!r}, which is not a policy action; see Action in policy_interface"
         )
     for action in offered[:10]:
-        seen = await probe.act(await probe.world(), action)
+        seen = await probe.act(await probe.resource(), action)
         if seen.refused is not None:
             probe.error(f"{action} is offered by admissible_actions() or expert_action() and refused: {seen.refused}")
 
 
 async def _check_final_state(probe: Probe) -> None:
-    one, two = await probe.world(), await probe.world()
+    one, two = await probe.resource(), await probe.resource()
     walked = await probe.walk(one, random.Random(probe.seed), probe.steps)
     first, again = (await probe.look(one))[2], (await probe.look(one))[2]
     if first != again:
         probe.error("final_state() gives other bytes each time it is asked; sort what has no order, leave out the time")
     await probe.repeat(two, walked)
     if probe.is_deterministic and first != (await probe.look(two))[2]:
-        probe.error("two worlds that did the same have different final states; leave out times, paths and ids")
+        probe.error("two resources that did the same have different final states; leave out times, paths and ids")
 
 
 async def _check_close(probe: Probe) -> None:
-    world = await probe.world()
-    await probe.walk(world, random.Random(probe.seed), 3)
-    probe.worlds.remove(world)
+    resource = await probe.resource()
+    await probe.walk(resource, random.Random(probe.seed), 3)
+    probe.opened.remove(resource)
     with boundary(EnvironmentFailure, "close"):
-        await world.close()
-    try:
-        with boundary(EnvironmentFailure, "closing a second time"):
-            await world.close()
-    except RewardKitError as error:
-        probe.warn(f"{error}; after a failure close() may come twice")
-    unused = probe.resource_class()
-    try:
-        with boundary(EnvironmentFailure, "closing before setup"):
-            await unused.close()
-    except RewardKitError as error:
-        probe.warn(f"{error}; where setup fails, close() is called all the same")
+        await resource.close()
+    for closed, when, cause in (
+        (resource, "a second time", "after a failure close() may come twice"),
+        (probe.resource_class(), "before setup", "if setup fails, close() is called all the same"),
+    ):
+        try:
+            with boundary(EnvironmentFailure, f"closing {when}"):
+                await closed.close()
+        except RewardKitError as error:
+            probe.warn(f"{error}; {cause}")
 
 
 @asynccontextmanager
 async def _watched_folders(probe: Probe) -> AsyncIterator[None]:
-    """Watch what is left in the working directory and among the temporary files."""
+    """Report what is left in the working directory and among the temporary files."""
     private, before = temporary_folder("check-"), tempfile.tempdir
     here, ours = _names(Path.cwd()), _names(temporary_root())
     tempfile.tempdir = str(private)

@@ -1,8 +1,8 @@
-"""Check a reward, and prove a task: load a reward as it is to run, put every question to it, report what was found.
+"""Check a reward with every probe, and prove a task before it costs anything.
 
-A task is proved before it costs anything: what is known to be right earns a pass, and doing nothing earns nothing. What
-is right is, for each sample, its row's `gold_actions` (a list of actions), its `gold_answer` (a text), the policy that
-the user names, or what the resource's own expert does; the first of them that there is.
+A task is proved if a right episode earns a pass and doing nothing earns nothing. For each sample the first present of
+these is right: its row's `gold_actions` (a list of actions), its `gold_answer` (a text), the policy that the user
+names, the resource's own expert.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import numpy as np
@@ -32,11 +32,12 @@ from reward_kit.checks.reward_bench import (
     Given,
     Probe,
     RewardReport,
+    bench_for,
+    evidence,
     grounds_of,
     learned,
     quoted,
     takes_truth,
-    told,
 )
 from reward_kit.checks.reward_cases import FORMS, clearly_different, text_of
 from reward_kit.checks.source_facts import SourceFacts, facts_of, kind_in
@@ -48,7 +49,7 @@ from reward_kit.errors import ConfigError, PolicyError, boundary
 from reward_kit.loading import split_reference
 from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice, load_reward, scorer_of
 from reward_kit.reward_agent.remote import is_address
-from reward_kit.reward_agent.scoring import Reward, Scored, Scorer, ScoringRequest, check_parameters
+from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest, check_parameters
 from reward_kit.reward_agent.sources import find_module, read_source
 from reward_kit.runs.tasks import LoadedTask
 from reward_kit.typed_interface import RewardSpec
@@ -81,6 +82,9 @@ _COMPARING = {
     reward_cheats.without_truth,
     reward_cheats.with_truth,
 }
+_WORST = 5
+_CHECKED_SAMPLES = 4
+"""The reward is checked on the ends of the first samples of a task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ class Plan:
 
     Attributes:
         reference: `file.py:function` or `package.module:function`.
-        choice: what the user says of the reward's sandbox; its `reward_time_s` is the time of one call.
+        choice: the user's options of the reward's sandbox; its `reward_time_s` is the time of one call.
         folder: what a file path is relative to.
         given: ground truths, right answers and transcripts.
         options: of the reward itself, which are fixed.
@@ -112,7 +116,7 @@ def load(plan: Plan) -> tuple[LoadedReward, LoadedReward | None]:
     """Load the reward and the one that it is compared with. Call it outside of an event loop.
 
     Raises:
-        ConfigError: one of them cannot be loaded, or asks for what only an episode has and none is given.
+        ConfigError: one of them cannot be loaded, or needs an episode or a ground truth that is not given.
     """
     loaded = load_reward(plan.reference, plan.folder, plan.choice, plan.options)
     reward, given = loaded.reward, plan.given
@@ -162,73 +166,57 @@ def is_reward(target: str) -> bool:
 async def check_reward(
     plan: Plan, loaded: LoadedReward, other: LoadedReward | None = None, tell: Callable[[str], None] = lambda _: None
 ) -> RewardReport:
-    """Put every question to a reward.
+    """Run every probe on a reward.
 
     Args:
         plan: what to check.
-        loaded, other: as `load` gives them.
-        tell: called with each question, for a display of progress.
+        loaded, other: as `load` returns them.
+        tell: called with the name of each probe, for a display of progress.
     """
-    source, origin = SourceFacts(), loaded.reward.origin
+    source, origin, limit_s = SourceFacts(), loaded.reward.origin, plan.choice.reward_time_s
     if origin is not None:
         source = facts_of(read_source(origin.file), origin.qualname or plan.reference.rpartition(":")[2])
-    async with Bench(loaded.reward, plan.choice.reward_time_s) as bench:
+    async with bench_for(loaded.reward, limit_s) as bench:
         report = RewardReport(plan.reference, level=bench.level, seed=plan.seed)
         chance = random.Random(plan.seed)
         tell("how it wants an answer")
         needs_truth = takes_truth(loaded.reward.parameters)
         grounds = await learned(plan.given, source.ground_truth, bench, chance, takes_truth=needs_truth)
         if not grounds:
-            # Nothing can be asked, which is not a pass: the form of its ground truths is unknown, or it never scores.
+            # Nothing can be checked, which is not a pass: the form of its ground truths is unknown, or it never scores.
             (first, *_) = grounds_of(Given(), source.ground_truth, takes_truth=True)
             seen = await bench.see(first.answered("The answer is 42."))
             text = (
                 "not one rollout could be scored with a ground truth made up for it: ground truths of this form are "
                 "not known; give --ground-truth JSON"
             )
-            report.note("never-scores", "error", text, [told(f"ground truth {text_of(first.truth)!r}", seen)])
+            report.note("never-scores", "error", text, [evidence(f"ground truth {text_of(first.truth)!r}", seen)])
             report.cannot("everything else", "it needs a ground truth that the reward can read; --ground-truth JSON")
             return report
         checkup = Checkup(bench, report, source, chance, grounds, plan.given.rollouts)
-        await _ask(checkup, tell)
+        compared: dict[str, list[Finding]] = {}
+        for name, probe in PROBES:
+            if probe in _COMPARING and any(map(report.has, _NOISE)):
+                report.cannot(name, _NOT_COMPARED)
+                continue
+            tell(name)
+            before = len(report.findings)
+            await probe(checkup)
+            if probe in _COMPARING:
+                compared[name] = report.findings[before:]
+        if any(map(report.has, _NOISE)):  # state that is kept from call to call may have shown late
+            for name, findings in compared.items():
+                report.drop(findings)
+                report.cannot(name, _NOT_COMPARED)
         if other is not None and plan.against is not None:
             tell("the other reward")
-            async with Bench(other.reward, plan.choice.reward_time_s) as beside:
-                await agreement(checkup, beside, plan.against, plan.pass_threshold)
+            async with bench_for(other.reward, limit_s) as beside:
+                await _compare(checkup, beside, plan.against, plan.pass_threshold)
     return report
 
 
-async def _ask(checkup: Checkup, tell: Callable[[str], None]) -> None:
-    """Run the probes in order; none compares scores of a reward that gives one rollout different ones."""
-    report = checkup.report
-    compared: dict[str, list[Finding]] = {}
-    for name, probe in PROBES:
-        if probe in _COMPARING and any(map(report.has, _NOISE)):
-            report.cannot(name, _NOT_COMPARED)
-            continue
-        tell(name)
-        before = len(report.findings)
-        await probe(checkup)
-        if probe in _COMPARING:
-            compared[name] = report.findings[before:]
-    if any(map(report.has, _NOISE)):  # what was kept from call to call may have shown late
-        for name, findings in compared.items():
-            report.drop(findings)
-            report.cannot(name, _NOT_COMPARED)
-
-
-_SHOWN = 5
-
-
-async def agreement(checkup: Checkup, other: Bench, name: str, threshold: float = 1.0) -> None:
-    """Score the same rollouts with a second reward.
-
-    Args:
-        checkup: it has the user's rollouts; made ones are added if they are few.
-        other: the second reward, open.
-        name: of it, for the report.
-        threshold: a score of this or more passes.
-    """
+async def _compare(checkup: Checkup, other: Bench, name: str, threshold: float) -> None:
+    """Score the user's rollouts, and made ones if they are few, with a second reward."""
     pairs, unscored = [], 0
     requests = [*checkup.rollouts, *(ground.gold for ground in checkup.grounds if ground.gold is not None)]
     for ground in checkup.grounds if len(checkup.rollouts) < 20 else ():
@@ -247,43 +235,32 @@ async def agreement(checkup: Checkup, other: Bench, name: str, threshold: float 
         checkup.report.cannot(f"agreement with {name}", f"{len(pairs)} rollouts were scored by both")
         return
     lefts, rights = np.array([left for left, _, _ in pairs]), np.array([right for _, right, _ in pairs])
+    figures = {
+        "pearson": pearson(lefts, rights),
+        "spearman": spearman(lefts, rights),
+        "kappa": cohens_kappa((lefts >= threshold).astype(int), (rights >= threshold).astype(int), 2),
+        "mean difference": float(lefts.mean() - rights.mean()),
+    }
     checkup.report.facts[f"agreement with {name}"] = {
         "rollouts": len(pairs),
         "unscored by one of them": unscored,
-        "pearson": _rounded(pearson(lefts, rights)),
-        "spearman": _rounded(spearman(lefts, rights)),
-        "kappa": _rounded(cohens_kappa((lefts >= threshold).astype(int), (rights >= threshold).astype(int), 2)),
-        "mean difference": _rounded(float(lefts.mean() - rights.mean())),
+        **{key: None if math.isnan(value) else round(value, 4) for key, value in figures.items()},
     }
-    worst = sorted(pairs, key=lambda pair: -abs(pair[0] - pair[1]))[:_SHOWN]
     lines = []
-    for left, right, request in worst:
+    for left, right, request in sorted(pairs, key=lambda pair: -abs(pair[0] - pair[1]))[:_WORST]:
         if left != right:
             text = f'"{quoted(request.messages[-1].text, 70)}"' if request.messages else "no messages"
             lines.append(f"{left:.4g} against {right:.4g}: {text}")
-    if lines:
-        checkup.report.note("disagrees", "info", f"differs from {name}; the worst of {len(pairs)} rollouts", lines)
+    text = f"differs from {name}; the worst of {len(pairs)} rollouts"
+    checkup.report.note("disagrees", "info", text, lines, most=_WORST)
 
 
-def _rounded(value: float) -> float | None:
-    return None if math.isnan(value) else round(value, 4)
-
-
-_NOTHING = "nothing"
-_CHECKED_SAMPLES = 4
-"""On the ends of so many samples the reward is checked."""
 _Right = tuple[str, AgentPolicy]
+"""A policy that is right, with its name."""
 
 
-@dataclass(frozen=True, slots=True)
-class End:
-    """The end of one episode of a proof.
-
-    Attributes:
-        request: the episode as the reward saw it.
-        scored: what it got.
-        stop_reason: why it ended.
-    """
+class End(NamedTuple):
+    """The end of an episode of a proof, as the reward saw it."""
 
     request: ScoringRequest
     scored: Scored
@@ -304,10 +281,10 @@ class SampleProof:
 
     Attributes:
         sample: the sample.
-        by: what was taken for right: "gold_actions", "gold_answer", a policy's name, "expert"; "" where nothing is.
-        gold: how it ended; None where nothing is known to be right.
+        by: what was taken for right: "gold_actions", "gold_answer", a policy's name, "expert"; "" if nothing is known.
+        gold: how the right episode ended; None if nothing is known to be right.
         nothing: how doing nothing ended.
-        problems: what is not as it should be.
+        problems: scores that are not as they should be.
     """
 
     sample: Sample
@@ -364,13 +341,13 @@ class TaskReport:
         count = len(self.proofs)
         if unknown := sum(proof.gold is None for proof in self.proofs):
             yield (
-                f"not checked: that what is right scores 1, for {unknown} of {count} samples: nobody says what is "
-                "right; give rows a gold_answer or gold_actions, the resource an expert_action, or name --gold-policy"
+                f"not checked: that what is right scores 1, for {unknown} of {count} samples: what is right is not "
+                "known; give rows a gold_answer or gold_actions, the resource an expert_action, or name --gold-policy"
             )
         wrong = sum(len(proof.problems) for proof in self.proofs)
         right = sum(proof.gold is not None and not proof.problems for proof in self.proofs)
         nothing = sum(not any("nothing" in problem for problem in proof.problems) for proof in self.proofs)
-        by = ", ".join(sorted({proof.by for proof in self.proofs if proof.by})) or "nobody"
+        by = ", ".join(sorted({proof.by for proof in self.proofs if proof.by})) or "unknown"
         errors = f"{counted(wrong, 'error')}; " if wrong else ""
         yield (
             f"{self.task.path}: {errors}of {counted(count, 'sample')}, what is right ({by}) scores 1 and nothing "
@@ -398,14 +375,13 @@ async def check_task(
     proofs = await prove(task, samples, user, policy, seed=seed, tell=lambda proof: tell(f"sample {proof.sample.id}"))
     assert task.reward is not None  # else nothing was proved
     definition, first = task.definition, proofs[:_CHECKED_SAMPLES]
-    proved = [proof for proof in proofs if proof.gold and proof.nothing and not proof.problems]
-    ends = [(one.gold.request, one.nothing.request) for one in proved[:_CHECKED_SAMPLES] if one.gold and one.nothing]
+    ends = [(one.gold.request, one.nothing.request) for one in proofs if one.gold and one.nothing and not one.problems]
     rollouts = [end.request for one in first for end in (one.gold, one.nothing) if end and not end.request.failure]
     plan = Plan(
         str(definition.reward_function_path),
         SandboxChoice(reward_time_s=definition.limits.reward_time_s),
         task.path.resolve().parent,
-        Given(rollouts=rollouts, ends=ends),
+        Given(rollouts=rollouts, ends=ends[:_CHECKED_SAMPLES]),
         pass_threshold=definition.pass_threshold,
         seed=seed,
     )
@@ -422,13 +398,13 @@ async def prove(
     max_concurrency: int = 8,
     tell: Callable[[SampleProof], None] = lambda _: None,
 ) -> list[SampleProof]:
-    """Run and score, for each sample, what is right and nothing.
+    """Run and score, for each sample, what is right and doing nothing.
 
     Args:
         task: with a reward.
         samples: those to prove.
-        user: the task's simulated user; one that costs money is not asked.
-        policy: what is right where a sample does not say, with its name; the expert of the resource by default.
+        user: the task's simulated user, which must be free of cost.
+        policy: what is right if a sample does not have it, with its name; by default the expert of the resource.
         seed: of the episodes.
         max_concurrency: samples in flight.
         tell: called with each sample that is done.
@@ -442,15 +418,21 @@ async def prove(
         raise ConfigError(f"{task.path}: its user is a model, which costs money")
     rights = [_right(task, sample, policy) for sample in samples]
     proofs = [SampleProof(sample, right[0] if right else "") for sample, right in zip(samples, rights, strict=True)]
-    limiter = anyio.CapacityLimiter(max_concurrency)
-    async with ServerPool(), scorer_of(task.reward, task.definition.limits.reward_time_s) as scorer:
-        prover = _Prover(task, scorer, user, seed)
+    definition, limiter = task.definition, anyio.CapacityLimiter(max_concurrency)
+    async with ServerPool(), scorer_of(task.reward, definition.limits.reward_time_s) as scorer:
+
+        async def end(sample: Sample, label: str, policy: AgentPolicy) -> End:
+            worker = RLRolloutWorker(definition, policy, tools=task.tools, user=user, policy_label=label)
+            async with worker.group(sample, seed) as group:
+                episode = await worker.collect_episode(group)
+            request = ScoringRequest.of(episode, definition)
+            return End(request, await scorer.score(request), str(episode.custom_data.get("stop_reason")))
 
         async def prove_one(proof: SampleProof, right: _Right | None) -> None:
             async with limiter:
-                proof.nothing = await prover.end(proof.sample, (_NOTHING, ScriptedPolicy([])))
-                proof.gold = await prover.end(proof.sample, right) if right is not None else None
-            proof.judge(task.definition.pass_threshold)
+                proof.nothing = await end(proof.sample, "nothing", ScriptedPolicy([]))
+                proof.gold = await end(proof.sample, *right) if right is not None else None
+            proof.judge(definition.pass_threshold)
             tell(proof)
 
         async with anyio.create_task_group() as tasks:
@@ -459,44 +441,21 @@ async def prove(
     return proofs
 
 
-@dataclass(frozen=True, slots=True)
-class _Prover:
-    task: LoadedTask
-    scorer: Scorer
-    user: SimulatedUser | None
-    seed: int
-
-    async def end(self, sample: Sample, right: _Right) -> End:
-        label, policy = right
-        definition = self.task.definition
-        worker = RLRolloutWorker(definition, policy, tools=self.task.tools, user=self.user, policy_label=label)
-        async with worker.group(sample, self.seed) as group:
-            episode = await worker.collect_episode(group)
-        request = ScoringRequest.of(episode, definition)
-        return End(request, await self.scorer.score(request), str(episode.custom_data.get("stop_reason")))
-
-
 def _right(task: LoadedTask, sample: Sample, policy: _Right | None) -> _Right | None:
     """Return a policy that is known to be right, with its name."""
-    for key in ("gold_actions", "gold_answer"):
-        if (given := sample.row.get(key)) is not None:
-            return key, _scripted(key, given, sample)
+    for key, form in (("gold_actions", "a list of actions"), ("gold_answer", "a text")):
+        if (given := sample.row.get(key)) is None:
+            continue
+        if not isinstance(given, list if key == "gold_actions" else str):
+            raise ConfigError(f"{sample.where}: {key} is {form}, not {given!r:.60}")
+        try:
+            with boundary(PolicyError, key):
+                return key, ScriptedPolicy([{"type": "text", "content": given}] if isinstance(given, str) else given)
+        except PolicyError as error:
+            raise ConfigError(f"{sample.where}: {key}: {error}") from error
     if policy is not None:
         return policy
     kind = task.definition.resource_type
     if kind is None or resource_class(kind).expert_action is ForkableResource.expert_action:
         return None
     return "expert", ExpertPolicy()
-
-
-def _scripted(key: str, given: Any, sample: Sample) -> AgentPolicy:
-    """Return the policy that plays the right actions of a row."""
-    actions = given if key == "gold_actions" else [{"type": "text", "content": given}]
-    form = "a text" if key == "gold_answer" else "a list of actions"
-    if (key == "gold_answer") != isinstance(given, str) or not isinstance(actions, list):
-        raise ConfigError(f"{sample.where}: {key} is {form}, not {given!r:.60}")
-    try:
-        with boundary(PolicyError, key):
-            return ScriptedPolicy(actions)
-    except PolicyError as error:
-        raise ConfigError(f"{sample.where}: {key}: {error}") from error

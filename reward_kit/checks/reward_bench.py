@@ -1,14 +1,13 @@
-"""The bench of a reward check: watched calls of the reward, questions with known answers, and the report."""
+"""Parts of a reward check: watched calls of the reward, questions with known answers, and the report."""
 
 from __future__ import annotations
 
 import json
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from reward_kit.checks.findings import LEVELS, Finding, Level, Report
 from reward_kit.checks.reward_cases import (
@@ -36,10 +35,12 @@ from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest
 from reward_kit.sandbox.outcome import Outcome
 from reward_kit.typed_interface import RewardSpec
 
+LITTLE = 1e-6
+"""Scores nearer than this are one."""
 _PLAIN_CALLS = "from reward_kit.reward_agent.inside import ConfinedCalls\n"
 _WATCHED_CALLS = "from reward_kit.checks.watched import WatchedCalls as ConfinedCalls\n"
 ATTACK_CPU_S = 1.0
-"""After so much work a call that is to show no end is ended."""
+"""CPU time after which a call that may never return is ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,11 @@ class Seen:
     """The outcome of one call.
 
     Attributes:
-        score: None where the rollout is unscored.
+        score: None if the rollout is unscored.
         failure: why it is.
         result: what the reward returned.
-        wall_s, cpu_s: of the call alone, as the worker counted; 0 where it did not come back.
-        peak_mb: MiB that the call held at most, where that was asked for.
+        wall_s, cpu_s: of the call alone, as the worker counted; 0 if it did not return.
+        peak_mb: MiB that the call held at most, if that was asked for.
         changed: the inputs that it changed, and how.
         events: what it opened, asked for and started, as (kind, what).
     """
@@ -73,47 +74,16 @@ class Seen:
         return f"unscored ({self.failure.message if self.failure else 'no reason'})"
 
 
-class Bench:
-    """Calls one reward and records what it does. Use it as an async context manager; one call at a time.
+class LocalBench(InProcessScorer):
+    """Calls a reward in this process, where there is one worker, which is never fresh and cannot be ended."""
 
-    Args:
-        reward: as `levels.load_reward` gives it.
-        deadline_s: of one call, if the reward runs in this process; a confined one has its own.
-    """
+    is_confined = False
+    level = "in_process"
 
-    def __init__(self, reward: Reward, deadline_s: float | None = None) -> None:
-        self.reward = reward
-        self._scorer: _WatchedHere | _WatchedApart
-        if isinstance(reward, RewardSpec):
-            self._scorer = _WatchedHere(reward, deadline_s)
-        elif isinstance(reward, ConfinedReward):
-            self._scorer = _WatchedApart(reward)
-        else:
-            raise ConfigError(f"reward {reward.id!r} runs behind HTTP, and cannot be watched here: check it there")
-
-    async def __aenter__(self) -> Self:
-        await self._scorer.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._scorer.__aexit__(kind, error, trace)
-
-    @property
-    def level(self) -> str:
-        """The sandbox level at which the reward runs."""
-        return self.reward.level if isinstance(self.reward, ConfinedReward) else "in_process"
-
-    @property
-    def is_confined(self) -> bool:
-        """The reward runs in a worker, which can be a fresh one and can be ended."""
-        return isinstance(self._scorer, _WatchedApart)
-
-    @property
-    def parameters(self) -> frozenset[str] | None:
-        """The names that the reward takes; None if it takes any."""
-        return self.reward.parameters
+    def __init__(self, spec: RewardSpec, deadline_s: float | None) -> None:
+        self.parameters = spec.parameters
+        self._watch = Watch()
+        super().__init__(self._watch.wrap(spec), deadline_s)
 
     async def see(
         self,
@@ -124,41 +94,16 @@ class Bench:
         is_fresh: bool = False,
         cpu_s: float | None = None,
     ) -> Seen:
-        """Make one call.
-
-        Args:
-            request: the rollout.
-            worker: which of several, each with an interpreter of its own.
-            memory: count its memory, which makes the call slower.
-            is_fresh: use a worker in which nothing was called before.
-            cpu_s: end the call after so much work.
-
-        Where the reward runs in this process there is one worker, which is never fresh and cannot be ended.
-        """
-        if isinstance(self._scorer, _WatchedHere):
-            return await self._scorer.see(request, memory=memory)
-        return await self._scorer.see(request, worker=worker, memory=memory, is_fresh=is_fresh, cpu_s=cpu_s)
-
-    async def attack(self, request: ScoringRequest) -> Seen:
-        """Make one call in a fresh worker that is ended after a second of work; only if `is_confined`."""
-        return await self.see(request, is_fresh=True, cpu_s=ATTACK_CPU_S)
-
-
-class _WatchedHere(InProcessScorer):
-    """Scores in this process."""
-
-    def __init__(self, spec: RewardSpec, deadline_s: float | None) -> None:
-        self._watch = Watch()
-        super().__init__(self._watch.of(spec), deadline_s)
-
-    async def see(self, request: ScoringRequest, *, memory: bool) -> Seen:
-        self._watch.told, self._watch.wants_memory = None, memory
+        """Make one call, as `SandboxedBench`; only `memory` has an effect."""
+        self._watch.observed, self._watch.wants_memory = None, memory
         scored = await self.score(request)
-        return _seen(scored, self._watch.told)
+        return _seen(scored, self._watch.observed)
 
 
-class _WatchedApart(ConfinedScorer):
-    """Scores in the sandbox, in the worker that is asked for."""
+class SandboxedBench(ConfinedScorer):
+    """Calls a reward in the sandbox."""
+
+    is_confined = True
 
     def __init__(self, reward: ConfinedReward) -> None:
         source = reward.program.source
@@ -167,21 +112,37 @@ class _WatchedApart(ConfinedScorer):
         watched = replace(reward.program, source=source.replace(_PLAIN_CALLS, _WATCHED_CALLS, 1))
         watched = replace(watched, imports=(*watched.imports, "reward_kit.checks.watched"))
         super().__init__(replace(reward, program=watched), slots=2)
+        self.parameters, self.level = reward.parameters, reward.level
         self._base = self._reward
         self._look: dict[str, bool] = {}
-        self._seen_there: Any = None
+        self._observed: Any = None
 
     async def see(
-        self, request: ScoringRequest, *, worker: int, is_fresh: bool, memory: bool, cpu_s: float | None
+        self,
+        request: ScoringRequest,
+        *,
+        worker: int = 0,
+        memory: bool = False,
+        is_fresh: bool = False,
+        cpu_s: float | None = None,
     ) -> Seen:
+        """Make one call. One call at a time.
+
+        Args:
+            request: the rollout.
+            worker: which of several, each with an interpreter of its own.
+            memory: count its memory, which makes the call slower.
+            is_fresh: use a worker in which nothing was called before.
+            cpu_s: end the call after so much work.
+        """
         limits = self._base.limits
         if cpu_s is not None:
             limits = replace(limits, cpu_s=min(cpu_s, limits.cpu_s))
         # A worker is found by its limits too, so that a slightly longer one has a worker of its own.
         limits = replace(limits, wall_s=limits.wall_s + worker / 1024)
         self._reward = replace(self._base, limits=limits, level="isolated" if is_fresh else self._base.level)
-        self._look, self._seen_there = {"memory": memory, "inputs": not memory and cpu_s is None}, None
-        return _seen(await self.score(request), self._seen_there)
+        self._look, self._observed = {"memory": memory, "inputs": not memory and cpu_s is None}, None
+        return _seen(await self.score(request), self._observed)
 
     def _request(self, requests: Sequence[ScoringRequest]) -> dict[str, Any]:
         return {**super()._request(requests), "watch": self._look}
@@ -190,39 +151,53 @@ class _WatchedApart(ConfinedScorer):
         outcome = await super()._call(request)
         if not isinstance(outcome.value, dict):
             return outcome
-        self._seen_there = outcome.value.get("watched")
+        self._observed = outcome.value.get("watched")
         return replace(outcome, value={name: item for name, item in outcome.value.items() if name != "watched"})
+
+
+Bench = LocalBench | SandboxedBench
+
+
+def bench_for(reward: Reward, deadline_s: float | None) -> Bench:
+    """Return the bench that calls a reward and records what it does, to be used as an async context manager.
+
+    Args:
+        reward: as `levels.load_reward` gives it.
+        deadline_s: of one call, if the reward runs in this process; a confined one has its own.
+    """
+    if isinstance(reward, RewardSpec):
+        return LocalBench(reward, deadline_s)
+    if isinstance(reward, ConfinedReward):
+        return SandboxedBench(reward)
+    raise ConfigError(f"reward {reward.id!r} runs behind HTTP, and cannot be watched here: check it there")
 
 
 def _seen(scored: Scored, watched: Any) -> Seen:
     """Return what is known of a call; the worker's own report is untrusted."""
     watched = watched if isinstance(watched, dict) else {}
+    numbers = {}
+    for name in ("wall_s", "cpu_s", "peak_mb"):
+        value = watched.get(name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        numbers[name] = float(value) if is_number else 0.0
     changed, events = watched.get("changed"), watched.get("events")
     pairs = (
-        [pair for pair in events if isinstance(pair, list | tuple) and len(pair) == 2]
-        if isinstance(events, list)
-        else []
+        [one for one in events if isinstance(one, list | tuple) and len(one) == 2] if isinstance(events, list) else []
     )
     return Seen(
         scored.score,
         scored.failure,
         scored.result,
-        **{name: _number(watched.get(name)) for name in ("wall_s", "cpu_s", "peak_mb")},
+        **numbers,
         changed={str(k): str(v)[:300] for k, v in changed.items()} if isinstance(changed, dict) else {},
         events=tuple((str(kind), str(what)[:300]) for kind, what in pairs),
     )
 
 
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
-
-
-LITTLE = 1e-6
-"""Scores nearer than this are one."""
 _TEXTS = ("42", "1000", "Paris", "A")
 _CALL = {"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}
 _OTHERS: tuple[Any, ...] = (_CALL, ["red", "green", "blue"])
-"""For an annotation that says nothing, where texts cannot be read."""
+"""Truths for an annotation without a kind, if the reward cannot read texts."""
 _BY_ANNOTATION: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("list[int]", ([3, 1, 2],)),
     ("list[float]", ([3.5, 1.0, 2.0],)),
@@ -239,20 +214,20 @@ _BY_ANNOTATION: tuple[tuple[str, tuple[Any, ...]], ...] = (
 
 @dataclass(slots=True)
 class Ground:
-    """One question with its ground truth, and what was learnt of the reward on it.
+    """A question with its ground truth, and what was learnt of the reward on it.
 
     Attributes:
-        blank: the rollout up to where the answer stands; its end and its facts are those of doing nothing.
-        truth: the ground truth; None where the reward takes none.
-        gold: a rollout that is right; None where none is known.
-        is_given: it is known to be right; else it was found by trying.
+        blank: the rollout before the answer; its end and its facts are those of doing nothing.
+        truth: the ground truth; None if the reward takes none.
+        gold: a right rollout; None if none is known.
+        is_given: the gold is known to be right; else it was found by trying.
         is_truth_given: the truth is the user's; else it was made up for the annotation.
-        form: how the reward wants an answer written; None where that is not known, or no text is the answer.
+        form: how the reward wants an answer written; None if that is not known, or no text is the answer.
         wrong: wrong values.
-        gold_seen: what the right rollout got.
-        floor: the most that a wrong answer of the same form got; None where none was scored.
+        gold_seen: the outcome of the gold.
+        floor: the most that a wrong answer of the same form got; None if none was scored.
         was_scored: some answer got a score.
-        alike: a form in which what is wrong earned as much as the truth, with what it earned, or "".
+        alike: a form in which a wrong answer earned as much as the truth, with what it earned, or "".
     """
 
     blank: ScoringRequest
@@ -288,11 +263,11 @@ class Ground:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Answers, truths and rollouts that the user gives besides the reward.
+    """Answers, truths and rollouts that the user gives with the reward.
 
     Attributes:
         truths: ground truths.
-        golds: right answers: one for each truth; where the reward takes no truth, any number.
+        golds: right answers: one for each truth; any number if the reward takes no truth.
         rollouts: transcripts, whose ground truths are used; a row's `gold_answer` is a right answer to its question.
         ends: pairs of rollouts of one sample: a right one, and one in which nothing was done.
     """
@@ -315,7 +290,7 @@ def grounds_of(given: Given, annotation: str, *, takes_truth: bool, most: int = 
 
     Args:
         given: what the user gives.
-        annotation: of the parameter `ground_truth`, for which truths are made up where none are given.
+        annotation: of the parameter `ground_truth`, for which truths are made up if none are given.
         takes_truth: the reward has that parameter.
         most: how many of the user's are taken.
     """
@@ -331,44 +306,51 @@ def grounds_of(given: Given, annotation: str, *, takes_truth: bool, most: int = 
             grounds.append(ground)
         return grounds
     if not takes_truth:
-        return [_asked(None, gold) for gold in given.golds or (None,)]
+        return [_ground(None, gold) for gold in given.golds or (None,)]
     if given.truths:
         answers: Sequence[str | None] = given.golds or [None] * len(given.truths)
-        return [_asked(truth, gold) for truth, gold in zip(given.truths, answers, strict=True)]
-    return [replace(_asked(truth, None), is_truth_given=False) for truth in truths_for(annotation)]
+        return [_ground(truth, gold) for truth, gold in zip(given.truths, answers, strict=True)]
+    # Texts if the annotation names no kind, or texts among others.
+    truths: Sequence[Any] = _TEXTS
+    if "str" not in (part.strip() for part in annotation.split("|")):
+        truths = next((own for name, own in _BY_ANNOTATION if name.lower() in annotation.lower()), _TEXTS)
+    return [_ground(truth, is_truth_given=False) for truth in truths]
 
 
-def truths_for(annotation: str) -> tuple[Any, ...]:
-    """Return ground truths of the kind that an annotation names; texts if it names none, or texts among others."""
-    if "str" in (part.strip() for part in annotation.split("|")):
-        return _TEXTS
-    found = next((truths for name, truths in _BY_ANNOTATION if name.lower() in annotation.lower()), None)
-    return found if found is not None else _TEXTS
+def _ground(truth: Any, gold: str | None = None, *, is_truth_given: bool = True) -> Ground:
+    blank = request_of((user(QUESTION),), truth, environment_return=0.0)
+    ground = Ground(blank, truth, is_truth_given=is_truth_given)
+    if gold is not None:
+        ground.gold, ground.is_given = replace(ground.answered(gold), environment_return=1.0), True
+    return ground
+
+
+def _before_answer(rollout: ScoringRequest) -> ScoringRequest:
+    """Return the rollout up to its last answer."""
+    turns = [position for position, message in enumerate(rollout.messages) if message.role == "assistant"]
+    return with_messages(rollout, rollout.messages[: turns[-1]] if turns else rollout.messages)
 
 
 async def learned(
     given: Given, annotation: str, bench: Bench, chance: random.Random, *, takes_truth: bool
 ) -> list[Ground]:
-    """Return the questions with the scores of answers to them; none if the reward reads no invented ground truth.
+    """Return the questions with the scores of answers to them; [] if the reward reads no invented ground truth.
 
-    Args:
-        given, annotation, takes_truth: as `grounds_of` takes them.
-        bench: where the reward is called.
-        chance: for everything random.
+    The parameters that `grounds_of` has too are passed to it; `chance` draws the wrong answers.
     """
     grounds = grounds_of(given, annotation, takes_truth=takes_truth)
     for ground in grounds:
-        await learn(ground, bench, chance)
+        await _learn(ground, bench, chance)
     if all(ground.is_truth_given for ground in grounds):
         return grounds
     if not any(ground.was_scored for ground in grounds) and annotation in ("", "Any", "object", "typing.Any"):
-        grounds = [replace(_asked(truth, None), is_truth_given=False) for truth in _OTHERS]
+        grounds = [_ground(truth, is_truth_given=False) for truth in _OTHERS]
         for ground in grounds:
-            await learn(ground, bench, chance)
+            await _learn(ground, bench, chance)
     return [ground for ground in grounds if ground.was_scored]
 
 
-async def learn(ground: Ground, bench: Bench, chance: random.Random) -> None:
+async def _learn(ground: Ground, bench: Bench, chance: random.Random) -> None:
     """Find out how the reward wants an answer, and what it gives for right and wrong ones."""
     ground.wrong = wrong_values(ground.truth, chance) if ground.truth is not None else ()
     if ground.gold is None and is_tool_call(ground.truth):
@@ -376,18 +358,12 @@ async def learn(ground: Ground, bench: Bench, chance: random.Random) -> None:
         ground.gold, ground.is_given = with_messages(ground.blank, messages), ground.is_truth_given
     if ground.gold is not None:
         ground.gold_seen = await bench.see(ground.gold)
-        ground.form = _form_given(ground)
+        ground.form = _given_form(ground.gold, ground.truth)
         ground.floor = await _floor(ground, bench)
         ground.was_scored = ground.gold_score is not None or ground.floor is not None
         return
-    if ground.truth is not None:
-        await _find_form(ground, bench)
-
-
-async def _find_form(ground: Ground, bench: Bench) -> None:
-    """Find the first form in which the truth earns the most, and more than what is wrong."""
     best = 0.0
-    for form in FORMS:
+    for form in FORMS if ground.truth is not None else ():
         tried = replace(ground, form=form)
         tried.gold = tried.answered(tried.written(ground.truth))
         tried.gold_seen = await bench.see(tried.gold)
@@ -396,7 +372,7 @@ async def _find_form(ground: Ground, bench: Bench) -> None:
             continue
         tried.floor = await _floor(tried, bench)
         if tried.floor is None:
-            continue  # what is wrong got no score, which is another finding, and says nothing of this one
+            continue  # an unscored wrong answer is another finding, and proves nothing about this form
         if not tried.tells_apart:
             ground.alike = f"{tried.written(ground.truth)[:60]}: {tried.gold_score:.4g}, wrong ones too"
         else:
@@ -410,36 +386,21 @@ async def _floor(ground: Ground, bench: Bench) -> float | None:
     """Return the most that a wrong answer earns in the same form."""
     texts = [ground.written(value) for value in ground.wrong] or ["I do not know."]
     seen = [await bench.see(ground.answered(text)) for text in texts]
-    scores = [one.score for one in seen if one.score is not None]
-    return max(scores, default=None)
+    return max((one.score for one in seen if one.score is not None), default=None)
 
 
-def _form_given(ground: Ground) -> Form | None:
+def _given_form(gold: ScoringRequest, truth: Any) -> Form | None:
     """Return the form of a right answer that the user gave, if the truth stands in it once."""
-    if ground.gold is None or ground.truth is None:
+    if truth is None:
         return None
-    text = ground.gold.messages[-1].text if ground.gold.messages else ""
-    if len(places := list(places_of(ground.truth, text))) != 1:
+    text = gold.messages[-1].text if gold.messages else ""
+    if len(places := list(places_of(truth, text))) != 1:
         return None
     ((begin, end),) = places
     before, after = text[:begin], text[end:]
     if not (before + after).strip():
         return FORMS[0]
     return Form("as the right answer given", lambda value: f"{before}{value}{after}")
-
-
-def _asked(truth: Any, gold: str | None) -> Ground:
-    blank = request_of((user(QUESTION),), truth, environment_return=0.0)
-    ground = Ground(blank, truth)
-    if gold is not None:
-        ground.gold, ground.is_given = replace(ground.answered(gold), environment_return=1.0), True
-    return ground
-
-
-def _before_answer(rollout: ScoringRequest) -> ScoringRequest:
-    """Return the rollout up to its last answer."""
-    turns = [position for position, message in enumerate(rollout.messages) if message.role == "assistant"]
-    return with_messages(rollout, rollout.messages[: turns[-1]] if turns else rollout.messages)
 
 
 @dataclass(slots=True)
@@ -459,9 +420,13 @@ class RewardReport(Report):
     unchecked: dict[str, str] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def note(self, kind: str, level: Level, message: str, evidence: Sequence[str] = ()) -> None:
-        """Add a finding."""
-        self.add([Finding(level, kind, message, evidence=tuple(evidence))])
+    def note(
+        self, kind: str, level: Level, message: str, evidence: Iterable[str] | None = None, *, most: int = 4
+    ) -> None:
+        """Add a finding with the first `most` lines of its evidence; one that has to have evidence needs a line."""
+        lines = tuple(dict.fromkeys(evidence or ()))[:most]
+        if lines or evidence is None:
+            self.add([Finding(level, kind, message, evidence=lines)])
 
     def drop(self, findings: Sequence[Finding]) -> None:
         """Take findings back."""
@@ -511,17 +476,17 @@ def quoted(text: str, limit: int) -> str:
 
 @dataclass(slots=True)
 class Checkup:
-    """One check under way.
+    """The state of a reward check.
 
     Attributes:
         bench: where the reward is called.
         report: what was found.
-        source: what the reward's text says.
+        source: facts of the reward's text.
         chance: for everything random.
         grounds: the questions; at least one.
         rollouts: the user's own transcripts.
         scores: every call whose rollout has a name, by that name.
-        events: what the reward opened, asked for and started, in any call.
+        events: what the reward opened, asked for and started in any call, as (kind, what).
         changed: inputs that it changed, with how.
         early: rollouts with what they scored before anything else was asked.
     """
@@ -547,23 +512,13 @@ class Checkup:
         """The questions whose right answer earns more than wrong ones."""
         return [ground for ground in self.grounds if ground.tells_apart]
 
-    @property
-    def takes_truth(self) -> bool:
-        """The reward is given the ground truth."""
-        return takes_truth(self.bench.parameters)
-
-    async def see(self, name: str, request: ScoringRequest, *, memory: bool = False) -> Seen:
+    async def see(self, name: str, request: ScoringRequest) -> Seen:
         """Make one call and keep what was seen."""
-        seen = await self.bench.see(request, memory=memory)
-        self.note(name, seen)
-        return seen
-
-    def note(self, name: str, seen: Seen) -> None:
-        """Keep what was seen."""
-        self.scores[name] = seen
+        self.scores[name] = seen = await self.bench.see(request)
         self.events.update(dict.fromkeys(seen.events))
         for what, how in seen.changed.items():
             self.changed.setdefault(what, how)
+        return seen
 
 
 def takes_truth(parameters: frozenset[str] | None) -> bool:
@@ -574,7 +529,7 @@ def takes_truth(parameters: frozenset[str] | None) -> bool:
 Probe = Callable[[Checkup], Awaitable[None]]
 
 
-def told(name: str, seen: Seen, text: str | None = None) -> str:
-    """Return one line of evidence: the rollout, its answer and its score."""
+def evidence(name: str, seen: Seen, text: str | None = None) -> str:
+    """Return one line for `RewardReport.note`: the rollout, its answer and its score."""
     answer = f' "{quoted(text, 60)}"' if text is not None else ""
     return f"{name}{answer}: {seen.text}"

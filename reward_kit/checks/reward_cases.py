@@ -6,7 +6,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from reward_kit.agent.actions import episode_of
@@ -18,15 +18,8 @@ QUESTION = "Please answer the question."
 _MEGABYTE = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Odd:
-    """A history that a reward may not expect.
-
-    Attributes:
-        name: what is odd about it.
-        messages: the whole conversation.
-        is_models: a model's output alone brings it about, without any fault elsewhere.
-    """
+class Odd(NamedTuple):
+    """A history that a reward may not expect; `is_models` if a model's output alone can cause it."""
 
     name: str
     messages: tuple[Message, ...]
@@ -34,48 +27,52 @@ class Odd:
 
 
 def with_messages(request: ScoringRequest, messages: Sequence[Message]) -> ScoringRequest:
-    """The request of a rollout like this one in which these messages were exchanged; its end is kept."""
-    turns = [position for position, message in enumerate(messages) if message.role == "assistant"]
+    """Return the request of a rollout with these messages and the same end."""
     episode = request.episode and _episode(request.rollout_id, messages)
-    return replace(request, messages=tuple(messages), assistant_turns=turns, episode=episode)
+    return replace(request, messages=tuple(messages), assistant_turns=_turns(messages), episode=episode)
 
 
 def request_of(messages: Sequence[Message], ground_truth: Any = None, **facts: Any) -> ScoringRequest:
-    """A rollout of these messages, with the steps that a transcript of them has."""
-    turns = [position for position, message in enumerate(messages) if message.role == "assistant"]
+    """Return a rollout of these messages, with the steps that a transcript of them has."""
     return ScoringRequest(
         rollout_id="check",
         messages=tuple(messages),
         ground_truth=ground_truth,
-        assistant_turns=turns,
+        assistant_turns=_turns(messages),
         stop_reason="recorded",
         episode=_episode("check", messages),
         **facts,
     )
 
 
+def _turns(messages: Sequence[Message]) -> list[int]:
+    return [position for position, message in enumerate(messages) if message.role == "assistant"]
+
+
+def _episode(rollout_id: str, messages: Sequence[Message]) -> SingleAgentEpisode:
+    episode = episode_of(rollout_id, messages)
+    episode.custom_data = {"stop_reason": "recorded", "failure": None}
+    return episode
+
+
 def user(text: str) -> Message:
-    """A message of the user."""
+    """Return a message of the user."""
     return Message(role="user", content=text)
 
 
-def said(text: str | None, **more: Any) -> Message:
-    """A message of the assistant."""
-    return Message(role="assistant", content=text, **more)
+def said(content: str | list[dict[str, Any]] | None, **more: Any) -> Message:
+    """Return a message of the assistant."""
+    return Message(role="assistant", content=content, **more)
 
 
 def calling(name: str, arguments: Any, call_id: str = "call_1") -> dict[str, Any]:
-    """A tool call in the form of chat endpoints; arguments that are a text are handed on as they are."""
+    """Return a tool call in the form of chat endpoints; arguments that are a text stay as they are."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
 
 
 def odd_histories(prompt: Sequence[Message]) -> Iterator[Odd]:
-    """Histories that break rewards, each taken from a published mistake of a reward or a habit of a provider.
-
-    Args:
-        prompt: what an agent was asked.
-    """
+    """Yield histories after `prompt` that break rewards, each from a published mistake or a habit of a provider."""
     asked = tuple(prompt) or (user(QUESTION),)
     call = calling("look_up", {"key": "value"})
     answer = Message(role="tool", tool_call_id="call_1", content="found")
@@ -84,13 +81,8 @@ def odd_histories(prompt: Sequence[Message]) -> Iterator[Odd]:
     yield Odd("no answer", asked, is_models=False)
     yield Odd("an empty answer", (*asked, said("")))
     yield Odd("an answer without content", (*asked, said(None)))
-    yield Odd(
-        "an answer in parts",
-        (*asked, said_in_parts([{"type": "text", "text": "one "}, {"type": "text", "text": "two"}])),
-    )
-    yield Odd(
-        "an answer with an image", (*asked, said_in_parts([{"type": "image_url", "image_url": {"url": "data:,"}}]))
-    )
+    yield Odd("an answer in parts", (*asked, said([{"type": "text", "text": text} for text in ("one ", "two")])))
+    yield Odd("an answer with an image", (*asked, said([{"type": "image_url", "image_url": {"url": "data:,"}}])))
     yield Odd("only a tool call", (*asked, said(None, tool_calls=[call])))
     yield Odd("ends with a tool's answer", (*asked, said(None, tool_calls=[call]), answer))
     yield Odd("a tool call that is not JSON", (*asked, said(None, tool_calls=[calling("look_up", '{"key": ')])))
@@ -103,13 +95,8 @@ def odd_histories(prompt: Sequence[Message]) -> Iterator[Odd]:
     yield Odd("five hundred turns", (*asked, *(m for i in range(500) for m in (said(f"Turn {i}."), user("Go on.")))))
 
 
-def said_in_parts(parts: list[dict[str, Any]]) -> Message:
-    """A message of the assistant whose content is a list of parts."""
-    return Message(role="assistant", content=parts)
-
-
 def odd_texts() -> Iterator[tuple[str, str]]:
-    """Answers that parsers trip over, each with its name."""
+    """Yield answers that break parsers, each with its name."""
     yield from {
         "spaces": " \n\t ",
         "a lone surrogate": "\ud83d answer",
@@ -136,13 +123,13 @@ def odd_texts() -> Iterator[tuple[str, str]]:
 
 
 def long_texts() -> Iterator[tuple[str, str]]:
-    """Answers of a megabyte."""
+    """Yield answers of a megabyte, each with its name."""
     yield "a megabyte of words", "word " * (_MEGABYTE // 5)
     yield "a megabyte of lines", "line\n" * (_MEGABYTE // 5)
 
 
 def clearly_different() -> tuple[str, ...]:
-    """Answers that no reward should find all alike."""
+    """Return answers that no reward should score all alike."""
     return (
         "",
         "I do not know.",
@@ -158,12 +145,6 @@ def clearly_different() -> tuple[str, ...]:
     )
 
 
-def _episode(rollout_id: str, messages: Sequence[Message]) -> SingleAgentEpisode:
-    episode = episode_of(rollout_id, messages)
-    episode.custom_data = {"stop_reason": "recorded", "failure": None}
-    return episode
-
-
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?\Z")
 _NUMBERS = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(\.\d+)?(?!\w)")
 _SINGLE_LETTER = re.compile(r"[A-J]\Z")
@@ -171,7 +152,7 @@ _WORDS = ("a zebra", "no", "yesterday", "Reykjavik", "green", "seven", "nobody",
 
 
 class Form(NamedTuple):
-    """A way to write an answer down: its name, and the text around the answer."""
+    """A way to write an answer: its name, and a function that puts the text around it."""
 
     name: str
     write: Callable[[str], str]
@@ -195,66 +176,65 @@ FORMS = (
 
 
 def text_of(truth: Any) -> str:
-    """A ground truth as a model would write it."""
+    """Return a ground truth as a model would write it."""
     return truth if isinstance(truth, str) else json.dumps(truth, ensure_ascii=False, default=str)
 
 
 def places_of(truth: Any, text: str) -> Iterator[tuple[int, int]]:
     """Yield the positions of a ground truth in a text; a number wherever one of its value stands, as 8.0 in "8.00"."""
     if is_number(truth):
-        for found in _NUMBERS.finditer(text):
-            if _value(found[0]) == _value(truth):
-                yield found.span()
+        yield from (match.span() for match in _NUMBERS.finditer(text) if _value(match[0]) == _value(truth))
     elif written := text_of(truth):
-        yield from (found.span() for found in re.finditer(re.escape(written), text))
+        yield from (match.span() for match in re.finditer(re.escape(written), text))
 
 
 def is_number(truth: Any) -> bool:
-    """It is a number, or a text that is one."""
+    """Return whether a ground truth is a number, or a text that is one."""
     if isinstance(truth, bool):
         return False
     return isinstance(truth, int | float) or (isinstance(truth, str) and bool(_NUMBER.match(truth.strip())))
 
 
 def is_choice(truth: Any) -> bool:
-    """It is the letter of a multiple choice."""
+    """Return whether a ground truth is the letter of a multiple choice."""
     return isinstance(truth, str) and bool(_SINGLE_LETTER.match(truth.strip()))
 
 
 def is_tool_call(truth: Any) -> bool:
-    """It is a tool call, or a list of them."""
+    """Return whether a ground truth is a tool call, or a list of them."""
+    calls = _calls(truth)
+    return bool(calls) and all(
+        isinstance(call, Mapping)
+        and (isinstance(call.get("function"), Mapping) or ("name" in call and ("arguments" in call or "args" in call)))
+        for call in calls
+    )
+
+
+def _calls(truth: Any) -> list[Any]:
     if isinstance(truth, Mapping) and isinstance(truth.get("tool_calls"), list):
         truth = truth["tool_calls"]
-    calls = truth if isinstance(truth, list) else [truth]
-    return bool(calls) and all(isinstance(call, Mapping) and _is_call(call) for call in calls)
-
-
-def _is_call(call: Mapping[str, Any]) -> bool:
-    return isinstance(call.get("function"), Mapping) or ("name" in call and ("arguments" in call or "args" in call))
+    return truth if isinstance(truth, list) else [truth]
 
 
 def tool_answer(truth: Any) -> Message:
-    """The message that makes the calls of a ground truth."""
-    if isinstance(truth, Mapping) and isinstance(truth.get("tool_calls"), list):
-        truth = truth["tool_calls"]
-    calls = truth if isinstance(truth, list) else [truth]
+    """Return the message that makes the calls of a ground truth."""
     made = []
-    for index, call in enumerate(calls):
+    for index, call in enumerate(_calls(truth)):
         inner = call.get("function") if isinstance(call.get("function"), Mapping) else call
         made.append(calling(str(inner.get("name")), inner.get("arguments", inner.get("args", {})), f"call_{index}"))
     return said(None, tool_calls=made)
 
 
 def wrong_values(truth: Any, chance: random.Random) -> list[Any]:
-    """Values that are nothing like the ground truth, of its kind where it has one."""
+    """Return values that are nothing like the ground truth, of its kind if it has one."""
     if isinstance(truth, bool):
         return [not truth]
     if is_choice(truth):
         return [letter for letter in "ABCD" if letter != truth.strip()]
     if is_number(truth):
         value = _value(truth)
-        found = [value + chance.randint(100, 900) * 7 + 3, -(value + 5003), value * 3 + 711]
-        return [_like(truth, number) for number in found]
+        wrong = [value + chance.randint(100, 900) * 7 + 3, -(value + 5003), value * 3 + 711]
+        return [_like(truth, number) for number in wrong]
     if isinstance(truth, list):
         return [[word] for word in chance.sample(_WORDS, 2)] + [[]]
     if isinstance(truth, Mapping):
@@ -264,7 +244,7 @@ def wrong_values(truth: Any, chance: random.Random) -> list[Any]:
 
 
 def near_values(truth: Any) -> list[Any]:
-    """Values that look like the ground truth and are wrong."""
+    """Return values that look like the ground truth and are wrong."""
     if isinstance(truth, bool) or is_choice(truth):
         return []
     if is_number(truth):
@@ -281,7 +261,7 @@ def near_values(truth: Any) -> list[Any]:
 
 
 def equal_forms(truth: Any) -> Iterator[tuple[str, str]]:
-    """Other ways to write the same answer, each with its name."""
+    """Yield other ways to write the same answer, each with its name."""
     text = text_of(truth).strip()
     if is_number(truth):
         value = _value(truth)
@@ -300,7 +280,7 @@ def equal_forms(truth: Any) -> Iterator[tuple[str, str]]:
 
 
 def options(truth: Any, wrong: Sequence[Any]) -> list[str]:
-    """The ground truth among others that it could be."""
+    """Return the ground truth among others that it could be."""
     if is_choice(truth):
         return list("ABCDEFGHIJ"[: max(4, "ABCDEFGHIJ".index(truth.strip()) + 2)])
     if is_number(truth) and isinstance(value := _value(truth), int):
@@ -316,5 +296,5 @@ def _value(truth: Any) -> int | float:
 
 
 def _like(truth: Any, number: float) -> Any:
-    """A number in the form in which the ground truth is given."""
+    """Return a number in the form of the ground truth."""
     return str(number) if isinstance(truth, str) else number

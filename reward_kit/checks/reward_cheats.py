@@ -1,6 +1,6 @@
 """Probes of what earns a score: right and wrong answers, other ways to write them, and cheats that models found.
 
-Each public function is one probe: it calls the reward through a `Checkup` and notes what it finds in the report.
+Each public function is one probe: it calls the reward through a `Checkup` and adds findings to the report.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from reward_kit.checks.findings import Level
-from reward_kit.checks.reward_bench import LITTLE, Checkup, Ground, Seen, told
+from reward_kit.checks.reward_bench import LITTLE, Checkup, Ground, Seen, evidence, takes_truth
 from reward_kit.checks.reward_cases import (
     FORMS,
     calling,
@@ -32,42 +32,41 @@ _NO_TEXT_AROUND = ("the answer alone", "a code block", "a JSON block", "JSON wit
 
 async def right_and_wrong(checkup: Checkup) -> None:
     """Check that right answers earn 1, and wrong ones less."""
+    report = checkup.report
     given = [ground for ground in checkup.grounds if ground.is_given and ground.gold_seen is not None]
-    _tell_low(checkup, given)
+    low = [_gold_line(ground) for ground in given if _is_low(ground)]
+    report.note("gold-below-one", "error", "an answer that is given as right does not score 1", low)
     alike = [g for g in given if g.gold_score is not None and g.floor is not None and not g.tells_apart]
     unclear = [g for g in checkup.grounds if g.alike and g.is_truth_given and not g.tells_apart and g not in given]
-    if alike or unclear:
-        lines = [g.alike for g in unclear]
-        lines += [
-            f"right: {g.gold_score:.4g}, wrong: {g.floor:.4g} (ground truth {text_of(g.truth)[:40]!r})" for g in alike
-        ]
-        checkup.report.note("right-and-wrong-alike", "error", "a wrong answer earns as much as a right one", lines[:4])
+    lines = [g.alike for g in unclear]
+    lines += [
+        f"right: {g.gold_score:.4g}, wrong: {g.floor:.4g} (ground truth {text_of(g.truth)[:40]!r})" for g in alike
+    ]
+    report.note("right-and-wrong-alike", "error", "a wrong answer earns as much as a right one", lines)
     if not given:
-        checkup.report.cannot("that a right answer scores 1", "none is given; --gold TEXT, or gold_answer in --data")
-    found = [ground for ground in checkup.known if not ground.is_given and ground.form is not None]
-    if found:
-        checkup.report.facts["answers found to be right"] = [
-            f"{ground.written(ground.truth)[:60]} → {ground.gold_score:.4g}" for ground in found
+        report.cannot("that a right answer scores 1", "none is given; --gold TEXT, or gold_answer in --data")
+    guessed = [ground for ground in checkup.known if not ground.is_given and ground.form is not None]
+    if guessed:
+        report.facts["answers found to be right"] = [
+            f"{ground.written(ground.truth)[:60]} → {ground.gold_score:.4g}" for ground in guessed
         ]
-        _tell_low(checkup, found)
+        lines = [_gold_line(ground) for ground in guessed] if all(map(_is_low, guessed)) else []
+        report.note("never-one", "warning", "the best answer that was found scores less than 1", lines)
 
 
-def _tell_low(checkup: Checkup, grounds: list[Ground]) -> None:
-    low = [ground for ground in grounds if ground.gold_score is None or ground.gold_score < 1.0 - LITTLE]
-    if not low:
-        return
-    lines = [told(f"ground truth {text_of(g.truth)[:40]!r}", g.gold_seen) for g in low if g.gold_seen is not None]
-    if any(ground.is_given for ground in low):
-        checkup.report.note("gold-below-one", "error", "an answer that is given as right does not score 1", lines[:4])
-    elif len(low) == len(grounds):
-        checkup.report.note("never-one", "warning", "the best answer that was found scores less than 1", lines[:4])
+def _is_low(ground: Ground) -> bool:
+    return ground.gold_score is None or ground.gold_score < 1.0 - LITTLE
+
+
+def _gold_line(ground: Ground) -> str:
+    assert ground.gold_seen is not None
+    return evidence(f"ground truth {text_of(ground.truth)[:40]!r}", ground.gold_seen)
 
 
 async def scores(checkup: Checkup) -> None:
     """Check the range of all scores that were seen, also of clearly different answers."""
-    different = {}
     for index, text in enumerate(clearly_different()):
-        different[text] = await checkup.see(f"different answer {index}", checkup.first.answered(text))
+        await checkup.see(f"different answer {index}", checkup.first.answered(text))
     for index, rollout in enumerate(checkup.rollouts):
         await checkup.see(f"rollout {index + 1} of the data", rollout)
     known = {name: seen.score for name, seen in checkup.scores.items() if seen.score is not None}
@@ -75,18 +74,14 @@ async def scores(checkup: Checkup) -> None:
     known |= {f"wrong answer {i}": g.floor for i, g in enumerate(checkup.grounds) if g.floor is not None}
     if not known:
         reasons = [seen.text for seen in checkup.scores.values()]
-        checkup.report.note(
-            "never-scores", "error", "not one of the rollouts could be scored", list(dict.fromkeys(reasons))[:3]
-        )
+        checkup.report.note("never-scores", "error", "not one of the rollouts could be scored", reasons)
         return
     low, high = min(known.values()), max(known.values())
     values = {round(score, 6) for score in known.values()}
     checkup.report.facts["scores"] = {"lowest": low, "highest": high, "different": len(values), "rollouts": len(known)}
-    if low < -LITTLE or high > 1.0 + LITTLE:
-        outside = [name for name, score in known.items() if not -LITTLE <= score <= 1.0 + LITTLE]
-        lines = [f"{name}: {known[name]:.4g}" for name in outside[:4]]
-        text = "gives scores outside [0, 1]; weights, gates and means of rewards count on that range"
-        checkup.report.note("out-of-range", "error", text, lines)
+    outside = [f"{name}: {score:.4g}" for name, score in known.items() if not -LITTLE <= score <= 1.0 + LITTLE]
+    text = "gives scores outside [0, 1]; weights, gates and means of rewards count on that range"
+    checkup.report.note("out-of-range", "error", text, outside)
     if len(values) == 1:
         has_right = any(ground.is_given for ground in checkup.grounds)
         has_truth = any(ground.truth is not None for ground in checkup.grounds)
@@ -101,24 +96,48 @@ async def equal_answers(checkup: Checkup) -> None:
     if not checkup.known:
         checkup.report.cannot("how it takes white space, case and other ways to write an answer", _NONE_KNOWN)
         return
+    lines: list[str] = []
     moved: dict[str, str] = {}
     for ground in checkup.known:
-        await _white_space(checkup, ground)
+        lines += await _white_space(checkup, ground)
         if ground.form is None:
             continue
         for name, text in equal_forms(ground.truth):
             seen = await checkup.see(f"right answer {name}", ground.answered(ground.form.write(text)))
-            if seen.score is None or seen.score < (ground.gold_score or 0.0) - LITTLE:
-                moved.setdefault(name, told(name, seen, ground.form.write(text)))
-        await _order(checkup, ground)
-    if moved:
-        # Who takes only numbers out of texts means their values; who compares texts may mean just those.
-        numbers = [ground for ground in checkup.known if is_number(ground.truth)]
-        reads = any(ground.form != FORMS[0] or not isinstance(ground.truth, str) for ground in numbers)
-        is_for_numbers = reads and len(numbers) == len(checkup.known)
-        level: Level = "warning" if is_for_numbers and "with thousands separators" in moved else "info"
-        text = f"a right answer loses where it is written otherwise: {', '.join(moved)}"
-        checkup.report.note("refuses-equal-form", level, text, list(moved.values())[:4])
+            if _loses(ground, seen):
+                moved.setdefault(name, evidence(name, seen, ground.form.write(text)))
+        if isinstance(ground.truth, list) and len(ground.truth) >= 2:
+            turned = ground.answered(ground.written(ground.truth[::-1]))
+            is_lost = _loses(ground, await checkup.see("right items in another order", turned))
+            checkup.report.facts["order of a list"] = "counts" if is_lost else "does not count"
+    text = "white space around a right answer moves its score, and models write some"
+    checkup.report.note("sensitive-to-whitespace", "warning", text, lines, most=1)
+    # A reward that reads numbers out of texts means their values; one that compares texts may mean just those.
+    numbers = [ground for ground in checkup.known if is_number(ground.truth)]
+    reads = any(ground.form != FORMS[0] or not isinstance(ground.truth, str) for ground in numbers)
+    is_for_numbers = reads and len(numbers) == len(checkup.known)
+    level: Level = "warning" if is_for_numbers and "with thousands separators" in moved else "info"
+    text = f"a right answer loses where it is written otherwise: {', '.join(moved)}"
+    checkup.report.note("refuses-equal-form", level, text, moved.values())
+
+
+async def _white_space(checkup: Checkup, ground: Ground) -> list[str]:
+    if ground.gold is None or not ground.gold.messages:
+        return []
+    last = ground.gold.messages[-1]
+    if not isinstance(last.content, str) or last.role != "assistant":
+        return []
+    lines = []
+    for name, text in (("a line break after", f"{last.content}\n"), ("spaces around", f"  {last.content}  ")):
+        messages = (*ground.gold.messages[:-1], last.model_copy(update={"content": text}))
+        seen = await checkup.see(f"right answer with {name}", replace(ground.gold, messages=messages))
+        if seen.score is None or abs(seen.score - (ground.gold_score or 0.0)) > LITTLE:
+            lines.append(evidence(f"with {name} (was {ground.gold_score:.4g})", seen, text))
+    return lines
+
+
+def _loses(ground: Ground, seen: Seen) -> bool:
+    return seen.score is None or seen.score < (ground.gold_score or 0.0) - LITTLE
 
 
 async def text_around(checkup: Checkup) -> None:
@@ -133,35 +152,10 @@ async def text_around(checkup: Checkup) -> None:
             ("before more text", f"{right}\n{_MORE * 12}"),
         ):
             seen = await checkup.see(f"right answer {name}", ground.answered(text))
-            if seen.score is None or seen.score < (ground.gold_score or 0.0) - LITTLE:
-                lost.setdefault(name, told(f"{name}:", seen, text))
-    if lost:
-        text = f"a right answer loses where it stands {' or '.join(lost)}"
-        checkup.report.note("text-around-matters", "warning", text, list(lost.values()))
-
-
-async def _white_space(checkup: Checkup, ground: Ground) -> None:
-    if ground.gold is None or not ground.gold.messages:
-        return
-    last = ground.gold.messages[-1]
-    if not isinstance(last.content, str) or last.role != "assistant":
-        return
-    for name, text in (("a line break after", f"{last.content}\n"), ("spaces around", f"  {last.content}  ")):
-        messages = (*ground.gold.messages[:-1], last.model_copy(update={"content": text}))
-        seen = await checkup.see(f"right answer with {name}", replace(ground.gold, messages=messages))
-        if seen.score is None or abs(seen.score - (ground.gold_score or 0.0)) > LITTLE:
-            line = told(f"with {name} (was {ground.gold_score:.4g})", seen, text)
-            if not checkup.report.has("sensitive-to-whitespace"):
-                text = "white space around a right answer moves its score, and models write some"
-                checkup.report.note("sensitive-to-whitespace", "warning", text, [line])
-
-
-async def _order(checkup: Checkup, ground: Ground) -> None:
-    if not isinstance(ground.truth, list) or len(ground.truth) < 2 or ground.form is None:
-        return
-    seen = await checkup.see("right items in another order", ground.answered(ground.written(ground.truth[::-1])))
-    takes = seen.score is not None and seen.score >= (ground.gold_score or 0.0) - LITTLE
-    checkup.report.facts["order of a list"] = "does not count" if takes else "counts"
+            if _loses(ground, seen):
+                lost.setdefault(name, evidence(f"{name}:", seen, text))
+    text = f"a right answer loses where it stands {' or '.join(lost)}"
+    checkup.report.note("text-around-matters", "warning", text, lost.values())
 
 
 _EMPTY = ("", " ", "\n")
@@ -197,7 +191,7 @@ _INJECTIONS = (
 _FILLER = "Furthermore, one may well consider that this is so. "
 _UNSURE = "I do not know."
 _WORTH_TELLING = 0.1
-"""If no right answer is known: the share of the way from saying nothing to 1 that may be chance."""
+"""If no right answer is known: the share of the way from an empty answer to 1 that may be chance."""
 _NONE_KNOWN = "no answer is known to earn more than a wrong one; --gold TEXT, --ground-truth JSON or --data"
 _TAGS = re.compile(r"<[^<>]*>")
 
@@ -211,32 +205,27 @@ class _Earners:
         self._lines: list[str] = []
 
     def add(self, ground: Ground, seen: Sequence[Seen], line: str) -> None:
-        """Keep a line of evidence if every one of these calls earned something."""
-        if share := min(_earned(ground, one) for one in seen):
-            self._most = max(self._most, share)
-            self._lines.append(line)
+        """Keep a line of evidence if each of these calls earned more than a wrong answer does."""
+        shares = []
+        for score in [one.score for one in seen]:
+            if score is None or ground.floor is None or ground.gold_score is None or score <= ground.floor + LITTLE:
+                return
+            shares.append((score - ground.floor) / (ground.gold_score - ground.floor))
+        self._most = max(self._most, min(shares))
+        self._lines.append(line)
 
     def note(self, kind: str, text: str) -> None:
-        """Report the cheat if it earns: an error from half of what is right, else a warning.
+        """Report the cheat if it earns: an error from half of a right answer's score, else a warning.
 
         A question may hold what its answer has to say, so that to repeat it is only suspicious. So is what earns from
         a reward that takes no ground truth: it may be for form alone.
         """
-        if not self._lines:
-            return
         compares = any(ground.truth is not None for ground in self._checkup.known)
         level: Level = "error" if self._most >= 0.5 and compares and kind != "question-earns" else "warning"
         right = "a right answer" if self._checkup.known else "a full score"
         share = f"as much as {right}" if self._most >= 1 - LITTLE else f"up to {self._most:.0%} of {right}"
         verb = " " if text.endswith(("earn", "earns", "order")) else ": it earns "
-        self._checkup.report.note(kind, level, f"{text}{verb}{share}", list(dict.fromkeys(self._lines))[:4])
-
-
-def _earned(ground: Ground, seen: Seen) -> float:
-    """Return the share of what a right answer earns beyond a wrong one; 0 if it is nothing."""
-    if seen.score is None or ground.floor is None or ground.gold_score is None or seen.score <= ground.floor + LITTLE:
-        return 0.0
-    return (seen.score - ground.floor) / (ground.gold_score - ground.floor)
+        self._checkup.report.note(kind, level, f"{text}{verb}{share}", self._lines)
 
 
 async def without_truth(checkup: Checkup) -> None:
@@ -269,7 +258,7 @@ async def without_truth(checkup: Checkup) -> None:
                 if ground.truth is not None and visible and visible == text_of(ground.truth).strip().casefold():
                     continue
                 seen = await checkup.see(f"{kind} {answer[:20]}", ground.answered(answer))
-                earners.add(ground, [seen], told(f"{_named(ground)}answer", seen, answer))
+                earners.add(ground, [seen], evidence(f"{_named(ground)}answer", seen, answer))
         earners.note(kind, text)
     earners = _Earners(checkup)
     for ground in grounds:
@@ -287,7 +276,7 @@ def _named(ground: Ground) -> str:
 async def _against_nothing(checkup: Checkup) -> list[Ground]:
     """Compare with 1 if the reward takes no ground truth and no right answer is known."""
     ground = checkup.first
-    if ground.truth is not None or ground.gold is not None or checkup.takes_truth:
+    if ground.truth is not None or ground.gold is not None or takes_truth(checkup.bench.parameters):
         return []
     seen = await checkup.see("an answer that says nothing", ground.answered(_UNSURE))
     if seen.score is None or seen.score >= 1.0 - LITTLE:
@@ -302,13 +291,13 @@ async def _against_nothing(checkup: Checkup) -> list[Ground]:
 
 async def with_truth(checkup: Checkup) -> None:
     """Try answers that hold the ground truth, or nearly, and are wrong."""
-    if not checkup.takes_truth:
+    if not takes_truth(checkup.bench.parameters):
         return
     grounds = [ground for ground in checkup.known if ground.truth is not None and ground.form is not None]
     if not grounds:
         why = "how a right answer is written is not known; give one: --gold TEXT, or gold_answer in --data"
         if any(ground.is_given for ground in checkup.known):
-            why = "the right answer that is known has to hold the ground truth once, which shows how one is written"
+            why = "the known right answer has to hold the ground truth once, which shows how one is written"
         checkup.report.cannot("ways to cheat with the ground truth", why)
         return
     for probe in (_lists, _hedges, _near, _elsewhere, _repeated):
@@ -316,7 +305,7 @@ async def with_truth(checkup: Checkup) -> None:
 
 
 async def _lists(checkup: Checkup, grounds: Sequence[Ground]) -> None:
-    """Name all that the answer could be, the right one among it; in any order."""
+    """Name all that the answer could be, with the right one; in any order."""
     earners = _Earners(checkup)
     for ground in grounds:
         if isinstance(ground.truth, list | dict):
@@ -328,7 +317,7 @@ async def _lists(checkup: Checkup, grounds: Sequence[Ground]) -> None:
         in_many = ["\n".join(ground.written(value) for value in order) for order in orders]
         for texts in (in_one, in_many):
             seen = [await checkup.see("every option", ground.answered(text)) for text in texts]
-            earners.add(ground, seen, told(f"ground truth {right!r}, answer", seen[0], texts[0]))
+            earners.add(ground, seen, evidence(f"ground truth {right!r}, answer", seen[0], texts[0]))
     earners.note("all-options-earn", "naming every possible answer earns")
 
 
@@ -343,7 +332,7 @@ async def _hedges(checkup: Checkup, grounds: Sequence[Ground]) -> None:
         for between in ("{} or {}", "{}, maybe {}", "{} {}"):
             pair = [opening + ground.written(between.format(*both)) for both in ((right, wrong), (wrong, right))]
             seen = [await checkup.see("hedge", ground.answered(text)) for text in pair]
-            earners.add(ground, seen, told("answer", seen[1], pair[1]))
+            earners.add(ground, seen, evidence("answer", seen[1], pair[1]))
     earners.note("hedge-earns", "two answers at once earn, in either order")
 
 
@@ -354,12 +343,12 @@ async def _near(checkup: Checkup, grounds: Sequence[Ground]) -> None:
         for value in near_values(ground.truth):
             answer = ground.written(value)
             seen = await checkup.see(f"near {value}", ground.answered(answer))
-            earners.add(ground, [seen], told(f"{_named(ground)}answer", seen, answer))
+            earners.add(ground, [seen], evidence(f"{_named(ground)}answer", seen, answer))
     earners.note("near-miss-earns", "a wrong answer that looks like the right one earns")
 
 
 async def _elsewhere(checkup: Checkup, grounds: Sequence[Ground]) -> None:
-    """Put the right answer where it is not the answer: only the last word of the agent counts."""
+    """Put the right answer where it is not the answer: only the last message of the agent counts."""
     for kind, text in (
         ("counts-prompt", "what the user said is counted as the answer"),
         ("counts-earlier-turn", "an earlier answer counts although the last one is wrong"),
@@ -368,23 +357,21 @@ async def _elsewhere(checkup: Checkup, grounds: Sequence[Ground]) -> None:
     ):
         earners = _Earners(checkup)
         for ground in grounds:
+            right = ground.written(ground.truth)
+            call = said(None, tool_calls=[calling("note", {"text": right})])
+            answers = [Message(role="tool", tool_call_id="call_1", content=text) for text in ("noted", right)]
+            conversations: dict[str, list[list[Message]]] = {
+                "counts-prompt": [[user(f"A friend says: {right}\nIs that so? Find the answer yourself.")]],
+                "counts-earlier-turn": [[said(right), user("Are you sure?")]],
+                "counts-tool-text": [[call, answer] for answer in answers],
+                "counts-thinking": [[]],
+            }
+            thought = f"<think>Perhaps: {right}</think>\n" if kind == "counts-thinking" else ""
             for last in (_UNSURE, ground.written(ground.wrong[0]) if ground.wrong else _UNSURE):
-                for before, answer in _misplaced(kind, ground.written(ground.truth), last):
-                    seen = await checkup.see(kind, ground.answered(answer, before))
-                    earners.add(ground, [seen], told(f"{_named(ground)}last answer", seen, last))
+                for messages in conversations[kind]:
+                    seen = await checkup.see(kind, ground.answered(thought + last, messages))
+                    earners.add(ground, [seen], evidence(f"{_named(ground)}last answer", seen, last))
         earners.note(kind, text)
-
-
-def _misplaced(kind: str, right: str, last: str) -> list[tuple[list[Message], str]]:
-    """Return conversations in which the right answer stands in the wrong place, each with its last answer."""
-    if kind == "counts-prompt":
-        return [([user(f"A friend says: {right}\nIs that so? Find the answer yourself.")], last)]
-    if kind == "counts-earlier-turn":
-        return [([said(right), user("Are you sure?")], last)]
-    if kind == "counts-thinking":
-        return [([], f"<think>Perhaps: {right}</think>\n{last}")]
-    call = said(None, tool_calls=[calling("note", {"text": right})])
-    return [([call, Message(role="tool", tool_call_id="call_1", content=answer)], last) for answer in ("noted", right)]
 
 
 async def _repeated(checkup: Checkup, grounds: Sequence[Ground]) -> None:
@@ -398,7 +385,5 @@ async def _repeated(checkup: Checkup, grounds: Sequence[Ground]) -> None:
         ):
             seen = await checkup.see(f"right answer {name}", ground.answered(text))
             if seen.score is not None and seen.score > (ground.gold_score or 0.0) + LITTLE:
-                lines.append(told(f"right answer {name} (once: {ground.gold_score:.4g})", seen))
-    if lines:
-        text = "a right answer earns more where it is said at length"
-        checkup.report.note("repetition-earns", "error", text, lines[:4])
+                lines.append(evidence(f"right answer {name} (once: {ground.gold_score:.4g})", seen))
+    checkup.report.note("repetition-earns", "error", "a right answer earns more where it is said at length", lines)

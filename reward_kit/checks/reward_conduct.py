@@ -1,6 +1,6 @@
 """Probes of how a reward behaves: steady scores, odd rollouts, time and memory, regular expressions, and what it reads.
 
-Each public function is one probe: it calls the reward through a `Checkup` and notes what it finds in the report.
+Each public function is one probe: it calls the reward through a `Checkup` and adds findings to the report.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
 from reward_kit.checks.findings import Level
-from reward_kit.checks.reward_bench import ATTACK_CPU_S, LITTLE, Checkup, Ground, Seen, quoted, told
+from reward_kit.checks.reward_bench import ATTACK_CPU_S, LITTLE, Checkup, Seen, evidence, quoted
 from reward_kit.checks.reward_cases import (
     clearly_different,
     long_texts,
@@ -34,47 +34,69 @@ from reward_kit.reward_agent.scoring import ScoringRequest
 _REPEATS = 3
 _FRESH_EVERY = 3
 _LATE_CALLS = 100
-_CHANCE = "the same rollout gets different scores{why}; a group's advantages become noise"
+_KEPT = "the score depends on what was scored before: something is kept from call to call"
 _Scores = list[float | None]
 
 
 async def steady(checkup: Checkup) -> None:
     """Score the same rollouts again and again, forwards and backwards, and in fresh workers."""
-    rollouts = _rollouts(checkup)
-    here = await _in_worker(checkup, rollouts, 0)
+    ground, bench = checkup.first, checkup.bench
+    texts = [*clearly_different()[1:8], " ".join(ground.written(value) for value in ground.wrong)]
+    for known in checkup.known:
+        right, wrong = text_of(known.truth), text_of(known.wrong[0]) if known.wrong else "nothing"
+        texts += [" ".join([right, wrong] * 2), f"{wrong} and {right}"]
+    rollouts = [ground.answered(text) for text in texts]
+    rollouts += [
+        known.answered(f"{text_of(known.truth)} {word}") for known in checkup.known for word in ("and", "or", "so")
+    ]
+    rollouts += [ground.gold for ground in checkup.grounds if ground.gold is not None]
+    rollouts += checkup.rollouts[:8]
+
+    async def in_worker(worker: int) -> list[_Scores]:
+        """Return the scores of the same calls in the same order, in a further interpreter."""
+        return [[(await bench.see(one, worker=worker)).score for _ in range(_REPEATS)] for one in rollouts]
+
+    here = await in_worker(0)
     checkup.early = [(rollout, scores[0]) for rollout, scores in zip(rollouts, here, strict=True)]
     for rollout, scores in zip(reversed(rollouts), reversed(here), strict=True):
-        scores.append((await checkup.bench.see(rollout)).score)
-    if not checkup.bench.is_confined:
-        why = "it runs in this process, which has no fresh worker; --sandbox warm has"
-        checkup.report.cannot("what it keeps from call to call, against a fresh worker", why)
-        if moved := [index for index, scores in enumerate(here) if _differ(scores)]:
-            lines = [_line(rollouts[index], here[index]) for index in moved[:3]]
-            checkup.report.note("nondeterministic", "error", _CHANCE.format(why=_why(checkup)), lines)
+        scores.append((await bench.see(rollout)).score)
+    why = f" (its file uses {', '.join(checkup.source.chance)})" if checkup.source.chance else ""
+    by_chance = f"the same rollout gets different scores{why}; a group's advantages become noise"
+    if not bench.is_confined:
+        missing = "it runs in this process, which has no fresh worker; --sandbox warm has"
+        checkup.report.cannot("what it keeps from call to call, against a fresh worker", missing)
+        lines = [_line(rollout, scores) for rollout, scores in zip(rollouts, here, strict=True) if _differ(scores)]
+        checkup.report.note("nondeterministic", "error", by_chance, lines)
         return
     # A fresh worker costs fifty calls, so that some rollouts stand for all of them unless something moves.
-    fresh = {index: await _fresh(checkup, rollouts[index]) for index in range(0, len(rollouts), _FRESH_EVERY)}
-    if checkup.source.has_sets or any(
-        _differ([*scores, *([fresh[index]] if index in fresh else [])]) for index, scores in enumerate(here)
+    fresh = {}
+    for index in range(0, len(rollouts), _FRESH_EVERY):
+        fresh[index] = (await bench.see(rollouts[index], is_fresh=True)).score
+    if not checkup.source.has_sets and not any(
+        _differ([*scores, fresh[index]] if index in fresh else scores) for index, scores in enumerate(here)
     ):
-        for index in range(len(rollouts)):
-            if index not in fresh:
-                fresh[index] = await _fresh(checkup, rollouts[index])
-        one, other = [await _in_worker(checkup, rollouts, worker) for worker in (1, 2)]
-        _judge(checkup, rollouts, here, fresh, one, other)
-
-
-async def _fresh(checkup: Checkup, rollout: ScoringRequest) -> float | None:
-    return (await checkup.bench.see(rollout, is_fresh=True)).score
-
-
-async def _in_worker(checkup: Checkup, rollouts: Sequence[ScoringRequest], worker: int) -> list[_Scores]:
-    """Return the scores of the same calls in the same order, in a further interpreter."""
-    return [[(await checkup.bench.see(one, worker=worker)).score for _ in range(_REPEATS)] for one in rollouts]
+        return
+    for index in range(len(rollouts)):
+        if index not in fresh:
+            fresh[index] = (await bench.see(rollouts[index], is_fresh=True)).score
+    one, other = await in_worker(1), await in_worker(2)
+    moved = [i for i in range(len(rollouts)) if _differ([*here[i], fresh[i], *one[i], *other[i]])]
+    lines = [_line(rollouts[i], here[i], fresh[i], one[i], other[i]) for i in moved]
+    # Two other interpreters make the same calls: equal scores there show memory, steady ones the order of a set.
+    if not any(_differ(pair) for left, right in zip(one, other, strict=True) for pair in zip(left, right, strict=True)):
+        checkup.report.note("hidden-state", "error", _KEPT, lines)
+    elif not any(_differ(scores) for scores in (*here, *one, *other)):
+        text = (
+            "the score differs between interpreters and not within one: it depends on the order of a set or on hash(); "
+            "sort, or use hashlib"
+        )
+        checkup.report.note("depends-on-hash-seed", "error", text, lines)
+    else:
+        checkup.report.note("nondeterministic", "error", by_chance, lines)
 
 
 async def still(checkup: Checkup) -> None:
-    """Score the first rollouts again, after all that was asked since; asked late, and again after many more calls."""
+    """Score the first rollouts again, after all other calls and a hundred more."""
     if any(checkup.report.has(code) for code in ("nondeterministic", "hidden-state", "depends-on-hash-seed")):
         return
     for _ in range(_LATE_CALLS):
@@ -84,57 +106,7 @@ async def still(checkup: Checkup) -> None:
         last = (await checkup.bench.see(rollout)).score
         if _differ([first, last]):
             lines.append(f"{_line(rollout, [first])} at first, {_words([last])} after some hundreds of calls")
-    if lines:
-        text = "the score depends on what was scored before: something is kept from call to call"
-        checkup.report.note("hidden-state", "error", text, lines[:3])
-
-
-def _rollouts(checkup: Checkup) -> list[ScoringRequest]:
-    ground = checkup.first
-    texts = [*clearly_different()[1:8], " ".join(ground.written(value) for value in ground.wrong)]
-    for known in checkup.known:
-        right, wrong = text_of(known.truth), text_of(known.wrong[0]) if known.wrong else "nothing"
-        texts += [" ".join([right, wrong] * 2), f"{wrong} and {right}"]
-    found = [ground.answered(text) for text in texts]
-    found += [
-        known.answered(f"{text_of(known.truth)} {word}") for known in checkup.known for word in ("and", "or", "so")
-    ]
-    found += [ground.gold for ground in checkup.grounds if ground.gold is not None]
-    return [*found, *checkup.rollouts[:8]]
-
-
-def _judge(
-    checkup: Checkup,
-    rollouts: Sequence[ScoringRequest],
-    here: Sequence[_Scores],
-    fresh: Mapping[int, float | None],
-    one: Sequence[_Scores],
-    other: Sequence[_Scores],
-) -> None:
-    """Tell chance, memory and the order of a set apart by the scores of the same calls in two other interpreters."""
-    is_steady_there = not any(_differ(scores) for scores in (*one, *other))
-    is_same_there = not any(
-        _differ([a, b]) for left, right in zip(one, other, strict=True) for a, b in zip(left, right, strict=True)
-    )
-    moved = [i for i in range(len(rollouts)) if _differ([*here[i], fresh[i], *one[i], *other[i]])]
-    if not moved:
-        return
-    lines = [_line(rollouts[i], here[i], fresh[i], one[i], other[i]) for i in moved[:3]]
-    if is_same_there:
-        text = "the score depends on what was scored before: something is kept from call to call"
-        checkup.report.note("hidden-state", "error", text, lines)
-    elif is_steady_there and not any(_differ(scores) for scores in here):
-        text = (
-            "the score differs between interpreters and not within one: it depends on the order of a set or on hash(); "
-            "sort, or use hashlib"
-        )
-        checkup.report.note("depends-on-hash-seed", "error", text, lines)
-    else:
-        checkup.report.note("nondeterministic", "error", _CHANCE.format(why=_why(checkup)), lines)
-
-
-def _why(checkup: Checkup) -> str:
-    return f" (its file uses {', '.join(checkup.source.chance)})" if checkup.source.chance else ""
+    checkup.report.note("hidden-state", "error", _KEPT, lines)
 
 
 def _differ(scores: Sequence[float | None]) -> bool:
@@ -151,7 +123,7 @@ def _line(rollout: ScoringRequest, here: _Scores, fresh: float | None = None, *e
     return "; ".join(parts)
 
 
-def _words(scores: _Scores) -> str:
+def _words(scores: Sequence[float | None]) -> str:
     return ", ".join("unscored" if score is None else f"{score:.4g}" for score in scores)
 
 
@@ -173,7 +145,7 @@ _NEVER = "\x01\x02"
 
 
 def attacks(patterns: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """For each repeat in each pattern: the pattern, and a short and a long text that go through it and then fail.
+    """Yield each repeat of each pattern: the pattern, and a short and a long text that go through it and then fail.
 
     A pattern with a repeat inside of a repeat may take exponential time on the short one.
     """
@@ -209,7 +181,7 @@ def _loops(tree: Any, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def _example(tree: Any, rounds: int = 0) -> str:
-    """A text that a part of an expression matches; a repeat in one is gone through as often as it must, or `rounds`."""
+    """Return a text that a part of an expression matches, with at least `rounds` rounds of each repeat."""
     return "".join(_one(code, argument, rounds) for code, argument in tree)
 
 
@@ -221,7 +193,8 @@ def _one(code: Any, argument: Any, rounds: int) -> str:
     if code is codes.ANY:
         return "a"
     if code is codes.IN:
-        return _member(argument)
+        is_negated = argument[0][0] is codes.NEGATE
+        return next((sign for sign in _SIGNS if any(_holds(sign, item) for item in argument) != is_negated), "a")
     if code in _REGEX_REPEATS:
         least, _, body = argument
         return _example(body, rounds) * max(int(least), rounds)
@@ -230,12 +203,6 @@ def _one(code: Any, argument: Any, rounds: int) -> str:
     if code is codes.BRANCH:
         return _example(argument[1][0], rounds)
     return ""
-
-
-def _member(items: Any) -> str:
-    """One sign of a set of them."""
-    is_negated = items[0][0] is codes.NEGATE
-    return next((char for char in _SIGNS if any(_holds(char, item) for item in items) != is_negated), "a")
 
 
 def _holds(char: str, item: tuple[Any, Any]) -> bool:
@@ -257,7 +224,7 @@ _WORDS = {"file": "files opened", "environment": "environment variables", "netwo
 async def runs_answers(checkup: Checkup) -> None:
     """Check that code in an answer, or in a question, is not run in the process that scores."""
     code = f"__import__('{_CANARY}')"
-    forms = {
+    texts = {
         code,
         f"{code} * \\pi",
         f"\\boxed{{{code}}}",
@@ -265,38 +232,35 @@ async def runs_answers(checkup: Checkup) -> None:
         f"[{code}, 1]",
         f"{{'a': {code}}}",
     }
-    texts = sorted(forms | {ground.form.write(code) for ground in checkup.grounds if ground.form is not None})
-    lines: dict[str, None] = {}
-    for text in texts:
-        seen = await checkup.see("code in the answer", checkup.first.answered(text))
+    texts |= {ground.form.write(code) for ground in checkup.grounds if ground.form is not None}
+    calls = [("code in the answer", f"the answer {text!r}", checkup.first.answered(text)) for text in sorted(texts)]
+    question = request_of((user(code), said("42")), checkup.first.truth)
+    lines = []
+    for name, subject, request in (*calls, ("code in the question", "a user's message", question)):
+        seen = await checkup.see(name, request)
         if any(kind == "code" and _CANARY in what for kind, what in seen.events):
-            lines[f"the answer {text!r} was compiled as Python"] = None
-    asked = request_of((user(code), said("42")), checkup.first.truth)
-    seen = await checkup.see("code in the question", asked)
-    if any(kind == "code" and _CANARY in what for kind, what in seen.events):
-        lines["a user's message was compiled as Python"] = None
-    if lines:
-        text = (
-            "runs what a model writes as Python, beside the reward itself; parse it, or run it in a sandbox of its own"
-        )
-        checkup.report.note("evaluates-answer", "error", text, list(lines)[:4])
+            lines.append(f"{subject} was compiled as Python")
+    text = "runs what a model writes as Python, beside the reward itself; parse it, or run it in a sandbox of its own"
+    checkup.report.note("evaluates-answer", "error", text, lines)
 
 
 async def reads(checkup: Checkup) -> None:
     """Report all that was opened, asked for and started in any call; for information, it prevents nothing."""
-    found: dict[str, list[str]] = defaultdict(list)
+    names: dict[str, list[str]] = defaultdict(list)
     for kind, what in checkup.events:
         if kind in _WORDS:
-            found[kind].append(what)
-    for kind, names in found.items():
-        checkup.report.facts[_WORDS[kind]] = sorted(set(names))[:10]
-    if found["network"] or found["process"]:
-        text = "asks for the network or starts programs in its calls; where it is confined that may be refused"
-        lines = [f"{kind}: {what}" for kind in ("network", "process") for what in found[kind][:3]]
-        checkup.report.note("reaches-out", "info", text, lines)
-    elif found["file"] or found["environment"]:
-        lines = [f"{kind}: {what}" for kind in ("file", "environment") for what in found[kind][:3]]
-        checkup.report.note("reads-outside", "info", "its score may depend on files or variables of the machine", lines)
+            names[kind].append(what)
+    for kind, known in names.items():
+        checkup.report.facts[_WORDS[kind]] = sorted(set(known))[:10]
+    outward, inward = (
+        [f"{kind}: {what}" for kind in kinds for what in names[kind][:3]]
+        for kinds in (("network", "process"), ("file", "environment"))
+    )
+    text = "asks for the network or starts programs in its calls; where it is confined that may be refused"
+    checkup.report.note("reaches-out", "info", text, outward, most=6)
+    if not outward:
+        text = "its score may depend on files or variables of the machine"
+        checkup.report.note("reads-outside", "info", text, inward, most=6)
 
 
 _CALLS = 30
@@ -332,7 +296,11 @@ async def cost(checkup: Checkup) -> None:
 
 async def growth(checkup: Checkup) -> None:
     """Score answers of twice the length: they may take twice the time, not four times."""
-    for name, piece in _pieces(checkup.first):
+    ground = checkup.first
+    pieces = _PIECES
+    if ground.truth is not None and ground.form is not None and ground.wrong:
+        pieces = {**_PIECES, "wrong answers": ground.written(ground.wrong[0]) + "\n"}
+    for name, piece in pieces.items():
         seen = await _at(checkup, piece, 1)
         if seen.cpu_s < _WORTH_S / 4 and not _is_late(seen):
             continue
@@ -353,25 +321,22 @@ async def growth(checkup: Checkup) -> None:
             return
 
 
-def _pieces(ground: Ground) -> Iterator[tuple[str, str]]:
-    """Yield pieces of long answers, each with its name; also written as the reward wants an answer."""
-    yield from {
-        "words": "some words and more ",
-        "digits": "1234567890",
-        "one letter": "a",
-        "spaces": " ",
-        "line breaks": "\n",
-        "opened tags": "<answer>",
-        "opened thoughts": "<think> ",
-        "opened boxes": "\\boxed{",
-        "opened brackets": "([{",
-        "commas and digits": "1,",
-        "code fences": "```python\n",
-        "quotes": '"',
-        "sentences with numbers": "Then 12 and 7 make 19. ",
-    }.items()
-    if ground.truth is not None and ground.form is not None and ground.wrong:
-        yield "wrong answers", ground.written(ground.wrong[0]) + "\n"
+_PIECES = {
+    "words": "some words and more ",
+    "digits": "1234567890",
+    "one letter": "a",
+    "spaces": " ",
+    "line breaks": "\n",
+    "opened tags": "<answer>",
+    "opened thoughts": "<think> ",
+    "opened boxes": "\\boxed{",
+    "opened brackets": "([{",
+    "commas and digits": "1,",
+    "code fences": "```python\n",
+    "quotes": '"',
+    "sentences with numbers": "Then 12 and 7 make 19. ",
+}
+"""Pieces of long answers, each with its name."""
 
 
 async def _at(checkup: Checkup, piece: str, times: int) -> Seen:
@@ -380,56 +345,44 @@ async def _at(checkup: Checkup, piece: str, times: int) -> Seen:
 
 
 async def patterns(checkup: Checkup) -> None:
-    """Try the reward's own regular expressions on texts that they may never come back from."""
-    found = checkup.source.patterns
+    """Try the reward's own regular expressions on texts on which they may never finish."""
+    found, first, bench = checkup.source.patterns, checkup.first, checkup.bench
     if not found:
         return
-    if not checkup.bench.is_confined:
+    if not bench.is_confined:
         why = "it runs in this process, where nothing can stop an expression; --sandbox warm can"
         checkup.report.cannot("whether its regular expressions come back", why)
         return
-    lines: dict[str, str] = {}
-    for pattern, short, _ in list(attacks(found))[:_LONGEST_ATTACKS]:
-        if pattern in lines:
-            continue
-        for text in dict.fromkeys((short, checkup.first.form.write(short) if checkup.first.form else short)):
-            seen = await checkup.bench.attack(checkup.first.answered(text))
-            if _is_late(seen):
-                lines[pattern] = (
-                    f"{quoted(pattern, 60)}: over {ATTACK_CPU_S:.0f} s on {len(text)} characters: {quoted(text, 50)}"
-                )
-                break
-    if lines:
-        text = (
-            "a regular expression takes exponential time on a short text that a model may write; repeat nothing that "
-            "repeats"
-        )
-        checkup.report.note("catastrophic-regex", "error", text, list(lines.values())[:3])
-    if slow := await _long_attacks(checkup, lines):
-        text = (
-            "a regular expression takes quadratic time or more on a long text that a model may write; let no two "
-            r"repeats beside each other match the same signs (\s*.*?\s*: strip() afterwards), or bound them"
-        )
-        checkup.report.note("slow-regex", "error", text, slow[:3])
 
+    async def attack(text: str) -> Seen:
+        return await bench.see(first.answered(text), is_fresh=True, cpu_s=ATTACK_CPU_S)
 
-async def _long_attacks(checkup: Checkup, known: dict[str, str]) -> list[str]:
-    """Find those that take long without being exponential, with the times of shorter texts."""
-    found: dict[str, str] = {}
-    for pattern, short, long in list(attacks(checkup.source.patterns))[:_LONGEST_ATTACKS]:
-        if (
-            pattern in known
-            or pattern in found
-            or not _is_late(await checkup.bench.attack(checkup.first.answered(long)))
-        ):
+    tried = list(attacks(found))[:_LONGEST_ATTACKS]
+    over = f"over {ATTACK_CPU_S:.0f} s on"
+    exponential: dict[str, str] = {}
+    for pattern, short, _ in tried:
+        for text in dict.fromkeys((short, first.form.write(short) if first.form else short)):
+            if pattern not in exponential and _is_late(await attack(text)):
+                name, line = quoted(pattern, 60), quoted(text, 50)
+                exponential[pattern] = f"{name}: {over} {len(text)} characters: {line}"
+    text = (
+        "a regular expression takes exponential time on a short text that a model may write; repeat nothing that "
+        "repeats"
+    )
+    checkup.report.note("catastrophic-regex", "error", text, exponential.values())
+    slow: dict[str, str] = {}
+    for pattern, short, long in tried:
+        if pattern in exponential or pattern in slow or not _is_late(await attack(long)):
             continue
-        text = long[: len(long) // 16] + short[-2:]
-        seen = await checkup.bench.attack(checkup.first.answered(text))
+        part = long[: len(long) // 16] + short[-2:]
+        seen = await attack(part)
         took = f"over {ATTACK_CPU_S:.0f} s" if _is_late(seen) else f"{1000 * seen.cpu_s:.0f} ms"
-        found[pattern] = (
-            f"{quoted(pattern, 40)}: {took} on {len(text):,} characters, over {ATTACK_CPU_S:.0f} s on {len(long):,}"
-        )
-    return list(found.values())
+        slow[pattern] = f"{quoted(pattern, 40)}: {took} on {len(part):,} characters, {over} {len(long):,}"
+    text = (
+        "a regular expression takes quadratic time or more on a long text that a model may write; let no two "
+        r"repeats beside each other match the same signs (\s*.*?\s*: strip() afterwards), or bound them"
+    )
+    checkup.report.note("slow-regex", "error", text, slow.values())
 
 
 def _is_late(seen: Seen) -> bool:
@@ -466,7 +419,7 @@ async def odd(checkup: Checkup) -> None:
         seen = await checkup.see(name, request)
         if seen.failure is not None:
             broken[_kind_of(seen.failure, otherwise)].append((name, seen))
-        # A zero whose reason tells of an error was no judgement.
+        # A zero whose reason names an error is not a judgement.
         reason = seen.result.reason if seen.result is not None and seen.score is not None else None
         if reason and seen.score is not None and seen.score <= LITTLE and _ERROR_WORDS.search(reason):
             zeros.append(f"{name}: {reason[:100]}")
@@ -475,16 +428,14 @@ async def odd(checkup: Checkup) -> None:
             report.note("slow", "warning", text)
     for kind, (level, text) in _BROKEN.items():
         if cases := broken.get(kind):
-            lines = list(dict.fromkeys(told(name, seen) for name, seen in cases))
             count = counted(len({name for name, _ in cases}), "rollout")
-            report.note(kind, level, text.format(n=count), lines[:6])
+            report.note(kind, level, text.format(n=count), [evidence(*case) for case in cases], most=6)
     lines = [f"line {line}: a score is returned where any exception is caught" for line in checkup.source.zeros]
-    if lines := [*lines, *dict.fromkeys(zeros)]:
-        text = (
-            "an exception becomes a score: what could not be judged counts as wrong; let it raise, or return "
-            "is_score_valid=False, and the rollout is unscored"
-        )
-        report.note("swallowed-exception", "warning", text, lines[:6])
+    text = (
+        "an exception becomes a score: what could not be judged counts as wrong; let it raise, or return "
+        "is_score_valid=False, and the rollout is unscored"
+    )
+    report.note("swallowed-exception", "warning", text, [*lines, *zeros], most=6)
 
 
 def _kind_of(failure: Failure, otherwise: str) -> str:
@@ -532,39 +483,33 @@ async def missing_truth(checkup: Checkup) -> None:
         checkup.report.cannot("what a missing ground truth gets", "no answer is known to earn more than a wrong one")
         return
     wrong = ground.written(ground.wrong[0]) if ground.wrong else "I do not know."
-    answers = {
-        "wrong": wrong,
-        "the right one": ground.written(ground.truth),
-        "no words": "",
-        "no answer": "I do not know.",
-    }
+    right = ground.written(ground.truth)
+    answers = {"wrong": wrong, "the right one": right, "no words": "", "no answer": "I do not know."}
     if isinstance(ground.truth, str):
         lines = []
         for truth in ("", "\\frac{{", "n/a"):  # no parser reads them, so that no answer is right
-            for text in (answers["wrong"], answers["no answer"]):
+            for text in (wrong, answers["no answer"]):
                 seen = await checkup.bench.see(replace(ground.answered(text), ground_truth=truth))
                 if (seen.score or 0.0) > (ground.floor or 0.0) + LITTLE:
-                    lines.append(told(f"ground_truth {truth!r}", seen, text))
-        if lines:
-            text = "a ground truth that cannot be read makes any answer right; leave such a rollout unscored"
-            checkup.report.note("unreadable-truth-earns", "error", text, lines[:4])
+                    lines.append(evidence(f"ground_truth {truth!r}", seen, text))
+        text = "a ground truth that cannot be read makes any answer right; leave such a rollout unscored"
+        checkup.report.note("unreadable-truth-earns", "error", text, lines)
     lines, earns = [], False
     for name, text in answers.items():
         seen = await checkup.bench.see(replace(ground.answered(text), ground_truth=None))
         if seen.score is not None:
-            lines.append(told(f"ground_truth None, answer: {name}", seen, text))
+            lines.append(evidence(f"ground_truth None, answer: {name}", seen, text))
             earns = earns or seen.score > (ground.floor or 0.0) + LITTLE
     if earns:
         text = "a rollout without a ground truth earns a reward: nothing is compared with nothing"
         checkup.report.note("missing-truth-earns", "error", text, lines)
-    elif lines:
+    else:
         text = "a rollout without a ground truth scores 0, as a wrong answer does; raise, and it is unscored"
-        checkup.report.note("missing-truth-is-zero", "warning", text, lines[:2])
+        checkup.report.note("missing-truth-is-zero", "warning", text, lines, most=2)
 
 
 async def changes_inputs(checkup: Checkup) -> None:
-    """Check that no call changed its inputs. Asked last, of all calls."""
-    if checkup.changed:
-        lines = [f"{name}{how}" for name, how in checkup.changed.items()]
-        text = "changes what it is given; the next reward of the same rollout judges something else"
-        checkup.report.note("mutates-input", "error", text, lines)
+    """Check that no call changed its inputs; runs after all other probes."""
+    lines = [f"{name}{how}" for name, how in checkup.changed.items()]
+    text = "changes what it is given; the next reward of the same rollout judges something else"
+    checkup.report.note("mutates-input", "error", text, lines, most=8)

@@ -1,7 +1,6 @@
-"""Watch a reward at work, in the process in which it works: what it changes, reads and takes.
+"""Watch a reward's calls from within its process: inputs changed, files read, time and memory taken.
 
-In the sandbox this runs in the worker beside the reward, so it protects nothing and its report is untrusted; the host
-judges what is scored as ever. It imports next to nothing.
+In the sandbox this runs in the worker beside the reward, so it protects nothing and its report is untrusted.
 """
 
 from __future__ import annotations
@@ -24,9 +23,17 @@ from reward_kit.display_text import first_difference
 from reward_kit.reward_agent.inside import ConfinedCalls
 from reward_kit.typed_interface import RewardSpec
 
-CHANGEABLE = ("messages", "ground_truth", "sample", "step_data", "assistant_turns", "evaluation_criteria")
+_CHANGEABLE = (
+    "messages",
+    "ground_truth",
+    "sample",
+    "step_data",
+    "assistant_turns",
+    "evaluation_criteria",
+    "rollouts_messages",
+    "ground_truths",
+)
 """Inputs that a reward could change."""
-_MANY = {"rollouts_messages", "ground_truths"}
 _MOST_EVENTS = 50
 _LONGEST = 300
 _EVENTS = {
@@ -40,22 +47,22 @@ _is_hooked = False
 
 
 class Watch:
-    """Looks on while a reward is called.
+    """Records what a reward does in each call.
 
     Attributes:
         wants_memory: count the memory of the next call, which makes it slower.
         wants_inputs: compare its inputs before and after.
-        told: what the last call did; None if there was none.
+        observed: what the last call did; None if there was none.
     """
 
     def __init__(self) -> None:
         self.wants_memory = False
         self.wants_inputs = True
-        self.told: dict[str, Any] | None = None
-        _hook()
+        self.observed: dict[str, Any] | None = None
+        _install_hooks()
 
-    def of(self, spec: RewardSpec) -> RewardSpec:
-        """The reward, watched; it takes and gives what it did."""
+    def wrap(self, spec: RewardSpec) -> RewardSpec:
+        """Return the reward, watched, with the same parameters and results."""
         function = spec.function
         if isinstance(function, type):
             score = function.score  # type: ignore[attr-defined]
@@ -83,8 +90,8 @@ class Watch:
 
     @contextlib.contextmanager
     def _watching(self, arguments: Mapping[str, Any]) -> Iterator[None]:
-        looked_at = (*CHANGEABLE, *_MANY) if self.wants_inputs else ()
-        before = {name: _plain_text(arguments[name]) for name in looked_at if name in arguments}
+        compared = _CHANGEABLE if self.wants_inputs else ()
+        before = {name: _plain_text(arguments[name]) for name in compared if name in arguments}
         wants_memory, thread = self.wants_memory, threading.get_ident()
         if wants_memory:
             tracemalloc.start()
@@ -99,7 +106,7 @@ class Watch:
             if wants_memory:
                 tracemalloc.stop()
             changed = {name: _change(text, _plain_text(arguments[name])) for name, text in before.items()}
-            self.told = {
+            self.observed = {
                 "wall_s": wall,
                 "cpu_s": cpu,
                 "peak_mb": peak / (1 << 20),
@@ -109,22 +116,20 @@ class Watch:
 
 
 class WatchedCalls(ConfinedCalls):
-    """As `ConfinedCalls`, with what each call was seen to do in the answer's `watched`."""
+    """`ConfinedCalls` whose answers report under `watched` what each call was seen to do."""
 
     _watch: Watch | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """As `ConfinedCalls.answer`; the request's `watch` says what to look at."""
-        watch = self._watching()
-        look = request.get("watch", {})
+        """Answer as `ConfinedCalls`; the request's `watch` names what to record."""
+        watch, look = self._watching(), request.get("watch", {})
         watch.wants_memory, watch.wants_inputs = bool(look.get("memory")), bool(look.get("inputs"))
-        watch.told = None
-        answer = super().answer(request)
-        return {**answer, "watched": watch.told}
+        watch.observed = None
+        return {**super().answer(request), "watched": watch.observed}
 
     def _load(self) -> RewardSpec:
         if self._spec is None:
-            self._spec = self._watching().of(super()._load())
+            self._spec = self._watching().wrap(super()._load())
         return self._spec
 
     def _watching(self) -> Watch:
@@ -151,39 +156,37 @@ def _change(before: str, now: str) -> str:
     if before == now:
         return ""
     if not before or not now:
-        return ": it has no plain form any more"
+        return ": it can no longer be written as JSON"
     return first_difference(json.loads(before), json.loads(now))[:_LONGEST] or ": the order of its keys changed"
 
 
-def _hook() -> None:
-    """Listen to the interpreter's audit events, once for all; a hook cannot be taken away again."""
+def _install_hooks() -> None:
+    """Listen to the interpreter's audit events, once; a hook cannot be removed."""
     global _is_hooked
     if _is_hooked:
         return
     _is_hooked = True
-    sys.addaudithook(_heard)
+    sys.addaudithook(_on_audit_event)
     environment = type(os.environ)
     look_up = environment.__getitem__
 
-    def noted(self: Any, key: Any) -> Any:
+    def noting_look_up(self: Any, key: Any) -> Any:
         _note("environment", key)
         return look_up(self, key)
 
-    environment.__getitem__ = noted  # type: ignore[method-assign]
+    environment.__getitem__ = noting_look_up  # type: ignore[method-assign]
 
 
-def _heard(event: str, arguments: tuple[Any, ...]) -> None:
+def _on_audit_event(event: str, arguments: tuple[Any, ...]) -> None:
     kind = _EVENTS.get(event)
     if kind is None or not _listeners:
         return
-    if kind == "file" and _is_library(arguments[0] if arguments else ""):
+    what = arguments[0] if arguments else ("" if kind in ("file", "code") else event)
+    if kind == "file" and _is_library(what):
         return
-    if kind == "code":
-        _note(kind, arguments[0] if arguments else "")
-    elif kind == "network":
-        _note(kind, arguments[1] if event == "socket.connect" and len(arguments) > 1 else arguments[0])
-    else:
-        _note(kind, arguments[0] if arguments else event)
+    if event == "socket.connect" and len(arguments) > 1:
+        what = arguments[1]
+    _note(kind, what)
 
 
 def _note(kind: str, what: Any) -> None:
@@ -191,9 +194,9 @@ def _note(kind: str, what: Any) -> None:
     if events is None or len(events) >= _MOST_EVENTS or not isinstance(what, str | bytes | int | tuple | list):
         return
     text = what.decode("utf-8", "replace") if isinstance(what, bytes) else str(what)
-    found = [kind, text[:_LONGEST].encode("utf-8", "backslashreplace").decode()]
-    if found not in events:
-        events.append(found)
+    record = [kind, text[:_LONGEST].encode("utf-8", "backslashreplace").decode()]
+    if record not in events:
+        events.append(record)
 
 
 def _is_library(path: Any) -> bool:

@@ -7,48 +7,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reward_kit.lazy import lazy_names
+from reward_kit.lazy import lazy_modules
 
 if TYPE_CHECKING:
-    from reward_kit.providers.cassette import Cassette
-    from reward_kit.providers.chat import ChatEndpoint, EncodedMessages
-    from reward_kit.providers.completion import ChatCompletion, Usage
-    from reward_kit.providers.keys import EndpointSettings, resolve_endpoint
-    from reward_kit.providers.prices import Price, PriceTable, load_prices
-    from reward_kit.providers.request_queue import Rates, RetryPolicy
-    from reward_kit.providers.session import ProviderSession
-    from reward_kit.providers.transport import Transport
+    from reward_kit.providers.cassette import Cassette as Cassette
+    from reward_kit.providers.chat import ChatEndpoint as ChatEndpoint
+    from reward_kit.providers.chat import EncodedMessages as EncodedMessages
+    from reward_kit.providers.completion import ChatCompletion as ChatCompletion
+    from reward_kit.providers.completion import Usage as Usage
+    from reward_kit.providers.keys import EndpointSettings as EndpointSettings
+    from reward_kit.providers.keys import resolve_endpoint as resolve_endpoint
+    from reward_kit.providers.prices import Price as Price
+    from reward_kit.providers.prices import PriceTable as PriceTable
+    from reward_kit.providers.prices import load_prices as load_prices
+    from reward_kit.providers.request_queue import Rates as Rates
+    from reward_kit.providers.request_queue import RetryPolicy as RetryPolicy
+    from reward_kit.providers.session import ProviderSession as ProviderSession
+    from reward_kit.providers.transport import Transport as Transport
 
-__all__ = [
-    "Cassette",
-    "ChatCompletion",
-    "ChatEndpoint",
-    "EncodedMessages",
-    "EndpointSettings",
-    "Price",
-    "PriceTable",
-    "ProviderSession",
-    "Rates",
-    "RetryPolicy",
-    "Transport",
-    "Usage",
-    "load_prices",
-    "resolve_endpoint",
-]
-_HOMES = {
-    "Cassette": "cassette",
-    "ChatCompletion": "completion",
-    "ChatEndpoint": "chat",
-    "EncodedMessages": "chat",
-    "EndpointSettings": "keys",
-    "Price": "prices",
-    "PriceTable": "prices",
-    "Rates": "request_queue",
-    "RetryPolicy": "request_queue",
-    "ProviderSession": "session",
-    "Transport": "transport",
-    "Usage": "completion",
-    "load_prices": "prices",
-    "resolve_endpoint": "keys",
+_MODULES = {
+    "cassette": "Cassette",
+    "chat": "ChatEndpoint EncodedMessages",
+    "completion": "ChatCompletion Usage",
+    "keys": "EndpointSettings resolve_endpoint",
+    "prices": "Price PriceTable load_prices",
+    "request_queue": "Rates RetryPolicy",
+    "session": "ProviderSession",
+    "transport": "Transport",
 }
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__all__ = sorted(" ".join(_MODULES.values()).split())
+__getattr__, __dir__ = lazy_modules(__name__, _MODULES)

@@ -19,9 +19,10 @@ import datetime
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -30,7 +31,7 @@ from reward_kit.errors import ConfigError, DeadlineError, LimitError, ProviderEr
 from reward_kit.private_files import private_opener
 from reward_kit.processes import lock_for_this_process
 from reward_kit.providers.faults import EndpointError, excerpt
-from reward_kit.safe_input import RECORDED_LINE_BYTES, shown_size
+from reward_kit.safe_input import RECORDED_LINE_BYTES, TooLargeError, complete_lines
 
 SCHEMA_VERSION = 1
 _HEADER_START = b'{"schema_version":'
@@ -55,13 +56,6 @@ class CassetteRequest(NamedTuple):
         return {**self._asdict(), "url": path}
 
 
-class CassetteAnswer(NamedTuple):
-    """An answer: the JSON value as read, a streamed one added up, and how many retries it took."""
-
-    value: Any
-    retries: int
-
-
 class Cassette:
     """A recording. Made by `record` or `replay`; one process records at a time.
 
@@ -74,7 +68,7 @@ class Cassette:
         self.path = path
         self._file = file
         self._index = index
-        self.held = 0 if index is None else len(index)
+        self.held = 0 if index is None else len(index.exchanges)
         self.redact: Callable[[bytes], bytes] = bytes
         self._asked: defaultdict[tuple[str, str], int] = defaultdict(int)
 
@@ -93,8 +87,20 @@ class Cassette:
             raise ConfigError(f"cassette {path} cannot be written: {error.strerror}") from error
         with ExitStack() as undo:
             undo.callback(file.close)
+            try:
+                lock_for_this_process(file.fileno())
+            except OSError as error:
+                raise ConfigError(f"cassette {path} is being recorded by another process") from error
             cassette = cls(path, file, None)
-            cassette._begin_session()
+            if path.stat().st_size:  # continue: drop a torn last line, and count on from the recorded occurrences
+                index = CassetteIndex.read(path, file)
+                file.truncate(index.end)
+                cassette.held = len(index.exchanges)
+                for one in index.exchanges:
+                    asked = cassette._asked[one.scope, one.key]
+                    cassette._asked[one.scope, one.key] = max(asked, one.occurrence + 1)
+            created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            cassette._write({"schema_version": SCHEMA_VERSION, "created": created})
             undo.pop_all()
         return cassette
 
@@ -112,11 +118,9 @@ class Cassette:
             raise ConfigError(f"cassette {path} cannot be read: {why_unreadable(path, error)}") from error
         with ExitStack() as undo:
             undo.callback(file.close)
-            read_header(path, file)
-            file.seek(0)
-            made = cls(path, file, CassetteIndex.read(path, file))
+            cassette = cls(path, file, CassetteIndex.read(path, file))
             undo.pop_all()
-        return made
+        return cassette
 
     def __repr__(self) -> str:
         return f"Cassette({str(self.path)!r}, {'replaying' if self.is_replaying else 'recording'})"
@@ -127,13 +131,7 @@ class Cassette:
         return self._index is not None
 
     def question(self, body: bytes, scope: str, url: str) -> CassetteRequest:
-        """A request as it is looked up; its occurrence is counted now.
-
-        Args:
-            body: the request as it is sent.
-            scope: who asks, such as the episode's id.
-            url: where it is sent.
-        """
+        """Return the lookup of a request, as it is sent by `scope`, such as an episode's id; count its occurrence."""
         request = json.loads(body)
         canonical = json.dumps(request, sort_keys=True, separators=(",", ":"))
         key = hashlib.sha256(canonical.encode("ascii")).hexdigest()
@@ -141,8 +139,8 @@ class Cassette:
         self._asked[scope, key] += 1
         return CassetteRequest(key, scope, occurrence, url, request)
 
-    def answer(self, question: CassetteRequest) -> CassetteAnswer:
-        """Return the recorded answer: of the same episode, else the first unused one of the same request.
+    def answer(self, question: CassetteRequest) -> tuple[Any, int]:
+        """Return the recorded answer and its retries: of the same episode, else the first unused one of its request.
 
         Raises:
             ProviderError: the recorded one, or nothing fits; then the message names the nearest.
@@ -152,7 +150,7 @@ class Cassette:
         line = self._index.take(question)
         error = line.get("error")
         if error is None:
-            return CassetteAnswer(line["answer"], line["retries"])
+            return line["answer"], line["retries"]
         raise _ERRORS[error["class"]](error["message"])
 
     def keep(self, question: CassetteRequest, value: Any, retries: int) -> None:
@@ -168,28 +166,6 @@ class Cassette:
         """Close the file."""
         self._file.close()
 
-    def _begin_session(self) -> None:
-        try:
-            lock_for_this_process(self._file.fileno())
-        except OSError as error:
-            raise ConfigError(f"cassette {self.path} is being recorded by another process") from error
-        self._file.seek(0)
-        if self._file.read(1):
-            self._continue()
-        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        self._write({"schema_version": SCHEMA_VERSION, "created": created})
-
-    def _continue(self) -> None:
-        """Continue after what is recorded: drop a torn last line, and count on from the recorded occurrences."""
-        self._file.seek(0)
-        read_header(self.path, self._file)
-        self._file.seek(0)
-        index = CassetteIndex.read(self.path, self._file)
-        self._file.truncate(index.end)
-        self.held = len(index)
-        for scope, key, occurrence in index.occurrences():
-            self._asked[scope, key] = max(self._asked[scope, key], occurrence + 1)
-
     def _write(self, line: Mapping[str, Any]) -> None:
         text = self.redact(json.dumps(line, separators=(",", ":")).encode("ascii"))
         self._file.write(text + b"\n")
@@ -198,10 +174,11 @@ class Cassette:
 
 @dataclass(slots=True)
 class _Exchange:
-    """The offset of an exchange, and its episode."""
+    """The offset of an exchange, and its request."""
 
     offset: int
     number: int
+    key: str
     scope: str
     occurrence: int
     session: int
@@ -209,138 +186,99 @@ class _Exchange:
     is_taken: bool = False
 
 
-@dataclass(slots=True)
 class CassetteIndex:
-    """The exchanges of a file.
+    """The exchanges of a file."""
 
-    Attributes:
-        path: the file's name, for messages.
-        file: the open file.
-        end: the byte after the last whole line.
-    """
-
-    path: Path
-    file: IO[bytes]
-    end: int = 0
-    _by_key: dict[str, list[_Exchange]] = field(default_factory=lambda: defaultdict(list))
-    _queues: dict[tuple[str, str], list[_Exchange]] = field(default_factory=dict)
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self._path, self._file = path, file
+        self.end = 0  # the byte after the last whole line
+        self.exchanges: list[_Exchange] = []
+        self._by_key: defaultdict[str, list[_Exchange]] = defaultdict(list)
+        self._queues: defaultdict[tuple[str, str], list[_Exchange]] = defaultdict(list)
 
     @classmethod
     def read(cls, path: Path, file: IO[bytes]) -> CassetteIndex:
-        """Return the index of an open file.
-
-        Raises:
-            ConfigError: it is not a cassette, or a line in its middle is not an exchange.
-        """
+        """Return the index of an open file; ConfigError if it is not a cassette, or damaged before its last line."""
         index = cls(path, file)
-        session = 0
-        for number, raw in enumerate(iter(lambda: file.readline(RECORDED_LINE_BYTES + 1), b""), 1):
-            if len(raw) > RECORDED_LINE_BYTES:
-                limit = shown_size(RECORDED_LINE_BYTES)
-                raise ConfigError(
-                    f"{path}:{number}: this line has more than {limit}, which is the limit of a recording"
-                )
-            if not raw.endswith(b"\n"):  # its writer was killed
-                break
-            line = _parsed(raw)
-            if line is not None and "schema_version" in line:
-                session += 1
-            elif (
-                number == 1
-                or line is None
-                or not (line.keys() >= _EXCHANGE_KEYS and isinstance(line["request"], Mapping))
-            ):
-                raise ConfigError(f"{path}:{number}: this line is not a recorded exchange; the file is damaged")
-            else:
-                messages = len(_messages(line["request"]))
-                exchange = _Exchange(index.end, number, line["scope"], line["occurrence"], session, messages)
-                index._by_key[line["key"]].append(exchange)
-            index.end += len(raw)
-        index._arrange()
+        _check_header(path, file)
+        session = number = 0
+        try:
+            for number, (offset, raw) in enumerate(complete_lines(path, RECORDED_LINE_BYTES), 1):
+                line = _parsed(raw)
+                if line is not None and "schema_version" in line:
+                    session += 1
+                elif (
+                    number == 1
+                    or line is None
+                    or not (line.keys() >= _EXCHANGE_KEYS and isinstance(line["request"], Mapping))
+                ):
+                    raise ConfigError(f"{path}:{number}: this line is not a recorded exchange; the file is damaged")
+                else:
+                    named = line["key"], line["scope"], line["occurrence"]
+                    index.exchanges.append(_Exchange(offset, number, *named, session, len(_messages(line["request"]))))
+                index.end = offset + len(raw)
+        except TooLargeError as error:
+            where = f"{path}:{number + 1}"
+            raise ConfigError(f"{where}: this line has more than {error}, which is the limit of a recording") from None
+        # An episode that was recorded in several sessions was started again in the last one, so that one comes first.
+        latest: dict[str, int] = {}
+        for exchange in index.exchanges:
+            index._by_key[exchange.key].append(exchange)
+            latest[exchange.scope] = max(latest.get(exchange.scope, 0), exchange.session)
+        for exchange in sorted(index.exchanges, key=lambda exchange: exchange.occurrence):
+            if exchange.session == latest[exchange.scope]:
+                index._queues[exchange.scope, exchange.key].append(exchange)
         return index
 
-    def _arrange(self) -> None:
-        """Put the exchanges of each episode and request in the order in which a replay uses them.
-
-        An episode that was recorded in several sessions was started again in the last one, so that one comes first.
-        """
-        latest: dict[str, int] = {}
-        for exchange in self._exchanges():
-            latest[exchange.scope] = max(latest.get(exchange.scope, 0), exchange.session)
-        for key, exchanges in self._by_key.items():
-            for exchange in exchanges:
-                if exchange.session == latest[exchange.scope]:
-                    self._queues.setdefault((exchange.scope, key), []).append(exchange)
-        for queue in self._queues.values():
-            queue.sort(key=lambda exchange: exchange.occurrence)
-
-    def __len__(self) -> int:
-        """Return the number of exchanges."""
-        return sum(map(len, self._by_key.values()))
-
-    def occurrences(self) -> Iterator[tuple[str, str, int]]:
-        """Yield (scope, key, occurrence) of every exchange."""
-        for key, exchanges in self._by_key.items():
-            for exchange in exchanges:
-                yield exchange.scope, key, exchange.occurrence
-
     def take(self, question: CassetteRequest) -> dict[str, Any]:
-        """Return the line that answers a request.
-
-        Raises:
-            ProviderError: no recorded exchange is left.
-        """
+        """Return the line that answers a request; ProviderError if no recorded exchange is left."""
         own = self._queues.get((question.scope, question.key), [])
         if question.occurrence < len(own) and not own[question.occurrence].is_taken:
             exchange = own[question.occurrence]
         else:
             exchanges = self._by_key.get(question.key, [])
-            found = next((exchange for exchange in exchanges if not exchange.is_taken), None)
-            if found is None:
+            unused = next((exchange for exchange in exchanges if not exchange.is_taken), None)
+            if unused is None:
                 raise ProviderError(self._miss(question, len(exchanges)))
-            exchange = found
+            exchange = unused
         exchange.is_taken = True
         return self._line(exchange)
 
     def _line(self, exchange: _Exchange) -> dict[str, Any]:
-        self.file.seek(exchange.offset)
-        line: dict[str, Any] = json.loads(self.file.readline())
+        self._file.seek(exchange.offset)
+        line: dict[str, Any] = json.loads(self._file.readline())
         return line
 
-    def _exchanges(self) -> Iterator[_Exchange]:
-        for exchanges in self._by_key.values():
-            yield from exchanges
-
     def _miss(self, question: CassetteRequest, recorded: int) -> str:
-        what = f"{self.path} has no answer to {describe(question.request, question.scope)}"
+        """Describe a request without an answer, and how the nearest recorded one differs."""
+        asked = question.request
+        what = f"{self._path} has no answer to {describe(asked, question.scope)}"
         if recorded:
             times = "once" if recorded == 1 else f"{recorded} times"
             return f"{what}: it was recorded {times}, and all of that is used up"
-        nearest = self._nearest(question)
+        # The exchange that shares most with it: of its episode and length first, then by content.
+        count = len(_messages(asked))
+        candidates = sorted(
+            self.exchanges, key=lambda exchange: (exchange.scope != question.scope, abs(exchange.messages - count))
+        )[:_MOST_COMPARED]
+
+        def likeness(pair: tuple[_Exchange, dict[str, Any]]) -> tuple[int, int]:
+            request = pair[1]["request"]
+            pairs = zip(_messages(request), _messages(asked), strict=False)
+            shared = sum(1 for _ in takewhile(lambda two: two[0] == two[1], pairs))
+            return shared, sum(request.get(key) == value for key, value in asked.items() if key != "messages")
+
+        nearest = max(((exchange, self._line(exchange)) for exchange in candidates), key=likeness, default=None)
         if nearest is None:
             return f"{what}: nothing is recorded in it"
-        exchange, line = nearest
-        near = f"line {exchange.number}, {describe(line['request'], exchange.scope)}"
-        return f"{what}; the nearest is {near}; they differ{_difference(line['request'], question.request)}"
-
-    def _nearest(self, question: CassetteRequest) -> tuple[_Exchange, dict[str, Any]] | None:
-        """Return the exchange that shares most with a request: of its episode and length first, then by content."""
-        messages = question.request.get("messages")
-        count = len(messages) if isinstance(messages, list) else 0
-        exchanges = sorted(
-            self._exchanges(), key=lambda exchange: (exchange.scope != question.scope, abs(exchange.messages - count))
-        )
-        candidates = ((exchange, self._line(exchange)) for exchange in exchanges[:_MOST_COMPARED])
-        return max(candidates, key=lambda found: _likeness(found[1]["request"], question.request), default=None)
+        exchange, request = nearest[0], nearest[1]["request"]
+        near = f"line {exchange.number}, {describe(request, exchange.scope)}"
+        return f"{what}; the nearest is {near}; they differ{_difference(request, asked)}"
 
 
-def read_header(path: Path, file: IO[bytes]) -> None:
-    """Check the first line.
-
-    Raises:
-        ConfigError: it is not that of a cassette, or of a later version.
-    """
+def _check_header(path: Path, file: IO[bytes]) -> None:
     try:
+        file.seek(0)
         first = file.readline(_LONGEST_HEADER)
     except OSError as error:
         raise ConfigError(f"cassette {path} cannot be read: {why_unreadable(path, error)}") from error
@@ -372,16 +310,6 @@ def _parsed(raw: bytes) -> dict[str, Any] | None:
     return line if isinstance(line, dict) else None
 
 
-def _likeness(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[int, int]:
-    """Count the messages that are the same from the first on, and the other fields that are."""
-    shared = 0
-    for one, other in zip(_messages(recorded), _messages(asked), strict=False):
-        if one != other:
-            break
-        shared += 1
-    return shared, sum(recorded.get(key) == value for key, value in asked.items() if key != "messages")
-
-
 def _messages(request: Mapping[str, Any]) -> Sequence[Any]:
     messages = request.get("messages")
     return messages if isinstance(messages, list) else []
@@ -391,11 +319,11 @@ def _difference(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
     """Return the first difference of two requests: in a message, in their number, or in another field."""
     before, now = _messages(recorded), _messages(asked)
     for number, (one, other) in enumerate(zip(before, now, strict=False)):
-        if found := first_difference(one, other, f"messages[{number}]"):
-            return found
+        if difference := first_difference(one, other, f"messages[{number}]"):
+            return difference
     if len(before) != len(now):
         return f" at messages: {len(before)} became {len(now)}"
     fields = sorted((recorded.keys() | asked.keys()) - {"messages"})
     missing = "(absent)"
     differences = (first_difference(recorded.get(key, missing), asked.get(key, missing), key) for key in fields)
-    return next((found for found in differences if found), "")
+    return next((difference for difference in differences if difference), "")

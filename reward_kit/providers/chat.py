@@ -61,11 +61,7 @@ class EncodedMessages:
 
 
 def encode_json(value: Any) -> str:
-    """`value` as compact ASCII JSON.
-
-    Raises:
-        ProviderError: it holds something that JSON cannot express.
-    """
+    """`value` as compact ASCII JSON."""
     try:
         return _encode(value)
     except (TypeError, ValueError, RecursionError) as error:
@@ -73,11 +69,7 @@ def encode_json(value: Any) -> str:
 
 
 def encode_request(request: Mapping[str, Any]) -> bytes:
-    """A request as the body to send; its `messages` may be an `EncodedMessages`.
-
-    Raises:
-        ProviderError: it holds something that JSON cannot express.
-    """
+    """A request as the body to send; its `messages` may be an `EncodedMessages`."""
     messages = request.get("messages")
     if not isinstance(messages, EncodedMessages):
         return encode_json(dict(request)).encode("ascii")

@@ -73,61 +73,55 @@ class ChatCompletion:
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """The facts of a request that reading its answer needs.
+    """The facts of a request that reading its answer needs."""
 
-    Attributes:
-        where: the URL, for messages.
-        model: the model asked for, under which prices are looked up.
-        message_count: how many messages the conversation had; call ids that the server left out are made from it.
-        secrets: texts that must not appear in a message.
-    """
-
-    where: str
-    model: str
-    message_count: int
-    secrets: tuple[str, ...] = ()
+    where: str  # the URL, for messages
+    model: str  # the model asked for, under which prices are looked up
+    message_count: int  # call ids that the server left out are made from it
+    secrets: tuple[str, ...] = ()  # texts that must not appear in a message
 
 
 def read_completion(data: Any, facts: RequestFacts, prices: PriceTable | None = None) -> ChatCompletion:
-    """The completion in a server's JSON value.
-
-    Raises:
-        ProviderError: it holds no choice, or its message has another form than a chat message.
-    """
-    choice = _first_choice(data, facts)
-    logprobs, spelled_ids = _logprobs(choice.get("logprobs"))
-    finish_reason = choice.get("finish_reason")
-    return ChatCompletion(
-        message=_message(choice["message"], facts),
-        finish_reason=finish_reason if isinstance(finish_reason, str) else None,
-        usage=_usage(data, facts.model, prices),
-        # vLLM says it once, SGLang with each choice.
-        prompt_ids=_integers(data.get("prompt_token_ids") or choice.get("prompt_token_ids")),
-        token_ids=_integers(choice.get("token_ids")) or spelled_ids,
-        logprobs=logprobs,
-    )
-
-
-def _first_choice(data: Any, facts: RequestFacts) -> Mapping[str, Any]:
+    """Return the completion in a server's JSON value; ProviderError if it has no choice, or one of another form."""
     choices = data.get("choices") if isinstance(data, Mapping) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, Mapping) or not isinstance(choice.get("message"), Mapping):
         shown = excerpt(json.dumps(data, ensure_ascii=False), facts.secrets)
         missing = "without choices" if choice is None else "whose choice has no message"
         raise ProviderError(f"{facts.where} answered {missing}: {shown}")
-    return choice
+    logprobs, spelled_ids = _logprobs(choice.get("logprobs"))
+    finish_reason = choice.get("finish_reason")
+    return ChatCompletion(
+        message=_message(choice["message"], facts),
+        finish_reason=finish_reason if isinstance(finish_reason, str) else None,
+        usage=_usage(data, facts.model, prices),
+        # vLLM reports it once, SGLang with each choice.
+        prompt_ids=_integers(data.get("prompt_token_ids") or choice.get("prompt_token_ids")),
+        token_ids=_integers(choice.get("token_ids")) or spelled_ids,
+        logprobs=logprobs,
+    )
 
 
 def _message(raw: Mapping[str, Any], facts: RequestFacts) -> Message:
-    content = raw.get("content")
     # A refusal comes beside a null content; it is the model's text.
-    content = raw.get("refusal") if content is None else content
-    calls = raw.get("tool_calls") or []
+    content = raw.get("refusal") if raw.get("content") is None else raw["content"]
+    calls: list[ToolCall] = []
     try:
+        for call in raw.get("tool_calls") or []:
+            function = call["function"]
+            arguments = function.get("arguments")
+            if arguments is None:
+                arguments = "{}"
+            elif not isinstance(arguments, str):  # Ollama's form
+                arguments = json.dumps(arguments, ensure_ascii=False)
+            # Unique in its conversation, because a conversation only grows.
+            call_id = str(call.get("id") or f"call_{facts.message_count}_{len(calls)}")
+            named = FunctionCall(name=_clean(function["name"]), arguments=_clean(arguments))
+            calls.append(ToolCall(id=call_id, function=named))
         return Message(
             role="assistant",
             content=_clean(content),
-            tool_calls=[_tool_call(call, n, facts.message_count) for n, call in enumerate(calls)] or None,
+            tool_calls=calls or None,
             # vLLM and OpenRouter say `reasoning` for what others call `reasoning_content`.
             reasoning_content=_clean(raw.get("reasoning_content") or raw.get("reasoning") or None),
         )
@@ -136,20 +130,8 @@ def _message(raw: Mapping[str, Any], facts: RequestFacts) -> Message:
         raise ProviderError(f"{facts.where} answered with a message in no known form: {shown}") from error
 
 
-def _tool_call(raw: Mapping[str, Any], position: int, message_count: int) -> ToolCall:
-    function = raw["function"]
-    arguments = function.get("arguments")
-    if arguments is None:
-        arguments = "{}"
-    elif not isinstance(arguments, str):  # Ollama's form
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    # Unique in its conversation, because a conversation only grows.
-    call_id = str(raw.get("id") or f"call_{message_count}_{position}")
-    return ToolCall(id=call_id, function=FunctionCall(name=_clean(function["name"]), arguments=_clean(arguments)))
-
-
 def _clean(text: Any) -> Any:
-    """Text that UTF-8 can carry: surrogates that a stream tore apart are joined, single ones are replaced."""
+    """Return text that UTF-8 can carry: surrogates that a stream tore apart are joined, single ones are replaced."""
     if not isinstance(text, str):
         return text
     try:
@@ -169,13 +151,11 @@ def _usage(data: Mapping[str, Any], model: str, prices: PriceTable | None) -> Us
     if prompt is None or completion is None:
         return None
     cost = prices.cost(model, prompt, completion, cached or 0) if prices else None
-    return Usage(prompt, completion, cached or 0, _dollars(raw.get("cost")) if cost is None else cost)
-
-
-def _dollars(value: Any) -> float | None:
-    """Return the cost that a router such as OpenRouter reports."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if number and math.isfinite(value) and value >= 0 else None
+    if cost is None:  # a router such as OpenRouter reports it
+        reported = raw.get("cost")
+        if isinstance(reported, int | float) and not isinstance(reported, bool):
+            cost = float(reported) if math.isfinite(reported) and reported >= 0 else None
+    return Usage(prompt, completion, cached or 0, cost)
 
 
 def _count(value: Any) -> int | None:
@@ -183,7 +163,7 @@ def _count(value: Any) -> int | None:
 
 
 def _logprobs(raw: Any) -> tuple[list[float] | None, list[int] | None]:
-    """Log-probabilities, and token ids where the tokens are spelled as ids; None for what is not there for all."""
+    """Return log-probabilities, and token ids if the tokens are spelled as ids; None for what not all tokens have."""
     entries = raw.get("content") if isinstance(raw, Mapping) else None
     if not entries:
         return None, None
@@ -216,11 +196,7 @@ class EventReader:
         self._data_bytes = 0
 
     def feed(self, chunk: bytes) -> list[str]:
-        """Return the data of the events that `chunk` completes.
-
-        Raises:
-            TooLargeError: an event that is not complete yet has more than `MODEL_ANSWER_BYTES`.
-        """
+        """Return the data of the events that `chunk` completes."""
         self._rest += chunk
         if len(self._rest) + self._data_bytes > MODEL_ANSWER_BYTES:
             raise TooLargeError(shown_size(MODEL_ANSWER_BYTES))
@@ -282,9 +258,7 @@ class _StreamBudget:
 class StreamedCompletion:
     """Add up the chunks of one streamed chat completion to the JSON value that the same answer has when not streamed.
 
-    Args:
-        where: the URL, for messages.
-        secrets: texts that must not appear in a message.
+    Messages name the URL `where` and hide the `secrets`.
     """
 
     def __init__(self, where: str, secrets: Iterable[str] = ()) -> None:
@@ -301,11 +275,11 @@ class StreamedCompletion:
         self._done = False
 
     def feed(self, chunk: bytes) -> bool:
-        """Take bytes of the stream; True once its end marker was read.
+        """Take bytes of the stream; return True once its end marker was read.
 
         Raises:
             ProviderError: the stream carries an error, an event that is not JSON, or more than the limits of
-                `input_limits`: in all, or in what is kept of it.
+                `safe_input`: in all, or in what is kept of it.
         """
         try:
             self._budget.read(len(chunk))
@@ -319,11 +293,7 @@ class StreamedCompletion:
         return self._done
 
     def result(self) -> dict[str, Any]:
-        """The completion as a non-streamed answer would have it.
-
-        Raises:
-            TransientError: the stream ended before the answer did.
-        """
+        """Return the completion as a non-streamed answer would have it; TransientError if the stream was cut short."""
         if not self._done and self._choice.get("finish_reason") is None:
             raise TransientError(
                 f"{self._where} cut its stream short: it ended without a finish_reason and without {_DONE}"
@@ -341,14 +311,6 @@ class StreamedCompletion:
         return {**self._top, "choices": [choice]}
 
     def _take(self, event: str) -> None:
-        chunk = self._parse(event)
-        try:
-            self._add(chunk)
-        except (AttributeError, TypeError) as error:
-            shown = excerpt(event, self._secrets)
-            raise ProviderError(f"{self._where} sent a stream event in no known form: {shown}") from error
-
-    def _parse(self, event: str) -> Mapping[str, Any]:
         check_values(event, MODEL_ANSWER_VALUES)
         try:
             chunk = json.loads(event)
@@ -359,17 +321,18 @@ class StreamedCompletion:
             raise TransientError(f"{self._where} sent a stream event that is not a JSON object: {shown}")
         if chunk.get("error"):
             raise error_in_body(chunk["error"], self._where, self._secrets)
-        return chunk
+        try:
+            for key in ("usage", "prompt_token_ids"):
+                if chunk.get(key):
+                    self._top[key] = chunk[key]
+            for choice in chunk.get("choices") or []:
+                if isinstance(choice, Mapping) and not choice.get("index"):
+                    self._add(choice)
+        except (AttributeError, TypeError) as error:
+            shown = excerpt(event, self._secrets)
+            raise ProviderError(f"{self._where} sent a stream event in no known form: {shown}") from error
 
-    def _add(self, chunk: Mapping[str, Any]) -> None:
-        for key in ("usage", "prompt_token_ids"):
-            if chunk.get(key):
-                self._top[key] = chunk[key]
-        for choice in chunk.get("choices") or []:
-            if isinstance(choice, Mapping) and not choice.get("index"):
-                self._add_choice(choice)
-
-    def _add_choice(self, choice: Mapping[str, Any]) -> None:
+    def _add(self, choice: Mapping[str, Any]) -> None:
         self._choice["finish_reason"] = choice.get("finish_reason") or self._choice.get("finish_reason")
         self._token_ids += self._budget.keep_values(choice.get("token_ids") or [])
         self._logprobs += self._budget.keep_values((choice.get("logprobs") or {}).get("content") or [])
@@ -378,23 +341,20 @@ class StreamedCompletion:
             if delta.get(key) is not None:
                 self._texts.setdefault(key, []).append(self._budget.keep_text(_text(delta[key])))
         for call in delta.get("tool_calls") or []:
-            self._call_of(call).add(call, self._budget)
-
-    def _call_of(self, delta: Mapping[str, Any]) -> _CallParts:
-        """The call that a delta belongs to: by index, else by id, else the latest."""
-        index, call_id = delta.get("index"), delta.get("id")
-        if index is not None:
-            found = [call for call in self._calls if call.index == index]
-        elif call_id:
-            found = [call for call in self._calls if call.call_id == call_id]
-        else:
-            found = self._calls[-1:]
-        if not found:
-            if len(self._calls) == MODEL_ANSWER_CALLS:
-                raise TooLargeError(f"{MODEL_ANSWER_CALLS:,} tool calls")
-            found = [_CallParts(index)]
-            self._calls += found
-        return found[0]
+            # It belongs to a call by index, else by id, else to the latest.
+            index, call_id = call.get("index"), call.get("id")
+            if index is not None:
+                parts = next((one for one in self._calls if one.index == index), None)
+            elif call_id:
+                parts = next((one for one in self._calls if one.call_id == call_id), None)
+            else:
+                parts = self._calls[-1] if self._calls else None
+            if parts is None:
+                if len(self._calls) == MODEL_ANSWER_CALLS:
+                    raise TooLargeError(f"{MODEL_ANSWER_CALLS:,} tool calls")
+                parts = _CallParts(index)
+                self._calls.append(parts)
+            parts.add(call, self._budget)
 
 
 class _CallParts:

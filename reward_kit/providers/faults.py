@@ -11,7 +11,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC
 from email.message import Message
 from email.utils import parsedate_to_datetime
@@ -83,7 +83,7 @@ class AccessError(ProviderError):
         self.is_certain = status != 403
 
     def explained(self, no_key: str) -> AccessError:
-        """The same error with the reason why no key was sent; itself if one was, or if it is about money."""
+        """Return the error with the reason why no key was sent; itself if one was, or if it is about money."""
         is_about_key = no_key and self._status in (401, 403)
         return AccessError(f"{self}; no key was sent: {no_key}", self._status) if is_about_key else self
 
@@ -95,19 +95,7 @@ class IdleTimeoutError(DeadlineError):
 def json_of_answer(
     status: int, headers: Mapping[str, str], body: bytes, where: str, secrets: Iterable[str] = ()
 ) -> Any:
-    """The JSON value of an answer that came back whole.
-
-    Args:
-        status: the HTTP status.
-        headers: the answer's headers, looked up without regard to case.
-        body: the answer's body.
-        where: the URL, for messages.
-        secrets: texts that must not appear in a message.
-
-    Raises:
-        TransientError: a status worth another attempt, HTML, or something that is not JSON.
-        ProviderError: any other status that is not a success, or more values than `MODEL_ANSWER_VALUES`.
-    """
+    """Return the JSON value of an answer that came back whole."""
     if not 200 <= status < 300:
         raise status_error(status, headers, body, where, secrets)
     if looks_like_html(headers, body):
@@ -123,7 +111,7 @@ def json_of_answer(
 
 
 def too_large(where: str, limit: TooLargeError) -> ProviderError:
-    """The error for an answer beyond a limit of `input_limits`; another attempt would bring the same."""
+    """Return the error for an answer beyond a limit of `safe_input`; another attempt would bring the same."""
     return ProviderError(
         f"{where} sent an answer of more than {limit}, which is the limit; the rest was not read. Lower max_tokens or "
         "top_logprobs, or check that base_url is a model endpoint"
@@ -138,13 +126,16 @@ def looks_like_html(headers: Mapping[str, str], body: bytes = b"") -> bool:
 def status_error(
     status: int, headers: Mapping[str, str], body: bytes, where: str, secrets: Iterable[str] = ()
 ) -> ProviderError | LimitError:
-    """The error for an HTTP status that is not a success, with the provider's own text.
-
-    A conversation that no longer fits the model is a limit that was reached and no failure of the endpoint.
-    """
+    """Return the error for an HTTP status that is not a success, with the provider's own text."""
     if 300 <= status < 400:
         return ProviderError(f"{where} redirects (HTTP {status}) to {headers.get('Location')!r}; set base_url to it")
-    text, code = _provider_text(body)
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError):
+        text, code = body.decode("utf-8", "replace")[: 4 * _PROVIDER_TEXT_CHARS], None
+    else:
+        error = data.get("error", data) if isinstance(data, Mapping) else data
+        text, code = _text_of(error), error.get("code") if isinstance(error, Mapping) else None
     message = f"{where} answered HTTP {status}: {excerpt(text, secrets, _PROVIDER_TEXT_CHARS) or '(no text)'}"
     if 400 <= status < 500 and (code in _CONTEXT_CODES or _CONTEXT_TEXT.search(text)):
         return LimitError(message)
@@ -157,35 +148,22 @@ def status_error(
 
 
 def error_in_body(error: Any, where: str, secrets: Iterable[str] = ()) -> ProviderError:
-    """The error for a success status whose body is `{"error": …}`, as routers answer once they have begun."""
+    """Return the error for a success status whose body is `{"error": …}`, as routers answer once they have begun."""
     code = error.get("code") if isinstance(error, Mapping) else None
     text = excerpt(_text_of(error), secrets, _PROVIDER_TEXT_CHARS)
     message = f"{where} answered with an error in place of a completion: {text}"
-    return (
-        TransientError(message, status=code)
-        if isinstance(code, int) and code in RETRIED_STATUSES
-        else ProviderError(message)
-    )
+    is_transient = isinstance(code, int) and code in RETRIED_STATUSES
+    return TransientError(message, status=code) if is_transient else ProviderError(message)
 
 
 def excerpt(text: bytes | str, secrets: Iterable[str] = (), limit: int = EXCERPT_CHARS) -> str:
-    """The first `limit` characters in one line, without secrets."""
+    """Return the first `limit` characters in one line, without secrets."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
     for secret in secrets:
         text = text.replace(secret, "***")
     text = " ".join(text.encode("utf-8", "replace").decode("utf-8").split())
     return text if len(text) <= limit else f"{text[:limit]}…"
-
-
-def _provider_text(body: bytes) -> tuple[str, Any]:
-    """The provider's message and error code; the whole body where it has another form."""
-    try:
-        data = json.loads(body)
-    except (ValueError, RecursionError):
-        return body.decode("utf-8", "replace")[: 4 * _PROVIDER_TEXT_CHARS], None
-    error = data.get("error", data) if isinstance(data, Mapping) else data
-    return _text_of(error), error.get("code") if isinstance(error, Mapping) else None
 
 
 def _text_of(error: Any) -> str:
@@ -197,26 +175,15 @@ def _text_of(error: Any) -> str:
 
 
 def parse_retry_after(headers: Mapping[str, str] | Message, now: float | None = None) -> float | None:
-    """Return the seconds to wait, never negative; None if the headers do not say or cannot be understood.
-
-    RFC 9110 section 10.2.3 allows whole seconds or an HTTP date. Providers also send decimal seconds, and milliseconds
-    in `retry-after-ms`, which is the more exact one and wins.
-
-    Args:
-        headers: of the answer, looked up without regard to case.
-        now: the present as a POSIX timestamp, by default the clock's. A date is counted from the answer's own `Date`
-            where it has one, so that a server whose clock is wrong still means the same delay.
-    """
+    """Return the seconds to wait, never negative; None if the headers do not say or cannot be understood."""
     milliseconds = _number(headers.get("Retry-After-Ms"))
     if milliseconds is not None:
         return milliseconds / 1000
     value = headers.get("Retry-After")
     seconds = _number(value)
-    if seconds is not None or value is None:
+    if seconds is not None or value is None or (until := _date(value)) is None:
         return seconds
-    until = _date(value)
-    if until is None:
-        return None
+    # A date is counted from the answer's own `Date`, so that a server whose clock is wrong still means the same delay.
     sent = _date(headers.get("Date"))
     if sent is None:
         sent = time.time() if now is None else now
@@ -254,22 +221,17 @@ _LONGEST_CHAIN = 10
 
 
 class Trouble(NamedTuple):
-    """Trouble of an endpoint that may pass.
-
-    Attributes:
-        retry_after_s: how many seconds it asked to be left alone; None where it did not say.
-    """
+    """Trouble of an endpoint that may pass, and its Retry-After if it sent one."""
 
     retry_after_s: float | None
 
 
 def trouble_of(error: BaseException) -> Trouble | None:
-    """Return the temporary trouble that an error of any client, or its cause, reports; None if there is none.
-
-    Clients agree on little. Most put the answer's status and headers on the error or on its `response`; without an
-    answer they have a type of their own, which is known by its name, so that none of them is imported here.
-    """
-    for each in _chain(error):
+    """Return the temporary trouble that an error of any client, or its cause, reports; None if there is none."""
+    each: BaseException | None = error
+    for _ in range(_LONGEST_CHAIN):
+        if each is None:
+            break
         if isinstance(each, TransientError):
             return Trouble(each.retry_after_s)
         answer = getattr(each, "response", None)
@@ -278,22 +240,14 @@ def trouble_of(error: BaseException) -> Trouble | None:
             return Trouble(_retry_after(each) or _retry_after(answer)) if passes else None
         if any(kind.__name__ in _NO_ANSWER for kind in type(each).__mro__):
             return Trouble(None)
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
     return None
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, what it was raised from, and so on."""
-    for _ in range(_LONGEST_CHAIN):
-        if error is None:
-            return
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-
-
 def _status(source: Any) -> int:
-    """The HTTP status that an error or an answer has; 0 where it has none."""
-    found = (getattr(source, name, None) for name in ("status_code", "status", "code"))
-    return next((value for value in found if type(value) is int and 400 <= value < 600), 0)
+    """Return the HTTP status of an error or an answer; 0 without any."""
+    values = (getattr(source, name, None) for name in ("status_code", "status", "code"))
+    return next((value for value in values if type(value) is int and 400 <= value < 600), 0)
 
 
 def _retry_after(source: Any) -> float | None:

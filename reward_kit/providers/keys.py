@@ -48,11 +48,7 @@ _SAME_AS = {"ws": "http", "wss": "https"}
 
 
 def origin_of(url: str) -> str:
-    """Return the scheme, host and port of a URL, without the usual port; `ws` counts as `http`, `wss` as `https`.
-
-    Raises:
-        ValueError: the URL has none.
-    """
+    """Return the scheme, host and port of a URL, without the usual port; `ws` counts as `http`, `wss` as `https`."""
     parts = urlsplit(url)
     scheme, host = _SAME_AS.get(parts.scheme, parts.scheme), parts.hostname or ""
     if scheme not in _USUAL_PORTS or not _HOST.fullmatch(host):
@@ -63,12 +59,8 @@ def origin_of(url: str) -> str:
 
 
 def listed_origins(shell: Mapping[str, str]) -> dict[str, frozenset[str]]:
-    """Return the origins that REWARD_KIT_KEY_ORIGINS in the process's environment allows, by variable.
-
-    Raises:
-        ConfigError: an entry is not a variable and an origin.
-    """
-    found: dict[str, frozenset[str]] = {}
+    """Return the origins that REWARD_KIT_KEY_ORIGINS in the process's environment allows, by variable."""
+    origins: dict[str, frozenset[str]] = {}
     for entry in re.split(r"[\s,]+", shell.get(ORIGINS_VARIABLE, "").strip()):
         name, separator, url = entry.partition("=")
         if not entry:
@@ -76,13 +68,13 @@ def listed_origins(shell: Mapping[str, str]) -> dict[str, frozenset[str]]:
         try:
             if not separator or not name.isidentifier():
                 raise ValueError
-            found[name] = found.get(name, frozenset()) | {origin_of(url)}
+            origins[name] = origins.get(name, frozenset()) | {origin_of(url)}
         except ValueError:
             shown = f"{name}=…" if separator and name.isidentifier() else "an entry"  # the rest may be a key itself
             raise ConfigError(
                 f"{ORIGINS_VARIABLE}: {shown} is not a variable and an origin, such as MY_KEY=https://llm.example"
             ) from None
-    return found
+    return origins
 
 
 def listed_variables(shell: Mapping[str, str]) -> set[str]:
@@ -97,14 +89,7 @@ def is_allowed(name: str, shell: Mapping[str, str]) -> bool:
 
 
 def origins_of(name: str, shell: Mapping[str, str], beside: Mapping[str, str] | None = None) -> frozenset[str]:
-    """Return the origins that a variable is configured for.
-
-    Args:
-        name: of the variable that holds the key.
-        shell: the process's environment.
-        beside: the variables beside the key, by default `shell`: an OPENAI_BASE_URL among them replaces OpenAI's own
-            origin, since the key is that server's.
-    """
+    """Return the origins that a variable is configured for."""
     own = PROVIDERS.get(name)
     if name == OPENAI_KEY and (url := (shell if beside is None else beside).get(OPENAI_URL)):
         try:
@@ -129,11 +114,7 @@ def how_to_allow(name: str, origin: str, shell: Mapping[str, str]) -> str:
 
 
 def check_allowed(name: str, url: str, shell: Mapping[str, str], beside: Mapping[str, str] | None = None) -> None:
-    """Refuse to send a variable to a URL that it is not configured for. See `origins_of` for the arguments.
-
-    Raises:
-        ConfigError: it is not; the message has the command that allows it.
-    """
+    """Refuse to send a variable to a URL that it is not configured for. See `origins_of` for the arguments."""
     try:
         origin = origin_of(url)
     except ValueError as error:
@@ -171,14 +152,15 @@ class _Variables(NamedTuple):
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None, folder: Path | None = None) -> _Variables:
-        shell = os.environ if environ is None else environ
-        return cls(_set_ones(shell), _set_ones(read_dotenv(folder or Path.cwd())))
+        sources = os.environ if environ is None else environ, read_dotenv(folder or Path.cwd())
+        # Without the empty ones: `OPENAI_API_KEY= command` means unset.
+        return cls(*({name: value for name, value in source.items() if value} for source in sources))
 
     def get(self, name: str) -> str:
         return self.shell.get(name) or self.dotenv.get(name, "")
 
     def beside(self, name: str) -> Mapping[str, str]:
-        """Return the variables of the same source: a key of the shell belongs to a URL of the shell."""
+        # A key of the shell belongs to a URL of the shell.
         return self.shell if name in self.shell else {**self.dotenv, **self.shell}
 
     def may_get(self, name: str, url: str) -> bool:
@@ -194,7 +176,7 @@ def resolve_endpoint(
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> EndpointSettings:
-    """The endpoint to talk to. What is given counts as the user's own; `key_variable` checks what a file says.
+    """Return the endpoint to talk to. Arguments count as the user's own; `key_variable` checks those of a file.
 
     Args:
         base_url: by default OPENAI_BASE_URL, else OpenAI's own.
@@ -237,20 +219,11 @@ def key_variable(
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> str | None:
-    """The `api_key_env` with which the endpoint of a task file's block is resolved.
+    """Return the `api_key_env` with which the endpoint of a task file's block is resolved.
 
-    The one place where a file's word about keys is judged: a variable that it names goes only to an origin that the
-    user configured for it, and the default key stays here (`NO_KEY`) where the file's own URL is not such an origin.
-
-    Args:
-        base_url: as the block says.
-        api_key_env: as the block says.
-        of_user: which of the two, by name, the user gave and not the file: on the command line, or in Python.
-        environ: by default the process's environment.
-        folder: where the search for `.env` begins, by default the working directory.
-
-    Raises:
-        ConfigError: the file names a variable that is not configured for that origin.
+    This alone judges a file's word about keys: a variable that it names goes only to an origin that the user configured
+    for it, and the default key stays here (`NO_KEY`) if the file's own URL is not such an origin. `of_user` names those
+    of the two that the user gave and not the file: on the command line, or in Python.
     """
     if api_key_env == NO_KEY:
         return NO_KEY
@@ -275,7 +248,7 @@ def _is_url_of_dotenv(variables: _Variables) -> bool:
 
 
 def _why_no_key(name: str, url: str, variables: _Variables) -> str:
-    """Why no key is sent to a URL, and what to do about it."""
+    """Return the reason why no key is sent to a URL, and what to do about it."""
     if not variables.get(name):
         return (
             f"set {name} in the environment or in a .env file, or point base_url ({OPENAI_URL}) at an endpoint that "
@@ -285,7 +258,7 @@ def _why_no_key(name: str, url: str, variables: _Variables) -> str:
         origin = origin_of(url)
     except ValueError as error:
         return f"{name} was not sent: {error}"
-    own = next((variable for variable, place in PROVIDERS.items() if place == origin), None)
+    own = next((variable for variable, other in PROVIDERS.items() if other == origin), None)
     provider = f"write api_key_env: {own}, or " if own not in (None, name) else ""
     return (
         f"{name} was not sent, because it is not configured for {origin}; if that server may have it: {provider}"
@@ -293,13 +266,8 @@ def _why_no_key(name: str, url: str, variables: _Variables) -> str:
     )
 
 
-def _set_ones(variables: Mapping[str, str]) -> dict[str, str]:
-    """Without the empty ones: `OPENAI_API_KEY= command` means unset."""
-    return {name: value for name, value in variables.items() if value}
-
-
 def _checked_url(url: str) -> str:
-    """`url`, without a slash at its end. A URL that may hold a credential is refused without being shown."""
+    """Return `url` without a slash at its end. Refuse a URL that may hold a credential, without showing it."""
     scheme, separator, rest = url.partition("://")
     if scheme not in ("http", "https") or not separator or not rest.strip("/"):
         raise ConfigError(f"base_url {url!r} is not a URL; it looks like http://127.0.0.1:8000/v1")
@@ -316,21 +284,18 @@ def _checked_url(url: str) -> str:
 
 def read_dotenv(folder: Path) -> dict[str, str]:
     """Return the variables of the nearest `.env` in `folder` or above it; {} without one that can be read."""
-    for place in (folder, *folder.parents):
+    for parent in (folder, *folder.parents):
         try:
-            text = (place / ".env").read_text(encoding="utf-8-sig")
+            text = (parent / ".env").read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError):
             continue
-        return dict(pair for line in text.splitlines() if (pair := _dotenv_pair(line)))
+        variables: dict[str, str] = {}
+        for line in text.splitlines():
+            name, separator, value = line.strip().removeprefix("export ").partition("=")
+            name, value = name.strip(), value.strip()
+            if separator and name.isidentifier():
+                quote = value[:1]
+                is_quoted = quote in ("'", '"') and quote in value[1:]
+                variables[name] = value[1 : value.index(quote, 1)] if is_quoted else value.partition(" #")[0].rstrip()
+        return variables
     return {}
-
-
-def _dotenv_pair(line: str) -> tuple[str, str] | None:
-    name, separator, value = line.strip().removeprefix("export ").partition("=")
-    name, value = name.strip(), value.strip()
-    if not separator or not name.isidentifier():
-        return None
-    quote = value[:1]
-    if quote in ("'", '"') and quote in value[1:]:
-        return name, value[1 : value.index(quote, 1)]
-    return name, value.partition(" #")[0].rstrip()

@@ -172,19 +172,14 @@ class Concurrency:
         self._unrefused = 0
 
     def answered(self, is_scarce: bool) -> None:
-        """An answer came; the limit grows where requests wait for it (`is_scarce`)."""
+        """Note an answer; the limit grows if requests wait for it (`is_scarce`)."""
         self._cuts_in_a_row = 0
         if is_scarce and self.limit < self._most:
             step = 1.0 if self.limit < self._threshold else 1.0 / self.limit
             self.limit = min(self.limit + step, self._most)
 
     def refused(self, number: int, latest: int, in_flight: int) -> bool:
-        """The endpoint had too much; True where this is news.
-
-        Args:
-            number: of the refused attempt; they are counted as they are sent.
-            latest: the number of the attempt sent last.
-            in_flight: attempts in flight, the refused one included.
+        """Note a refusal of attempt `number`; return True if it is news.
 
         A whole burst of refusals is one cut: those sent before the cut say nothing of the limit after it.
         """
@@ -199,10 +194,7 @@ class Concurrency:
         return is_news
 
     def pause_s(self) -> float:
-        """Seconds to send nothing after a refusal that names no time; more with each cut without an answer between.
-
-        None after the first cut where others are in flight: they will show how many are too many.
-        """
+        """Seconds to send nothing after a refusal that names no time; more with each cut without an answer between."""
         doublings = self._cuts_in_a_row - (2 if self._unrefused > 0 else 1)
         return 0.0 if doublings < 0 else min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(doublings, 64))
 
@@ -226,25 +218,20 @@ class Outage:
     An outage begins with `STREAK` failures in a row without an answer between them, to at least two requests. One
     request that keeps failing while it is alone in flight is taken for the cause itself, and its own retries end;
     unless no connection comes about at all, which is never a request's fault.
-
-    Attributes:
-        is_open: whether it is down as far as we know.
-        since: when the first failure since the last answer came; None where there was none.
-        count: failures since the last answer, refusals left out.
-        is_shared: whether they came to more than one request.
     """
 
-    __slots__ = ("_first", "_interval_s", "_next_probe", "count", "is_open", "is_shared", "since")
+    __slots__ = ("_first", "_interval_s", "count", "is_open", "is_shared", "next_probe", "since")
 
     def __init__(self) -> None:
-        self.is_open = self.is_shared = False
-        self.since: float | None = None
-        self.count, self._first = 0, -1
-        self._next_probe: float | None = 0.0
+        self.is_open = False  # it is down as far as we know
+        self.is_shared = False  # the failures came to more than one request
+        self.since: float | None = None  # the first failure since the last answer
+        self.count, self._first = 0, -1  # failures since the last answer, refusals left out; the first one's request
+        self.next_probe: float | None = 0.0  # when one request may try whether it is back; None while one does
         self._interval_s = _FIRST_PROBE_S
 
     def answered(self) -> float | None:
-        """An answer came. Returns the time since which the endpoint was down, None where it was not."""
+        """Note an answer; return the time since which the endpoint was down, None if it was not."""
         since = self.since if self.is_open else None
         self.is_open = self.is_shared = False
         self.since, self.count, self._first = None, 0, -1
@@ -252,14 +239,7 @@ class Outage:
         return since
 
     def failed(self, request: int, fault: Fault, now: float, *, is_last: bool = False) -> bool:
-        """An attempt failed; True where this begins an outage.
-
-        Args:
-            request: its request's number.
-            fault: how.
-            now: when.
-            is_last: the request has no attempt left.
-        """
+        """Note a failed attempt, the last one of its request or not; return True if it begins an outage."""
         if self.since is None:
             self.since, self._first = now, request
         self.is_shared = self.is_shared or request != self._first
@@ -274,22 +254,10 @@ class Outage:
         self.probe_later(now)
         return True
 
-    def probe_wait_s(self, now: float) -> float | None:
-        """Seconds until one request may try whether the endpoint is back; None while one does."""
-        return None if self._next_probe is None else max(0.0, self._next_probe - now)
-
-    def probe(self) -> None:
-        """Note that one request tries."""
-        self._next_probe = None
-
     def probe_later(self, now: float) -> None:
-        """The probe failed: the next one after twice the time, at most 30 s."""
-        self._next_probe = now + self._interval_s
+        """Schedule the next probe after twice the time, at most 30 s."""
+        self.next_probe = now + self._interval_s
         self._interval_s = min(_LONGEST_PROBE_S, 2 * self._interval_s)
-
-    def probe_again(self, now: float) -> None:
-        """The probe was called off and says nothing."""
-        self._next_probe = now
 
 
 _FIRST_PATIENCE_S = 60.0  # an endpoint that never answered is more likely a wrong address than an outage
@@ -302,20 +270,20 @@ WHILE_WAITING: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextV
 
 
 class Timer(Protocol):
-    """Something that will happen."""
+    """A scheduled callback."""
 
     def cancel(self) -> None: ...
 
 
 class Clock:
-    """The time of the running loop."""
+    """The time of the running loop; replaced in tests."""
 
     def now(self) -> float:
         """Seconds."""
         return time.monotonic()
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
-        """Have `callback` called after a while."""
+        """Schedule `callback`."""
         return asyncio.get_running_loop().call_later(delay_s, callback)
 
 
@@ -325,58 +293,40 @@ class EndpointWatcher(Protocol):
     outage_patience_s: float
 
     def tell(self, line: str) -> None: ...
-
     def give_up(self, reason: str) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
 class Permit:
-    """The right of one request, with all its attempts, to use a queue.
-
-    Attributes:
-        queue: the queue.
-        request: the request's number.
-        size: bytes of its body.
-        max_completion: tokens that its answer may have, 0 if unknown.
-        budget_s: seconds for which refusals of this request alone are waited for.
-        attempts: made so far.
-        number: of the latest attempt; all attempts of the queue are counted as they are sent.
-        tokens: estimated for the latest attempt.
-        admitted: when the latest attempt began.
-        waited_s: seconds that do not count towards the retry budget.
-    """
+    """The right of one request, with all its attempts, to use a queue."""
 
     queue: RequestQueue
-    request: int
-    size: int
-    max_completion: float
-    budget_s: float
-    attempts: int = 0
-    number: int = 0
-    tokens: float = 0.0
-    admitted: float = 0.0
-    waited_s: float = 0.0
+    request: int  # the request's number
+    size: int  # bytes of its body
+    max_completion: float  # tokens that its answer may have, 0 if unknown
+    budget_s: float  # seconds for which refusals of this request alone are waited for
+    attempts: int = 0  # made so far
+    number: int = 0  # of the latest attempt; all attempts of the queue are counted as they are sent
+    tokens: float = 0.0  # estimated for the latest attempt
+    admitted: float = 0.0  # when the latest attempt began
+    waited_s: float = 0.0  # seconds that do not count towards the retry budget
     is_in: bool = False
     is_probe: bool = False
 
     async def enter(self) -> None:
-        """Wait until the next attempt may be made.
-
-        Raises:
-            ProviderError: the endpoint has been given up.
-        """
+        """Wait until the next attempt may be made; ProviderError if the endpoint has been given up."""
         await self.queue.enter(self)
 
     def answered(self, prompt_tokens: int | None = None, completion_tokens: int = 0) -> None:
-        """The attempt brought an answer, with this usage where it is known."""
+        """Report an answer to the attempt, with its usage if it is known."""
         self.queue.answered(self, prompt_tokens, completion_tokens)
 
     def failed(self, error: EndpointError, *, is_last: bool) -> bool:
-        """The attempt failed; True where that is the endpoint's trouble and the attempt does not count."""
+        """Report a failed attempt; return True if the endpoint is the cause and the attempt does not count."""
         return self.queue.failed(self, error, is_last)
 
     def leave(self) -> None:
-        """No more attempts, also in the middle of one."""
+        """Make no more attempts, also in the middle of one."""
         self.queue.leave(self)
 
 
@@ -386,14 +336,7 @@ class _Waiter(NamedTuple):
 
 
 class RequestQueue:
-    """All requests of a run to one model of one endpoint.
-
-    Args:
-        name: for messages.
-        rates: what the user allows.
-        watcher: gets news of outages and rate limits.
-        clock: replaced in tests.
-    """
+    """All requests of a run to one model of one endpoint."""
 
     def __init__(self, name: str, rates: Rates, watcher: EndpointWatcher, clock: Clock | None = None) -> None:
         self.rates = rates
@@ -423,27 +366,23 @@ class RequestQueue:
         return self._in_flight
 
     def permit(self, size: int, max_completion: float = 0.0, budget_s: float = 300.0) -> Permit:
-        """The way of one request; see `Permit`."""
+        """Return the permit of one request."""
         self._known += 1
         return Permit(self, self._known, size, max_completion, budget_s)
 
     async def enter(self, permit: Permit) -> None:
-        """See `Permit.enter`."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # whatever was in flight in another loop ended with it
             self._loop, self._timer, self._in_flight = loop, None, 0
             self._waiting.clear()
-        now = self._clock.now()
+        began = self._clock.now()
         if self._tokens is not None:
             permit.tokens = self._estimate.tokens(permit.size, permit.max_completion)
-        if not self._waiting and self._wait_s(permit, now) == 0:
-            self._admit(permit, now)
+        if not self._waiting and self._wait_s(permit, began) == 0:
+            self._admit(permit, began)
             return
         if self._given_up is not None:
             raise ProviderError(self._given_up)
-        await self._wait_for_turn(permit, now, loop)
-
-    async def _wait_for_turn(self, permit: Permit, began: float, loop: asyncio.AbstractEventLoop) -> None:
         waiter = _Waiter(permit, loop.create_future())
         if permit.attempts and not self._outage.is_open:
             self._waiting.appendleft(waiter)  # it has waited for its turn before
@@ -482,10 +421,10 @@ class RequestQueue:
             self._waiting.popleft()
 
     def _wait_s(self, permit: Permit, now: float) -> float | None:
-        """Seconds until this one may go; None where that is up to those in flight."""
+        """Seconds until this one may go; None if that is up to those in flight."""
         if self._outage.is_open:
-            return self._outage.probe_wait_s(now)
-        if self._in_flight + 1 > self._concurrency.limit + 1e-9:
+            return None if self._outage.next_probe is None else max(0.0, self._outage.next_probe - now)
+        if self._in_flight + 1 > self._concurrency.limit + _EPSILON:
             return None
         wait_s = max(0.0, self._paused_until - now)
         if self._requests is not None:
@@ -501,28 +440,26 @@ class RequestQueue:
         permit.number, permit.admitted, permit.is_in = self._sent, now, True
         if self._outage.is_open:
             permit.is_probe = True
-            self._outage.probe()
+            self._outage.next_probe = None
         if self._requests is not None:
             self._requests.take(1.0)
         if self._tokens is not None:
             self._tokens.take(permit.tokens)
 
     def _release(self, permit: Permit) -> bool:
-        """Give back the slot; whether the attempt was a probe."""
+        """Give back the slot; return whether the attempt was a probe."""
         self._in_flight -= 1
         was_probe, permit.is_in, permit.is_probe = permit.is_probe, False, False
         return was_probe
 
     def leave(self, permit: Permit) -> None:
-        """See `Permit.leave`."""
         if not permit.is_in:
             return
         if self._release(permit) and self._outage.is_open:
-            self._outage.probe_again(self._clock.now())
+            self._outage.next_probe = self._clock.now()
         self._let_in()
 
     def answered(self, permit: Permit, prompt_tokens: int | None, completion_tokens: int) -> None:
-        """See `Permit.answered`."""
         self._release(permit)
         self._is_alive()
         if self._tokens is not None and prompt_tokens is not None:
@@ -545,7 +482,6 @@ class RequestQueue:
             self._watcher.tell(f"{self._name} answers again after {now - since:.0f} s; the run goes on")
 
     def failed(self, permit: Permit, error: EndpointError, is_last: bool) -> bool:
-        """See `Permit.failed`."""
         was_probe = self._release(permit)
         now = self._clock.now()
         fault = self._fault(error)
@@ -559,7 +495,15 @@ class RequestQueue:
             self._pause(error, now)
         elif was_probe and self._outage.is_open:
             self._outage.probe_later(now)
-        excused = self._outage.is_open or self._is_everyones(permit, error, now)
+        excused = self._outage.is_open
+        is_overloaded = isinstance(error, TransientError) and error.is_overloaded
+        # A refusal is about the endpoint, not this request, if nothing was answered since it was sent.
+        if not excused and is_overloaded and self._last_answer < permit.admitted:
+            waited_s = 0.0 if self._outage.since is None else now - self._outage.since
+            if waited_s >= self._patience_s():
+                what = self._what(str(error))
+                self._stop_soon(f"{self._name} has answered nothing for {waited_s:.0f} s: {what}", fail=True)
+            excused = self._outage.is_shared or waited_s < permit.budget_s
         if excused:
             permit.waited_s += now - permit.admitted
         self._let_in()
@@ -595,45 +539,35 @@ class RequestQueue:
             self._clock.call_later(_BURST_S, self._notify_limit)
 
     def _notify_limit(self) -> None:
-        most = int(self._concurrency.limit)
         wait_s = self._paused_until - self._clock.now()
         pause = f", none for {wait_s:.0f} s" if wait_s >= 1 else ""
+        most = int(self._concurrency.limit)
         self._watcher.tell(f"{self._name} limits the rate: at most {most} requests in flight from now on{pause}")
-
-    def _is_everyones(self, permit: Permit, error: EndpointError, now: float) -> bool:
-        """Return whether a refusal is about the endpoint, not this request: nothing was answered since it was sent."""
-        if not isinstance(error, TransientError) or not error.is_overloaded or self._last_answer >= permit.admitted:
-            return False
-        since = self._outage.since
-        waited_s = 0.0 if since is None else now - since
-        if waited_s >= self._patience_s():
-            what = self._what(str(error))
-            self._stop_soon(f"{self._name} has answered nothing for {waited_s:.0f} s: {what}", fail=True)
-        return self._outage.is_shared or waited_s < permit.budget_s
 
     def _patience_s(self) -> float:
         patience_s = self._watcher.outage_patience_s
         return patience_s if self._last_answer >= 0 else min(patience_s, _FIRST_PATIENCE_S)
 
     def _pause(self, error: EndpointError, now: float) -> None:
-        """An outage begins."""
+        """Report an outage, and stop when it takes too long."""
         began = now if self._outage.since is None else self._outage.since
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - (now - began)))
         times = "once" if self._outage.count == 1 else f"{self._outage.count} times in a row since {since}"
         what = self._what(str(error))
         pause = "the run pauses and tries again, after 1 s at first and every 30 s at last"
         self._watcher.tell(f"{self._name} has failed {times}; {pause}: {what}")
+
+        def lose_patience() -> None:
+            if self._outage.is_open and self._outage.since is not None:
+                waited_s = self._clock.now() - self._outage.since
+                self._stop(f"{self._name} has answered nothing for {waited_s:.0f} s: {what}", fail=True)
+
         left_s = max(0.0, self._patience_s() - (now - began))
-        self._patience = self._clock.call_later(left_s, lambda: self._lose_patience(str(error)))
+        self._patience = self._clock.call_later(left_s, lose_patience)
 
     def _what(self, message: str) -> str:
         """Return an error's message without the URL that this queue's name begins with."""
         return message.removeprefix(self._name.partition(" ")[0]).lstrip(": ")
-
-    def _lose_patience(self, last: str) -> None:
-        if self._outage.is_open and self._outage.since is not None:
-            waited_s = self._clock.now() - self._outage.since
-            self._stop(f"{self._name} has answered nothing for {waited_s:.0f} s: {self._what(last)}", fail=True)
 
     def _stop_soon(self, reason: str, *, fail: bool = False) -> None:
         """`_stop`, outside of any request, so that the request that brought this to light can be cancelled too."""
@@ -654,7 +588,7 @@ class RequestQueue:
 async def with_retries(
     attempt: Callable[[], Awaitable[T]], policy: RetryPolicy, jitter: random.Random, permit: Permit | None = None
 ) -> tuple[T, int]:
-    """Return what `attempt` returns, and how many retries that took.
+    """Return the result of `attempt`, and the number of retries.
 
     Attempts have two ends: their number, and a budget of seconds counted from the first one. A wait that the budget
     cannot pay for is not begun. A Retry-After is never shortened: asking sooner only earns another refusal.
@@ -676,47 +610,28 @@ async def with_retries(
             return await attempt(), retries
         except ENDPOINT_ERRORS as error:
             retries += 1
-            if permit is not None and permit.failed(error, is_last=_is_last(error, counted, policy)):
+            may_pass = isinstance(error, TransientError | IdleTimeoutError)
+            is_last = not may_pass or counted + 1 >= policy.max_attempts
+            if permit is not None and permit.failed(error, is_last=is_last):
                 continue
-            if not isinstance(error, TransientError | IdleTimeoutError):
+            if not may_pass:
                 raise
+            counted += 1
             waited_s = permit.waited_s if permit is not None else 0.0
-            left = policy.budget_s - (time.monotonic() - started - waited_s)
-            wait = _next_wait(error, counted, policy, jitter, left)
-            _log.debug("attempt %d failed, the next in %.2f s: %s", retries, wait, error)
-        counted += 1
-        await asyncio.sleep(wait)
-
-
-def _is_last(error: EndpointError, counted: int, policy: RetryPolicy) -> bool:
-    """Return whether no attempt would follow `error`."""
-    return not isinstance(error, TransientError | IdleTimeoutError) or counted + 1 >= policy.max_attempts
-
-
-def _next_wait(
-    error: TransientError | IdleTimeoutError, retries: int, policy: RetryPolicy, jitter: random.Random, left: float
-) -> float:
-    """Seconds before the next attempt.
-
-    Raises:
-        ProviderError, DeadlineError: no attempt is left.
-    """
-    if policy.max_attempts == 1:
-        raise _final(error) from error
-    if retries + 1 >= policy.max_attempts:
-        raise _final(error, f"gave up after {policy.max_attempts} attempts (max_attempts)") from error
-    asked = error.retry_after_s if isinstance(error, TransientError) else None
-    if asked is not None and asked > left:
-        why = f"its Retry-After of {asked:g} s is more than what is left of retry_budget_s={policy.budget_s:g}"
-        raise _final(error, f"{why}; raise retry_budget_s to wait for it") from error
-    wait = policy.wait_s(retries, asked, jitter)
-    if left <= 0 or (asked is None and wait > left):
-        tried = "1 attempt" if retries == 0 else f"{retries + 1} attempts"
-        why = f"gave up after {tried}: retry_budget_s={policy.budget_s:g} is used up"
-        raise _final(error, why) from error
-    return min(wait, left)
-
-
-def _final(error: ProviderError | DeadlineError, why: str = "") -> ProviderError | DeadlineError:
-    flat = DeadlineError if isinstance(error, DeadlineError) else ProviderError
-    return flat(f"{error}; {why}" if why else str(error))
+            left_s = policy.budget_s - (time.monotonic() - started - waited_s)
+            asked_s = error.retry_after_s if isinstance(error, TransientError) else None
+            why, budget = None, f"retry_budget_s={policy.budget_s:g}"
+            if is_last:
+                why = f"; gave up after {counted} attempts (max_attempts)" if counted > 1 else ""
+            elif asked_s is not None and asked_s > left_s:
+                why = f"; its Retry-After of {asked_s:g} s is more than what is left of {budget}"
+                why += "; raise retry_budget_s to wait for it"
+            else:
+                wait_s = policy.wait_s(counted - 1, asked_s, jitter)
+                if left_s <= 0 or (asked_s is None and wait_s > left_s):
+                    why = f"; gave up after {counted} attempt{'' if counted == 1 else 's'}: {budget} is used up"
+            if why is not None:
+                final = DeadlineError if isinstance(error, DeadlineError) else ProviderError
+                raise final(f"{error}{why}") from error
+            _log.debug("attempt %d failed, the next in %.2f s: %s", retries, wait_s, error)
+        await asyncio.sleep(min(wait_s, left_s))

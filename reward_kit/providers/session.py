@@ -59,7 +59,7 @@ class ProviderSession:
         return any(queue.is_down for queue in self._queues.values())
 
     def queue(self, url: str, model: str, rates: Rates | None = None) -> RequestQueue:
-        """The queue of a model at an endpoint; the same pair gives the same queue.
+        """Return the queue of a model at an endpoint; the same pair gives the same queue.
 
         Raises:
             ConfigError: the queue was made with other rates.
@@ -92,7 +92,7 @@ class ProviderSession:
             self.gave_up(reason)
 
     def close(self) -> None:
-        """Close the cassette, where there is one."""
+        """Close the cassette, if any."""
         if self.cassette is not None:
             self.cassette.close()
 
@@ -103,15 +103,7 @@ def endpoint_for(
     api_key: str | None = None,
     api_key_env: str | None = None,
 ) -> EndpointSettings:
-    """`resolve_endpoint` for requests of this traffic: a replay needs no key, and a dry run gets a notice.
-
-    Args:
-        traffic: the session of the run, if any.
-        base_url, api_key, api_key_env: as `resolve_endpoint` takes them.
-
-    Raises:
-        ConfigError: a required key is missing, or a value cannot be used.
-    """
+    """`resolve_endpoint` for requests of this traffic: a replay needs no key, and a dry run gets a notice."""
     named = (base_url, api_key, api_key_env)
     if traffic is None or not traffic.is_dry_run:
         return resolve_endpoint(*named, needs_key=traffic is None or not traffic.is_replaying)
@@ -125,17 +117,7 @@ def endpoint_for(
 
 
 def key_variable_for(traffic: ProviderSession | None, options: Mapping[str, Any], of_user: Collection[str] = ()) -> Any:
-    """`key_variable` for requests of this traffic: a replay sends no key, and a dry run gets a notice.
-
-    Args:
-        traffic: the session of the run, if any.
-        options: of the endpoint's block, of which `base_url`, `api_key` and `api_key_env` are read. A key that stands
-            in the block itself is the file's own.
-        of_user: as `key_variable` takes it.
-
-    Raises:
-        ConfigError: the file names a variable that is not configured for that origin.
-    """
+    """`key_variable` for requests of this traffic: a replay sends no key, and a dry run gets a notice."""
     base_url, named = options.get("base_url"), options.get("api_key_env")
     if options.get("api_key") or not (isinstance(base_url, str | None) and isinstance(named, str | None)):
         return named  # the file's own; a wrong value is rejected where it is used

@@ -79,9 +79,15 @@ class Transport:
         import aiohttp
 
         session = await self._session_of_this_loop()
-        secrets = _secrets_in(headers)
+        secret = headers.get("Authorization", "").removeprefix("Bearer ")
+        secrets = [secret] if secret else []
         try:
-            proxy = _proxy_for(url) if self._trust_env else None
+            proxy = None
+            if self._trust_env:  # aiohttp's own `trust_env` would send what `~/.netrc` has for the host, too
+                from urllib.request import getproxies, proxy_bypass
+
+                parts = urlsplit(url)
+                proxy = None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
             async with session.post(url, data=body, headers=headers, allow_redirects=False, proxy=proxy) as response:
                 if on_chunk and response.status == 200 and response.content_type == "text/event-stream":
                     await _feed(response.content, on_chunk)
@@ -103,30 +109,28 @@ class Transport:
             await session.close()
 
     async def _session_of_this_loop(self) -> aiohttp.ClientSession:
+        import aiohttp
+
         loop = asyncio.get_running_loop()
         if self._session is None or self._loop is not loop:
             # A second `asyncio.run` brings a new loop; the connections of the old one are dead with it. The new session
             # is in place before the first await, so that concurrent requests share it.
-            old, self._session, self._loop = self._session, self._new_session(), loop
+            old, self._loop = self._session, loop
+            self._session = aiohttp.ClientSession(
+                # Queues and the run limit the requests in flight; a wait in here would count as the endpoint's.
+                connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(
+                    total=self._total_timeout_s, sock_connect=self._idle_timeout_s, sock_read=self._idle_timeout_s
+                ),
+                headers={"User-Agent": "reward-kit"},
+            )
             if old is not None:
                 await old.close()
         return self._session
 
-    def _new_session(self) -> aiohttp.ClientSession:
-        import aiohttp
-
-        return aiohttp.ClientSession(
-            # How many requests are in flight is up to queues and the run; a wait in here would count as the endpoint's.
-            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(
-                total=self._total_timeout_s, sock_connect=self._idle_timeout_s, sock_read=self._idle_timeout_s
-            ),
-            headers={"User-Agent": "reward-kit"},
-        )
-
     def _fault(self, error: Exception, url: str, secrets: list[str]) -> ProviderError | DeadlineError:
-        """Our error for one of aiohttp's."""
+        """Return our error for one of aiohttp's."""
         import aiohttp
 
         if isinstance(error, aiohttp.ServerTimeoutError):
@@ -154,19 +158,6 @@ class Transport:
         if isinstance(error, aiohttp.ClientConnectionError | OSError):
             return TransientError(f"{url} dropped the connection: {detail}")
         return ProviderError(f"{url} cannot be talked to: {type(error).__name__}: {detail}")
-
-
-def _proxy_for(url: str) -> str | None:
-    """The environment's proxy for a URL. aiohttp's own `trust_env` would send what `~/.netrc` has for the host, too."""
-    from urllib.request import getproxies, proxy_bypass
-
-    parts = urlsplit(url)
-    return None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
-
-
-def _secrets_in(headers: Mapping[str, str]) -> list[str]:
-    secret = headers.get("Authorization", "").removeprefix("Bearer ")
-    return [secret] if secret else []
 
 
 async def _feed(content: aiohttp.StreamReader, on_chunk: Callable[[bytes], bool]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reward_kit.lazy import lazy_names
+from reward_kit.lazy import lazy_modules
 
 if TYPE_CHECKING:
     from reward_kit.reward_agent.agent import AsyncRewardAgent as AsyncRewardAgent
@@ -27,47 +27,17 @@ if TYPE_CHECKING:
     from reward_kit.reward_agent.tickets import ScoredChunk as ScoredChunk
     from reward_kit.reward_agent.tickets import Ticket as Ticket
 
-# The sandboxed worker imports this package too, so nothing loads before it is used.
-_HOMES = {
-    "scorer_of": "levels",
-    "load_custom_reward": "levels",
-    "SandboxChoice": "levels",
-    "AgentStats": "stats",
-    "AsyncRewardAgent": "agent",
-    "ConfinedReward": "confined",
-    "ConfinedScorer": "confined",
-    "InProcessScorer": "in_process",
-    "RemoteReward": "remote",
-    "Retries": "calling",
-    "ScoreCache": "score_cache",
-    "Scored": "scoring",
-    "ScoredChunk": "tickets",
-    "Scorer": "scoring",
-    "ScoringRequest": "scoring",
-    "SyncRewardAgent": "agent",
-    "Ticket": "tickets",
-    "load_reward": "levels",
-    "score_one": "in_process",
+_MODULES = {
+    "agent": "AsyncRewardAgent SyncRewardAgent",
+    "calling": "Retries",
+    "confined": "ConfinedReward ConfinedScorer",
+    "in_process": "InProcessScorer score_one",
+    "levels": "SandboxChoice load_custom_reward load_reward scorer_of",
+    "remote": "RemoteReward",
+    "score_cache": "ScoreCache",
+    "scoring": "Scored Scorer ScoringRequest",
+    "stats": "AgentStats",
+    "tickets": "ScoredChunk Ticket",
 }
-__all__ = [
-    "AgentStats",
-    "AsyncRewardAgent",
-    "ConfinedReward",
-    "ConfinedScorer",
-    "InProcessScorer",
-    "RemoteReward",
-    "Retries",
-    "SandboxChoice",
-    "ScoreCache",
-    "Scored",
-    "ScoredChunk",
-    "Scorer",
-    "ScoringRequest",
-    "SyncRewardAgent",
-    "Ticket",
-    "load_custom_reward",
-    "load_reward",
-    "score_one",
-    "scorer_of",
-]
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__all__ = sorted(" ".join(_MODULES.values()).split())
+__getattr__, __dir__ = lazy_modules(__name__, _MODULES)

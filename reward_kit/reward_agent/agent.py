@@ -26,7 +26,7 @@ import anyio.abc
 from reward_kit.blocking import LoopThread
 from reward_kit.errors import ConfigError, RewardError, kind_of
 from reward_kit.providers.request_queue import Rates
-from reward_kit.reward_agent.calling import Caller, CallerOptions, Retries
+from reward_kit.reward_agent.calling import Caller, Retries
 from reward_kit.reward_agent.custom_scorer import custom_scorer
 from reward_kit.reward_agent.in_process import InProcessScorer, warn_unconfined
 from reward_kit.reward_agent.score_cache import ScoreCache, check_cacheable
@@ -91,13 +91,21 @@ class AsyncRewardAgent:
         retries = retries or getattr(scorer, "retries", None)
         width = min(max_concurrency, rates.max_connections or max_concurrency)
         self._tally = Tally()
-        self._caller = Caller(scorer, CallerOptions(width, deadline_s, rates, retries), cache, self._tally)
+        self._caller = Caller(
+            scorer,
+            self._tally,
+            max_concurrency=width,
+            deadline_s=deadline_s,
+            rates=rates,
+            retries=retries,
+            cache=cache,
+        )
         self._max_pending = max_pending
         self._tasks: anyio.abc.TaskGroup | None = None
         self._tickets: dict[Ticket, None] = {}  # not handed out in full
         self._completed: dict[tuple[Ticket, int], None] = {}  # not handed out
         self._group_takers: deque[asyncio.Event] = deque()
-        self._submitters: deque[tuple[int, asyncio.Event]] = deque()
+        self._submitters: deque[asyncio.Event] = deque()
         self._quiet = anyio.Event()
         self._pending = self._submitted = 0
 
@@ -128,7 +136,7 @@ class AsyncRewardAgent:
                 self._tasks = None
                 for ticket in self._tickets:
                     ticket.close()
-                for waiting in (*self._group_takers, *(wake_up for _, wake_up in self._submitters)):
+                for waiting in (*self._group_takers, *self._submitters):
                     waiting.set()
                 self._tickets.clear()
                 self._completed.clear()
@@ -155,10 +163,10 @@ class AsyncRewardAgent:
             RewardError: the agent is not open.
         """
         self._open_tasks()
-        for place, request in enumerate(batch):  # a worker would find out in the middle of everybody's calls
+        for index, request in enumerate(batch):
             if not isinstance(request, ScoringRequest):
                 raise ConfigError(
-                    f"submit: item {place} is {kind_of(request)}; give requests, as ScoringRequest.of(episode) makes "
+                    f"submit: item {index} is {kind_of(request)}; give requests, as ScoringRequest.of(episode) makes "
                     "them"
                 )
         group_size = _whole("group_size", group_size)
@@ -166,7 +174,20 @@ class AsyncRewardAgent:
             raise ConfigError(f"a batch of {len(batch)} cannot be cut into groups of {group_size}")
         if deadline_s is not None:
             check_number("deadline_s", deadline_s)
-        await self._room_for(len(batch))
+        if self._max_pending is not None:  # earlier submitters go first
+            turn = asyncio.Event()
+            self._submitters.append(turn)
+            try:
+                while self._submitters[0] is not turn or (
+                    self._pending and self._pending + len(batch) > self._max_pending
+                ):
+                    await turn.wait()
+                    turn.clear()
+                    self._open_tasks()
+            finally:
+                self._submitters.remove(turn)
+                if self._submitters:  # it checks whether it fits too
+                    self._submitters[0].set()
         self._submitted += 1
         finishes_groups = self._caller.finishes_groups
         ticket = Ticket(batch, group_size, self, number=self._submitted, finishes_groups=finishes_groups)
@@ -174,7 +195,8 @@ class AsyncRewardAgent:
             return ticket
         self._tickets[ticket] = None
         self._pending += len(batch)
-        self._tally.submit(len(batch), len(batch) // group_size)
+        self._tally.submitted += len(batch)
+        self._tally.groups_outstanding += len(batch) // group_size
         if deadline_s is not None:
             ticket.expire_in(deadline_s)
         self._caller.add(ticket)
@@ -222,8 +244,13 @@ class AsyncRewardAgent:
             raise ConfigError(f"get: {', '.join(sorted(kwargs))} would be for hook_func, and there is none")
         self._open_tasks()
         chunk_size = _whole("chunk_size", chunk_size)
-        found = self._oldest(chunk_size) if ticket is None else self._own(ticket)
-        chunk = self._handed_out(found, await found.deliveries.take(chunk_size, order, cut_groups=cut_groups))
+        if ticket is None:
+            ticket = self._oldest(chunk_size)
+        elif not isinstance(ticket, Ticket):
+            raise ConfigError(f"ticket is the result of submit; got {kind_of(ticket)}")
+        elif not ticket.is_of(self) and ticket.requests:
+            raise ConfigError("the ticket is of another agent, or of one that was closed since")
+        chunk = self._handed_out(ticket, await ticket.deliveries.take(chunk_size, order, cut_groups=cut_groups))
         if hook_func is None:
             return chunk
         answer = hook_func(*chunk, **kwargs)
@@ -285,32 +312,6 @@ class AsyncRewardAgent:
         """Figures of past and current calls; `stats.metrics()` has them as a trainer logs them."""
         return self._tally.stats(self._pending)
 
-    async def _room_for(self, count: int) -> None:
-        """Wait until so many more may be pending; earlier submitters go first."""
-        if self._max_pending is None:
-            return
-        entry = (count, asyncio.Event())
-        self._submitters.append(entry)
-        try:
-            while self._submitters[0] is not entry or not self._has_room(count):
-                await entry[1].wait()
-                entry[1].clear()
-                self._open_tasks()
-        finally:
-            self._submitters.remove(entry)
-            if self._submitters:  # it checks whether it fits too
-                self._submitters[0][1].set()
-
-    def _has_room(self, count: int) -> bool:
-        return self._max_pending is None or not self._pending or self._pending + count <= self._max_pending
-
-    def _own(self, ticket: Ticket) -> Ticket:
-        if not isinstance(ticket, Ticket):
-            raise ConfigError(f"ticket is the result of submit; got {kind_of(ticket)}")
-        if not ticket.is_of(self) and ticket.requests:
-            raise ConfigError("the ticket is of another agent, or of one that was closed since")
-        return ticket
-
     def _oldest(self, chunk_size: int) -> Ticket:
         for ticket in self._tickets:
             if ticket.deliveries.outstanding:
@@ -338,15 +339,13 @@ class AsyncRewardAgent:
             self._group_takers[0].set()
 
     def settled(self, count: int) -> None:
-        """As `TicketOwner`."""
         self._pending -= count
         if not self._pending:
             self._quiet.set()
         if self._submitters:
-            self._submitters[0][1].set()
+            self._submitters[0].set()
 
     def completed(self, ticket: Ticket, group: int) -> None:
-        """As `TicketOwner`."""
         self._tally.complete_group(ticket.results[ticket.group_of(group)])
         self._completed[ticket, group] = None
         ticket.deliveries.complete(group)
@@ -354,7 +353,6 @@ class AsyncRewardAgent:
             self._wake_group_taker()
 
     def gave_up(self, ticket: Ticket) -> None:
-        """As `TicketOwner`."""
         self._caller.cancel_unwanted()
 
 
@@ -399,11 +397,9 @@ class SyncRewardAgent:
     def submit(
         self, batch: Sequence[ScoringRequest], group_size: int = 1, *, deadline_s: float | None = None
     ) -> Ticket:
-        """As `AsyncRewardAgent.submit`."""
         return self._do(lambda: self._agent.submit(batch, group_size, deadline_s=deadline_s))
 
     def compute_reward_pipeline(self, batch: Sequence[ScoringRequest], group_size: int = 1) -> int:
-        """As `AsyncRewardAgent.compute_reward_pipeline`."""
         return self._do(lambda: self._agent.compute_reward_pipeline(batch, group_size))
 
     @overload
@@ -413,7 +409,6 @@ class SyncRewardAgent:
     def get(self, chunk_size: int, hook_func: Callable[..., Any], **options: Any) -> Any: ...
 
     def get(self, chunk_size: int, hook_func: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
-        """As `AsyncRewardAgent.get`; an asynchronous `hook_func` is called in the loop of the agent, others here."""
         if hook_func is None or inspect.iscoroutinefunction(hook_func):
             return self._do(lambda: self._agent.get(chunk_size, hook_func, **kwargs))
         own = {name: kwargs.pop(name) for name in ("ticket", "order", "cut_groups") if name in kwargs}
@@ -421,17 +416,14 @@ class SyncRewardAgent:
         return hook_func(*chunk, **kwargs)
 
     def score_all(self, batch: Sequence[ScoringRequest], group_size: int = 1) -> list[Scored]:
-        """As `AsyncRewardAgent.score_all`."""
         return self._do(lambda: self._agent.score_all(batch, group_size))
 
     def get_group(self) -> ScoredChunk:
-        """As `AsyncRewardAgent.get_group`."""
         return self._do(self._agent.get_group)
 
     def mini_batches(
         self, chunk_size: int, *, ticket: Ticket | None = None, order: Order = "completion"
     ) -> Iterator[ScoredChunk]:
-        """As `AsyncRewardAgent.mini_batches`."""
         chunks = self._agent.mini_batches(chunk_size, ticket=ticket, order=order)
 
         async def following() -> ScoredChunk | None:
@@ -442,7 +434,6 @@ class SyncRewardAgent:
 
     @property
     def stats(self) -> AgentStats:
-        """As `AsyncRewardAgent.stats`."""
         return self._agent.stats
 
     def _do(self, method: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:

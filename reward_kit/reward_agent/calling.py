@@ -16,7 +16,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import anyio
 import anyio.abc
@@ -76,12 +76,7 @@ class Retries:
 
 
 class SharedBudget:
-    """The retries of an agent: a share of the calls that began within a time window, and some to spare.
-
-    Args:
-        share: retries for each call.
-        window_s: the time for which a call counts.
-    """
+    """The retries of an agent: a share of the calls that began within a time window, and some to spare."""
 
     def __init__(self, share: float, window_s: float) -> None:
         self._share, self._slice_s = share, window_s / _SLICES
@@ -116,31 +111,18 @@ class SharedBudget:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One call of a scorer: of one request, or of a group if the reward scores groups.
-
-    Attributes:
-        ticket: its batch.
-        start: the index of its first request in the ticket.
-        count: the number of its requests.
-        attempts: made so far.
-        began: the begin of the first attempt, in the time of the loop.
-        spans: begin and end of each attempt.
-        given_up: why it is not made again, if not because its attempts are used up.
-        key: the hash of its content, if results are cached.
-        scope: cancels it while it is being made.
-        followers: calls of the same content, which get its results without being made.
-    """
+    """One call of a scorer: of one request, or of a group if the reward scores groups."""
 
     ticket: Ticket
-    start: int
-    count: int
+    start: int  # the index of its first request in the ticket
+    count: int  # the number of its requests
     attempts: int = 0
-    began: float = 0.0
-    spans: list[tuple[float, float]] = field(default_factory=list)
-    given_up: str = ""
-    key: str | None = None
-    scope: anyio.CancelScope | None = None
-    followers: list[Call] = field(default_factory=list)
+    began: float = 0.0  # the begin of the first attempt, in the time of the loop
+    spans: list[tuple[float, float]] = field(default_factory=list)  # begin and end of each attempt
+    given_up: str = ""  # why it is not made again, if not because its attempts are used up
+    key: str | None = None  # the hash of its content, if results are cached
+    scope: anyio.CancelScope | None = None  # cancels it while it is being made
+    followers: list[Call] = field(default_factory=list)  # calls of the same content, which get its results
 
     @property
     def requests(self) -> Sequence[ScoringRequest]:
@@ -153,31 +135,29 @@ class Call:
         return self.ticket.results[self.start] is None or any(call.is_wanted for call in self.followers)
 
 
-class CallerOptions(NamedTuple):
-    """The options of an agent's calls; see there."""
-
-    max_concurrency: int
-    deadline_s: float | None
-    rates: Rates
-    retries: Retries | None
-
-
 class Caller:
-    """Makes the calls of all tickets.
+    """Makes the calls of all tickets."""
 
-    Args:
-        scorer: is called.
-        options: of the agent.
-        cache: see `ScoreCache`.
-        tally: counts calls and results.
-
-    Attributes:
-        finishes_groups: the scorer has a `finish_group`, which gets all results of a group when they are there.
-    """
-
-    def __init__(self, scorer: Scorer, options: CallerOptions, cache: ScoreCache | None, tally: Tally) -> None:
-        self._scorer, self._options, self._cache, self._tally = scorer, options, cache, tally
+    def __init__(
+        self,
+        scorer: Scorer,
+        tally: Tally,
+        *,
+        max_concurrency: int,
+        deadline_s: float | None,
+        rates: Rates,
+        retries: Retries | None,
+        cache: ScoreCache | None,
+    ) -> None:
+        self._scorer, self._tally, self._cache = scorer, tally, cache
+        self._max_concurrency, self._deadline_s, self._rates, self._retries = (
+            max_concurrency,
+            deadline_s,
+            rates,
+            retries,
+        )
         self._in_groups = scorer.mode == "batch"
+        # It gets all results of a group when they are there.
         self._finisher: Finisher | None = getattr(scorer, "finish_group", None)
         self.finishes_groups = self._finisher is not None
         self._begun: deque[Call] = deque()  # of groups that were begun
@@ -185,7 +165,6 @@ class Caller:
         self._making: set[Call] = set()
         self._finishing: dict[anyio.CancelScope, tuple[Ticket, int]] = {}
         self._leading: dict[str, Call] = {}
-        retries = options.retries
         self._jitter = random.Random(retries.seed if retries is not None else None)
         self._budget: SharedBudget | None = None
         if retries is not None and retries.max_share is not None:
@@ -199,7 +178,7 @@ class Caller:
     def open(self, tasks: anyio.abc.TaskGroup) -> None:
         """Work in these tasks from now on."""
         self._tasks, self._loop = tasks, asyncio.get_running_loop()
-        per_minute = self._options.rates.requests_per_minute
+        per_minute = self._rates.requests_per_minute
         self._bucket = Bucket(per_minute, self._loop.time()) if per_minute else None
         self._time_came = asyncio.Event()
         tasks.start_soon(self._wait_for_timers)
@@ -232,7 +211,7 @@ class Caller:
                 scope.cancel()
 
     def _start_workers(self) -> None:
-        while self._tasks is not None and self._workers < self._options.max_concurrency:
+        while self._tasks is not None and self._workers < self._max_concurrency:
             if (call := self._take()) is None:
                 return
             self._workers += 1
@@ -285,21 +264,18 @@ class Caller:
         call: Call | None = first
         try:
             while call is not None:
-                await self._serve(call)
+                if not call.is_wanted:
+                    self._leads_no_more(call)
+                elif self._cache is not None and await self._is_answered(call, self._cache):
+                    if self._bucket is not None:
+                        self._bucket.take(-1.0)
+                else:
+                    scored = await self._make(call)
+                    if not self._is_made_again(call, scored):
+                        await self._settle(call, scored)
                 call = self._take()
         finally:
             self._workers -= 1
-
-    async def _serve(self, call: Call) -> None:
-        if not call.is_wanted:
-            self._leads_no_more(call)
-        elif self._cache is not None and await self._is_answered(call, self._cache):
-            if self._bucket is not None:
-                self._bucket.take(-1.0)
-        else:
-            scored = await self._make(call)
-            if not self._is_made_again(call, scored):
-                await self._settle(call, scored)
 
     async def _make(self, call: Call) -> list[Scored]:
         """Return the results of one attempt; failures are in them."""
@@ -314,15 +290,22 @@ class Caller:
         error: RewardKitError | None = None
         scored: list[Scored] | None = None
         try:
-            with anyio.CancelScope(deadline=self._deadline()) as call.scope:
+            with anyio.CancelScope(deadline=self._loop.time() + (self._deadline_s or math.inf)) as call.scope:
                 try:
                     with boundary(RewardError, "scorer"):
-                        scored = _checked(await CallTurn(self._scored(call), call.ticket.context), call.requests)
+                        if self._in_groups:
+                            turn = CallTurn(self._scorer.score_group(call.requests), call.ticket.context)
+                            scored = _checked(await turn, call.requests)
+                        else:
+                            request = call.ticket.requests[call.start]
+                            one = await CallTurn(self._scorer.score(request), call.ticket.context)
+                            scored = _checked([one], [request])
                 except RewardKitError as raised:
                     error = raised
         finally:
             self._making.discard(call)
-            self._tally.end_call(call.count)
+            self._tally.in_flight -= 1
+            self._tally.requests_in_flight -= call.count
         if scored is None:
             scored = _failed(call.requests, error or self._too_long())
         ended = self._loop.time()
@@ -333,21 +316,12 @@ class Caller:
         self._tally.spend(scored)
         return scored
 
-    def _deadline(self) -> float:
-        seconds = self._options.deadline_s
-        return math.inf if seconds is None else self._loop.time() + seconds
-
     def _too_long(self) -> DeadlineError:
-        return DeadlineError(f"the call took longer than its {self._options.deadline_s} s (deadline_s)")
-
-    async def _scored(self, call: Call) -> Sequence[Scored]:
-        if self._in_groups:
-            return await self._scorer.score_group(call.requests)
-        return [await self._scorer.score(call.ticket.requests[call.start])]
+        return DeadlineError(f"the call took longer than its {self._deadline_s} s (deadline_s)")
 
     def _is_made_again(self, call: Call, scored: Sequence[Scored]) -> bool:
         """Schedule another attempt, if there is one; the call waits for it outside of the calls in flight."""
-        retries = self._options.retries
+        retries = self._retries
         if retries is None or not call.is_wanted:
             return False
         may_pass = any(
@@ -409,7 +383,7 @@ class Caller:
         requests = ticket.requests[ticket.group_of(group)]
         complete = [result for result in ticket.results[ticket.group_of(group)] if result is not None]
         error: RewardKitError | None = None
-        with anyio.CancelScope(deadline=self._deadline()) as scope:
+        with anyio.CancelScope(deadline=self._loop.time() + (self._deadline_s or math.inf)) as scope:
             self._finishing[scope] = (ticket, group)
             try:
                 with boundary(RewardError, "finish_group"):
@@ -445,15 +419,11 @@ class Caller:
 
 
 def _checked(scored: Sequence[Scored], requests: Sequence[ScoringRequest]) -> list[Scored]:
-    """Return results if there is one for each request, in their order.
-
-    Raises:
-        RewardError: there is not; then it is unknown to which request each belongs.
-    """
-    found = list(scored)
-    if [getattr(one, "rollout_id", None) for one in found] != [request.rollout_id for request in requests]:
-        raise RewardError(f"the scorer gave {len(found)} results that are not those of the {len(requests)} requests")
-    return found
+    """Return results if there is one for each request, in their order."""
+    results = list(scored)
+    if [getattr(one, "rollout_id", None) for one in results] != [request.rollout_id for request in requests]:
+        raise RewardError(f"the scorer gave {len(results)} results that are not those of the {len(requests)} requests")
+    return results
 
 
 def _failed(requests: Sequence[ScoringRequest], error: RewardKitError) -> list[Scored]:

@@ -70,12 +70,12 @@ class Facts(pydantic.BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ConfinedReward:
-    """A reward that runs in the sandbox; see `scoring.Reward` for the properties.
+    """A reward that runs in the sandbox; see `scoring.Reward` for the first fields.
 
     Attributes:
         program: calls it.
         origin: its file and name.
-        facts: its description of itself.
+        resources: the names of its resources, whose values exist in the sandbox only.
         level: "warm" or "isolated".
         limits: of one call, of a rollout or of a group; the result of a group may be larger, see `limits_for`.
         output: printed by its file when it was loaded.
@@ -83,44 +83,19 @@ class ConfinedReward:
         options: its keyword parameters that are fixed; the program holds them too.
     """
 
+    id: str
+    mode: Mode
+    requirements: tuple[str, ...]
+    parameters: frozenset[str] | None
+    required: frozenset[str]
+    resources: Mapping[str, None]
     program: Program
     origin: Origin
-    facts: Facts
     level: ConfinedLevel
     limits: Limits
     output: str = field(default="", compare=False)
     files: tuple[Path, ...] = field(default=(), compare=False)
     options: Mapping[str, Any] = field(default_factory=dict, compare=False)
-
-    @property
-    def id(self) -> str:
-        """Names the reward in files."""
-        return self.facts.id
-
-    @property
-    def mode(self) -> Mode:
-        """Whether it scores rollouts one by one or groups of them."""
-        return self.facts.mode
-
-    @property
-    def requirements(self) -> tuple[str, ...]:
-        """Packages it needs."""
-        return tuple(self.facts.requirements)
-
-    @property
-    def resources(self) -> Mapping[str, None]:
-        """The names of its resources; their values exist in the sandbox only."""
-        return dict.fromkeys(self.facts.resources)
-
-    @property
-    def parameters(self) -> frozenset[str] | None:
-        """The names it takes; None if it takes any."""
-        return None if self.facts.parameters is None else frozenset(self.facts.parameters)
-
-    @property
-    def required(self) -> frozenset[str]:
-        """The parameters without a default."""
-        return frozenset(self.facts.required)
 
     def limits_for(self, rollouts: int) -> Limits:
         """Return the limits of a call for so many rollouts: the size of the result is multiplied, nothing else."""
@@ -138,11 +113,7 @@ def program_of(
     preload: tuple[str, ...] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Program:
-    """Return the program that loads a reward from text and describes it; `ready_to_score` makes the one that calls it.
-
-    Raises:
-        ConfigError: an option has no JSON form.
-    """
+    """Return the program that loads a reward from text and describes it."""
     modules = {name: [m.filename, m.text, m.is_package] for name, m in sources.modules.items()}
     try:
         arguments = json.dumps([modules, reference, str(folder), dict(options or {})])
@@ -171,11 +142,7 @@ def ready_to_score(program: Program, facts: Facts) -> Program:
 
 
 async def describe(program: Program, what: str, limits: Limits) -> tuple[Facts, str]:
-    """Load a reward in the sandbox; return its description and what its file printed.
-
-    Raises:
-        ConfigError: it cannot be loaded, or its signature cannot be called.
-    """
+    """Load a reward in the sandbox; return its description and what its file printed."""
     async with Sandbox(slots=1) as sandbox:
         limits = replace(limits, wall_s=min(limits.wall_s, _DESCRIBE_S))
         outcome = await sandbox.call(program, {"describe": True}, limits=limits)
@@ -209,7 +176,6 @@ class ConfinedScorer:
 
     @property
     def mode(self) -> Mode:
-        """As `Scorer`."""
         return self._reward.mode
 
     async def __aenter__(self) -> Self:
@@ -224,11 +190,9 @@ class ConfinedScorer:
             await self._sandbox.__aexit__(kind, error, trace)
 
     async def score(self, request: ScoringRequest) -> Scored:
-        """As `Scorer`. A rollout that broke is not scored: its failure is the answer."""
         return (await scored_together([request], self._score_whole))[0]
 
     async def score_group(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        """As `Scorer`."""
         if self.mode == "pointwise":
             return [await self.score(request) for request in requests]
         return await scored_together(requests, self._score_whole)
@@ -246,15 +210,14 @@ class ConfinedScorer:
         duration_s = time.perf_counter() - began
         output = () if outcome is None else (outcome.stdout, outcome.stderr, outcome.is_output_cut)
         scored = []
-        for request, found in zip(requests, judged, strict=True):
-            result, failure = (None, found) if isinstance(found, Failure) else (found, None)
-            turns = len(request.assistant_turns)
-            invalid = error_of(self._reward.id, result, turns) if result is not None else None
-            if invalid is not None:
-                failure = Failure.from_exception(invalid)
+        for request, one in zip(requests, judged, strict=True):
+            result, failure = (None, one) if isinstance(one, Failure) else (one, None)
+            if result is not None:
+                invalid = error_of(self._reward.id, result, len(request.assistant_turns))
+                failure = None if invalid is None else Failure.from_exception(invalid)
             if failure is not None:
-                told = (request.rollout_id, failure.message, failure.traceback)
-                logger.info("episode %s cannot be scored: %s\n%s", *told)
+                details = (request.rollout_id, failure.message, failure.traceback)
+                logger.info("episode %s cannot be scored: %s\n%s", *details)
             scored.append(Scored(request.rollout_id, result, failure, duration_s, self._recorded, *output))
         return scored
 

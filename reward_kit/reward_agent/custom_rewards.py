@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import difflib
 import functools
 import inspect
@@ -21,7 +20,7 @@ import json
 import logging
 import math
 import typing
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,11 +53,7 @@ logger = logging.getLogger("reward_kit.reward_agent")
 
 
 def spec_of(given: Any) -> RewardSpec:
-    """Return the spec of a reward in any of its forms: `@reward_function`, a plain function, or a `compute_score`.
-
-    Raises:
-        ConfigError: it is none of them, or its signature is wrong.
-    """
+    """Return the spec of a reward in any of its forms: `@reward_function`, a plain function, or a `compute_score`."""
     if isinstance(given, type):
         if hasattr(given, "score"):
             return reward_spec(given)
@@ -86,65 +81,50 @@ def _function_spec(function: Callable[..., Any]) -> RewardSpec:
     code = code_of(function)
     form = ScoreForm.read(function if is_partial else code, name, has_self=not is_partial and code is not function)
     calls = Calls(function, form)
-    method = "all" if form.is_batch else "one"
-    awaited: Callable[..., Awaitable[Any]] = getattr(calls, f"{method}_awaited")
-    direct: Callable[..., Any] = getattr(calls, method)
-
-    async def score_awaited(**values: Any) -> Any:
-        return await awaited(values)
+    call = calls.all if form.is_batch else calls.one
 
     def score(**values: Any) -> Any:
-        return direct(values)
+        return call(values) if form.is_async else _without_waiting(call(values))
 
-    adapted: Callable[..., Any] = score_awaited if form.is_async else score
-    adapted.__name__, adapted.__module__ = form.id, code.__module__
-    adapted.__annotations__ = dict(form.hints)
-    adapted.custom_form = form  # type: ignore[attr-defined]
-    return _spec(form, adapted, code, function)
+    score.__name__, score.__module__ = form.id, code.__module__
+    score.__annotations__ = dict(form.hints)
+    score.custom_form = form  # type: ignore[attr-defined]
+    return _spec(form, score, code, function)
 
 
 def _class_spec(kind: type) -> RewardSpec:
+    name, post_name = kind.__name__, "post_process_scores"
     compute = kind.compute_score  # type: ignore[attr-defined]
     is_bound = isinstance(inspect.getattr_static(kind, "compute_score"), staticmethod | classmethod)
-    form = ScoreForm.read(compute, kind.__name__, has_self=not is_bound)
+    form = ScoreForm.read(compute, name, has_self=not is_bound)
     for method in ("__init__", "setup", "close"):
         if argument := argument_without_default(kind, method):
             raise ConfigError(
-                f"{line_of(getattr(kind, method))}{kind.__name__}.{method} is called without arguments; give "
+                f"{line_of(getattr(kind, method))}{name}.{method} is called without arguments; give "
                 f"{argument!r} a default, or take it in compute_score, where reward_options fix it"
             )
-    _check_post(kind)
-    for method in ("post_process_scores", "log"):
+    post = getattr(kind, post_name, None)
+    if not hasattr(kind, post_name):
+        if near := _misspelt(kind, post_name):
+            raise ConfigError(f"{name} has an unused method {near!r}; did you mean {post_name!r}?")
+    elif not callable(post):
+        raise ConfigError(f"{name}.{post_name} is {kind_of(post)}; write def {post_name}(self, scores)")
+    else:
+        is_bound = isinstance(inspect.getattr_static(kind, post_name), staticmethod | classmethod)
+        try:
+            inspect.signature(post).bind(*(() if is_bound else (None,)), [])
+        except TypeError as error:
+            raise ConfigError(f"{line_of(post)}{name}.{post_name}(self, scores) takes the scores: {error}") from None
+    for method in (post_name, "log"):
         if inspect.iscoroutinefunction(getattr(kind, method, None)) and not form.is_async:
-            raise ConfigError(f"{kind.__name__}: {method} is async and compute_score is not; make both the same")
+            raise ConfigError(f"{name}: {method} is async and compute_score is not; make both the same")
     each = _spec(form, _adapted_class(kind, form, "one"), compute, kind)
-    if not form.is_batch and not hasattr(kind, "post_process_scores"):
+    if not form.is_batch and post is None:
         return each
     group = _adapted_class(kind, form, "all")
     if not form.is_batch:
         group.each = each  # type: ignore[attr-defined]
     return _spec(form, group, compute, kind, mode="batch")
-
-
-def _check_post(kind: type) -> None:
-    """Check the name and the signature of `post_process_scores`.
-
-    Raises:
-        ConfigError: it would not be called, or could not be.
-    """
-    name = "post_process_scores"
-    if not hasattr(kind, name):
-        if near := _misspelt(kind, name):
-            raise ConfigError(f"{kind.__name__} has an unused method {near!r}; did you mean {name!r}?")
-        return
-    post = getattr(kind, name)
-    if not callable(post):
-        raise ConfigError(f"{kind.__name__}.{name} is {kind_of(post)}; write def {name}(self, scores)")
-    is_bound = isinstance(inspect.getattr_static(kind, name), staticmethod | classmethod)
-    try:
-        inspect.signature(post).bind(*(() if is_bound else (None,)), [])
-    except TypeError as error:
-        raise ConfigError(f"{line_of(post)}{kind.__name__}.{name}(self, scores) takes the scores: {error}") from None
 
 
 def _adapted_class(kind: type, form: ScoreForm, method: str) -> type:
@@ -155,7 +135,8 @@ def _adapted_class(kind: type, form: ScoreForm, method: str) -> type:
         self.calls = Calls(self.user, form)
 
     def score(self: Any, **values: Any) -> Any:
-        return getattr(self.calls, f"{method}_awaited" if form.is_async else method)(values)
+        result = getattr(self.calls, method)(values)
+        return result if form.is_async else _without_waiting(result)
 
     def forwarded(name: str) -> Callable[[Any], Any]:
         return lambda self: getattr(self.user, name)()
@@ -170,6 +151,15 @@ def _adapted_class(kind: type, form: ScoreForm, method: str) -> type:
         **{name: forwarded(name) for name in ("setup", "close") if callable(getattr(kind, name, None))},
     }
     return type(kind.__name__, (), space)
+
+
+def _without_waiting(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of a coroutine of `Calls` for a synchronous reward; nothing in it waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("only calls of an asynchronous reward wait")
 
 
 def _spec(form: ScoreForm, function: Any, code: Any, given: Any, mode: Mode | None = None) -> RewardSpec:
@@ -204,33 +194,19 @@ def _misspelt(kind: type, method: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ScoreForm:
-    """The signature of a `compute_score`.
-
-    Attributes:
-        id: names it in files and messages.
-        names: the parameters of the form that it takes.
-        own: its further parameters, which options fix.
-        required: all parameters without a default.
-        hints: the annotations of its own parameters and of the ground truth.
-        is_batch: it takes the plural names, and scores a group in one call.
-        is_async: it is a coroutine function.
-    """
+    """The signature of a `compute_score`."""
 
     id: str
-    names: frozenset[str]
-    own: frozenset[str]
-    required: frozenset[str]
-    hints: Mapping[str, Any]
-    is_batch: bool
+    names: frozenset[str]  # the parameters of the form that it takes
+    own: frozenset[str]  # its further parameters, which options fix
+    required: frozenset[str]  # all parameters without a default
+    hints: Mapping[str, Any]  # the annotations of its own parameters and of the ground truth
+    is_batch: bool  # it takes the plural names, and scores a group in one call
     is_async: bool
 
     @classmethod
     def read(cls, code: Callable[..., Any], id: str, *, has_self: bool) -> ScoreForm:
-        """Read a signature.
-
-        Raises:
-            ConfigError: it does not have the form.
-        """
+        """Read a signature."""
         parameters = list(inspect.signature(code).parameters.values())
         code = code.func if isinstance(code, functools.partial) else code
         where = f"{line_of(code)}{id}"
@@ -276,7 +252,6 @@ class ScoreForm:
         return {**named, **{name: values[name] for name in self.own if name in values}}
 
     def batch_arguments(self, rollouts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """As `arguments`, for all rollouts of a group in one call."""
         offered = [_offered(values) for values in rollouts]
         pairs = zip(_GIVEN, _GIVEN_TO_BATCH, strict=True)
         named = {many: [each[one] for each in offered] for one, many in pairs if many in self.names}
@@ -306,12 +281,7 @@ def _offered(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Calls:
-    """Calls a user's `compute_score`, its log and its post-processing.
-
-    Args:
-        owner: the function, or the object that has the methods.
-        form: its signature.
-    """
+    """Calls a user's `compute_score`, its log and its post-processing. Nothing waits unless the form is async."""
 
     def __init__(self, owner: Any, form: ScoreForm) -> None:
         self.form = form
@@ -319,60 +289,54 @@ class Calls:
         self._log = _log_of(getattr(owner, "log", None)) if self._compute is not owner else None
         self.post: Callable[[list[float]], Any] | None = getattr(owner, "post_process_scores", None)
 
-    def one(self, values: Mapping[str, Any]) -> EvaluateResult:
+    async def one(self, values: Mapping[str, Any]) -> EvaluateResult:
         """Score one rollout."""
         named = self.form.arguments(values)
-        result = read_answer(self._compute(**named), self.form.id)
+        returned = self._compute(**named)
+        result = read_answer(await returned if self.form.is_async else returned, self.form.id)
         if self._log is not None:
-            with self._warning():
-                self._log(named, result)
-        return result
-
-    async def one_awaited(self, values: Mapping[str, Any]) -> EvaluateResult:
-        """As `one`, of a coroutine function."""
-        named = self.form.arguments(values)
-        result = read_answer(await self._compute(**named), self.form.id)
-        if self._log is not None:
-            with self._warning():
+            try:
                 logged = self._log(named, result)
-                if inspect.isawaitable(logged):
+                if self.form.is_async and inspect.isawaitable(logged):
                     await logged
+            except Exception as error:  # noqa: BLE001 - the user's log does not concern the score
+                logger.warning("log of %s: %s: %s", self.form.id, type(error).__name__, safe_str(error))
         return result
 
-    def all(self, lists: Mapping[str, Any]) -> list[EvaluateResult]:
-        """Score a group, if its calls cannot be made apart."""
-        rollouts = _apart(lists)
+    async def all(self, lists: Mapping[str, Any]) -> list[EvaluateResult]:
+        """Score a group; asynchronous calls run concurrently."""
+        singular = {many: one for one, many in BATCH_NAMES.items()}
+        per_rollout = {*singular, *_WANTED}
+        rollouts = [
+            {
+                singular.get(name, name): value[i] if name in per_rollout and isinstance(value, list) else value
+                for name, value in lists.items()
+            }
+            for i in range(len(lists["rollouts_messages"]))
+        ]
         if self.form.is_batch:
-            results = self._read_all(self._compute(**self.form.batch_arguments(rollouts)), len(rollouts))
+            returned = self._compute(**self.form.batch_arguments(rollouts))
+            results = self._read_all(await returned if self.form.is_async else returned, len(rollouts))
+        elif self.form.is_async:
+            results = list(await asyncio.gather(*map(self._one_or_failed, rollouts)))
         else:
-            results = []
-            for values in rollouts:
-                try:
-                    results.append(self.one(values))
-                except Exception as error:  # noqa: BLE001 - its own rollout is unscored, and the others are not
-                    results.append(failed(_why(error)))
-        if self.post is None:
-            return results
-        return finished(results, self.post(_scores(results)), self.form.id)
-
-    async def all_awaited(self, lists: Mapping[str, Any]) -> list[EvaluateResult]:
-        """As `all`, of a coroutine function; the calls of a group run concurrently."""
-        rollouts = _apart(lists)
-        if self.form.is_batch:
-            results = self._read_all(await self._compute(**self.form.batch_arguments(rollouts)), len(rollouts))
-        else:
-
-            async def one_or_failed(values: Mapping[str, Any]) -> EvaluateResult:
-                try:
-                    return await self.one_awaited(values)
-                except Exception as error:  # noqa: BLE001 - its own rollout is unscored, and the others are not
-                    return failed(_why(error))
-
-            results = list(await asyncio.gather(*map(one_or_failed, rollouts)))
+            results = [await self._one_or_failed(values) for values in rollouts]
         if self.post is None:
             return results
         processed = self.post(_scores(results))
-        return finished(results, await processed if inspect.isawaitable(processed) else processed, self.form.id)
+        if self.form.is_async and inspect.isawaitable(processed):
+            processed = await processed
+        return finished(results, processed, self.form.id)
+
+    async def _one_or_failed(self, values: Mapping[str, Any]) -> EvaluateResult:
+        try:
+            return await self.one(values)
+        except MemoryError:
+            raise  # a limit, which the sandbox describes
+        except RewardKitError as error:
+            return failed(safe_str(error))
+        except Exception as error:  # noqa: BLE001 - its own rollout is unscored, and the others are not
+            return failed(f"{type(error).__name__}: {safe_str(error)}")
 
     def _read_all(self, returned: Any, count: int) -> list[EvaluateResult]:
         answers = returned.tolist() if hasattr(returned, "tolist") else returned
@@ -387,33 +351,6 @@ class Calls:
             except InvalidResultError as error:
                 results.append(failed(str(error)))
         return results
-
-    @contextlib.contextmanager
-    def _warning(self) -> Iterator[None]:
-        """Log an error of the user's own log, which does not concern the score."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - hostile code may raise anything here
-            logger.warning("log of %s: %s: %s", self.form.id, type(error).__name__, safe_str(error))
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, MemoryError):
-        raise error  # a limit, which the sandbox describes
-    return safe_str(error) if isinstance(error, RewardKitError) else f"{type(error).__name__}: {safe_str(error)}"
-
-
-def _apart(lists: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the values of each rollout of a group; an option is shared by all of them."""
-    singular = {many: one for one, many in BATCH_NAMES.items()}
-    per_rollout = {*singular, *_WANTED}
-    return [
-        {
-            singular.get(name, name): value[i] if name in per_rollout and isinstance(value, list) else value
-            for name, value in lists.items()
-        }
-        for i in range(len(lists["rollouts_messages"]))
-    ]
 
 
 def _log_of(log: Any) -> Callable[[Mapping[str, Any], EvaluateResult], Any] | None:
@@ -436,32 +373,21 @@ def _log_of(log: Any) -> Callable[[Mapping[str, Any], EvaluateResult], Any] | No
 
 
 class CustomAnswer(EvaluateResult):
-    """The result of an answer in verl's form.
+    """The result of an answer in verl's form."""
 
-    Attributes:
-        told: the values of a mapping besides the score, unchanged; files have them as text in `reason` instead.
-    """
-
-    told: dict[Any, Any] = Field(default_factory=dict, exclude=True, repr=False)
+    # The values of a mapping besides the score, unchanged; files have them as text in `reason` instead.
+    mapping_values: dict[Any, Any] = Field(default_factory=dict, exclude=True, repr=False)
 
 
 def read_answer(returned: Any, what: str) -> EvaluateResult:
-    """Return the result of an answer, without a valid score if the score is None or NaN.
-
-    Args:
-        returned: a number, None, `(score, query, response)`, a mapping with `score`, or a result.
-        what: names the function in messages.
-
-    Raises:
-        InvalidResultError: it is something else, or the score is infinite.
-    """
+    """Return the result of an answer, without a valid score if the score is None or NaN."""
     if isinstance(returned, EvaluateResult):
         return returned
     if inspect.isawaitable(returned):
         if inspect.iscoroutine(returned):
             returned.close()
         raise InvalidResultError(f"{what} returned a coroutine; declare compute_score with `async def`")
-    score, query, response, told = returned, None, None, {}
+    score, query, response, mapping = returned, None, None, {}
     reason = None
     if isinstance(returned, tuple | list):
         if len(returned) != 3:
@@ -471,8 +397,8 @@ def read_answer(returned: Any, what: str) -> EvaluateResult:
         if "score" not in returned:
             raise InvalidResultError(f"{what} returned a mapping without 'score'; it has {sorted(map(str, returned))}")
         score, query, response = (returned.get(name) for name in ("score", "query", "response"))
-        told = {key: value for key, value in returned.items() if key != "score"}
-        rest = {key: value for key, value in told.items() if key not in ("query", "response")}
+        mapping = {key: value for key, value in returned.items() if key != "score"}
+        rest = {key: value for key, value in mapping.items() if key not in ("query", "response")}
         reason = _text(rest) if rest else None
     number = _number(score, what)
     kept = {"query": _text(query), "response": _text(response), "reason": reason}
@@ -480,7 +406,7 @@ def read_answer(returned: Any, what: str) -> EvaluateResult:
         result = failed(f"{_NO_SCORE} ({'None' if score is None else 'NaN'})", **kept)
     else:
         result = CustomAnswer(score=number, **kept)
-    result.told = told
+    result.mapping_values = mapping
     return result
 
 
@@ -530,14 +456,7 @@ def _scores(results: Sequence[EvaluateResult]) -> list[float]:
 
 
 def finished(results: Sequence[EvaluateResult], processed: Any, what: str) -> list[EvaluateResult]:
-    """Return the results of a group with the scores that its post-processing gave.
-
-    A new score of an unscored rollout is marked as imputed; a changed one keeps the earlier score in `raw_score`; a
-    removed one leaves the rollout unscored.
-
-    Raises:
-        InvalidResultError: it is not a list of as many numbers or None.
-    """
+    """Return the results of a group with the scores that its post-processing gave."""
     given = processed.tolist() if hasattr(processed, "tolist") else processed
     name = f"post_process_scores of {what}"
     if not isinstance(given, list | tuple):

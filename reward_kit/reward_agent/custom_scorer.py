@@ -70,15 +70,10 @@ class GroupScorer(CustomScorer):
         super().__init__(each, deadline_s, max_threads=max_threads)
 
     async def score_group(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        """As `Scorer`; for callers that do not call `finish_group`."""
         return await self.finish_group(requests, await super().score_group(requests))
 
     async def finish_group(self, requests: Sequence[ScoringRequest], scored: Sequence[Scored]) -> list[Scored]:
-        """Return the scores of a group after its post-processing, in their order.
-
-        It gets a score of each rollout that did not break, NaN if its call gave none. If it fails, all of them are
-        unscored.
-        """
+        """Return the scores of a group after its post-processing, in their order."""
         indexes = [index for index, request in enumerate(requests) if request.failure is None]
         if self._opened is None or not indexes:  # it could not be opened, and every call says why
             return list(scored)

@@ -86,20 +86,7 @@ class CallThreads:
         self._is_closed = False
 
     async def run(self, function: Callable[[], Any], *, is_bounded: bool = True) -> Any:
-        """Call `function` in a thread, with a copy of the caller's context variables.
-
-        If this is cancelled, a waiting call is never made. One that has begun is given up: a thread cannot be ended, so
-        it goes on, and its result is dropped.
-
-        Args:
-            function: called without arguments.
-            is_bounded: the deadline applies to it.
-
-        Raises:
-            OverdueError: the call exceeded the deadline.
-            BaseException: as the function raised it; but a `KeyboardInterrupt` or the like as the cause of a
-                `RuntimeError`, since it would end the event loop.
-        """
+        """Call `function` in a thread, with a copy of the caller's context variables."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         context = contextvars.copy_context()
         if _library is not None:
@@ -300,7 +287,6 @@ class InProcessScorer:
 
     @property
     def mode(self) -> Mode:
-        """As `Scorer`."""
         return self._spec.mode
 
     async def __aenter__(self) -> Self:
@@ -322,7 +308,6 @@ class InProcessScorer:
                 self._threads.close()
 
     async def score(self, request: ScoringRequest) -> Scored:
-        """As `Scorer`. A rollout that broke is not scored: its failure is the answer."""
         if self._spec.mode == "batch":
             return (await self.score_group([request]))[0]
         if request.failure is not None:
@@ -339,7 +324,6 @@ class InProcessScorer:
         return self._scored(request, result, time.perf_counter() - began)
 
     async def score_group(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        """As `Scorer`."""
         if self._spec.mode == "pointwise":
             return [await self.score(request) for request in requests]
         return await scored_together(requests, self._score_whole)

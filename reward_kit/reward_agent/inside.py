@@ -180,7 +180,6 @@ class ConfinedCalls:
         return self._spec
 
     def _object(self, reference: str) -> Any:
-        """As `load_object`, of the texts that the host sent."""
         location, name = split_reference(reference)
         module, what = location, location
         if location.endswith(".py"):

@@ -111,11 +111,7 @@ def load_reward(
 
 
 def reward_here(reward: Any, options: Mapping[str, Any]) -> RewardSpec:
-    """Return the spec of a reward function or class, ready to be called in this process.
-
-    Raises:
-        ConfigError: it is not a reward, its requirements are not met, or an option does not fit.
-    """
+    """Return the spec of a reward function or class, ready to be called in this process."""
     spec = fixed(spec_of(reward), options)
     check_installed(spec.requirements, f"reward {spec.id!r}")
     for resource in spec.resources.values():
@@ -132,20 +128,7 @@ def reward_given(
     *,
     choice_is: str = "choice",
 ) -> Reward:
-    """Return the reward that a user handed to a trainer: a reference, or the reward itself. Notes are logged.
-
-    Args:
-        given: a reference as of `load_reward`; or a reward function, class, `compute_score` or spec, which runs in this
-            process.
-        folder: the base of a file path, by default the working directory.
-        choice: of the sandbox of a reward that is named; of one that is given, the caller keeps its time.
-        options: keyword parameters to fix.
-        choice_is: the user's name of the choice, for the message.
-
-    Raises:
-        ConfigError: it cannot be loaded, its requirements are not met, an option does not fit, or a folder or choice
-            has no effect.
-    """
+    """Return the reward that a user handed to a trainer: a reference, or the reward itself. Notes are logged."""
     choice = choice or SandboxChoice()
     if isinstance(given, str):
         loaded = load_reward(given, folder, choice, options)
@@ -305,9 +288,14 @@ def _described(
         )
     own = [Path(module.filename) for module in sources.modules.values() if module.text is not None]
     reward = ConfinedReward(
+        id=facts.id,
+        mode=facts.mode,
+        requirements=tuple(facts.requirements),
+        parameters=None if facts.parameters is None else frozenset(facts.parameters),
+        required=frozenset(facts.required),
+        resources=dict.fromkeys(facts.resources),
         program=ready_to_score(program, facts),
         origin=Origin(file, name),
-        facts=facts,
         level=level,
         limits=limits,
         output=output,

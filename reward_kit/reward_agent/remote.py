@@ -113,33 +113,25 @@ def is_address(reference: str) -> bool:
 
 
 def checked_address(url: str) -> str:
-    """Return the URL of a reward, without a slash at its end.
-
-    Raises:
-        ConfigError: it is not a reward's; a URL that may hold a credential is not shown.
-    """
+    """Return the URL of a reward, without a slash at its end."""
     if "@" in url:
         raise ConfigError(f"the URL of a reward holds no user name and no password; set {KEY_VARIABLE} instead")
-    found = url.rstrip("/")
+    address = url.rstrip("/")
     try:
-        is_right = bool(_ADDRESS.match(found)) and urlsplit(found).port != 0
+        is_right = bool(_ADDRESS.match(address)) and urlsplit(address).port != 0
     except ValueError:
         is_right = False
     if not is_right:
-        if found != (shown := re.split("[?#]", found)[0]):  # the rest may be a key too
+        if address != (shown := re.split("[?#]", address)[0]):  # the rest may be a key too
             raise ConfigError(f"{shown + '…'!r} is not a reward's address; nothing follows its path")
-        near = found.removesuffix("/score").removesuffix("/score_batch")
-        fix = f"name {near}" if near != found and _ADDRESS.match(near) else "it looks like " + _EXAMPLE
+        near = address.removesuffix("/score").removesuffix("/score_batch")
+        fix = f"name {near}" if near != address and _ADDRESS.match(near) else "it looks like " + _EXAMPLE
         raise ConfigError(f"{url!r} is not a reward's address; {fix}")
-    return found
+    return address
 
 
 def check_named_by_file(url: str) -> None:
-    """Refuse to send the key to an address that only a file names: the file may be untrusted (`providers/keys.py`).
-
-    Raises:
-        ConfigError: the key is not configured for that server.
-    """
+    """Refuse to send the key to an address that only a file names: the file may be untrusted (`providers/keys.py`)."""
     url = checked_address(url)
     if _key():
         check_allowed(KEY_VARIABLE, url, os.environ)
@@ -150,11 +142,7 @@ def _key() -> str:
 
 
 def key_for(url: str, api_key: str | None = None) -> str:
-    """Return the key for a server: the given one, else of the environment, else of the nearest `.env`.
-
-    Raises:
-        ConfigError: there is none, or no HTTP header can carry it.
-    """
+    """Return the key for a server: the given one, else of the environment, else of the nearest `.env`."""
     key = (api_key or _key()).strip()
     if not key:
         raise ConfigError(f"no key for {url}: set {KEY_VARIABLE} in the environment or in a .env file")
@@ -189,13 +177,7 @@ class Patience:
 
 
 class RewardEndpoint:
-    """One reward's address, requested over kept-alive connections. Use it as an async context manager.
-
-    Args:
-        url: as `checked_address` gives it.
-        key: sent with each request, and shown in no message.
-        patience: timeouts and attempts.
-    """
+    """One reward's address, requested over kept-alive connections; the key is shown in no message."""
 
     def __init__(self, url: str, key: str, patience: Patience) -> None:
         self.url = url
@@ -230,15 +212,11 @@ class RewardEndpoint:
         if session is not None:
             await session.close()
 
-    async def get(self) -> Any:
-        """Return the server's description of the reward. Raises as `post`."""
-        return await self._request("GET", self.url, None)
-
-    async def post(self, action: str, body: bytes) -> Any:
-        """Return the answer to a JSON body.
+    async def request(self, action: str = "", body: bytes | None = None) -> Any:
+        """Return the server's description of the reward, or its answer to a JSON body.
 
         Args:
-            action: "score" or "score_batch".
+            action: "score" or "score_batch"; "" for the description.
             body: JSON.
 
         Raises:
@@ -246,25 +224,20 @@ class RewardEndpoint:
             ProviderError: it cannot be reached, is overloaded or answers something else, after all attempts.
             DeadlineError: it did not answer in time.
         """
-        return await self._request("POST", f"{self.url}/{action}", body)
-
-    async def _request(self, method: str, url: str, body: bytes | None) -> Any:
-        async def attempt() -> Any:
-            return self._value_of(*await self._exchange(method, url, body), url)
-
-        value, _ = await with_retries(attempt, self._patience.policy, self._jitter)
+        value, _ = await with_retries(lambda: self._attempt(action, body), self._patience.policy, self._jitter)
         return value
 
-    async def _exchange(self, method: str, url: str, body: bytes | None) -> tuple[int, Mapping[str, str], bytes]:
+    async def _attempt(self, action: str, body: bytes | None) -> Any:
         import aiohttp
 
         assert self._session is not None, "it is used inside of its block"
-        headers = {} if body is None else {"Content-Type": "application/json"}
+        url = f"{self.url}/{action}" if action else self.url
+        method, headers = ("GET", {}) if body is None else ("POST", {"Content-Type": "application/json"})
         try:
             async with self._session.request(
                 method, url, data=body, headers=headers, allow_redirects=False
             ) as response:
-                return response.status, response.headers, await read_body(response, REWARD_ANSWER_BYTES)
+                status, answer = response.status, await read_body(response, REWARD_ANSWER_BYTES)
         except TooLargeError as error:
             raise ProviderError(f"{url}: the answer has more than {error}, which is the limit") from None
         except aiohttp.ConnectionTimeoutError as error:
@@ -279,40 +252,28 @@ class RewardEndpoint:
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise TransientError(f"{url} dropped the connection: {self._excerpt(error)}") from error
-
-    def _excerpt(self, error: Exception) -> str:
-        return excerpt(str(error) or type(error).__name__, [self._key])
-
-    def _value_of(self, status: int, headers: Mapping[str, str], body: bytes, url: str) -> Any:
         if status == 200:
             try:
-                return read_strictly(body)
+                return read_strictly(answer)
             except (ValueError, RecursionError) as error:
                 raise TransientError(f"{url} answered something that is not JSON: {self._excerpt(error)}") from None
         if 300 <= status < 400:
             raise ConfigError(f"{url} redirects (HTTP {status}); name the address that it leads to")
-        problem = status_error(status, headers, body, url, [self._key])
+        problem = status_error(status, response.headers, answer, url, [self._key])
         if status in (401, 403):
             raise ConfigError(f"{problem}; is {KEY_VARIABLE} the server's key?")
         if status in _REFUSED:
             raise ConfigError(str(problem))
         raise problem
 
+    def _excerpt(self, error: Exception) -> str:
+        return excerpt(str(error) or type(error).__name__, [self._key])
+
 
 class RemoteReward:
     """One reward of a reward server: its description, and the scorer that calls it; see `scoring.Reward`.
 
-    Make it with `RemoteReward.at` or `load_reward`. It is opened as an async context manager, which the reward agent
-    does; `scorer` returns another one.
-
-    Args:
-        url: its address, such as "https://rewards.example:8700/v1/rewards/exact".
-        about: the server's description.
-        api_key: by default `REWARD_KIT_REWARD_API_KEY`, of the environment or `.env`.
-        patience: timeouts and attempts.
-
-    Raises:
-        ConfigError: the URL is not a reward's, or there is no key.
+    Make it with `RemoteReward.at` or `load_reward`. The reward agent opens it as an async context manager.
     """
 
     def __init__(
@@ -321,6 +282,14 @@ class RemoteReward:
         self.url, self.about = checked_address(url), about
         self._endpoint = RewardEndpoint(self.url, key_for(self.url, api_key), patience or Patience())
         self._deadline_s: float | None = None
+        self.id, self.mode, self.digest = about.id, about.mode, about.digest
+        self.parameters = None if about.parameters is None else frozenset(about.parameters)
+        self.required = frozenset(about.required)
+        # They are on the server, and part of its digest.
+        self.origin: Origin | None = None
+        self.requirements: tuple[str, ...] = ()
+        self.resources: Mapping[str, Any] = {}
+        self.options: Mapping[str, Any] = {}
 
     @classmethod
     async def at(cls, url: str, *, api_key: str | None = None, patience: Patience | None = None) -> Self:
@@ -338,7 +307,7 @@ class RemoteReward:
         """
         url = checked_address(url)
         async with RewardEndpoint(url, key_for(url, api_key), patience or Patience()) as endpoint:
-            description = await endpoint.get()
+            description = await endpoint.request()
         try:
             about = AboutBody.model_validate(description, strict=True)
         except pydantic.ValidationError as error:
@@ -346,57 +315,8 @@ class RemoteReward:
             raise ProviderError(f"{url} is not a reward of a reward server: {problems}") from None
         return cls(url, about, api_key=api_key, patience=patience)
 
-    @property
-    def id(self) -> str:
-        """Names the reward in files."""
-        return self.about.id
-
-    @property
-    def mode(self) -> Mode:
-        """Whether it scores rollouts one by one or groups of them."""
-        return self.about.mode
-
-    @property
-    def origin(self) -> Origin | None:
-        """None: its file is on the server."""
-        return None
-
-    @property
-    def requirements(self) -> tuple[str, ...]:
-        """None: its requirements are installed on the server."""
-        return ()
-
-    @property
-    def resources(self) -> Mapping[str, Any]:
-        """None that are known here."""
-        return {}
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """None: they are fixed on the server, and part of `digest`."""
-        return {}
-
-    @property
-    def parameters(self) -> frozenset[str] | None:
-        """The names it takes; None if it takes any."""
-        return None if self.about.parameters is None else frozenset(self.about.parameters)
-
-    @property
-    def required(self) -> frozenset[str]:
-        """The parameters without a default that a rollout has."""
-        return frozenset(self.about.required)
-
-    @property
-    def digest(self) -> str:
-        """The server's hash of its code and its options."""
-        return self.about.digest
-
     def scorer(self, deadline_s: float | None = None) -> RemoteReward:
-        """Return another one that can be opened beside this.
-
-        Args:
-            deadline_s: for one call, its retries included; beyond it, the call is unscored with the class `timeout`.
-        """
+        """Return another one that can be opened beside this; beyond `deadline_s`, a call is unscored as a timeout."""
         if deadline_s is not None:
             check_number("deadline_s", deadline_s)
         other = copy.copy(self)
@@ -413,13 +333,11 @@ class RemoteReward:
         await self._endpoint.__aexit__(kind, error, trace)
 
     async def score(self, request: ScoringRequest) -> Scored:
-        """As `Scorer`. A rollout that broke is not sent: its failure is the answer."""
         if request.failure is not None:
             return Scored(request.rollout_id, None, request.failure)
         return (await self._scored([request], "score"))[0]
 
     async def score_group(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        """As `Scorer`: one request for all that did not break, or several if the reward is pointwise and they many."""
         return await scored_together(requests, self._score_whole)
 
     async def _score_whole(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
@@ -437,7 +355,7 @@ class RemoteReward:
                 sent = json.dumps({**body, "codec": "typed"}, allow_nan=False, separators=(",", ":")).encode("ascii")
                 try:
                     async with asyncio.timeout(self._deadline_s):
-                        answer = await self._endpoint.post(action, sent)
+                        answer = await self._endpoint.request(action, sent)
                 except TimeoutError:
                     raise DeadlineError(
                         f"reward {self.id!r} at {self.url} took longer than its {self._deadline_s} s"
@@ -450,11 +368,6 @@ class RemoteReward:
         return [Scored(one.rollout_id, None, failure, duration_s, retry_after_s=asked_s) for one in requests]
 
     def _read(self, answer: Any, requests: Sequence[ScoringRequest], action: str, duration_s: float) -> list[Scored]:
-        """Return the scores of an answer.
-
-        Raises:
-            ProviderError: they are not those of the requests.
-        """
         answers = [answer] if action == "score" else answer.get("scores") if isinstance(answer, Mapping) else None
         if not isinstance(answers, list) or len(answers) != len(requests):
             raise ProviderError(f"{self.url} answered something else than {len(requests)} scores")
@@ -469,15 +382,7 @@ class RemoteReward:
 
 
 def rollout_of(request: ScoringRequest, wanted: frozenset[str] | None) -> dict[str, Any]:
-    """Return the values of a rollout that the reward names, coded.
-
-    Args:
-        request: the rollout.
-        wanted: the parameters of the reward; None for any.
-
-    Raises:
-        EpisodeError: a value has no JSON form.
-    """
+    """Return the values of a rollout that the reward names, coded."""
     names = request.names(wanted) | _ALWAYS
     values: dict[str, Any] = {
         "messages": [to_json_value(message.to_chat()) for message in request.messages],
@@ -497,13 +402,7 @@ def rollout_of(request: ScoringRequest, wanted: frozenset[str] | None) -> dict[s
 
 
 def scored_of(answer: Any, rollout_id: str, duration_s: float) -> Scored:
-    """Return the score in a coded answer, under the rollout's own name.
-
-    Raises:
-        EpisodeError: a value is not coded.
-        pydantic.ValidationError: it is not an `AnswerBody`.
-        ValueError: it is about another rollout, or has neither a score nor an error.
-    """
+    """Return the score in a coded answer, under the rollout's own name."""
     body = AnswerBody.model_validate(from_json_value(answer), strict=True)
     if body.rollout_id != rollout_id:
         raise ValueError(f"the score of {body.rollout_id!r} instead of {rollout_id!r}")

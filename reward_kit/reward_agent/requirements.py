@@ -13,15 +13,7 @@ if TYPE_CHECKING:  # most rewards require nothing
 
 
 def check_installed(texts: Sequence[str], what: str) -> None:
-    """Check names, versions and what extras add; requirements whose marker is false on this machine are skipped.
-
-    Args:
-        texts: one requirement each, as in a requirements file.
-        what: names their owner in messages.
-
-    Raises:
-        ConfigError: a text is malformed, or requirements are not met; the message names all of them.
-    """
+    """Check names, versions and what extras add; requirements whose marker is false on this machine are skipped."""
     if not texts:
         return
     from packaging.requirements import InvalidRequirement, Requirement

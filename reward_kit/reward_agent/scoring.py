@@ -215,11 +215,7 @@ class Scorer(Protocol):
 
 
 def check_parameters(spec: Reward) -> None:
-    """Reject a reward with an unknown required parameter, or with unmet requirements.
-
-    Raises:
-        ConfigError: the message has the nearest name.
-    """
+    """Reject a reward with an unknown required parameter, or with unmet requirements."""
     check_installed(spec.requirements, f"reward {spec.id!r}")
     if taken := sorted(spec.resources.keys() & OFFERED):
         raise ConfigError(f"reward {spec.id!r}: a resource cannot be called {taken[0]!r}, which is the rollout's")
@@ -232,17 +228,7 @@ def check_parameters(spec: Reward) -> None:
 
 
 def check_truth(reward: Reward, truths: Iterable[Any], fields: Iterable[str], what: str = "sample") -> None:
-    """Reject a reward that requires a ground truth if nothing has one; samples without one are unscored.
-
-    Args:
-        reward: the reward.
-        truths: the ground truth of each sample or row.
-        fields: their fields, for the message.
-        what: a sample, or a row.
-
-    Raises:
-        ConfigError: none has one; the message has the nearest field.
-    """
+    """Reject a reward that requires a ground truth if nothing has one; samples without one are unscored."""
     if reward.required & {"ground_truth", "ground_truths"} and all(truth is None for truth in truths):
         known = sorted(set(fields))
         near = difflib.get_close_matches("ground_truth", known, n=1)
@@ -252,10 +238,7 @@ def check_truth(reward: Reward, truths: Iterable[Any], fields: Iterable[str], wh
 
 
 def failure_of(error: RewardKitError) -> tuple[Failure, float | None]:
-    """Return the failure of a call, and the Retry-After of the endpoint behind it.
-
-    A transient error of the user's own client is a `provider_error`, not a crash.
-    """
+    """Return the failure of a call, and the Retry-After of the endpoint behind it."""
     failure, trouble = Failure.from_exception(error), trouble_of(error)
     if trouble is None:
         return failure, None
@@ -268,12 +251,7 @@ async def scored_together(
     requests: Sequence[ScoringRequest],
     score_whole: Callable[[Sequence[ScoringRequest]], Awaitable[Sequence[Scored]]],
 ) -> list[Scored]:
-    """Score a group without its broken rollouts; their failures are their results.
-
-    Args:
-        requests: the group.
-        score_whole: scores the others, in their order; not called without any.
-    """
+    """Score a group without its broken rollouts; their failures are their results."""
     whole = [request for request in requests if request.failure is None]
     scored = iter(await score_whole(whole) if whole else ())
     return [
@@ -283,15 +261,7 @@ async def scored_together(
 
 
 def error_of(id: str, result: EvaluateResult, steps: int) -> RewardKitError | None:
-    """Return why a result leaves its rollout unscored: by its own fields, or since a step output names a wrong step.
-
-    So a wrong step is found when the result is made, not when credit is.
-
-    Args:
-        id: the reward's.
-        result: its result.
-        steps: the number of steps.
-    """
+    """Return why a result leaves its rollout unscored: by its own fields, or since a step output names a wrong step."""
     try:
         if result.step_outputs:
             match_to_steps(result.step_outputs, dict.fromkeys(map(str, range(steps))), f"reward {id!r}")

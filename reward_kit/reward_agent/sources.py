@@ -31,8 +31,19 @@ _NETWORK_CLIENTS = frozenset(
 )
 _HEAVY = frozenset(
     {
-        *("numpy", "scipy", "pandas", "sympy", "mpmath", "math_verify", "latex2sympy2_extended", "networkx"),
+        *(
+            "numpy",
+            "scipy",
+            "pandas",
+            "sympy",
+            "mpmath",
+            "math_verify",
+            "latex2sympy2_extended",
+            "networkx",
+            "py3langid",
+        ),
         *("pydantic", "yaml", "jsonschema", "regex", "rapidfuzz", "Levenshtein", "nltk", "sqlglot", "bs4", "lxml"),
+        "py3langid",
     }
 )
 """Installed packages that are slow to import, and whose import has no side effects."""
@@ -69,15 +80,7 @@ def definition_of(name: str, scope: Sequence[ast.stmt]) -> Definition | None:
 
 
 def declared_requirements(text: str, name: str) -> tuple[str, ...]:
-    """Return the plain texts of `requirements=` in a reward's decorator, whatever the decorator is called.
-
-    Args:
-        text: of the file.
-        name: of the function or class in it, dotted for one in a class.
-
-    Returns:
-        () also if the requirements can only be known by running the text; they are checked after it is described.
-    """
+    """Return the plain texts of `requirements=` in a reward's decorator, whatever the decorator is called."""
     definition = definition_of(name, _tree(text).body)
     for decorator in definition.decorator_list if definition is not None else ():
         for keyword in decorator.keywords if isinstance(decorator, ast.Call) else ():
@@ -93,18 +96,7 @@ def declared_requirements(text: str, name: str) -> tuple[str, ...]:
 
 
 def refuse_network(text: str, name: str, file: str, level: str) -> None:
-    """Reject a `compute_score` that imports a client of the network, which the sandbox does not have.
-
-    A score function of this form usually catches the error and returns 0.0 for every answer.
-
-    Args:
-        text: of its file.
-        name: of the function or class.
-        file, level: for the message.
-
-    Raises:
-        ConfigError: the message names the option that lets it run.
-    """
+    """Reject a `compute_score` that imports a client of the network, which the sandbox does not have."""
     tree = _tree(text)
     definition = definition_of(name, tree.body)
     if isinstance(definition, ast.ClassDef):
@@ -147,16 +139,7 @@ class Sources:
 
 
 def sources_of(file: Path, name: str, roots: Sequence[Path]) -> Sources:
-    """Read a reward's file and the modules that it imports.
-
-    Args:
-        file: the file.
-        name: the name of its module.
-        roots: folders that it may import the user's own modules from, besides installed packages.
-
-    Raises:
-        ConfigError: a file cannot be read.
-    """
+    """Read a reward's file and the modules that it imports."""
     found, installed = Sources(), _Installed(library_path())
     pending = [(name, file, False)]
     if not name.startswith(MODULE_PREFIX):
@@ -185,11 +168,7 @@ def sources_of(file: Path, name: str, roots: Sequence[Path]) -> Sources:
 
 
 def built_in_imports(name: str) -> set[str]:
-    """Return the modules to import once, before any call, for a built-in reward: its own and heavy packages.
-
-    Args:
-        name: "reward_kit.rewards.math_answer", as it is exported there, or a module's.
-    """
+    """Return the modules to import once, before any call, for a built-in reward: its own and heavy packages."""
     if not name.startswith(f"{_BUILT_IN}."):
         return set()
     installed = _Installed(library_path())
@@ -226,11 +205,7 @@ def user_roots() -> list[Path]:
 
 
 def read_source(path: Path) -> str:
-    """Return the text of a user's file.
-
-    Raises:
-        ConfigError: it cannot be read, is not UTF-8, or is too long.
-    """
+    """Return the text of a user's file."""
     try:
         if path.stat().st_size > SOURCE_LIMIT:
             raise ConfigError(f"{path} is longer than {SOURCE_LIMIT:,} bytes, which is the most that is run")

@@ -21,8 +21,8 @@ _KEPT_LATENCIES = 4096
 
 def cost_of(usage: str) -> float | None:
     """Return the dollars in a judge's usage; None if its price is unknown."""
-    found = _COST.search(usage)
-    return float(found[1]) if found is not None else None
+    cost = _COST.search(usage)
+    return float(cost[1]) if cost is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +113,10 @@ class Tally:
     cost_usd: float | None = None
     unpriced: int = 0
 
-    def submit(self, requests: int, groups: int) -> None:
-        """Count a submitted batch."""
-        self.submitted += requests
-        self.groups_outstanding += groups
-
     def begin_call(self, requests: int) -> None:
         """Count a call in flight for so many requests."""
         self.in_flight += 1
         self.requests_in_flight += requests
-
-    def end_call(self, requests: int) -> None:
-        """Count the end of a call."""
-        self.in_flight -= 1
-        self.requests_in_flight -= requests
 
     def complete_group(self, results: Iterable[Scored | None]) -> None:
         """Count a complete group."""
@@ -150,21 +140,13 @@ class Tally:
     def stats(self, pending: int) -> AgentStats:
         """Return the figures, with so many requests that have no result."""
         p50, p90, p99 = self.latencies.percentiles((50, 90, 99))
+        counters = {name: getattr(self, name) for name in AgentStats.__slots__ if hasattr(self, name)}
         return AgentStats(
-            submitted=self.submitted,
+            **{**counters, "failed": dict(self.failed)},
             pending=pending,
             # A call for a ticket that was given up may go on for equal calls alone.
             waiting=max(0, pending - self.requests_in_flight),
-            in_flight=self.in_flight,
-            done=self.done,
-            failed=dict(self.failed),
-            groups_complete=self.groups_complete,
-            groups_outstanding=self.groups_outstanding,
-            retries=self.retries,
-            cached=self.cached,
             latency_p50_s=p50,
             latency_p90_s=p90,
             latency_p99_s=p99,
-            cost_usd=self.cost_usd,
-            unpriced=self.unpriced,
         )

@@ -314,12 +314,7 @@ class Deliveries:
         return self._hand_out([next(iter(self._ready))])
 
     async def take(self, size: int, order: Order, *, cut_groups: bool) -> list[int]:
-        """Return the next `size` indexes, sorted, once their groups are complete.
-
-        Raises:
-            ConfigError: it can never be met; at once, and nothing is lost.
-            RewardError: the agent was closed before.
-        """
+        """Return the next `size` indexes, sorted, once their groups are complete."""
         if size < 0:
             raise ConfigError(f"get({size}): a chunk has no negative size")
         if order not in ("completion", "submission"):

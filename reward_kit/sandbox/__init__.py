@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reward_kit.lazy import lazy_names
+from reward_kit.lazy import lazy_modules
 
 if TYPE_CHECKING:
     from reward_kit.sandbox.host import Sandbox as Sandbox
@@ -13,12 +13,10 @@ if TYPE_CHECKING:
     from reward_kit.sandbox.program import Limits as Limits
     from reward_kit.sandbox.program import Program as Program
 
-_HOMES = {
-    "Limits": "program",
-    "Outcome": "outcome",
-    "Program": "program",
-    "Sandbox": "host",
-    "probe": "host",
+_MODULES = {
+    "host": "Sandbox probe",
+    "outcome": "Outcome",
+    "program": "Limits Program",
 }
-__all__ = ["Limits", "Outcome", "Program", "Sandbox", "probe"]
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__all__ = sorted(" ".join(_MODULES.values()).split())
+__getattr__, __dir__ = lazy_modules(__name__, _MODULES)

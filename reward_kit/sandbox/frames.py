@@ -61,26 +61,12 @@ def pack(nonce: bytes, payload: bytes) -> bytes:
 
 
 def encode_request(value: Any) -> bytes:
-    """Return a request as JSON; lone surrogates in strings survive, as they occur in what models write.
-
-    Raises:
-        ValueError, TypeError: it holds something that JSON cannot say, or a cycle.
-    """
+    """Return a request as JSON; lone surrogates in strings survive, as they occur in what models write."""
     return json.dumps(value, separators=(",", ":")).encode("ascii")
 
 
 def answer_end(data: bytes | bytearray, nonce: bytes, max_bytes: int) -> int | None:
-    """Return where the frame at the start of `data` ends; None while it is incomplete.
-
-    Args:
-        data: what has come so far, without the ready byte.
-        nonce: the name of the call it must answer.
-        max_bytes: the longest payload that is taken.
-
-    Raises:
-        FrameError: `forged_frame` for a wrong magic or nonce, `result_size` for a longer payload. It is raised as soon
-            as the bytes show it, so that a frame that will not be taken is neither awaited nor stored.
-    """
+    """Return where the frame at the start of `data` ends; None while it is incomplete."""
     expected = MAGIC + nonce
     head = bytes(data[: len(expected)])
     if head != expected[: len(head)]:
@@ -95,11 +81,7 @@ def answer_end(data: bytes | bytearray, nonce: bytes, max_bytes: int) -> int | N
 
 
 def read_answer(data: bytes | bytearray, nonce: bytes, max_bytes: int) -> Any:
-    """Return the value of the one frame that `data`, all that came, must be.
-
-    Raises:
-        FrameError: it is not exactly one valid frame.
-    """
+    """Return the value of the one frame that `data`, all that came, must be."""
     if not data:
         raise FrameError("no_result", "the process ended without a result")
     end = answer_end(data, nonce, max_bytes)
@@ -111,11 +93,7 @@ def read_answer(data: bytes | bytearray, nonce: bytes, max_bytes: int) -> Any:
 
 
 def decode(payload: bytes) -> Any:
-    """Read strict JSON.
-
-    Raises:
-        FrameError: of the kind that says what is wrong.
-    """
+    """Read strict JSON."""
     _check_depth(payload)
     try:
         text = payload.decode("utf-8")

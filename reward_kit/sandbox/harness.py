@@ -50,15 +50,7 @@ class _TooLarge(Exception):
 
 
 def serve(channel: int, max_result: int, *, is_single: bool) -> None:
-    """Answer what comes on `channel` until it closes, or once; never returns.
-
-    The first frame is the program, every later one a call. A frame's nonce is repeated in its answer.
-
-    Args:
-        channel: the only descriptor besides input, output and errors.
-        max_result: bytes of a result.
-        is_single: leave after one answer.
-    """
+    """Answer what comes on `channel` until it closes, or once; never returns."""
     first = _read_frame(channel)
     if first is None:
         _exit(0)

@@ -225,11 +225,7 @@ class Sandbox:
 
 
 def encode_call(program: Program, request: Any) -> bytes:
-    """The frame payload of a call.
-
-    Raises:
-        ConfigError: the request has no JSON form, or a reward is not given its arguments by name.
-    """
+    """The frame payload of a call."""
     if program.form == "reward":
         if not isinstance(request, dict):
             raise ConfigError(f"a reward function is called with arguments by name, not with {type(request).__name__}")
@@ -307,12 +303,7 @@ class ChildSession:
             self._child.answered.set_result(None)
 
     async def call(self, payload: bytes, wall_s: float) -> Outcome:
-        """Make one call.
-
-        Args:
-            payload: as `encode_call` gives it.
-            wall_s: seconds until the child is killed.
-        """
+        """Make one call."""
         started = self._loop.time()
         child = self._child
         answered = child.answered = self._loop.create_future()
@@ -369,10 +360,7 @@ class ChildSession:
             evidence.how = self._ended_for
 
     def _is_sound(self, evidence: Evidence) -> bool:
-        """Check that the child may answer again: nothing is left running or open, and it grew by under half its memory.
-
-        Within one `ask` a program may leave things, since no other call comes after it.
-        """
+        """Check that nothing is left running or open, and that the child grew by under half its memory."""
         answer = evidence.answer
         if evidence.fault is not None or not isinstance(answer, dict) or (answer.get("left") and self._level == "warm"):
             return False
@@ -405,10 +393,7 @@ class ChildSession:
 async def ask_all(
     zygote: ZygoteProcess, program: Program, calls: Sequence[bytes], limits: Limits, strength: Strength
 ) -> list[Outcome]:
-    """Put questions to one fresh child, one at a time, within one limit of wall time for all.
-
-    Where the child ends, or has to be ended, the remaining questions are not asked and fail as that one did.
-    """
+    """Put questions to one fresh child, one at a time, within one limit of wall time for all."""
     session = await ChildSession.start(zygote, program, limits, strength, "isolated")
     deadline = time.monotonic() + limits.wall_s
     outcomes: list[Outcome] = []
@@ -466,11 +451,7 @@ async def probe() -> tuple[Availability, ...]:
 
 
 async def best_strength(wanted: Strength | Literal["auto"]) -> Strength:
-    """Return the strength to use.
-
-    Raises:
-        ConfigError: it, or for "auto" any that confines, does not work here.
-    """
+    """Return the strength to use."""
     candidates = _CONFINING if wanted == "auto" else (wanted,)
     missing = []
     for strength in candidates:

@@ -61,15 +61,7 @@ def work_folder_rights(version: int, *, may_execute: bool) -> int:
 
 
 def restrict(version: int, rules: Iterable[tuple[str, int]]) -> None:
-    """Confine the calling thread, and whatever it starts, for good. It must have `no_new_privs` set.
-
-    Args:
-        version: what `abi` gave, at least 1.
-        rules: paths, each with the rights granted at and beneath it; a path that is not there grants nothing.
-
-    Raises:
-        SetupError: the kernel refuses.
-    """
+    """Confine the calling thread, and whatever it starts, for good. It must have `no_new_privs` set."""
     files = handled(version)
     attr = _RulesetAttr(files, _TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0)
     size = 8 if version < 4 else 16 if version < 6 else 24

@@ -41,11 +41,7 @@ _syscall.argtypes = [ctypes.c_long] * 7
 
 
 def syscall(number: int, *arguments: int, step: str) -> int:
-    """A system call by number; pointers are passed as addresses.
-
-    Raises:
-        SetupError: the kernel refused; it names the step.
-    """
+    """A system call by number; pointers are passed as addresses."""
     result = _syscall(number, *arguments, *[0] * (6 - len(arguments)))
     if result < 0:
         raise failed(step)
@@ -53,14 +49,7 @@ def syscall(number: int, *arguments: int, step: str) -> int:
 
 
 def fork() -> int:
-    """Call `fork(2)` in a process that has one thread, and reseed `random` in the child.
-
-    `os.fork` also recreates all kinds of locks in case another thread held one. That touches a hundred pages, each of
-    which is then copied: a third of a millisecond.
-
-    Raises:
-        SetupError: there can be no further process.
-    """
+    """Call `fork(2)` in a process that has one thread, and reseed `random` in the child."""
     process = int(_python.fork())
     if process < 0:
         raise failed("fork")
@@ -182,11 +171,7 @@ class _Sets(ctypes.Structure):
 
 
 def keep_capabilities(*numbers: int) -> None:
-    """Drop every capability of this thread but these, which it must hold; none of them survives an `execve`.
-
-    Raises:
-        SetupError: the kernel refuses.
-    """
+    """Drop every capability of this thread but these, which it must hold; none of them survives an `execve`."""
     mask = sum(1 << number for number in numbers)
     header = _Header(_VERSION_3, 0)
     sets = _Sets(mask, mask, 0, 0, 0, 0)
@@ -206,15 +191,7 @@ def empty_bounding_set() -> None:
 
 
 def become_user(user: int, *, keep_read_search: bool = False) -> None:
-    """Change from root to an ordinary user id, of no other process, in every sense.
-
-    Args:
-        user: the user and group id.
-        keep_read_search: keep the right to read any file, where only Landlock's list of paths decides.
-
-    Raises:
-        SetupError: the change failed or did not hold.
-    """
+    """Change from root to an ordinary user id, of no other process, in every sense."""
     try:
         os.setgroups([])
         os.setresgid(user, user, user)
@@ -249,11 +226,7 @@ class ProcessLimits(NamedTuple):
     tasks: int  # processes and threads of this user id; 0 sets no limit, where others share the id
 
     def apply(self) -> None:
-        """Limit the calling process.
-
-        Raises:
-            SetupError: a limit lies above the one that holds already.
-        """
+        """Limit the calling process."""
         fixed = [
             (resource.RLIMIT_CPU, self.cpu_s),
             (resource.RLIMIT_AS, self.address_space),
@@ -295,9 +268,5 @@ def _count_tasks_of_process(folder: str, user: int) -> int:
 
 
 def address_space_in_use(statm: int) -> int:
-    """Bytes of address space this process has mapped, libraries included.
-
-    Args:
-        statm: an open descriptor of its `/proc/self/statm`.
-    """
+    """Bytes of address space this process has mapped, libraries included."""
     return int(os.pread(statm, 64, 0).split()[0]) * os.sysconf("SC_PAGE_SIZE")

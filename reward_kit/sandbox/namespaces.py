@@ -38,19 +38,7 @@ class _MountAttr(ctypes.Structure):
 
 
 def enter(read_paths: Sequence[tuple[str, str]], *, outer_user: int | None) -> int:
-    """Move this process into its own namespaces and root; children are born in the new PID namespace.
-
-    Args:
-        read_paths: absolute paths that are there in the new root, read-only, each with what it really is once links
-            are followed; those that do not exist are left out.
-        outer_user: an unused user id to become where this process is root; None for an ordinary user.
-
-    Returns:
-        A descriptor of the old `/proc`, for `proc_file`; the new root has none. The caller closes it.
-
-    Raises:
-        SetupError: the kernel, or the container around it, does not allow a step.
-    """
+    """Move this process into its own namespaces and root; children are born in the new PID namespace."""
     try:
         proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -67,11 +55,7 @@ def enter(read_paths: Sequence[tuple[str, str]], *, outer_user: int | None) -> i
 
 
 def proc_file(proc: int, name: str, flags: int = os.O_RDONLY) -> int:
-    """Open a file of this process's own folder in the old `/proc`.
-
-    Raises:
-        SetupError: it cannot be opened.
-    """
+    """Open a file of this process's own folder in the old `/proc`."""
     try:
         return os.open(f"self/{name}", flags | os.O_CLOEXEC, dir_fd=proc)
     except OSError as error:
@@ -162,24 +146,13 @@ def _show(path: str, real: str, *, is_device: bool = False) -> None:
 
 
 def send_next_child_away(own: int) -> None:
-    """The next child this process forks is process 1 of a new PID namespace.
-
-    Args:
-        own: a descriptor of the PID namespace this process lives in.
-    """
+    """The next child this process forks is process 1 of a new PID namespace."""
     linux.enter_namespace(own, NEWPID, "return to the own PID namespace")
     linux.unshare(NEWPID, "make a PID namespace")
 
 
 def enter_work_folder(size: int, files: int, *, may_execute: bool, keep: Sequence[str] = ()) -> None:
-    """In the child: own mounts, IPC, names and groups, and an empty work folder in memory, the current folder.
-
-    Args:
-        size: its bytes.
-        files: how many files and folders it may hold.
-        may_execute: programs in it may be run.
-        keep: paths of the root beneath the work folder's place, to be shown in it as before.
-    """
+    """In the child: own mounts, IPC, names and groups, and an empty work folder in memory, the current folder."""
     linux.unshare(_NEWNS | _NEWIPC | _NEWUTS, "make mount, IPC and UTS namespaces")
     _unshare_groups()
     kept = [(path, _take(path), os.path.isdir(path)) for path in keep]  # noqa: PTH112

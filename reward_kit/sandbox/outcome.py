@@ -232,10 +232,7 @@ def _beyond_cpu(limits: Limits) -> _Refused:
 
 
 def _checked(answer: Any, limits: Limits) -> Any:
-    """The value in an answer, or what the harness says of the call.
-
-    The harness's word can only turn a call into a failure, and only into one that the code could cause anyway.
-    """
+    """The value in an answer, or what the harness says of the call."""
     if not isinstance(answer, dict) or not (answer.keys() <= {"value", "error", "left"}):
         raise _Refused("forged_frame", "the answer was not written by the harness", "")
     error = answer.get("error")

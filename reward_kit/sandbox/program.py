@@ -99,11 +99,7 @@ class ZygoteSpec:
 
 
 def zygote_spec_for(program: Program, *, may_start_processes: bool) -> ZygoteSpec:
-    """Return the spec of zygotes for a program on this machine.
-
-    Raises:
-        ConfigError: a path that it is to read does not exist, or is closed.
-    """
+    """Return the spec of zygotes for a program on this machine."""
     for path in (*program.read_paths, *program.search_paths, *program.library_path):
         _check_readable(path)
     imports = (*program.imports, *(("asyncio",) if program.is_async else ()))

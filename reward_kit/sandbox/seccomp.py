@@ -86,14 +86,7 @@ def if_one_of(values: Sequence[int], then: Code, otherwise: Code) -> Code:
 
 
 def assemble(arch: int, rules: Mapping[int, Code], default: Code) -> bytes:
-    """The whole filter, as the kernel reads it.
-
-    Args:
-        arch: the machine whose numbers the rules use; a call made for another one kills the process, and so does one
-            with the bit of the x32 machine.
-        rules: what happens at a system call number; each must end.
-        default: what happens at any other.
-    """
+    """The whole filter, as the kernel reads it."""
     foreign = answer(KILL_PROCESS)
     entry = (Instruction(_LOAD, 0, 0, _MACHINE_AT), Instruction(_EQUAL, 1, 0, arch), *foreign)
     number = (Instruction(_LOAD, 0, 0, _NUMBER_AT), Instruction(_AT_LEAST, 0, 1, _X32_BIT), *foreign)
@@ -173,16 +166,7 @@ class _Program(ctypes.Structure):
 
 
 def build(machine: str, *, may_start_processes: bool, has_own_root: bool) -> bytes:
-    """The filter for confined processes, to be completed by `for_process`.
-
-    Args:
-        machine: whose numbers to use.
-        may_start_processes: `fork` and `execve` are allowed, and signals to any process of its PID namespace.
-        has_own_root: it sees no file of the host that could be written, whatever its user may do.
-
-    Raises:
-        SetupError: the machine has no table of system calls.
-    """
+    """The filter for confined processes, to be completed by `for_process`."""
     known, arch = linux.numbers(machine), linux.audit_arch(machine)
     if arch is None:
         raise linux.SetupError("build the system call filter", f"no table of system calls for {machine}")
@@ -200,11 +184,7 @@ def build(machine: str, *, may_start_processes: bool, has_own_root: bool) -> byt
 
 
 def build_for_zygote(machine: str) -> bytes:
-    """The filter of a process that has no namespaces, starts confined ones, and has no business on any network.
-
-    Raises:
-        SetupError: the machine has no table of system calls.
-    """
+    """The filter of a process that has no namespaces, starts confined ones, and has no business on any network."""
     known, arch = linux.numbers(machine), linux.audit_arch(machine)
     if arch is None:
         raise linux.SetupError("build the system call filter", f"no table of system calls for {machine}")
@@ -242,11 +222,7 @@ def _by_argument(allow: Code, deny: Code) -> dict[str, Code]:
 
 
 def load(filter_code: bytes) -> None:
-    """Confine the calling thread, and whatever it starts, for good. It must have `no_new_privs` set.
-
-    Raises:
-        SetupError: the kernel has no seccomp filters, or refuses this one.
-    """
+    """Confine the calling thread, and whatever it starts, for good. It must have `no_new_privs` set."""
     code = ctypes.create_string_buffer(filter_code, len(filter_code))
     header = _Program(len(filter_code) // 8, ctypes.addressof(code))
     number = linux.NUMBERS["seccomp"]

@@ -262,10 +262,7 @@ def remove_folder(path: str) -> None:
 
 
 def _enter(config: dict[str, Any]) -> tuple[int, int]:
-    """Confine the zygote; return descriptors of its PID namespace and of its `statm`, each -1 if missing.
-
-    The process that called stays behind as the parent of the new process 1, which this returns in, and ends with it.
-    """
+    """Confine the zygote; return descriptors of its PID namespace and of its `statm`, each -1 if missing."""
     strength, user = config["strength"], config["outer_user"]
     if strength == "namespaces":
         proc = namespaces.enter(config["read_paths"], outer_user=user)

@@ -71,11 +71,7 @@ class ZygoteProcess:
 
     @classmethod
     async def start(cls, spec: ZygoteSpec, strength: Strength) -> ZygoteProcess:
-        """Start one and wait until it has imported everything.
-
-        Raises:
-            SetupError: it cannot be confined here, or an import failed.
-        """
+        """Start one and wait until it has imported everything."""
         config, work_root = _configuration(spec, strength)
         control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far:
@@ -110,14 +106,7 @@ class ZygoteProcess:
         return self
 
     async def spawn(self, limits: Limits, *, is_single: bool, cpu_s: float, program: Program | None = None) -> Child:
-        """A child that waits for a call, the one made ready if it fits; one of a dead zygote has `ended` with None.
-
-        Args:
-            limits: of its calls.
-            is_single: it leaves after one answer.
-            cpu_s: until the kernel ends it.
-            program: what it may have loaded already; by default nothing.
-        """
+        """A child that waits for a call, the one made ready if it fits; one of a dead zygote has `ended` with None."""
         wanted = spawn_record(limits, is_single=is_single, cpu_s=cpu_s)
         child, self._prepared = self._prepared, None
         if child is not None:

@@ -208,7 +208,7 @@ def test_credit_of_an_episode_that_is_gone_is_found(recorded: Path, tmp_path: Pa
         ("scores.jsonl", {"rollout_id": "r", "failure": {"class": "crush"}}, "scores.jsonl:1: unknown failure class"),
         ("scores.jsonl", {"rollout_id": "r", "failure": "x"}, "scores.jsonl:1: the failure cannot be read"),
         ("credit.jsonl", {"rollout_id": "r", "A": "much"}, "credit.jsonl:1: A is a number, or null where unscored"),
-        ("credit.jsonl", [], "credit.jsonl:1: the line is no credit of a step"),
+        ("credit.jsonl", [], "credit.jsonl:1: the line is not the credit of a step"),
     ],
 )
 def test_a_damaged_line_beside_the_episodes_is_named(
@@ -236,7 +236,7 @@ def test_a_torn_last_line_is_left_out_and_a_damaged_one_is_found(recorded: Path,
     [
         (("runs/lakf-1",), "no run runs/lakf-1; did you mean 'lake-1'?"),
         (("lake-1",), "no run lake-1; did you mean 'runs/lake-1'?"),
-        (("runs",), "runs is no run: it has no episodes.jsonl; name one of the runs in it, such as runs/lake-1"),
+        (("runs",), "runs is not a run: it has no episodes.jsonl; name one of the runs in it, such as runs/lake-1"),
         (("rollouts.jsonl",), "say whose rollouts these are: --format trl or --format verifiers"),
         (("runs/lake-1/episodes.jsonl",), "a run is checked by its folder, runs/lake-1"),
         (("rolouts.jsonl", "--format", "trl"), "did you mean 'rollouts.jsonl'?"),
@@ -362,7 +362,7 @@ def test_the_header_is_read_and_says_how_many_episodes_there_are(tmp_path: Path)
     rewrite(run / "run.json", lambda whole: whole[0].update(status="complete", total=2))
     assert kinds_found(run) == []
     rewrite(run / "run.json", lambda whole: whole[0].update(total=3))
-    assert "run.json: it says that the run is complete with 3 episodes, and there are 2" in invoke(
+    assert "run.json: the run is marked complete with 3 episodes, and there are 2" in invoke(
         "check", str(run)
     ).output.replace("\n", " ")
     rewrite(run / "run.json", lambda whole: whole[0].update(status="interrupted"))

@@ -170,7 +170,11 @@ def test_a_number_a_triple_and_a_mapping_are_taken(returned: Any, score: float, 
     assert (found.score, found.query, found.is_score_valid) == (score, query, True)
     told = {"query": query, "words": 3}
     mapped = read_answer({"score": score, **told}, "mine")
-    assert isinstance(mapped, CustomAnswer) and mapped.told == told and "told" not in mapped.model_dump()
+    assert (
+        isinstance(mapped, CustomAnswer)
+        and mapped.mapping_values == told
+        and "mapping_values" not in mapped.model_dump()
+    )
     assert mapped.model_dump(exclude={"reason"}) == read_answer((score, query, None), "mine").model_dump(
         exclude={"reason"}
     )

@@ -14,7 +14,7 @@ from reward_kit.providers.request_queue import RetryPolicy
 ASK_REWARD = """
 patience = Patience(policy=RetryPolicy(max_attempts=2, base_s=0.01))
 async with RewardEndpoint("http://127.0.0.1:{port}/v1/rewards/exact", "key", patience) as endpoint:
-    await endpoint.post("score", b"{{}}")
+    await endpoint.request("score", b"{{}}")
 """
 
 

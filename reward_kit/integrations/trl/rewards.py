@@ -211,7 +211,7 @@ class TRLReward:
         scored = [one for ticket in tickets for one in self._agent.get(len(ticket.requests), ticket=ticket).extra_infos]
         failures = [one.failure for one in scored]
         self.unscored.update(failure.failure_class for failure in failures if failure is not None)
-        _log_unscored(self.__name__, [None if failure is None else failure.told() for failure in failures], columns)
+        _log_unscored(self.__name__, [None if failure is None else failure.to_line() for failure in failures], columns)
         return [one.score for one in scored]
 
     def close(self) -> None:
@@ -240,7 +240,7 @@ class TRLReward:
                 raise ConfigError(f"completion {index}: {error}") from error
             failure, play = None, getattr(environments[index], "_play", None)
             if "rollout_id" in row and row.get("failure") is not None:  # an episode of ours that broke is not scored
-                failure = Failure.from_told(row["failure"], "rollout")
+                failure = Failure.from_line(row["failure"], "rollout")
             # Read before the failure of the play, which this may set.
             state = play.final_state() if play is not None and (wanted is None or "state" in wanted) else None
             requests.append(

@@ -142,6 +142,6 @@ def _add_scores(output: dict[str, list[Any]], outcome: RowOutcome) -> None:
         score = scores[rollout_id] if failure is None else None
         output["score"].append(score)
         if failure is not None:
-            output["failure"][row] = failure.told() or output["failure"][row]
+            output["failure"][row] = failure.to_line() or output["failure"][row]
         if score is None:
             output["env_mask"][row] = [0] * len(output["env_mask"][row])

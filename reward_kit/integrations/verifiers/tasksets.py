@@ -71,7 +71,7 @@ async def _score(scorer: KeptOpenAgent, request: ScoringRequest, trace: Any) -> 
     """Return the score and put the result's valid metrics on the trace; raise if it is unscored."""
     scored = await scorer.score(request)
     if scored.result is None or scored.failure is not None:
-        raise RewardError("no result" if scored.failure is None else scored.failure.told())
+        raise RewardError("no result" if scored.failure is None else scored.failure.to_line())
     metrics = scored.result.metrics.items()
     trace.record_metrics({name: metric.score for name, metric in metrics if metric.is_score_valid})
     return scored.result.score
@@ -287,14 +287,14 @@ class WorldTools(vf.Toolset[WorldToolsConfig, WorldState]):
 async def _record(state: WorldState, done: Execution, world: ForkableResource | None, limit_s: float | None) -> None:
     state.rewards.append(done.reward)
     if done.failure is not None:
-        state.failure = done.failure.told()
+        state.failure = done.failure.to_line()
         return
     if done.terminated or done.truncated:
         state.stop_reason = "environment_terminated" if done.terminated else "environment_truncated"
     try:
         final = await _final_state(world, limit_s)
     except RewardKitError as error:
-        state.failure = Failure.from_exception(error).told()
+        state.failure = Failure.from_exception(error).to_line()
     else:
         if final is not None:
             state.final_kind, state.final_payload = final.kind, base64.b64encode(final.payload).decode()

@@ -191,7 +191,7 @@ def trace_of(
     facts = facts_of(episode)
     failure = Failure.from_json(dict(recorded)) if (recorded := facts.get("failure")) else None
     failures = [failure, scored.failure if scored is not None else None]
-    errors = [{"type": one.where, "message": one.told()} for one in failures if one]
+    errors = [{"type": one.where, "message": one.to_line()} for one in failures if one]
     scores: dict[str, Any] = {}
     if scored is not None:
         metrics = scored.result.metrics if scored.result is not None and scored.failure is None else {}

@@ -677,7 +677,7 @@ def _facts(scored: Scored) -> dict[str, Any]:
     failure, result = scored.failure, scored.result
     metrics = result.metrics if failure is None and result is not None else {}
     return {
-        **(result.told if isinstance(result, CustomAnswer) else {}),
+        **(result.mapping_values if isinstance(result, CustomAnswer) else {}),
         **{name: metric.score for name, metric in metrics.items() if metric.is_score_valid},
         "is_scored": failure is None,
         "failure_class": failure.failure_class if failure else "",
