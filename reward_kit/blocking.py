@@ -43,7 +43,7 @@ class LoopThread:
     Args:
         name: of the thread.
         held: entered when the thread starts and left when it is closed, both in one task, as task groups require. Every
-            coroutine sees the context variables that entering it sets, besides those of the caller of `run`.
+            coroutine sees the context variables that entering it sets, and those of the caller of `run`.
     """
 
     def __init__(self, name: str, held: AbstractAsyncContextManager[Any] | None = None) -> None:

@@ -86,9 +86,9 @@ class EnvironmentFailure(RewardKitError):
     """A `ForkableResource` raised, or broke its contract.
 
     Likely cause: a `resource_config` that the world cannot begin with, a server that ended, or a method that returns
-    another type than its annotation says.
+    another type than its annotation.
 
-    What to do: drive the world alone with `reward-kit check` and its name; it says which promise is not kept.
+    What to do: drive the world alone with `reward-kit check` and its name; it names the broken promise.
     """
 
 
@@ -146,7 +146,7 @@ class DeadlineError(RewardKitError):
 class LimitError(RewardKitError):
     """A limit other than time was reached: size, memory, number of calls.
 
-    From a policy it says that the conversation no longer fits its model: the episode is cut off, and did not fail.
+    From a policy it means that the conversation no longer fits its model: the episode is cut off, and did not fail.
 
     Likely cause: more memory, output, processes or tokens than the limit that the message names.
 
@@ -162,7 +162,7 @@ class EpisodeError(RewardKitError, ValueError):
 
     Likely cause: code of one's own that builds an episode adds a step before the reset, after the end, or out of order.
 
-    What to do: follow the order that the message names; `check_episode` says of a finished one whether it is right.
+    What to do: follow the order that the message names; `check_episode` checks a finished one.
     """
 
 

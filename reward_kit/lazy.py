@@ -9,7 +9,7 @@ from typing import Any
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of a package."""
+    """Return the `__getattr__` and `__dir__` of a package, from each public name's module."""
 
     def get(name: str) -> Any:
         if name not in homes:

@@ -1,4 +1,4 @@
-"""Load a user's object from `file.py:name` or `package.module:name`, with an error that says what to fix."""
+"""Load a user's object from `file.py:name` or `package.module:name`, with an error that names the fix."""
 
 from __future__ import annotations
 
@@ -18,30 +18,26 @@ MODULE_PREFIX = "_reward_kit_user_"
 
 
 def load_object(reference: str, folder: Path | None = None) -> Any:
-    """The object that `reference` names."""
+    """Return the object that a `file.py:name`, `package.module:name` or `package.module.name` refers to."""
     location, name = split_reference(reference)
     return named_in(load_module(location, folder), name, reference, location)
 
 
 def named_in(module: ModuleType, name: str, reference: str, location: str) -> Any:
-    """The object of this dotted name in a module; `reference` and `location` are for the message."""
-    found: Any = module
+    """Return the object of a dotted name in a module; `reference` and `location` are for the message."""
+    value: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
-            names = _public(found) if hasattr(found, "__dict__") else []
+        if not hasattr(value, part):
+            names = getattr(value, "__all__", None)
+            if not isinstance(names, list | tuple):
+                names = [key for key in getattr(value, "__dict__", ()) if not key.startswith("_")]
             raise ConfigError(f"{reference!r}: {location} has no {part!r}{did_you_mean(part, names)}")
-        found = getattr(found, part)
-    return found
-
-
-def _public(found: Any) -> list[str]:
-    """Return the public names of a module: its `__all__` if it has one."""
-    names = getattr(found, "__all__", None)
-    return list(names) if isinstance(names, list | tuple) else [key for key in vars(found) if not key.startswith("_")]
+        value = getattr(value, part)
+    return value
 
 
 def load_module(location: str, folder: Path | None = None) -> ModuleType:
-    """The module at a path that ends in .py, or of a dotted name. A file is loaded once per process."""
+    """Return the module at a path that ends in .py, or of a dotted name. A file is loaded once per process."""
     if not location.endswith(".py"):
         return imported(lambda: importlib.import_module(location), location)
     path = ((folder or Path.cwd()) / location).resolve()
@@ -51,7 +47,7 @@ def load_module(location: str, folder: Path | None = None) -> ModuleType:
 
 
 def split_reference(reference: str) -> tuple[str, str]:
-    """The file or module, and the dotted name in it."""
+    """Return the file or module of a reference, and the dotted name in it."""
     location, separator, name = reference.rpartition(":")
     if not separator:
         location, separator, name = reference.rpartition(".")
@@ -68,7 +64,7 @@ def is_built_in(location: str) -> bool:
 
 
 def module_name_of(path: Path) -> str:
-    """The name of a user's file as a module; with its whole path, so that two called reward.py stay apart."""
+    """Return the module name of a user's file, which holds its whole path so that two called reward.py stay apart."""
     return f"{MODULE_PREFIX}{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()}"
 
 

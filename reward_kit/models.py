@@ -52,7 +52,7 @@ class ToolCall(BaseModel):
     function: FunctionCall
 
     def to_chat(self) -> dict[str, Any]:
-        """The same as `model_dump`, which takes much longer where nothing is unusual."""
+        """Return the same as `model_dump`, which takes much longer."""
         function = self.function
         if self.model_extra or function.model_extra:
             return self.model_dump()
@@ -91,7 +91,7 @@ class Message(BaseModel):
         return "".join(str(part.get("text", "")) for part in self.content or [])
 
     def to_chat(self) -> dict[str, Any]:
-        """The message as providers and files want it: no unset optional fields, `content` always there."""
+        """Return the message as providers and files want it: no unset optional fields, `content` always there."""
         data: dict[str, Any] = {"role": self.role, "content": self.content}
         for key, value in (("name", self.name), ("tool_call_id", self.tool_call_id)):
             if value is not None:
@@ -139,24 +139,21 @@ class _MappingModel(BaseModel):
     def __iter__(self) -> Iterator[str]:  # type: ignore[override]
         return iter(type(self).model_fields)
 
-    def _as_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in type(self).model_fields}
-
     def get(self, key: str, default: Any = None) -> Any:
         """Return `self[key]`, or `default` for an unknown field."""
         return getattr(self, key) if key in type(self).model_fields else default
 
     def keys(self) -> KeysView[str]:
-        """The field names."""
-        return self._as_dict().keys()
+        """Return the field names."""
+        return dict(self.items()).keys()
 
     def values(self) -> ValuesView[Any]:
-        """The field values."""
-        return self._as_dict().values()
+        """Return the field values."""
+        return dict(self.items()).values()
 
     def items(self) -> ItemsView[str, Any]:
-        """The fields as pairs."""
-        return self._as_dict().items()
+        """Return the fields as pairs."""
+        return {name: getattr(self, name) for name in type(self).model_fields}.items()
 
 
 class MetricResult(_MappingModel):
@@ -196,7 +193,7 @@ class EvaluateResult(_MappingModel):
 
     A result with `is_score_valid=False` or with `error` set leaves the rollout unscored: its `score` is not used.
     `query` and `response` are the question to a judge and its answer; they are kept with the score. Where scores of a
-    group were processed further, `raw_score` is the score before, and `is_imputed` says that there was none.
+    group were processed further, `raw_score` is the score before, and `is_imputed` is true if there was none.
     """
 
     score: Score

@@ -1,9 +1,7 @@
 """Create files and folders that their owner alone may read, whatever the umask is.
 
-Conversations, scores and recordings hold texts of users, models and tools. The files of a run are created with mode
-0600 and its folders with 0700; the umask of the process is not changed, since children inherit it. What exists keeps
-its permissions, so a run that its owner opened to others stays open. A file that a user names with `-o` is the user's
-own, and is created as the umask allows.
+The umask of the process is not changed, since children inherit it. What exists keeps its permissions, and a file that
+a user names with `-o` is created as the umask allows.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ def make_private_folder(path: Path, *, parents: bool = False, exist_ok: bool = F
 
 
 def make_private(folder: Path) -> None:
-    """Take the permissions of others away from everything in a folder that other libraries wrote."""
+    """Remove the permissions of others from everything in a folder that other libraries wrote."""
     for path in folder.rglob("*"):
         if not path.is_symlink():
             path.chmod(FOLDER_MODE if path.is_dir() else FILE_MODE)

@@ -1,9 +1,8 @@
 """The guardian of `processes`: when the process that started it is gone, it ends what that left running and removes it.
 
 It is run by its path (`python -I -S process_guardian.py TOKEN FOLDER`), so it imports the standard library alone. Its
-standard input is a pipe from the process it watches; the kernel closes that pipe however the process ends, also at
-`kill -9`. Lines on it: `+ID` and `-ID`, a session (process group) that was started and one that has ended, and `done`,
-everything is cleaned up already.
+standard input is a pipe from the process it watches, with lines `+ID` and `-ID` for the sessions that began and ended,
+and `done` if everything is cleaned up already.
 """
 
 from __future__ import annotations
@@ -40,22 +39,22 @@ def main() -> None:
 
 
 def kill_all(token: str, sessions: Collection[int] = (), *, quiet_looks: int = 1) -> None:
-    """Kill every process that carries the token or belongs to one of the sessions, until none is found."""
+    """Kill every process that carries the token or belongs to one of the sessions, until none is left."""
     quiet, end = 0, time.monotonic() + _LONGEST_S
     out_of_reach: set[int] = set()
     while time.monotonic() < end:
-        found = set(running(token, sessions)) - out_of_reach
-        for pid in found:
+        pids = set(running(token, sessions)) - out_of_reach
+        for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
             except PermissionError:
                 out_of_reach.add(pid)
-        quiet = 0 if found else quiet + 1
+        quiet = 0 if pids else quiet + 1
         if quiet >= quiet_looks:
             return
-        time.sleep(0.01 if found else 0.05)
+        time.sleep(0.01 if pids else 0.05)
 
 
 def running(token: str, sessions: Collection[int] = ()) -> list[int]:
@@ -68,7 +67,7 @@ def running(token: str, sessions: Collection[int] = ()) -> list[int]:
 
 
 def _session(pid: int) -> int:
-    """The session of a process; 0 where it has ended."""
+    """Return the session of a process; 0 if it has ended."""
     # The name in parentheses may hold anything: state, parent, group and session follow the last one.
     fields = _read(pid, "stat").rpartition(b")")[2].split()
     return int(fields[3]) if len(fields) > 3 and fields[0] not in (b"Z", b"X") else 0

@@ -1,10 +1,7 @@
 """Start long-lived child processes and make temporary folders, so that none of them outlives this process.
 
-Both are cleaned up where they are used, at the latest when the interpreter exits. For the rest (`kill -9`, a crash in
-C, the kernel's out-of-memory killer) there is the guardian: a small process that is started with the first folder or
-child and learns of our end from a pipe (`process_guardian`). Every child, and whatever a child starts, inherits the
-guardian's token in its environment and is found by it, also in a session of its own.
-
+Both are cleaned up where they are used, at the latest when the interpreter exits. After a crash or `kill -9` the
+guardian does it (`process_guardian`): every child, and whatever a child starts, inherits its token in the environment.
 Importing this module starts nothing.
 """
 
@@ -63,7 +60,7 @@ HANDED_ON = re.compile(
 _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
 """Handed on too, in capitals as well, unless they hold a password: behind a proxy a child has no other network."""
 LOG_FOLDER: ContextVar[Path | None] = ContextVar("LOG_FOLDER", default=None)
-"""The folder for the output of children, such as a run's `logs`; without one it is removed with the child."""
+"""The folder for the output of children, such as a run's `logs`; without one the output is removed with the child."""
 _SHARED = "shared"
 _log_numbers: dict[Path, int] = {}
 _LONGEST_LINE = 500
@@ -99,20 +96,20 @@ class _Guard:
         atexit.register(self._clean_up)
 
     def mark(self) -> str:
-        """The value of `MARK` for a child; those that guard us guard it too."""
+        """Return the value of `MARK` for a child; those that guard us guard it too."""
         return ":".join(token for token in (os.environ.get(MARK, ""), self.token) if token)
 
     def watch(self, session: int) -> None:
-        """A child leads this session; it is ended also where the mark cannot be read."""
+        """Add a child's session, to be ended also if the mark cannot be read."""
         self.sessions.add(session)
-        self._tell(f"+{session}")
+        self._send(f"+{session}")
 
     def forget(self, session: int) -> None:
-        """Nothing of this session is left; its id may soon be another's."""
+        """Remove an ended session, whose id may soon be another's."""
         self.sessions.discard(session)
-        self._tell(f"-{session}")
+        self._send(f"-{session}")
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         with contextlib.suppress(OSError):
             os.write(self._pipe, f"{line}\n".encode())
 
@@ -127,7 +124,7 @@ class _Guard:
             return
         process_guardian.kill_all(self.token, self.sessions)
         process_guardian.remove_tree(str(self.root))
-        self._tell("done")
+        self._send("done")
         os.close(self._pipe)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=2.0)
@@ -144,34 +141,30 @@ def _guard() -> _Guard:
         return _guards[0]
 
 
-def child_environment(
-    extra: Mapping[str, str] | None = None, *, pass_names: Sequence[str] = (), also: str = ""
-) -> dict[str, str]:
-    """The environment of a child process: the variables of `HANDED_ON`, and the mark by which the guardian finds it."""
+def child_environment(extra: Mapping[str, str] | None = None, *, pass_names: Sequence[str] = ()) -> dict[str, str]:
+    """Return the environment of a child process: `extra`, the variables of `HANDED_ON` and `pass_names`, and the mark.
+
+    This keeps keys out of programs that have no use for them, and so out of their logs and crash reports. It is not a
+    boundary: a program that runs as the same user can read what this user can.
+    """
     for name in pass_names:
         if name not in os.environ:
             raise ConfigError(f"the environment variable {name} is to be passed on, and is not set")
     kept = {
         name: value
         for name, value in os.environ.items()
-        if name in pass_names or _is_handed_on(name, value) or (also and re.fullmatch(also, name))
+        if name in pass_names or ("@" not in value if name.lower() in _PROXIES else HANDED_ON.fullmatch(name))
     }
     return {**kept, **(extra or {}), MARK: _guard().mark()}
 
 
-def _is_handed_on(name: str, value: str) -> bool:
-    if name.lower() in _PROXIES:
-        return "@" not in value
-    return HANDED_ON.fullmatch(name) is not None
-
-
 def temporary_folder(prefix: str) -> Path:
-    """A new private folder in this process's temporary root; `remove_folder` removes it, at the latest our end does."""
+    """Make a private folder in this process's temporary root, removed by `remove_folder` or at our end."""
     return Path(tempfile.mkdtemp(prefix=prefix, dir=_guard().root))
 
 
 def shared_folder(name: str) -> Path:
-    """This process's folder of that name, for what is made once and used by many (built games); it stays to our end."""
+    """Return this process's folder of that name, for what is made once and used by many; it stays to our end."""
     folder = _guard().root / _SHARED / name
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
@@ -183,7 +176,7 @@ def remove_folder(path: Path) -> None:
 
 
 def temporary_root() -> Path:
-    """The folder that holds all temporary folders of this process."""
+    """Return the folder that holds all temporary folders of this process."""
     return _guard().root
 
 
@@ -198,9 +191,6 @@ class LogLimit:
 
     A thread does it, so that a blocked event loop does not fill the disk. The writer must have the file open for
     appending: it then goes on at the new end.
-
-    Args:
-        log: the file.
     """
 
     def __init__(self, log: Path) -> None:
@@ -209,20 +199,17 @@ class LogLimit:
         threading.Thread(target=self._watch, daemon=True, name=f"log of {log.name}").start()
 
     def stop(self) -> None:
-        """End the watch. Called when the writer has ended; stopping again does nothing."""
+        """End the watch, once the writer has ended. A second call does nothing."""
         self._ended.set()
 
     def _watch(self) -> None:
         while not self._ended.wait(_LOG_CHECK_S):
             with contextlib.suppress(OSError):
                 if self._log.stat().st_size > PROCESS_LOG_BYTES:
-                    self._cut()
-
-    def _cut(self) -> None:
-        kept = log_end(self._log, _LOG_KEPT_BYTES)
-        os.truncate(self._log, 0)
-        with self._log.open("ab") as file:
-            file.write(_LOG_NOTICE % (PROCESS_LOG_BYTES // MIB) + kept.partition(b"\n")[2])
+                    kept = log_end(self._log, _LOG_KEPT_BYTES)
+                    os.truncate(self._log, 0)
+                    with self._log.open("ab") as file:
+                        file.write(_LOG_NOTICE % (PROCESS_LOG_BYTES // MIB) + kept.partition(b"\n")[2])
 
 
 def log_end(log: Path, size: int = _LOG_TAIL_BYTES) -> bytes:
@@ -273,7 +260,7 @@ class ChildProcess:
         return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
     def log_tail(self, lines: int = 10) -> str:
-        """The last lines of what it wrote, each cut to 500 characters; "" where it wrote nothing."""
+        """Return the last lines of its output, each cut to 500 characters."""
         output = log_end(self._log) if self._last_output is None else self._last_output
         written = output.decode("utf-8", "replace").replace("\0", "").rstrip().splitlines()
         return "\n".join(
@@ -281,13 +268,14 @@ class ChildProcess:
         )
 
     async def end(self, grace_s: float = 3.0) -> None:
-        """End it and all it has started: SIGTERM, then SIGKILL after the grace. Ending it again does nothing."""
+        """End it and all it has started: SIGTERM, then SIGKILL after the grace. A second call does nothing."""
         if self._ended:
             return
         self._ended = True
         with anyio.CancelScope(shield=True):
             for pid in self._family():
-                _signal(pid, signal.SIGTERM)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGTERM)
             end = time.monotonic() + grace_s
             while time.monotonic() < end and (self.returncode is None or self._family()):  # noqa: ASYNC110
                 await anyio.sleep(0.02)
@@ -302,7 +290,7 @@ class ChildProcess:
             self._log.unlink(missing_ok=True)
 
     def _family(self) -> list[int]:
-        """The child and all it has started, as far as they run."""
+        """Return the child and all it has started, as far as they run."""
         return process_guardian.running(self._token, (self.pid,))
 
 
@@ -332,7 +320,7 @@ async def start_process(
 
 
 def _new_log(folder: Path, name: str) -> Path:
-    """A new file, numbered where there is one of that name."""
+    """Make a file, numbered if its name is taken."""
     make_private_folder(folder, parents=True, exist_ok=True)
     while True:
         number = _log_numbers[folder / name] = _log_numbers.get(folder / name, 0) + 1
@@ -344,13 +332,8 @@ def _new_log(folder: Path, name: str) -> Path:
         return path
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
-
-
 def lock_for_this_process(descriptor: int) -> None:
-    """Lock an open file until it is closed, also by the death of this process. OSError where another holds it."""
+    """Lock an open file until it is closed, also by the death of this process; OSError if another holds it."""
     if sys.platform == "win32":
         import msvcrt
 

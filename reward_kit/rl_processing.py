@@ -1,9 +1,8 @@
-"""From what reward functions said to what each action was worth: alignment, then an estimator called by name.
+"""From results of reward functions to the advantage of each action: alignment, then an estimator called by name.
 
-`RLDataAligner` puts an `EvaluateResult`'s step outputs onto the steps they name, and is strict: an output that names no
-step, or a step that is named twice, raises `AlignmentError`. `CreditAssigner` does this for a batch of episodes and
-their scores and calls the estimator. An episode that cannot be aligned is unscored with that failure recorded; the
-others go on. Nothing given is ever changed.
+`RLDataAligner` puts an `EvaluateResult`'s step outputs onto the steps they name; `CreditAssigner` does this for a batch
+of episodes and their scores and calls the estimator. An episode that cannot be aligned is unscored with that failure
+recorded; the others go on. Arguments are never changed.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import inspect
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, get_args, get_type_hints
 
@@ -26,14 +25,14 @@ from reward_kit.credit.step_credit import StepCredit, known_value, with_credit
 from reward_kit.episodes.record import facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import AlignmentError, ConfigError, Failure, InvalidResultError, did_you_mean
-from reward_kit.models import EvaluateResult, StepOutput, match_to_steps
+from reward_kit.models import EvaluateResult, match_to_steps
 from reward_kit.reward_agent.scoring import Scored
 from reward_kit.rl_helpers import ESTIMATORS
 from reward_kit.task_parts import StepRewards
 from reward_kit.validation import in_words
 
 USUAL_OPTIONS: Mapping[str, float] = {"omega": 0.5, "gamma": 0.95, "lam": 0.95}
-"""What an option counts that an estimator requires and nobody gave; `omega` only where the combination uses it."""
+"""Defaults of options that an estimator requires; `omega` only if the combination uses it."""
 
 
 class RLDataAligner:
@@ -42,25 +41,36 @@ class RLDataAligner:
     def align_data_for_rl_processing(
         self, current_eval_result: EvaluateResult, current_step_data_list: Sequence[StepData], rollout_id: str
     ) -> list[StepData]:
-        """Copies of the steps with the rewards that the result gives them.
+        """Return copies of the steps with the rewards that the result gives them.
 
         A `StepOutput` belongs to the step whose `step_info["assistant_turn_index"]` is its `step_index`; 3 and "3" are
         the same. Its `base_reward` becomes the step's, its metrics and reason `step_info["metrics"]` and
         `step_info["reward_reason"]`. A step that no output names stays as it is.
 
         Args:
-            current_eval_result: what a reward function returned.
+            current_eval_result: of a reward function.
             current_step_data_list: the steps of the rollout it was called on.
             rollout_id: the rollout, for messages.
 
         Raises:
-            AlignmentError: an output names no step, or two name the same one, or the steps cannot be told apart.
+            AlignmentError: an output names no step, two name the same one, or two steps have the same index.
         """
-        positions = _positions(current_step_data_list, rollout_id)
+        positions: dict[str, int] = {}
+        for position, step in enumerate(current_step_data_list):
+            turn = step.step_info.get("assistant_turn_index")
+            if turn is None:
+                raise AlignmentError(f"rollout {rollout_id}: the step at {position} has no assistant_turn_index")
+            if str(turn) in positions:
+                raise AlignmentError(f"rollout {rollout_id}: two steps have the assistant_turn_index {turn!r}")
+            positions[str(turn)] = position
         aligned = _copies(current_step_data_list)
         matched = match_to_steps(current_eval_result.step_outputs, positions, f"rollout {rollout_id}")
         for index, output in matched.items():
-            _apply(output, aligned[positions[index]])
+            step = aligned[positions[index]]
+            step.base_reward = output.base_reward
+            step.step_info["metrics"] = {name: metric.model_dump() for name, metric in output.metrics.items()}
+            if output.reason is not None:
+                step.step_info["reward_reason"] = output.reason
         return aligned
 
     def align_batch_for_rl_processing(
@@ -69,10 +79,10 @@ class RLDataAligner:
         current_step_data_lists: Sequence[Sequence[StepData]],
         rollout_ids: Sequence[str],
     ) -> list[list[StepData]]:
-        """`align_data_for_rl_processing` for each rollout of a batch; all of them are aligned, or none is.
+        """Call `align_data_for_rl_processing` for each rollout of a batch; an error concerns the whole batch.
 
         Args:
-            current_eval_results: one per rollout; None where it is unscored, and its steps stay as they are.
+            current_eval_results: one per rollout; None if it is unscored, and its steps stay as they are.
             current_step_data_lists: the steps of each.
             rollout_ids: the name of each.
 
@@ -103,32 +113,12 @@ def _copies(steps: Sequence[StepData]) -> list[StepData]:
     return [step.model_copy(update={"step_info": dict(step.step_info)}) for step in steps]
 
 
-def _positions(steps: Sequence[StepData], rollout_id: str) -> dict[str, int]:
-    """Where the step of each assistant turn is in the list."""
-    positions: dict[str, int] = {}
-    for position, step in enumerate(steps):
-        turn = step.step_info.get("assistant_turn_index")
-        if turn is None:
-            raise AlignmentError(f"rollout {rollout_id}: the step at {position} has no assistant_turn_index")
-        if str(turn) in positions:
-            raise AlignmentError(f"rollout {rollout_id}: two steps have the assistant_turn_index {turn!r}")
-        positions[str(turn)] = position
-    return positions
-
-
-def _apply(output: StepOutput, step: StepData) -> None:
-    step.base_reward = output.base_reward
-    step.step_info["metrics"] = {name: metric.model_dump() for name, metric in output.metrics.items()}
-    if output.reason is not None:
-        step.step_info["reward_reason"] = output.reason
-
-
 def _first_twice(names: Iterable[str]) -> str | None:
     return next((name for name, n in Counter(names).items() if n > 1), None)
 
 
 class Aligned(NamedTuple):
-    """One episode on its way from scores to advantages: its steps with base rewards, its score, why it has none."""
+    """One episode on its way from scores to advantages: its steps with base rewards, its score or its failure."""
 
     rollout_id: str
     group_id: str
@@ -145,10 +135,10 @@ class CreditBatch:
         rollout_ids: the episodes.
         group_ids: the group of each.
         steps: copies of their steps: aligned and, once `credit` is there, with advantages.
-        scores: None where an episode is unscored.
-        failures: why an episode is unscored, by rollout id.
-        credit: what the estimator returned, flat over all steps.
-        state_hash: what told the estimator's states apart; None the default one, and where it looks at no states.
+        scores: None if an episode is unscored.
+        failures: of unscored episodes, by rollout id.
+        credit: the estimator's result, flat over all steps.
+        state_hash: the estimator's option; None for the default, and for estimators without states.
     """
 
     rollout_ids: list[str]
@@ -161,11 +151,7 @@ class CreditBatch:
 
     @classmethod
     def of(cls, episodes: Iterable[Aligned]) -> CreditBatch:
-        """The batch of these episodes.
-
-        Raises:
-            ConfigError: one is there twice.
-        """
+        """Return the batch of these episodes; one that is there twice raises `ConfigError`."""
         batch = cls([], [], [], [], {})
         for episode in episodes:
             batch.rollout_ids.append(episode.rollout_id)
@@ -179,34 +165,49 @@ class CreditBatch:
         return batch
 
     def summary(self) -> dict[str, float]:
-        """The mean `score` of the scored episodes, left out where there is none, and the number of `unscored` ones."""
+        """Return the mean `score` of the scored episodes, if any, and the number of `unscored` ones."""
         scores = [score for score in self.scores if score is not None]
         mean = {"score": sum(scores) / len(scores)} if scores else {}
         return {**mean, "unscored": float(len(self.scores) - len(scores))}
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The lines of `credit.jsonl`, one per step; None where the episode is unscored.
+        """Yield the lines of `credit.jsonl`, one per step; numbers are None if the episode is unscored.
 
         `anchor` numbers the pairs of group and state in the order in which they appear, and `peers` counts the other
-        scored steps of the same one; both are None where the estimator looks at no states.
-
-        Raises:
-            ConfigError: no estimator has been called yet.
+        scored steps of the same one; both are None for an estimator without states. Raises `ConfigError` before an
+        estimator was called.
         """
-        if self.credit is None:
+        if (credit := self.credit) is None:
             raise ConfigError("there is no credit yet; call CreditAssigner.advantages first")
         keys = readable_keys(self.steps, self.state_hash)
-        columns = zip(keys, *_anchor_columns(self.credit), *_advantage_columns(self.credit), strict=True)
+        anchors: list[int | None] = [None] * len(credit.anchors_S)
+        peers = anchors
+        if not (credit.anchors_S < 0).any():
+            anchors_S, is_scored_S = codes_of(credit.anchors_S.tolist()), ~np.isnan(credit.advantages_S)
+            sizes_S = np.bincount(anchors_S, is_scored_S)[anchors_S].astype(np.int64) if len(anchors_S) else anchors_S
+            anchors = anchors_S.tolist()
+            pairs = zip(sizes_S.tolist(), is_scored_S.tolist(), strict=True)
+            peers = [size - 1 if is_scored else None for size, is_scored in pairs]
+        numbers = [
+            [value if value == value else None for value in values_S.tolist()]  # None for NaN
+            for values_S in (
+                credit.episode_advantages_S,
+                credit.step_advantages_S,
+                credit.advantages_S,
+                credit.returns_S,
+            )
+        ]
+        columns = zip(keys, anchors, peers, *numbers, strict=True)
         for rollout_id, group_id, steps in zip(self.rollout_ids, self.group_ids, self.steps, strict=True):
             for step in steps:
-                state_key, anchor, peers, episode_advantage, step_advantage, advantage, discounted = next(columns)
+                state_key, anchor, others, episode_advantage, step_advantage, advantage, discounted = next(columns)
                 row = {
                     "rollout_id": rollout_id,
                     "group_id": group_id,
                     "step": step.system_step_index,
                     "state_key": state_key,
                     "anchor": anchor,
-                    "peers": peers,
+                    "peers": others,
                     "base_reward": step.base_reward,
                     "return_to_go": discounted,
                     "A_E": episode_advantage,
@@ -217,35 +218,19 @@ class CreditBatch:
                 yield row if value is None else {**row, "value": value}
 
 
-def _anchor_columns(credit: StepCredit) -> tuple[list[int | None], list[int | None]]:
-    """(S,) the number of each step's anchor state, and how many other scored steps share it."""
-    nowhere: list[int | None] = [None] * len(credit.anchors_S)
-    if (credit.anchors_S < 0).any():
-        return nowhere, nowhere
-    anchors_S, is_scored_S = codes_of(credit.anchors_S.tolist()), ~np.isnan(credit.advantages_S)
-    peers_S = np.bincount(anchors_S, is_scored_S)[anchors_S].astype(np.int64) - 1 if len(anchors_S) else anchors_S
-    peers = zip(peers_S.tolist(), is_scored_S.tolist(), strict=True)
-    return anchors_S.tolist(), [others if is_scored else None for others, is_scored in peers]
-
-
-def _advantage_columns(credit: StepCredit) -> list[list[float | None]]:
-    """A_E, A_S, A and G_k, (S,) each, with None for NaN."""
-    columns = (credit.episode_advantages_S, credit.step_advantages_S, credit.advantages_S, credit.returns_S)
-    return [[value if value == value else None for value in values_S.tolist()] for values_S in columns]
-
-
 class CreditAssigner:
     """Scored episodes in, advantages out.
 
     Args:
         estimator: a name of `rl_helpers.ESTIMATORS`.
-        step_rewards: where the base rewards of an episode come from whose result has no step outputs.
-            "reward_function": from nowhere, they stay unset; "environment": the rewards that the environment gave.
-        **options: the estimator's own, by keyword (for "gigpo": omega, gamma, state_hash, …). What it requires and is
-            not given counts as in `USUAL_OPTIONS`.
+        step_rewards: the source of base rewards for an episode whose result has no step outputs. "reward_function":
+        they
+            stay unset; "environment": the rewards that the environment gave.
+        **options: the estimator's own, by keyword (for "gigpo": omega, gamma, state_hash, …). Required ones have the
+            defaults of `USUAL_OPTIONS`.
 
     Attributes:
-        options: all options of the estimator, those with their defaults too.
+        options: all options of the estimator, with defaults.
 
     Raises:
         ConfigError: the name or an option is unknown, missing, of another type or out of range.
@@ -270,13 +255,13 @@ class CreditAssigner:
         return self.advantages(self.align(episodes, scored))
 
     def align(self, episodes: Sequence[SingleAgentEpisode], scored: Sequence[Scored]) -> CreditBatch:
-        """The episodes' steps with their base rewards.
+        """Return the episodes' steps with their base rewards.
 
-        An episode is unscored where its reward failed, where the episode itself failed, where its step outputs cannot
-        be aligned, and where a reward of its environment that counts is not finite.
+        An episode is unscored if its reward or the episode itself failed, if its step outputs cannot be aligned, or if
+        a reward of its environment that counts is not finite.
 
         Args:
-            episodes: what the rollout worker collected.
+            episodes: of the rollout worker.
             scored: their scores in any order, joined by rollout id.
 
         Raises:
@@ -289,51 +274,41 @@ class CreditAssigner:
         return CreditBatch.of(self.align_one(episode, by_id[episode.id_]) for episode in episodes)
 
     def advantages(self, batch: CreditBatch) -> CreditBatch:
-        """The batch with the estimator's credit, on fresh copies of its steps.
+        """Return the batch with the estimator's credit, on fresh copies of its steps.
 
         Raises:
-            ConfigError: the estimator needs what these episodes do not have, such as values.
+            ConfigError: these episodes lack an input of the estimator, such as values.
             InvalidResultError: a reward or a score of them is not finite.
         """
         try:
             credit = ESTIMATORS[self.estimator](batch.steps, batch.scores, group_ids=batch.group_ids, **self.options)
         except (ConfigError, InvalidResultError) as error:
-            # An estimator knows trajectories by their place alone, and people by their ids.
-            told = re.sub(
-                r"\btrajectory (\d+)", lambda found: f"rollout {batch.rollout_ids[int(found[1])]}", str(error)
+            # An estimator knows trajectories by their index, people by their ids.
+            message = re.sub(
+                r"\btrajectory (\d+)", lambda match: f"rollout {batch.rollout_ids[int(match[1])]}", str(error)
             )
-            raise type(error)(told) from error
+            raise type(error)(message) from error
         steps = with_credit(batch.steps, credit)
         return replace(batch, steps=steps, credit=credit, state_hash=self.options.get("state_hash"))
 
     def align_one(self, episode: SingleAgentEpisode, scored: Scored) -> Aligned:
-        """One episode of a batch, where they do not all fit into memory; see `align`."""
-        steps, score, failure = self._aligned(episode, scored)
-        group_id = str(facts_of(episode).get("group_id") or episode.id_)
-        return Aligned(episode.id_, group_id, steps, score, failure)
-
-    def _aligned(
-        self, episode: SingleAgentEpisode, scored: Scored
-    ) -> tuple[list[StepData], float | None, Failure | None]:
-        """The steps of one episode with base rewards, its score, and why it has none."""
-        steps, result = steps_of(episode), scored.result
+        """Align one episode of a batch, for batches that do not fit into memory; see `align`."""
+        steps, result, score = steps_of(episode), scored.result, scored.score
         recorded = facts_of(episode).get("failure")
         failure = Failure.from_json(recorded) if recorded else scored.failure
-        if failure is None and result is not None and result.step_outputs:
-            try:
-                return self._aligner.align_data_for_rl_processing(result, steps, episode.id_), scored.score, None
-            except AlignmentError as error:
-                return steps, None, Failure.from_exception(error)
-        if self.step_rewards == "environment":
-            try:
+        try:
+            if failure is None and result is not None and result.step_outputs:
+                steps = self._aligner.align_data_for_rl_processing(result, steps, episode.id_)
+            elif self.step_rewards == "environment":
                 _take_environment_rewards(steps, episode)
-            except InvalidResultError as error:
-                failure = failure or Failure.from_exception(error)
-        return steps, scored.score if failure is None else None, failure
+        except (AlignmentError, InvalidResultError) as error:
+            failure = failure or Failure.from_exception(error)
+        group_id = str(facts_of(episode).get("group_id") or episode.id_)
+        return Aligned(episode.id_, group_id, steps, score if failure is None else None, failure)
 
 
 def _take_environment_rewards(steps: Sequence[StepData], episode: SingleAgentEpisode) -> None:
-    """Make them the base rewards. Where the environment gave any, a step that did not call it earned none."""
+    """Make them the base rewards. If the environment gave any, a step that did not call it earned none."""
     rewards = episode.environment_rewards()
     for t, reward in enumerate(rewards):
         if reward is not None and not math.isfinite(reward):
@@ -344,7 +319,7 @@ def _take_environment_rewards(steps: Sequence[StepData], episode: SingleAgentEpi
 
 
 def _resolved_options(estimator: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """All options of an estimator by name: those given, checked, and the others with what they count by default."""
+    """Return all options of an estimator by name: the given ones, checked, and the defaults of the others."""
     function = ESTIMATORS[estimator]
     parameters = inspect.signature(function).parameters
     known = {p.name: p for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.name != "group_ids"}
@@ -357,17 +332,12 @@ def _resolved_options(estimator: str, given: Mapping[str, Any]) -> dict[str, Any
         options[name] = None if is_unused else USUAL_OPTIONS[name]
     if missing := [name for name in known if name not in options]:
         raise ConfigError(f"{estimator} needs the option {missing[0]!r}")
-    _check_types(estimator, function, given)
-    return {name: options[name] for name in known}
-
-
-def _check_types(estimator: str, function: Callable[..., StepCredit], given: Mapping[str, Any]) -> None:
-    """Refuse a value of another type than the estimator declares: a task file may hold "0.9" where 0.9 is meant."""
     hints = get_type_hints(function)
-    for name, value in given.items():
+    for name, value in given.items():  # strictly: a task file may hold "0.9" instead of 0.9
         config = pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True)
         try:
             pydantic.TypeAdapter(hints[name], config=config).validate_python(value)
         except pydantic.ValidationError as error:
             expected = " or ".join(dict.fromkeys(map(in_words, error.errors())))
             raise ConfigError(f"{estimator}, option {name!r}: {expected} (got {value!r:.80})") from None
+    return {name: options[name] for name in known}

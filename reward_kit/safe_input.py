@@ -79,7 +79,7 @@ class TooLargeError(Exception):
 
 
 def shown_size(size: int) -> str:
-    """A limit for people: "32 MiB"."""
+    """Return a limit for people: "32 MiB"."""
     return f"{size // MIB} MiB" if size >= MIB else f"{size // 1024} KiB"
 
 
@@ -88,10 +88,10 @@ def check_values(text: str | bytes, most_values: int) -> None:
     if len(text) <= most_values:
         return
     if isinstance(text, str):
-        found = text.count(",") + text.count("[") + text.count("{")
+        count = text.count(",") + text.count("[") + text.count("{")
     else:
-        found = text.count(b",") + text.count(b"[") + text.count(b"{")
-    if found > most_values:
+        count = text.count(b",") + text.count(b"[") + text.count(b"{")
+    if count > most_values:
         raise TooLargeError(f"{most_values:,} JSON values")
 
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.config import JsonDict
 
 STOP_PHRASE = "###STOP###"
-"""With which a simulated user ends a conversation, unless the task says otherwise."""
+"""Ends a conversation of a simulated user by default."""
 SandboxLevel = Literal["in_process", "warm", "isolated"]
 """The confinement of a reward: none, a confined process that stays, or a fresh one for each call."""
 BY_NAME: JsonDict = {"type": ["object", "string"]}
@@ -238,5 +238,5 @@ class CreditModel(BaseModel):
         return data
 
     def options(self) -> dict[str, Any]:
-        """The keys of the estimator."""
+        """Return the keys of the estimator."""
         return dict(self.model_extra or {})

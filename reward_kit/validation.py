@@ -56,16 +56,13 @@ def in_words(problem: ErrorDetails) -> str:
     words = _WORDS.get(problem["type"])
     if words is None:
         return problem["msg"].removeprefix("Value error, ")
-    return words.format(**{name: _plain(value) for name, value in problem.get("ctx", {}).items()})
-
-
-def _plain(value: Any) -> Any:
-    """A bound as it was written: 16, where it is compared as 16.0."""
-    return f"{value:g}" if isinstance(value, float) else value
+    # A bound as it was written: 16, although it is compared as 16.0.
+    bounds = problem.get("ctx", {}).items()
+    return words.format(**{name: f"{value:g}" if isinstance(value, float) else value for name, value in bounds})
 
 
 def _field_names_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    """The field names of the model that `path` leads to, [] where it leads to none."""
+    """Return the field names of the model at `path`, [] without one."""
     for part in path:
         if isinstance(part, int):
             continue
@@ -80,10 +77,10 @@ def _field_names_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list
 
 
 def _model_types(annotation: Any) -> list[type[BaseModel]]:
-    """The pydantic models that an annotation mentions."""
+    """Return the pydantic models that an annotation mentions."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [found for part in getattr(annotation, "__args__", ()) for found in _model_types(part)]
+    return [model for part in getattr(annotation, "__args__", ()) for model in _model_types(part)]
 
 
 def check_number(name: str, value: Any, *, whole: bool = False, zero: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The page of the command line, made from the click program itself, so that neither says what the other does not."""
+"""Generate the page of the command line from the click program."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ _EXAMPLES = re.compile(r"^Examples?:\s*")
 _EXITS = re.compile(r"exit(?:s|ed)? (?:with )?1\b", re.IGNORECASE)
 _INTRO = """# Command line
 
-Every verb, with every option: this page is made from the program. `reward-kit VERB --help` shows the same.
+Every command with every option, generated from the program. `reward-kit COMMAND --help` shows the same.
 
-Every option can also be set by the environment variable that stands below it. Options beat the environment, which
-beats the task file. What a user's code prints goes to standard error; standard output holds the table, or with `--json`
-one JSON object. `-v` shows what is going on, on standard error, and `-vv` more; `-h` or `--help` shows the help.
+Every option can also be set with the environment variable below it. Options override the environment, which overrides
+the
+task file. Output of user code goes to standard error; standard output has the table, or with `--json` one JSON
+object. `-v`
+logs to standard error, and `-vv` logs more; `-h` or `--help` shows the help.
 """
 
 
 def page() -> str:
     """The whole page."""
-    verbs = table(["verb", "does"], [(f"[`reward-kit {verb}`](#{verb})", inline(text)) for verb, text in VERBS.items()])
-    exits = table(["exit code", "means"], [(code(str(number)), inline(text)) for number, text in EXIT_CODES.items()])
+    verbs = table(
+        ["Command", "Purpose"], [(f"[`reward-kit {verb}`](#{verb})", inline(text)) for verb, text in VERBS.items()]
+    )
+    exits = table(["Exit code", "Meaning"], [(code(str(number)), inline(text)) for number, text in EXIT_CODES.items()])
     root = click.Context(program, info_name="reward-kit", auto_envvar_prefix=PREFIX)
     parts = [_INTRO, verbs, f"\n## Exit codes {{ #exit-codes }}\n\n{exits}"]
     for verb in VERBS:
@@ -44,10 +48,10 @@ def _sections(command: click.Command, context: click.Context, depth: int) -> Ite
     usage = " ".join([words, *command.collect_usage_pieces(context)])
     yield f"\n```text\n{usage}\n```\n"
     if rows := [row for row in (_row(one, context) for one in command.params) if row]:
-        yield table(["option", "what it does, and its environment variable", "default"], rows) + "\n"
+        yield table(["Option", "Meaning and environment variable", "Default"], rows) + "\n"
     if gates := [one for one in command.params if isinstance(one, click.Option) and _EXITS.search(one.help or "")]:
         named = ", ".join(code(max(one.opts, key=len)) for one in gates)
-        yield f"Exits with 1 where a gate failed: {named}. The others are [those of every verb](#exit-codes).\n"
+        yield f"Exits with 1 if a gate fails: {named}. See also the [common exit codes](#exit-codes).\n"
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             inner = command.get_command(context, name)
@@ -73,18 +77,18 @@ def _row(param: click.Parameter, context: click.Context) -> tuple[str, str, str]
     record = param.get_help_record(context)
     assert record is not None, param.name
     extra = param.get_help_extra(context)
-    told = inline(param.help or "")
+    text = inline(param.help or "")
     if bounds := extra.get("range"):
-        told += f" ({code(bounds)})"
+        text += f" ({code(bounds)})"
     if extra.get("required"):
-        told += " Required."
+        text += " Required."
     names = ", ".join(code(name) for name in _names(record[0]))
     if isinstance(param.type, click.Choice):
         # They would make the first column wider than a phone.
         names = names.replace(code(f" {param.make_metavar(context)}").strip("`"), "")
-        told += f" One of {', '.join(code(str(word)) for word in param.type.choices)}."
+        text += f" One of {', '.join(code(str(word)) for word in param.type.choices)}."
     variable = code(_variable(param, context))
-    return names, "<br>".join(part for part in (told, variable) if part), code(extra.get("default", ""))
+    return names, "<br>".join(part for part in (text, variable) if part), code(extra.get("default", ""))
 
 
 def _names(record: str) -> list[str]:

@@ -25,17 +25,17 @@ PACKAGE = Path(reward_kit.__file__).parent
 _HOME = "reward_kit.errors"
 _INTRO = """# Errors
 
-Every error that reward-kit raises on purpose is a `RewardKitError` of one of the types below. The command line prints
-one line for it, `error: …`, and leaves with its exit code. An error in one episode or one reward does not end a run: it
-is recorded, with its type, its failure class, its message and your own frames of the traceback, and that episode is
-unscored, which is never a score of 0.
+Every deliberate error of reward-kit is a `RewardKitError` of one of the types below. The command line prints it as
+one line,
+`error: …`, and exits with its exit code. An error in one episode or reward does not end a run: it is recorded with
+type,
+failure class, message and your own frames of the traceback, and the episode is unscored, which is never a score of 0.
 
 ```json
 {"class": "crash", "where": "RewardError", "message": "reward 'exact': KeyError: 'total'", "traceback": "…"}
 ```
 
-`class` is one of the [failure classes](#failure-classes), by which tables and metrics count. `where` is the error's
-type.
+`class` is one of the [failure classes](#failure-classes), which tables and metrics count. `where` is the error's type.
 """
 
 
@@ -59,7 +59,7 @@ def page() -> str:
     parts += [part for one in own for part in _section(one, found)]
     parts += ["## Finer types { #finer-types }\n", "Raised where a caller may want to tell one case from the others.\n"]
     rows = [(code(one.name), ", ".join(map(code, one.bases)), code(one.module), inline(one.text)) for one in finer]
-    parts += [table(["type", "is also", "from", "what it means"], rows)]
+    parts += [table(["Type", "Base", "Module", "Meaning"], rows)]
     parts += _reasons()
     return "\n".join(parts) + "\n"
 
@@ -78,25 +78,25 @@ def _reasons() -> Iterator[str]:
     """The classes, kinds and reasons, each a table of its values."""
     yield "\n## Failure classes { #failure-classes }\n"
     classes = [(code(name), inline(errors.CLASS_MEANINGS[name])) for name in get_args(errors.FailureClass)]
-    yield table(["class", "what it means, and what to do"], classes)
-    yield "\n## Why an episode ended { #stop-reasons }\n"
-    yield "`terminated` says that the task ended; otherwise the episode was cut off.\n"
+    yield table(["Class", "Meaning and fix"], classes)
+    yield "\n## Stop reasons { #stop-reasons }\n"
+    yield "`terminated` means that the task ended; otherwise the episode was cut off.\n"
     stops = members(StopReason, "agent/models.py")
     rows = [
-        (code(name), "yes" if StopReason(name).is_terminal else "no", inline(sentence(told)))
-        for name, told in stops.items()
+        (code(name), "yes" if StopReason(name).is_terminal else "no", inline(sentence(text)))
+        for name, text in stops.items()
     ]
-    yield table(["stop reason", "terminated", "what it means"], rows)
-    yield "\n## How a confined call ended { #kinds }\n"
-    yield "Of a reward behind the walls of [the sandbox](../concepts/sandbox.md), with the class that it counts as.\n"
+    yield table(["Stop reason", "Terminated", "Meaning"], rows)
+    yield "\n## Outcomes of a sandboxed call { #kinds }\n"
+    yield "For a reward in [the sandbox](../concepts/sandbox.md), with its failure class.\n"
     kinds = [
-        (code(kind), code(Outcome.class_of(kind)), inline(told)) for kind, told in MEANINGS.items() if kind != "ok"
+        (code(kind), code(Outcome.class_of(kind)), inline(text)) for kind, text in MEANINGS.items() if kind != "ok"
     ]
-    yield table(["kind", "class", "what it means"], kinds)
-    yield "\n## Why a group was dropped { #dropped-groups }\n"
+    yield table(["Kind", "Class", "Meaning"], kinds)
+    yield "\n## Reasons for dropped groups { #dropped-groups }\n"
     yield "With `dynamic_sampling` in a [train file](train_file.md#dynamic_sampling).\n"
     dropped = members(DropReason, "credit/group_filter.py")
-    yield table(["reason", "what it means"], [(code(name), inline(told)) for name, told in dropped.items()])
+    yield table(["Reason", "Meaning"], [(code(name), inline(text)) for name, text in dropped.items()])
 
 
 @cache

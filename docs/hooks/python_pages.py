@@ -22,8 +22,9 @@ PACKAGE = Path(reward_kit.__file__).parent
 _DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 _INTRO = """# Python
 
-What can be imported, by need. The names that `reward_kit.__all__` lists, in **bold**, can be imported from `reward_kit`
-itself; each other one from the module in which it is shown.
+The public names by topic. Names in **bold** are in `reward_kit.__all__` and importable from `reward_kit`; the others
+from
+the module shown.
 """
 
 
@@ -50,12 +51,12 @@ def index_page() -> str:
     own = set(reward_kit.__all__)
     parts = [_INTRO]
     for group in GROUPS:
-        parts.append(f"## {group.title} {{ #{group.slug} }}\n\nAll of it is on [its page](python/{group.slug}.md).\n")
+        parts.append(f"## {group.title} {{ #{group.slug} }}\n\nDetails are on [its page](python/{group.slug}.md).\n")
         rows = []
         for one in (name for names in names_of(group).values() for name in names):
             shown = f"**[`{one.name}`][{one.path}]**" if one.name in own else f"[`{one.name}`][{one.path}]"
             rows.append((shown, one.told.replace("|", r"\|")))
-        parts.append(table(["name", "what it is"], rows) + "\n")
+        parts.append(table(["Name", "Meaning"], rows) + "\n")
     return "\n".join(parts)
 
 

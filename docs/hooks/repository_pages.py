@@ -1,7 +1,6 @@
-"""Pages that are files of the repository outside of `docs/`: the release notes, and the notes on development.
+"""Pages from repository files outside `docs/`: release notes, and development notes, which the search skips.
 
-Their links are to files as they lie in the repository. Here they lead to the pages that show those files; a link to a
-file that the site does not show is its text alone.
+Links between repository files become links between pages; a link to a file without a page becomes plain text.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ def page(uri: str) -> str:
     """
     source = sources()[uri]
     parts = _FENCED.split(source.read_text(encoding="utf-8"))
-    return "".join(part if part.startswith("```") else _rewritten(part, source, uri) for part in parts)
+    front = "---\nsearch:\n  exclude: true\n---\n" if uri.startswith("development/") else ""
+    return front + "".join(part if part.startswith("```") else _rewritten(part, source, uri) for part in parts)
 
 
 def _rewritten(text: str, source: Path, uri: str) -> str:

@@ -1,4 +1,4 @@
-"""The pages of the task file and of the train file, made from the JSON schemas that `reward-kit schema` prints."""
+"""Generate the pages of the task file and the train file from the JSON schemas that `reward-kit schema` prints."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from reward_kit.cli.setup import task_schema, train_schema
 Schema = dict[str, Any]
 _TASK = """# Task file
 
-Every key of a task file, made from [its JSON schema](../schemas/task.json). How they go together is told in
-[Write a task file](../guides/tasks.md). An unknown key is an error that names the line and the nearest key.
+Every key of a task file, generated from [its JSON schema](../schemas/task.json). See also [Write a task
+file](../guides/tasks.md). An unknown key is an error with its line and the nearest key.
 
 For completion in your editor, write the schema once and begin the file with its name:
 
@@ -28,9 +28,9 @@ reward-kit schema > task.schema.json
 """
 _TRAIN = """# Train file
 
-Every key of a train file, made from [its JSON schema](../schemas/train.json). How they go together is told in
-[Train](../guides/training.md), and `reward-kit train --dry-run` prints the plan of a file. An unknown key is an error
-that names the line and the nearest key; so is one that would change nothing beside the others.
+Every key of a train file, generated from [its JSON schema](../schemas/train.json). See also
+[Train](../guides/training.md); `reward-kit train --dry-run` prints the plan of a file. An unknown key is an error with
+its line and the nearest key; so is a key without effect.
 
 For completion in your editor, write the schema once and begin the file with its name:
 
@@ -43,10 +43,10 @@ reward-kit schema train > train.schema.json
 ```
 """
 _FURTHER = {
-    "policy": "It takes the keys of the policy that it names too; see [policies](../guides/policies.md).",
-    "user": "It takes the keys of the policy that it names too; see [a simulated user](../guides/tasks.md).",
-    "credit": "It takes the options of its estimator too; see [credit](../concepts/credit.md).",
-    "messages[]": "Other keys of a message are handed on as they are.",
+    "policy": "It also takes the keys of the named policy; see [policies](../guides/policies.md).",
+    "user": "It also takes the keys of the named policy; see [a simulated user](../guides/tasks.md).",
+    "credit": "It also takes the options of its estimator; see [credit](../concepts/credit.md).",
+    "messages[]": "Other keys of a message are passed on unchanged.",
 }
 _BOUNDS = {
     "minimum": "at least {}",
@@ -93,24 +93,24 @@ def _section(block: _Block, root: Schema) -> Iterator[str]:
         if more := _FURTHER.get(block.path):
             yield more + "\n"
         if "string" in block.schema.get("type", ""):
-            yield "It may be written as a name alone, where no other key is given.\n"
+            yield "It may be a plain name if no other key is set.\n"
     else:
-        yield "## At the top { #top }\n"
+        yield "## Top level { #top }\n"
     required = block.schema.get("required", [])
     rows = [_row(block.path, name, one, root, name in required) for name, one in block.schema["properties"].items()]
-    yield table(["key", "type", "default", "what it is"], rows) + "\n"
+    yield table(["Key", "Type", "Default", "Meaning"], rows) + "\n"
 
 
 def _row(path: str, name: str, key: Schema, root: Schema, is_required: bool) -> tuple[str, str, str, str]:
     full = f"{path}.{name}" if path else name
     found = next(_with_keys(full, key, root), None)
     shown = f"[`{name}`](#{anchor(found.path)})" if found else f"`{name}`"
-    told = key.get("description") or (found.schema.get("description", "") if found else "")
+    description = key.get("description") or (found.schema.get("description", "") if found else "")
     choices = [word for one in _ways(key, root) for word in one.get("enum", [])]
     if len(choices) > _MANY:
-        told = f"{sentence(told)} One of {', '.join(f'`{word}`' for word in choices)}"
+        description = f"{sentence(description)} One of {', '.join(f'`{word}`' for word in choices)}"
     default = "required" if is_required else _default(key, root)
-    return shown, _type(key, root), default, sentence(inline(told))
+    return shown, _type(key, root), default, sentence(inline(description))
 
 
 def _default(key: Schema, root: Schema) -> str:
@@ -139,9 +139,9 @@ def _type_of(one: Schema, root: Schema) -> str:
     if isinstance(kind, list):
         return "block or name"
     words = {"object": "mapping" if not one.get("properties") else "block", "string": "text", "boolean": "true, false"}
-    bounds = [told.format(f"{one[name]:g}") for name, told in _BOUNDS.items() if name in one]
+    bounds = [text.format(f"{one[name]:g}") for name, text in _BOUNDS.items() if name in one]
     bounds += ["not empty"] if one.get("minLength") else []
-    words |= {"integer": "whole number"}
+    words |= {"integer": "integer"}
     return ", ".join([words.get(kind or "", kind or "anything"), *bounds])
 
 

@@ -170,7 +170,8 @@ async def check_reward(
 
     Args:
         plan: what to check.
-        loaded, other: as `load` returns them.
+        loaded: as `load` returns it.
+        other: as `load` returns it.
         tell: called with the name of each probe, for a display of progress.
     """
     source, origin, limit_s = SourceFacts(), loaded.reward.origin, plan.choice.reward_time_s

@@ -56,12 +56,12 @@ class EncodedMessages:
         return len(self._encoded)
 
     def to_json(self) -> str:
-        """The conversation as a JSON array."""
+        """Return the conversation as a JSON array."""
         return f"[{','.join(self._encoded)}]"
 
 
 def encode_json(value: Any) -> str:
-    """`value` as compact ASCII JSON."""
+    """Return `value` as compact ASCII JSON; ProviderError if it has no JSON form."""
     try:
         return _encode(value)
     except (TypeError, ValueError, RecursionError) as error:
@@ -69,7 +69,7 @@ def encode_json(value: Any) -> str:
 
 
 def encode_request(request: Mapping[str, Any]) -> bytes:
-    """A request as the body to send; its `messages` may be an `EncodedMessages`."""
+    """Return a request as the body to send; its `messages` may be an `EncodedMessages`."""
     messages = request.get("messages")
     if not isinstance(messages, EncodedMessages):
         return encode_json(dict(request)).encode("ascii")
@@ -157,7 +157,7 @@ class ChatEndpoint:
 
         Raises:
             ProviderError: the endpoint refused, or failed to the end of the retries; or a replay has no answer.
-            DeadlineError: it took too long; the message says which limit and how to raise it.
+            DeadlineError: it took too long; the message names the limit and how to raise it.
             LimitError: the conversation no longer fits the model.
         """
         if request.get("stream") and "stream_options" not in request:

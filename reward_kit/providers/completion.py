@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
@@ -39,7 +39,7 @@ class Usage:
         prompt_tokens: tokens read, cached ones included.
         completion_tokens: tokens written, reasoning included.
         cached_tokens: of the prompt's tokens those that the provider had in its cache.
-        cost: in US dollars by the price file, else as the provider reports it; None where neither says.
+        cost: in US dollars by the price file, else as the provider reports it; None without either.
     """
 
     prompt_tokens: int
@@ -217,44 +217,6 @@ class EventReader:
         return events
 
 
-class _StreamBudget:
-    """The bytes and values that one streamed answer may still send and have kept of it.
-
-    Every limit counts towards memory: a kept text costs `_PIECE_BYTES` beside its characters, which is what Python
-    needs for it.
-    """
-
-    def __init__(self) -> None:
-        self._stream, self._bytes, self._values = MODEL_STREAM_BYTES, MODEL_ANSWER_BYTES, MODEL_ANSWER_VALUES
-
-    def read(self, size: int) -> None:
-        """Count bytes of the stream."""
-        self._stream -= size
-        if self._stream < 0:
-            raise TooLargeError(f"{shown_size(MODEL_STREAM_BYTES)} of stream events")
-
-    def keep_text(self, text: str) -> str:
-        """Count a text that is kept."""
-        self._bytes -= len(text) + _PIECE_BYTES
-        if self._bytes < 0:
-            raise TooLargeError(shown_size(MODEL_ANSWER_BYTES))
-        return text
-
-    def keep_values(self, values: Any) -> list[Any]:
-        """Count JSON values that are kept, with all in them."""
-        if not isinstance(values, list):
-            raise TypeError(f"expected a list, got {kind_of(values)}")
-        pending: list[Any] = [values]
-        while pending:
-            value = pending.pop()
-            inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-            self._values -= len(inner)
-            pending += [one for one in inner if isinstance(one, dict | list)]
-        if self._values < 0:
-            raise TooLargeError(f"{MODEL_ANSWER_VALUES:,} JSON values")
-        return values
-
-
 class StreamedCompletion:
     """Add up the chunks of one streamed chat completion to the JSON value that the same answer has when not streamed.
 
@@ -265,7 +227,10 @@ class StreamedCompletion:
         self._where = where
         self._secrets = tuple(secrets)
         self._events = EventReader()
-        self._budget = _StreamBudget()
+        # What may still be sent and kept. Every limit counts towards memory: a kept text costs `_PIECE_BYTES` beside
+        # its characters, which is what Python needs for it.
+        self._stream_left, self._bytes_left = MODEL_STREAM_BYTES, MODEL_ANSWER_BYTES
+        self._values_left = MODEL_ANSWER_VALUES
         self._top: dict[str, Any] = {}
         self._choice: dict[str, Any] = {}
         self._texts: dict[str, list[str]] = {}
@@ -282,7 +247,9 @@ class StreamedCompletion:
                 `safe_input`: in all, or in what is kept of it.
         """
         try:
-            self._budget.read(len(chunk))
+            self._stream_left -= len(chunk)
+            if self._stream_left < 0:
+                raise TooLargeError(f"{shown_size(MODEL_STREAM_BYTES)} of stream events")
             for event in self._events.feed(chunk):
                 if event.strip() == _DONE:
                     self._done = True
@@ -332,17 +299,36 @@ class StreamedCompletion:
             shown = excerpt(event, self._secrets)
             raise ProviderError(f"{self._where} sent a stream event in no known form: {shown}") from error
 
+    def _keep_text(self, text: str) -> str:
+        self._bytes_left -= len(text) + _PIECE_BYTES
+        if self._bytes_left < 0:
+            raise TooLargeError(shown_size(MODEL_ANSWER_BYTES))
+        return text
+
+    def _keep_values(self, values: Any) -> list[Any]:
+        if not isinstance(values, list):
+            raise TypeError(f"expected a list, got {kind_of(values)}")
+        pending: list[Any] = [values]
+        while pending:
+            value = pending.pop()
+            inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+            self._values_left -= len(inner)
+            pending += [one for one in inner if isinstance(one, dict | list)]
+        if self._values_left < 0:
+            raise TooLargeError(f"{MODEL_ANSWER_VALUES:,} JSON values")
+        return values
+
     def _add(self, choice: Mapping[str, Any]) -> None:
         self._choice["finish_reason"] = choice.get("finish_reason") or self._choice.get("finish_reason")
-        self._token_ids += self._budget.keep_values(choice.get("token_ids") or [])
-        self._logprobs += self._budget.keep_values((choice.get("logprobs") or {}).get("content") or [])
+        self._token_ids += self._keep_values(choice.get("token_ids") or [])
+        self._logprobs += self._keep_values((choice.get("logprobs") or {}).get("content") or [])
         delta = choice.get("delta") or {}
         for key in ("content", "refusal", "reasoning_content", "reasoning"):
             if delta.get(key) is not None:
-                self._texts.setdefault(key, []).append(self._budget.keep_text(_text(delta[key])))
+                self._texts.setdefault(key, []).append(self._keep_text(_text(delta[key])))
         for call in delta.get("tool_calls") or []:
             # It belongs to a call by index, else by id, else to the latest.
-            index, call_id = call.get("index"), call.get("id")
+            index, call_id, function = call.get("index"), call.get("id"), call.get("function") or {}
             if index is not None:
                 parts = next((one for one in self._calls if one.index == index), None)
             elif call_id:
@@ -354,31 +340,24 @@ class StreamedCompletion:
                     raise TooLargeError(f"{MODEL_ANSWER_CALLS:,} tool calls")
                 parts = _CallParts(index)
                 self._calls.append(parts)
-            parts.add(call, self._budget)
+            parts.call_id = parts.call_id or call_id
+            name = _text(function.get("name") or "")
+            # Some servers repeat the whole name in each delta, none is known to split it over equal pieces.
+            if name and name != parts.name:
+                parts.name += self._keep_text(name)
+            if arguments := function.get("arguments"):
+                text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+                parts.arguments.append(self._keep_text(text))
 
 
+@dataclass(slots=True)
 class _CallParts:
     """A tool call as its pieces arrive."""
 
-    __slots__ = ("arguments", "call_id", "index", "name")
-
-    def __init__(self, index: int | None) -> None:
-        self.index = index
-        self.call_id: str | None = None
-        self.name = ""
-        self.arguments: list[str] = []
-
-    def add(self, delta: Mapping[str, Any], budget: _StreamBudget) -> None:
-        self.call_id = self.call_id or delta.get("id")
-        function = delta.get("function") or {}
-        name = _text(function.get("name") or "")
-        # Some servers repeat the whole name in each delta, none is known to split it over equal pieces.
-        if name and name != self.name:
-            self.name += budget.keep_text(name)
-        arguments = function.get("arguments")
-        if arguments:
-            text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-            self.arguments.append(budget.keep_text(text))
+    index: int | None
+    call_id: str | None = None
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         function = {"name": self.name, "arguments": "".join(self.arguments)}

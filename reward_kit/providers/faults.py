@@ -1,8 +1,7 @@
-"""Failures of endpoints, in one sentence a reader can act on, and whether asking again could help.
+"""Failures of endpoints, in one sentence a reader can act on, and whether another attempt could help.
 
 The error types live between a transport and a `ChatEndpoint`, which raises the flat `ProviderError` or `DeadlineError`
-when it gives up. No secret reaches a message: the caller passes those it sent, and they are blotted out before a text
-is cut to length, so that no half of one survives the cut.
+when it gives up. Secrets are blotted out before a text is cut to length, so that no half of one survives the cut.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 from reward_kit.errors import DeadlineError, LimitError, ProviderError
-from reward_kit.safe_input import MODEL_ANSWER_VALUES, TooLargeError, check_values
+from reward_kit.safe_input import TooLargeError
 
 RETRIED_STATUSES = frozenset({408, 409, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 """Timeouts, conflicts, rate limits and server trouble; from 520 on what Cloudflare and Anthropic call the same."""
@@ -92,35 +91,12 @@ class IdleTimeoutError(DeadlineError):
     """The endpoint sent nothing for too long; another attempt may meet a livelier server."""
 
 
-def json_of_answer(
-    status: int, headers: Mapping[str, str], body: bytes, where: str, secrets: Iterable[str] = ()
-) -> Any:
-    """Return the JSON value of an answer that came back whole."""
-    if not 200 <= status < 300:
-        raise status_error(status, headers, body, where, secrets)
-    if looks_like_html(headers, body):
-        raise TransientError(f"{where} answered status {status} with an HTML page: {excerpt(body, secrets)}")
-    try:
-        check_values(body, MODEL_ANSWER_VALUES)
-        return json.loads(body)
-    except TooLargeError as error:
-        raise too_large(where, error) from None
-    except (ValueError, RecursionError):
-        shown = excerpt(body, secrets) or "(empty)"
-        raise TransientError(f"{where} answered status {status} with something that is not JSON: {shown}") from None
-
-
 def too_large(where: str, limit: TooLargeError) -> ProviderError:
     """Return the error for an answer beyond a limit of `safe_input`; another attempt would bring the same."""
     return ProviderError(
         f"{where} sent an answer of more than {limit}, which is the limit; the rest was not read. Lower max_tokens or "
         "top_logprobs, or check that base_url is a model endpoint"
     )
-
-
-def looks_like_html(headers: Mapping[str, str], body: bytes = b"") -> bool:
-    """Return whether an answer is a web page, by its type or its first character."""
-    return "html" in headers.get("Content-Type", "").lower() or body[:64].lstrip()[:1] == b"<"
 
 
 def status_error(

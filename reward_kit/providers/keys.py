@@ -83,11 +83,6 @@ def listed_variables(shell: Mapping[str, str]) -> set[str]:
     return {entry.partition("=")[0] for entry in entries if "=" in entry}
 
 
-def is_allowed(name: str, shell: Mapping[str, str]) -> bool:
-    """Return whether a file may name this variable at all: it is a provider's, or the user listed it."""
-    return name in PROVIDERS or name in listed_origins(shell)
-
-
 def origins_of(name: str, shell: Mapping[str, str], beside: Mapping[str, str] | None = None) -> frozenset[str]:
     """Return the origins that a variable is configured for."""
     own = PROVIDERS.get(name)
@@ -97,14 +92,6 @@ def origins_of(name: str, shell: Mapping[str, str], beside: Mapping[str, str] | 
         except ValueError:
             own = None  # reported where the URL is used
     return listed_origins(shell).get(name, frozenset()) | ({own} if own else frozenset())
-
-
-def is_configured(name: str, url: str, shell: Mapping[str, str], beside: Mapping[str, str] | None = None) -> bool:
-    """Return whether a variable may go to a URL; not if that has no origin. See `origins_of` for the arguments."""
-    try:
-        return origin_of(url) in origins_of(name, shell, beside)
-    except ValueError:
-        return False
 
 
 def how_to_allow(name: str, origin: str, shell: Mapping[str, str]) -> str:
@@ -164,7 +151,11 @@ class _Variables(NamedTuple):
         return self.shell if name in self.shell else {**self.dotenv, **self.shell}
 
     def may_get(self, name: str, url: str) -> bool:
-        return is_configured(name, url, self.shell, self.beside(name))
+        """Report whether a variable may go to a URL; not if that has no origin."""
+        try:
+            return origin_of(url) in origins_of(name, self.shell, self.beside(name))
+        except ValueError:
+            return False
 
 
 def resolve_endpoint(
@@ -234,7 +225,11 @@ def key_variable(
     if api_key_env is not None and "api_key_env" in of_user:
         if is_url_of_user or (base_url is None and not _is_url_of_dotenv(variables)):
             return api_key_env
-    elif api_key_env is not None and is_url_of_user and is_allowed(api_key_env, variables.shell):
+    elif (
+        api_key_env is not None
+        and is_url_of_user
+        and (api_key_env in PROVIDERS or api_key_env in listed_origins(variables.shell))
+    ):
         return api_key_env
     url = base_url or variables.get(OPENAI_URL) or OPENAI_BASE_URL
     if api_key_env is None:

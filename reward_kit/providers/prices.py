@@ -1,9 +1,7 @@
 """Prices of tokens, from a file that the user keeps, because prices change more often than this package.
 
-    # US dollars per million tokens
-    gpt-4.1-mini: {input: 0.40, output: 1.60, cached: 0.10}
-
-A model that the file does not name has no cost: None, never 0.
+The file has lines such as `gpt-4.1-mini: {input: 0.40, output: 1.60, cached: 0.10}`, in US dollars per million tokens.
+A model that it does not name has no cost: None, never 0.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ class PriceTable:
     models: Mapping[str, Price]
 
     def cost(self, model: str, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float | None:
-        """US dollars for one completion; `prompt_tokens` include the cached ones. None for an unknown model."""
+        """Return US dollars for one completion; `prompt_tokens` include cached ones. None for an unknown model."""
         price = self.models.get(model)
         if price is None:
             return None
@@ -46,36 +44,33 @@ class PriceTable:
 
 
 def load_prices(path: str | Path) -> PriceTable:
-    """The prices in a YAML or JSON file: model -> input, output and optionally cached (else the input's price).
+    """Read the prices in a YAML or JSON file: model -> input, output and optionally cached (else the input's price).
 
     Raises:
         ConfigError: the file cannot be read or has another form; the message names file and field.
     """
     path = Path(path)
-    data = _read(path)
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"{path}: expected a mapping of model names to prices, got {type(data).__name__}")
-    return PriceTable({str(model): _price(value, f"{path}: {model}") for model, value in data.items()})
-
-
-def _read(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"price file {path} cannot be read: {why_unreadable(path, error)}") from error
     if path.suffix == ".json":
         try:
-            return json.loads(text)
+            data = json.loads(text)
         except ValueError as error:
             raise ConfigError(f"{path}: not JSON: {error}") from error
-    import yaml
+    else:
+        import yaml
 
-    from reward_kit.limited_yaml import load_yaml
+        from reward_kit.limited_yaml import load_yaml
 
-    try:
-        return load_yaml(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not YAML: {error}") from error
+        try:
+            data = load_yaml(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{path}: not YAML: {error}") from error
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{path}: expected a mapping of model names to prices, got {type(data).__name__}")
+    return PriceTable({str(model): _price(value, f"{path}: {model}") for model, value in data.items()})
 
 
 def _price(value: Any, where: str) -> Price:
@@ -84,13 +79,14 @@ def _price(value: Any, where: str) -> Price:
     for key in value:
         if key not in _FIELDS:
             raise ConfigError(f"{where}.{key}: unknown key{did_you_mean(str(key), _FIELDS)}")
-    price = {key: _dollars(value.get(key), f"{where}.{key}") for key in _FIELDS if key != "cached" or key in value}
-    return Price(price["input"], price["output"], price.get("cached", price["input"]))
-
-
-def _dollars(value: Any, where: str) -> float:
-    if value is None:
-        raise ConfigError(f"{where}: missing; give US dollars per million tokens")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
-        raise ConfigError(f"{where}: expected US dollars per million tokens, a number of at least 0, got {value!r}")
-    return float(value)
+    dollars: dict[str, float] = {}
+    for key in _FIELDS:
+        price = value.get(key, value["input"] if key == "cached" else None)
+        if price is None:
+            raise ConfigError(f"{where}.{key}: missing; give US dollars per million tokens")
+        is_number = isinstance(price, int | float) and not isinstance(price, bool)
+        if not (is_number and math.isfinite(price) and price >= 0):
+            wanted = "expected US dollars per million tokens, a number of at least 0"
+            raise ConfigError(f"{where}.{key}: {wanted}, got {price!r}")
+        dollars[key] = float(price)
+    return Price(**dollars)

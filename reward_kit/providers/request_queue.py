@@ -1,9 +1,7 @@
 """The one queue to a model of an endpoint: pace, concurrency, outages and retries for all requests of a run together.
 
-A request holds a `Permit` of its `RequestQueue` and waits for its turn before each attempt. Waiting costs nothing:
-requests stand in one queue in the order in which they came, one timer serves the first of them, and each that leaves
-lets the next in. Time spent waiting here uses up neither the request's attempts nor its retry budget.
-`development/traffic.md` has the reasons.
+A request holds a `Permit` of its `RequestQueue` and waits for its turn before each attempt, which uses up neither its
+attempts nor its retry budget. `development/traffic.md` has the reasons.
 """
 
 from __future__ import annotations
@@ -64,10 +62,7 @@ class Rates:
     @property
     def is_unlimited(self) -> bool:
         """True if nothing is limited."""
-        return self == _UNLIMITED
-
-
-_UNLIMITED = Rates()
+        return self == Rates()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +82,7 @@ class RetryPolicy:
     cap_s: float = 30.0
 
     def wait_s(self, retry: int, retry_after_s: float | None, jitter: random.Random) -> float:
-        """Seconds before retry number `retry` (from 0): the endpoint's wish, and full jitter on top of it.
+        """Return the seconds before retry number `retry` (from 0): the endpoint's wish, and full jitter on top of it.
 
         The jitter is uniform in [0, min(cap_s, base_s * 2**retry)], so that callers refused together come back apart.
         """
@@ -111,7 +106,7 @@ class Bucket:
         self._at = now
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Seconds until `amount` may be taken."""
+        """Return the seconds until `amount` may be taken."""
         self._level = min(self._capacity, self._level + (now - self._at) * self._rate)
         self._at = now
         lacking = min(amount, self._capacity) - self._level
@@ -135,11 +130,11 @@ class TokenEstimate:
         self._completion: float | None = None
 
     def tokens(self, size: int, max_completion: float) -> float:
-        """The tokens of a request of `size` bytes whose answer has at most `max_completion`."""
+        """Return the tokens of a request of `size` bytes whose answer has at most `max_completion`."""
         return size * self._tokens_per_byte + (max_completion if self._completion is None else self._completion)
 
     def learn(self, size: int, prompt_tokens: int, completion_tokens: int) -> None:
-        """Take note of what a request of `size` bytes used."""
+        """Note the usage of a request of `size` bytes."""
         self._tokens_per_byte += _MEMORY * (prompt_tokens / max(size, 1) - self._tokens_per_byte)
         before = float(completion_tokens) if self._completion is None else self._completion
         self._completion = before + _MEMORY * (completion_tokens - before)
@@ -194,7 +189,7 @@ class Concurrency:
         return is_news
 
     def pause_s(self) -> float:
-        """Seconds to send nothing after a refusal that names no time; more with each cut without an answer between."""
+        """Return the seconds to pause after a refusal that names no time; more with each cut in a row."""
         doublings = self._cuts_in_a_row - (2 if self._unrefused > 0 else 1)
         return 0.0 if doublings < 0 else min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(doublings, 64))
 
@@ -351,7 +346,8 @@ class RequestQueue:
         self._waiting: deque[_Waiter] = deque()
         self._timer: Timer | None = None
         self._patience: Timer | None = None
-        self._in_flight = self._sent = self._known = 0
+        self.in_flight = 0  # requests that are being answered now
+        self._sent = self._known = 0
         self._paused_until = self._last_answer = self._notified_at = float("-inf")
         self._given_up: str | None = None
 
@@ -359,11 +355,6 @@ class RequestQueue:
     def is_down(self) -> bool:
         """True if the endpoint is down, so that requests wait."""
         return self._outage.is_open
-
-    @property
-    def in_flight(self) -> int:
-        """Requests that are being answered now."""
-        return self._in_flight
 
     def permit(self, size: int, max_completion: float = 0.0, budget_s: float = 300.0) -> Permit:
         """Return the permit of one request."""
@@ -373,7 +364,7 @@ class RequestQueue:
     async def enter(self, permit: Permit) -> None:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # whatever was in flight in another loop ended with it
-            self._loop, self._timer, self._in_flight = loop, None, 0
+            self._loop, self._timer, self.in_flight = loop, None, 0
             self._waiting.clear()
         began = self._clock.now()
         if self._tokens is not None:
@@ -421,10 +412,10 @@ class RequestQueue:
             self._waiting.popleft()
 
     def _wait_s(self, permit: Permit, now: float) -> float | None:
-        """Seconds until this one may go; None if that is up to those in flight."""
+        """Return the seconds until this one may go; None if that is up to those in flight."""
         if self._outage.is_open:
             return None if self._outage.next_probe is None else max(0.0, self._outage.next_probe - now)
-        if self._in_flight + 1 > self._concurrency.limit + _EPSILON:
+        if self.in_flight + 1 > self._concurrency.limit + _EPSILON:
             return None
         wait_s = max(0.0, self._paused_until - now)
         if self._requests is not None:
@@ -434,7 +425,7 @@ class RequestQueue:
         return wait_s
 
     def _admit(self, permit: Permit, now: float) -> None:
-        self._in_flight += 1
+        self.in_flight += 1
         self._sent += 1
         permit.attempts += 1
         permit.number, permit.admitted, permit.is_in = self._sent, now, True
@@ -448,7 +439,7 @@ class RequestQueue:
 
     def _release(self, permit: Permit) -> bool:
         """Give back the slot; return whether the attempt was a probe."""
-        self._in_flight -= 1
+        self.in_flight -= 1
         was_probe, permit.is_in, permit.is_probe = permit.is_probe, False, False
         return was_probe
 
@@ -526,8 +517,8 @@ class RequestQueue:
         return Fault.FAILED if isinstance(error, DeadlineError) else None
 
     def _refused(self, number: int, asked_s: float | None, now: float) -> None:
-        """Cut the concurrency, and leave the endpoint alone for as long as it asks, or as experience says."""
-        is_news = self._concurrency.refused(number, self._sent, self._in_flight + 1)
+        """Cut the concurrency, and leave the endpoint alone for as long as it asks, or longer with each cut."""
+        is_news = self._concurrency.refused(number, self._sent, self.in_flight + 1)
         if asked_s is not None:
             if asked_s > self._watcher.outage_patience_s:
                 self._stop_soon(f"{self._name} asks to be left alone for {asked_s:g} s")
@@ -570,11 +561,11 @@ class RequestQueue:
         return message.removeprefix(self._name.partition(" ")[0]).lstrip(": ")
 
     def _stop_soon(self, reason: str, *, fail: bool = False) -> None:
-        """`_stop`, outside of any request, so that the request that brought this to light can be cancelled too."""
+        """Stop outside of any request, so that the request that brought this to light can be cancelled too."""
         asyncio.get_running_loop().call_soon(lambda: self._stop(reason, fail=fail))
 
     def _stop(self, reason: str, *, fail: bool) -> None:
-        """Tell the run, which may cancel those who wait; `fail` those who still do then."""
+        """Notify the run, which may cancel those who wait; `fail` those who still do then."""
         self._watcher.give_up(reason)
         if not fail:
             return
@@ -598,7 +589,7 @@ async def with_retries(
     attempt nor as time. The caller reports an answer to the permit.
 
     Raises:
-        ProviderError, DeadlineError: the last failure, when attempts or budget are used up; the message says which.
+        ProviderError, DeadlineError: the last failure, when attempts or budget are used up; the message names which.
         LimitError: as the attempt raised it.
     """
     started = time.monotonic()

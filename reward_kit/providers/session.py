@@ -75,8 +75,8 @@ class ProviderSession:
             )
         return queue
 
-    def tell_missing_key(self, problem: str) -> None:
-        """Tell once of a key that a run would need."""
+    def report_missing_key(self, problem: str) -> None:
+        """Report once a key that a run would need."""
         if problem not in self._reported:
             self._reported.add(problem)
             self.tell(problem)
@@ -112,7 +112,7 @@ def endpoint_for(
         try:
             resolve_endpoint(*named)
         except ConfigError as error:
-            traffic.tell_missing_key(str(error))
+            traffic.report_missing_key(str(error))
     return settings
 
 
@@ -128,7 +128,7 @@ def key_variable_for(traffic: ProviderSession | None, options: Mapping[str, Any]
     except ConfigError as error:
         if traffic is None or not traffic.is_dry_run:
             raise
-        traffic.tell_missing_key(str(error))
+        traffic.report_missing_key(str(error))
         return NO_KEY
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -20,10 +21,18 @@ from reward_kit.providers.faults import (
     UnknownHostError,
     UnreachableError,
     excerpt,
-    json_of_answer,
+    status_error,
     too_large,
 )
-from reward_kit.safe_input import ERROR_BODY_BYTES, MODEL_ANSWER_BYTES, TooLargeError, read_beginning, read_body
+from reward_kit.safe_input import (
+    ERROR_BODY_BYTES,
+    MODEL_ANSWER_BYTES,
+    MODEL_ANSWER_VALUES,
+    TooLargeError,
+    check_values,
+    read_beginning,
+    read_body,
+)
 
 if TYPE_CHECKING:
     import aiohttp
@@ -57,22 +66,18 @@ class Transport:
         body: bytes,
         on_chunk: Callable[[bytes], bool] | None = None,
     ) -> Any:
-        """Send one request and read its answer.
+        """Return the JSON value of the answer to one request; None if it was an event stream, which `on_chunk` takes.
 
         Args:
-            url: where to; shown in messages, so it carries no secret.
-            headers: sent as they are. The credential in `Authorization` is blotted out of every message.
+            url: shown in messages, so it carries no secret.
+            headers: the credential in `Authorization` is blotted out of every message.
             body: sent as it is.
             on_chunk: takes the bytes of an event stream as they arrive and returns True once it needs no more.
 
-        Returns:
-            The JSON value of the answer; None where it was an event stream and went to `on_chunk`.
-
         Raises:
-            TransientError: no connection (`UnreachableError`), a dropped or cut one, a status worth retrying, HTML, no
-                JSON.
-            ProviderError: any other failure of the endpoint, among them `UnknownHostError` and `AccessError`; an answer
-                larger than `MODEL_ANSWER_BYTES`, which is not read to its end.
+            TransientError: no connection (`UnreachableError`), a dropped one, a status worth retrying, HTML, no JSON.
+            ProviderError: any other failure, among them `UnknownHostError` and `AccessError`, or an answer that is
+                larger than `MODEL_ANSWER_BYTES`.
             IdleTimeoutError: no byte came for `idle_timeout_s`.
             DeadlineError: the attempt took longer than `total_timeout_s`.
         """
@@ -92,11 +97,21 @@ class Transport:
                 if on_chunk and response.status == 200 and response.content_type == "text/event-stream":
                     await _feed(response.content, on_chunk)
                     return None
-                if 200 <= response.status < 300:
-                    answer = await read_body(response, MODEL_ANSWER_BYTES)
-                else:
+                status, answer_headers = response.status, response.headers
+                if not 200 <= status < 300:
                     answer = await read_beginning(response, ERROR_BODY_BYTES)
-                return json_of_answer(response.status, response.headers, answer, url, secrets)
+                    raise status_error(status, answer_headers, answer, url, secrets)
+                answer = await read_body(response, MODEL_ANSWER_BYTES)
+            if "html" in answer_headers.get("Content-Type", "").lower() or answer[:64].lstrip()[:1] == b"<":
+                raise TransientError(f"{url} answered status {status} with an HTML page: {excerpt(answer, secrets)}")
+            check_values(answer, MODEL_ANSWER_VALUES)
+            try:
+                return json.loads(answer)
+            except (ValueError, RecursionError):
+                shown = excerpt(answer, secrets) or "(empty)"
+                raise TransientError(
+                    f"{url} answered status {status} with something that is not JSON: {shown}"
+                ) from None
         except TooLargeError as error:
             raise too_large(url, error) from None
         except (aiohttp.ClientError, OSError) as error:  # OSError covers TimeoutError

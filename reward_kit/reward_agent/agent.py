@@ -1,11 +1,7 @@
-"""`AsyncRewardAgent`: scores arrive while the machine works.
+"""`AsyncRewardAgent`: submit a batch, and take results as whole groups complete, while the machine goes on working.
 
-A batch is submitted, its calls run concurrently, and results come back as whole groups complete. A pointwise reward is
-called once for each rollout, a batch reward once for each group. This is the seam between collecting and learning;
-where the calls run (in this process, in the sandbox, on another machine) is behind it.
-
-Nothing here polls: a result wakes its waiters. `calling.py` decides which call is next and makes it, `tickets.py` holds
-a batch and decides what of it is handed out when.
+A pointwise reward is called once for each rollout, a batch reward once for each group. Nothing here polls: a result
+wakes its waiters. `calling.py` makes the calls, `tickets.py` holds a batch and decides which of it is handed out when.
 """
 
 from __future__ import annotations
@@ -27,8 +23,8 @@ from reward_kit.blocking import LoopThread
 from reward_kit.errors import ConfigError, RewardError, kind_of
 from reward_kit.providers.request_queue import Rates
 from reward_kit.reward_agent.calling import Caller, Retries
-from reward_kit.reward_agent.custom_scorer import custom_scorer
-from reward_kit.reward_agent.in_process import InProcessScorer, warn_unconfined
+from reward_kit.reward_agent.custom_scorer import scorer_here
+from reward_kit.reward_agent.in_process import warn_unconfined
 from reward_kit.reward_agent.score_cache import ScoreCache, check_cacheable
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest
 from reward_kit.reward_agent.stats import AgentStats, Tally
@@ -81,8 +77,7 @@ class AsyncRewardAgent:
             warn_unconfined(scorer)
             if cache is not None:
                 check_cacheable(scorer)
-            custom = custom_scorer(scorer, deadline_s, max_threads=max_concurrency)
-            scorer = custom or InProcessScorer(scorer, deadline_s, max_threads=max_concurrency)
+            scorer = scorer_here(scorer, deadline_s, max_threads=max_concurrency)
             deadline_s = None
         rates = rates or getattr(scorer, "rates", None) or Rates()
         if rates.tokens_per_minute is not None:
@@ -367,16 +362,9 @@ _Result = TypeVar("_Result")
 
 
 class SyncRewardAgent:
-    """`AsyncRewardAgent` with blocking methods. Use it as a context manager; several threads may call it.
+    """`AsyncRewardAgent` with blocking methods and the same arguments. Use it as a context manager, from any thread.
 
     Its thread is a daemon: a program that does not leave the agent still ends.
-
-    Args:
-        scorer: as of `AsyncRewardAgent`.
-        **options: as of `AsyncRewardAgent`.
-
-    Raises:
-        ConfigError: as `AsyncRewardAgent`.
     """
 
     def __init__(self, scorer: RewardSpec | Scorer, **options: Any) -> None:
@@ -460,9 +448,6 @@ class KeptOpenAgent:
 
     Each event loop has an agent, opened by its first call and closed when the loop ends: trainers have no hook at the
     end, and opening a confined reward for each rollout would take a third of a second each time.
-
-    Args:
-        make: returns an agent that is not open yet, for one loop.
     """
 
     def __init__(self, make: Callable[[], AsyncRewardAgent]) -> None:
@@ -472,7 +457,14 @@ class KeptOpenAgent:
 
     async def score(self, request: ScoringRequest) -> Scored:
         """Score one rollout; if the caller is cancelled, so is the call."""
-        agent = await asyncio.shield(self._opened())
+        loop = asyncio.get_running_loop()
+        held = self._held.get(loop)
+        if held is None:
+            for ended in [each for each in list(self._held) if each.is_closed()]:  # without ending its tasks
+                self._held.pop(ended, None)
+            held = self._held[loop] = _Held(loop.create_future())
+            held.task = loop.create_task(self._hold(loop, held))
+        agent = await asyncio.shield(held.ready)
         return (await agent.score_all([request]))[0]
 
     async def close(self) -> None:
@@ -481,16 +473,6 @@ class KeptOpenAgent:
         if held is not None and held.task is not None:
             held.leave.set()
             await held.task
-
-    def _opened(self) -> asyncio.Future[AsyncRewardAgent]:
-        loop = asyncio.get_running_loop()
-        held = self._held.get(loop)
-        if held is None:
-            for ended in [each for each in list(self._held) if each.is_closed()]:  # without ending its tasks
-                self._held.pop(ended, None)
-            held = self._held[loop] = _Held(loop.create_future())
-            held.task = loop.create_task(self._hold(loop, held))
-        return held.ready
 
     async def _hold(self, loop: asyncio.AbstractEventLoop, held: _Held) -> None:
         """Keep it open until `close`, or until the loop cancels its tasks."""

@@ -1,10 +1,7 @@
 """The calls of a reward agent: which is next, how many run at a time, which are made again when they fail.
 
-Tickets take turns, group by group, and a group that was begun comes before a new one. Calls without a turn yet take no
-memory.
-
-Retries have two budgets: one of each call, in attempts and seconds, and one of the agent, a share of all calls. The
-second keeps an endpoint that is down from several times the requests of one that works.
+Tickets take turns, group by group, and a group that was begun comes before a new one. Retries have two budgets: one of
+each call, and one of the agent, which keeps an endpoint that is down from several times the requests of one that works.
 """
 
 from __future__ import annotations
@@ -310,7 +307,7 @@ class Caller:
             scored = _failed(call.requests, error or self._too_long())
         ended = self._loop.time()
         call.spans.append((began, ended))
-        # A cancelled call says nothing of the scorer, nor does a rollout that broke, for which it is not called.
+        # Cancelled calls, and rollouts that broke before, are not latencies of the scorer.
         if call.is_wanted and any(request.failure is None for request in call.requests):
             self._tally.latencies.add(ended - began)
         self._tally.spend(scored)

@@ -159,13 +159,7 @@ async def describe(program: Program, what: str, limits: Limits) -> tuple[Facts, 
 
 
 class ConfinedScorer:
-    """Calls a reward in the sandbox. Use it as an async context manager; workers are started as they are needed.
-
-    Args:
-        reward: the reward.
-        strength: of the sandbox; by default the strongest that this machine has.
-        slots: calls at once; by default the number of CPUs.
-    """
+    """Calls a reward in the sandbox; by default the strongest that this machine has, with a slot for each CPU."""
 
     def __init__(
         self, reward: ConfinedReward, *, strength: Strength | Literal["auto"] = "auto", slots: int | None = None
@@ -198,7 +192,6 @@ class ConfinedScorer:
         return await scored_together(requests, self._score_whole)
 
     async def _score_whole(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        """Make one call for rollouts that did not break."""
         began = time.perf_counter()
         outcome, judged = None, []
         try:
@@ -271,11 +264,7 @@ class ConfinedScorer:
         return judged
 
     def _failure(self, answer: Any) -> Failure:
-        """Return the failure in an answer.
-
-        Raises:
-            InvalidResultError: it is not a failure that the worker wrote.
-        """
+        """Return the failure in an answer; InvalidResultError if it is not one that the worker wrote."""
         fields = answer.get("failure") if isinstance(answer, dict) and answer.keys() == {"failure"} else None
         names = {"class", "where", "message", "traceback"}
         if (
@@ -314,8 +303,8 @@ _WAY_OUT = "what needs them runs with --sandbox in_process"
 def _with_keys(message: str) -> str:
     """Put the keys of a task file into the message of a limit, and add a hint if there is one."""
 
-    def key_of_task(found: re.Match[str]) -> str:
-        name = found.group(1)
+    def key_of_task(match: re.Match[str]) -> str:
+        name = match.group(1)
         return "raise limits.reward_time_s" if name == "wall_s" else f"raise sandbox.limits.{name}"
 
     return _with_hint(_LIMIT.sub(key_of_task, message))
@@ -324,17 +313,17 @@ def _with_keys(message: str) -> str:
 def _with_hint(message: str) -> str:
     """Add the likely cause: a file that exists but is hidden, or a missing network, process or variable."""
     hint = ""
-    if found := _NOT_FOUND.search(message):
-        path = Path(found.group(1))
+    if match := _NOT_FOUND.search(message):
+        path = Path(match.group(1))
         if not path.is_absolute():
             hint = (
                 "the sandbox works in an empty folder: open it by its whole path, such as Path(__file__).parent / "
-                f"{found.group(1)!r}, and name it in sandbox.read_paths"
+                f"{match.group(1)!r}, and name it in sandbox.read_paths"
             )
         elif path.exists():
             hint = "it exists and is hidden in the sandbox: name it in sandbox.read_paths"
     elif _NOT_PERMITTED.search(message):
         hint = f"the sandbox has no network and starts no processes: {_WAY_OUT}"
-    elif (found := _NO_VARIABLE.search(message)) and found.group(1) in os.environ:
+    elif (match := _NO_VARIABLE.search(message)) and match.group(1) in os.environ:
         hint = f"the sandbox has none of your environment variables: {_WAY_OUT}"
     return f"{message}; {hint}" if hint else message

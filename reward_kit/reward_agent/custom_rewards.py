@@ -47,7 +47,7 @@ _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _NO_EXTRA = {"data_source", "ground_truth", "reward_model", "extra_info"}
 _LOGGED = (*_GIVEN, "score", "query", "response")
 _MOST_REASON_CHARS = 4_000
-_NO_SCORE = "it gave no score"
+NO_SCORE = "it gave no score"
 _FORMS = "return a number, (score, query, response), or a mapping with 'score'"
 logger = logging.getLogger("reward_kit.reward_agent")
 
@@ -219,9 +219,9 @@ class ScoreForm:
         takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
         if form[1] not in names and not takes_any:
             near = next((name for name in names if _nearly(name, form[1:2])), None)
-            found = f"takes {near!r} instead of" if near else "does not take"
+            problem = f"takes {near!r} instead of" if near else "does not take"
             example = "compute_score(data_source, solution_str, ground_truth, extra_info)"
-            raise ConfigError(f"{where} {found} 'solution_str'; write {example}")
+            raise ConfigError(f"{where} {problem} 'solution_str'; write {example}")
         if positional := next((each.name for each in parameters if each.kind is each.POSITIONAL_ONLY), None):
             raise ConfigError(f"{where}: parameters are passed by name; {positional!r} cannot be")
         try:
@@ -403,7 +403,7 @@ def read_answer(returned: Any, what: str) -> EvaluateResult:
     number = _number(score, what)
     kept = {"query": _text(query), "response": _text(response), "reason": reason}
     if math.isnan(number):
-        result = failed(f"{_NO_SCORE} ({'None' if score is None else 'NaN'})", **kept)
+        result = failed(f"{NO_SCORE} ({'None' if score is None else 'NaN'})", **kept)
     else:
         result = CustomAnswer(score=number, **kept)
     result.mapping_values = mapping
@@ -456,7 +456,11 @@ def _scores(results: Sequence[EvaluateResult]) -> list[float]:
 
 
 def finished(results: Sequence[EvaluateResult], processed: Any, what: str) -> list[EvaluateResult]:
-    """Return the results of a group with the scores that its post-processing gave."""
+    """Return the results of a group with the scores that its post-processing gave.
+
+    A new score of an unscored rollout is marked as imputed; a changed one keeps the earlier score in `raw_score`; a
+    removed one leaves the rollout unscored.
+    """
     given = processed.tolist() if hasattr(processed, "tolist") else processed
     name = f"post_process_scores of {what}"
     if not isinstance(given, list | tuple):
@@ -472,7 +476,7 @@ def finished(results: Sequence[EvaluateResult], processed: Any, what: str) -> li
             error = "post_process_scores left it without a score"
             changes = {"is_score_valid": False, "error": error, "raw_score": before}
         elif math.isnan(before) and not math.isnan(after):
-            why = result.error or result.reason or _NO_SCORE
+            why = result.error or result.reason or NO_SCORE
             reason = f"imputed by post_process_scores: {why}"[:_MOST_REASON_CHARS]
             changes = {"score": after, "is_score_valid": True, "error": None, "is_imputed": True, "reason": reason}
         elif after != before and not math.isnan(after):

@@ -12,7 +12,7 @@ from typing import Any
 from reward_kit.errors import ConfigError, Failure, RewardError, RewardKitError, boundary, did_you_mean, kind_of
 from reward_kit.providers.request_queue import Rates, RetryPolicy
 from reward_kit.reward_agent.calling import Retries
-from reward_kit.reward_agent.custom_rewards import Calls, failed, finished
+from reward_kit.reward_agent.custom_rewards import NO_SCORE, Calls, failed, finished
 from reward_kit.reward_agent.in_process import InProcessScorer
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 from reward_kit.typed_interface import RewardSpec
@@ -23,18 +23,13 @@ MAX_THREADS = 256
 
 
 class CustomScorer(InProcessScorer):
-    """As `InProcessScorer`, for a user's class or function with the form of `compute_score`.
-
-    Attributes:
-        rates: the class's `requests_per_minute` and `max_connections`, which the reward agent keeps.
-        retries: the class's `call_retries`; None without.
-    """
+    """As `InProcessScorer`, for a user's class or function with the form of `compute_score`."""
 
     def __init__(self, spec: RewardSpec, deadline_s: float | None = None, *, max_threads: int = MAX_THREADS) -> None:
         super().__init__(spec, deadline_s, max_threads=max_threads)
         kind: type | None = getattr(spec.function, "user_class", None)
-        self.rates: Rates | None = None
-        self.retries: Retries | None = None
+        self.rates: Rates | None = None  # the class's `requests_per_minute` and `max_connections`
+        self.retries: Retries | None = None  # the class's `call_retries`
         if kind is None:
             return
         asked = {name: getattr(kind, name, None) for name in ("requests_per_minute", "max_connections")}
@@ -55,13 +50,7 @@ class CustomScorer(InProcessScorer):
 
 
 class GroupScorer(CustomScorer):
-    """Calls `compute_score` of each rollout by itself, and `post_process_scores` once all of a group are in.
-
-    Args:
-        spec: of the class, which scores groups.
-        deadline_s: for one call of either.
-        max_threads: calls of a synchronous class at a time.
-    """
+    """Calls `compute_score` of each rollout by itself, and `post_process_scores` once all of a group are in."""
 
     def __init__(self, spec: RewardSpec, deadline_s: float | None = None, *, max_threads: int = MAX_THREADS) -> None:
         each: RewardSpec = spec.function.each  # type: ignore[attr-defined]
@@ -73,9 +62,9 @@ class GroupScorer(CustomScorer):
         return await self.finish_group(requests, await super().score_group(requests))
 
     async def finish_group(self, requests: Sequence[ScoringRequest], scored: Sequence[Scored]) -> list[Scored]:
-        """Return the scores of a group after its post-processing, in their order."""
+        """Return the scores of a group after its post-processing, in their order; if it fails, all are unscored."""
         indexes = [index for index, request in enumerate(requests) if request.failure is None]
-        if self._opened is None or not indexes:  # it could not be opened, and every call says why
+        if self._opened is None or not indexes:  # it could not be opened, and every call reports the reason
             return list(scored)
         before = [scored[index] for index in indexes]
         try:
@@ -83,8 +72,8 @@ class GroupScorer(CustomScorer):
         except RewardKitError as error:
             failure = Failure.from_exception(error)
             after = [replace(each, failure=each.failure or failure) for each in before]
-        found = dict(zip(indexes, after, strict=True))
-        return [found.get(index, each) for index, each in enumerate(scored)]
+        changed = dict(zip(indexes, after, strict=True))
+        return [changed.get(index, each) for index, each in enumerate(scored)]
 
     async def _post_processed(self, before: Sequence[Scored]) -> list[Scored]:
         assert self._opened is not None
@@ -103,10 +92,9 @@ class GroupScorer(CustomScorer):
         for each in before:
             if each.result is not None and each.failure is None:
                 results.append(each.result)
-            else:  # a result that says why the call gave none
+            else:  # a result with the reason of a missing score
                 kept = {} if each.result is None else {"query": each.result.query, "response": each.result.response}
-                why = each.failure.message if each.failure is not None else "it gave no score"
-                results.append(failed(why, **kept))
+                results.append(failed(each.failure.message if each.failure is not None else NO_SCORE, **kept))
         scored = []
         for each, result in zip(before, finished(results, processed, self._spec.id), strict=True):
             if result.is_score_valid and result.error is None:
@@ -119,11 +107,8 @@ class GroupScorer(CustomScorer):
         return scored
 
 
-def custom_scorer(
-    spec: RewardSpec, deadline_s: float | None = None, *, max_threads: int = MAX_THREADS
-) -> CustomScorer | None:
-    """Return the scorer of a reward that was made of a `compute_score`; None for any other."""
+def scorer_here(spec: RewardSpec, deadline_s: float | None = None, **options: int) -> InProcessScorer:
+    """Return the scorer of a reward in this process; see `InProcessScorer` for the options."""
     if hasattr(spec.function, "each"):
-        return GroupScorer(spec, deadline_s, max_threads=max_threads)
-    is_custom = hasattr(spec.function, "custom_form")
-    return CustomScorer(spec, deadline_s, max_threads=max_threads) if is_custom else None
+        return GroupScorer(spec, deadline_s, **options)
+    return (CustomScorer if hasattr(spec.function, "custom_form") else InProcessScorer)(spec, deadline_s, **options)

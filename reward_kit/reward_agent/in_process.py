@@ -64,9 +64,8 @@ class _Call:
 class CallThreads:
     """Daemon threads for the running event loop, started as they are needed and kept until they are closed.
 
-    Args:
-        deadline_s: for one call, from its beginning: the wait for a thread is not counted.
-        most: threads at work at a time. One whose call was given up is not counted, and ends with that call.
+    The deadline counts from the beginning of a call. A thread whose call was given up ends with that call, and is not
+    counted in `most`, the threads at work at a time.
     """
 
     def __init__(self, deadline_s: float | None = None, most: int = MAX_THREADS) -> None:
@@ -86,13 +85,25 @@ class CallThreads:
         self._is_closed = False
 
     async def run(self, function: Callable[[], Any], *, is_bounded: bool = True) -> Any:
-        """Call `function` in a thread, with a copy of the caller's context variables."""
+        """Call `function` in a thread, with a copy of the caller's context variables.
+
+        If this is cancelled, a waiting call is never made. One that has begun is given up: a thread cannot be ended, so
+        it goes on, and its result is dropped. A `KeyboardInterrupt` or the like becomes the cause of a `RuntimeError`,
+        since it would end the event loop.
+        """
         await anyio.lowlevel.checkpoint_if_cancelled()
         context = contextvars.copy_context()
         if _library is not None:
             context.run(_library.set, None)  # the thread may run an event loop of its own
         call = _Call(function, context, self._loop.create_future(), is_bounded, time.monotonic())
-        self._put(call)
+        with self._lock:
+            if self._active == 0 or (self._of_late_s > _PATIENCE_S and self._active < self._most):
+                self._start()
+            self._waiting.append(call)
+        if self._look is None:
+            self._look = self._loop.call_later(_PATIENCE_S, self._look_after)
+        if is_bounded and self._deadline_s is not None and self._alarm is None:
+            self._alarm = self._loop.call_later(self._deadline_s, self._ring, self._deadline_s)
         try:
             await call.done
         except asyncio.CancelledError:
@@ -121,18 +132,8 @@ class CallThreads:
             for thread in ending:
                 thread.join()
 
-    def _put(self, call: _Call) -> None:
-        with self._lock:
-            if self._active == 0 or (self._of_late_s > _PATIENCE_S and self._active < self._most):
-                self._start()
-            self._waiting.append(call)
-        if self._look is None:
-            self._look = self._loop.call_later(_PATIENCE_S, self._look_after)
-        if call.is_bounded and self._deadline_s is not None and self._alarm is None:
-            self._alarm = self._loop.call_later(self._deadline_s, self._ring, self._deadline_s)
-
     def _look_after(self) -> None:
-        """Every millisecond while calls wait: take results, and start threads for calls that waited."""
+        """Take results, and start threads for calls that waited; runs every millisecond while calls wait."""
         self._look = None
         self._deliver()
         with self._lock:
@@ -190,7 +191,11 @@ class CallThreads:
             try:
                 call.result = call.context.run(call.function)
             except BaseException as error:  # noqa: BLE001 - raised where the call is awaited
-                call.error = _as_failure(error)
+                # Ctrl-C reaches the main thread only, so the function itself raised what looks like it.
+                if not isinstance(error, Exception | SystemExit | asyncio.CancelledError):
+                    failure = RuntimeError(f"it raised {type(error).__name__}")
+                    failure.__cause__, error = error, failure
+                call.error = error
             call.is_over = True
             self._over.append(call)
             del call  # keep nothing of it alive while the thread waits for the next
@@ -250,15 +255,6 @@ class _Thread(threading.Thread):
     def run(self) -> None:
         """Make calls until the thread is not needed."""
         self._make_calls(self)
-
-
-def _as_failure(error: BaseException) -> BaseException:
-    """Wrap errors that look like Ctrl-C: it reaches the main thread only, so the function itself raised it."""
-    if isinstance(error, Exception | SystemExit | asyncio.CancelledError):
-        return error
-    failure = RuntimeError(f"it raised {type(error).__name__}")
-    failure.__cause__ = error
-    return failure
 
 
 _Result = TypeVar("_Result")
@@ -350,15 +346,15 @@ class InProcessScorer:
 
     def _scored(self, request: ScoringRequest, result: EvaluateResult | RewardKitError, duration_s: float) -> Scored:
         if isinstance(result, RewardKitError):
-            found, error = None, result
+            kept, error = None, result
         else:
-            found, invalid = result, error_of(self._spec.id, result, len(request.assistant_turns))
+            kept, invalid = result, error_of(self._spec.id, result, len(request.assistant_turns))
             if invalid is None:
-                return Scored(request.rollout_id, found, None, duration_s, self._sandbox)
+                return Scored(request.rollout_id, kept, None, duration_s, self._sandbox)
             error = invalid
         logger.info("episode %s cannot be scored", request.rollout_id, exc_info=error)
         failure, asked_s = failure_of(error)
-        return Scored(request.rollout_id, found, failure, duration_s, self._sandbox, retry_after_s=asked_s)
+        return Scored(request.rollout_id, kept, failure, duration_s, self._sandbox, retry_after_s=asked_s)
 
     async def _closing(self, given: Iterable[Mapping[str, Any]], call: Coroutine[Any, Any, _Result]) -> _Result:
         """Await a call within the deadline, and close its states."""

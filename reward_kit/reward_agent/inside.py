@@ -14,7 +14,7 @@ import inspect
 import io
 import linecache
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -62,11 +62,7 @@ class _Texts(MetaPathFinder, Loader):
 class ConfinedCalls:
     """One reward, loaded from text, and the calls of it.
 
-    Args:
-        modules: name to [file name, text, is a package], of the reward's file and of what it imports of the user's own.
-        reference: the reward, as the user wrote it.
-        folder: what a file in a reference is relative to.
-        options: keyword parameters of the reward to fix.
+    `modules` has [file name, text, is a package] by name, of the reward's file and of the user's modules it imports.
     """
 
     def __init__(
@@ -168,7 +164,11 @@ class ConfinedCalls:
                 # Made here, so that its descriptors are not taken for something that a call left open.
                 self._runner = self._runner or asyncio.Runner()
                 self._runner.get_loop()
-            opened = OpenReward(spec, self._object, _directly)
+
+            async def directly(function: Callable[[], Any]) -> Any:
+                return function()
+
+            opened = OpenReward(spec, self._object, directly)
             with boundary(RewardError, f"reward {spec.id!r}, opened"):
                 self._run(opened.open())
             self._opened = opened
@@ -199,15 +199,8 @@ class ConfinedCalls:
         raise RewardError(f"reward {self._reference!r} waits for something although it is not async")
 
 
-def _directly(function: Callable[[], Any]) -> Awaitable[Any]:
-    async def call() -> Any:
-        return function()
-
-    return call()
-
-
 def _to_json(result: EvaluateResult | RewardKitError, name: str) -> dict[str, Any]:
-    """Return a result, or why there is none, as the host reads it."""
+    """Return a result or a failure as the host reads it."""
     if isinstance(result, EvaluateResult):
         fields = {field: value for field, value in result.model_dump().items() if field in EvaluateResult.model_fields}
         return {"result": fields}
@@ -251,11 +244,7 @@ def _small_reward(messages: list[Message], ground_truth: str | None = None) -> E
     return EvaluateResult.model_validate({"score": float(len(messages)), "reason": ground_truth})
 
 
-def _warm_up() -> None:
-    spec = reward_spec(_small_reward)
-    given = [Message.model_validate({"role": "user", "content": "x"})]
-    arguments = spec.arguments({"messages": given, "ground_truth": "y"})
-    spec.check(spec.function(**arguments)).model_dump()
-
-
-_warm_up()
+# Pay the first-time costs here.
+_spec = reward_spec(_small_reward)
+_given = {"messages": [Message.model_validate({"role": "user", "content": "x"})], "ground_truth": "y"}
+_spec.check(_spec.function(**_spec.arguments(_given))).model_dump()

@@ -18,8 +18,8 @@ from reward_kit.blocking import run_blocking
 from reward_kit.errors import ConfigError, DeadlineError, ProviderError
 from reward_kit.loading import is_built_in, load_object, module_name_of, split_reference
 from reward_kit.reward_agent.custom_rewards import spec_of
-from reward_kit.reward_agent.custom_scorer import custom_scorer
-from reward_kit.reward_agent.in_process import InProcessScorer, warn_unconfined
+from reward_kit.reward_agent.custom_scorer import scorer_here
+from reward_kit.reward_agent.in_process import warn_unconfined
 from reward_kit.reward_agent.requirements import check_installed
 from reward_kit.reward_agent.scoring import Reward, Scorer
 from reward_kit.reward_calls import calls_out, fixed
@@ -28,11 +28,10 @@ from reward_kit.typed_interface import Origin, RewardSpec, reward_spec
 
 if TYPE_CHECKING:
     from reward_kit.reward_agent.confined import ConfinedLevel
-    from reward_kit.sandbox.program import Limits
 
 _LONGEST_S = 86_400.0
 _ANSWER_S = 60.0
-"""Seconds that a call over HTTP may take besides the time of the reward."""
+"""Seconds that a call over HTTP may take on top of the time of the reward."""
 logger = logging.getLogger("reward_kit.reward_agent")
 
 
@@ -42,7 +41,7 @@ class SandboxChoice:
 
     Attributes:
         level: None for the default.
-        limits: fields of `sandbox.Limits` besides `wall_s`.
+        limits: fields of `sandbox.Limits` except `wall_s`.
         read_paths: files and folders that it may read, absolute or relative to the folder of its reference.
         preload: installed modules to import once, before any call.
         reward_time_s: seconds that one call may take; None for a day.
@@ -57,12 +56,7 @@ class SandboxChoice:
 
 @dataclass(frozen=True, slots=True)
 class LoadedReward:
-    """A reward that can be scored with.
-
-    Attributes:
-        reward: loaded in this process, or described by the sandbox or a server.
-        notes: lines for the user, such as that it runs without a sandbox.
-    """
+    """A reward loaded in this process, or described by the sandbox or a server, and lines for the user."""
 
     reward: Reward
     notes: tuple[str, ...] = ()
@@ -99,13 +93,19 @@ def load_reward(
         return LoadedReward(reward_here(load_object(reference, folder), options))
     if is_built_in(location) and calls_out(spec := reward_spec(load_object(reference, folder))):
         raise ConfigError(f"reward {spec.id!r} calls out and cannot run {level}: leave out sandbox.level")
-    if reason := run_blocking(_why_not_confined()):
+    from reward_kit.sandbox.host import best_strength
+
+    try:
+        run_blocking(best_strength("auto"))
+    except ConfigError as reason:
         if level == "isolated":
-            raise ConfigError(f"reward {reference!r} is to run isolated, and {reason}; `reward-kit doctor` tells more")
+            problem = f"reward {reference!r} is to run isolated, and {reason}; `reward-kit doctor` shows more"
+            raise ConfigError(problem) from reason
         spec = reward_here(load_object(reference, folder), options)
         if spec.sandbox == "isolated":
-            raise ConfigError(f"reward {spec.id!r} asks to run isolated, and {reason}; `reward-kit doctor` tells more")
-        note = f"reward {spec.id!r} runs in_process, without a sandbox: {reason}; `reward-kit doctor` tells more"
+            problem = f"reward {spec.id!r} asks to run isolated, and {reason}; `reward-kit doctor` shows more"
+            raise ConfigError(problem) from reason
+        note = f"reward {spec.id!r} runs in_process, without a sandbox: {reason}; `reward-kit doctor` shows more"
         return LoadedReward(replace(spec, weakened_from=level), (note,))
     return _described(reference, folder, choice, level, options)
 
@@ -187,7 +187,7 @@ def scorer_of(reward: Reward, deadline_s: float | None = None) -> Scorer:
         deadline_s: for one call in this process; a confined reward has its own.
     """
     if isinstance(reward, RewardSpec):
-        return custom_scorer(reward, deadline_s) or InProcessScorer(reward, deadline_s)
+        return scorer_here(reward, deadline_s)
     from reward_kit.reward_agent.confined import ConfinedReward, ConfinedScorer
 
     if isinstance(reward, ConfinedReward):
@@ -198,16 +198,7 @@ def scorer_of(reward: Reward, deadline_s: float | None = None) -> Scorer:
     return reward.scorer(deadline_s)
 
 
-def limits_of(choice: SandboxChoice) -> Limits:
-    """Return the limits of one call. CPU time is as long as the wall limit, unless the user sets it."""
-    from reward_kit.sandbox.program import Limits
-
-    wall_s = min(choice.reward_time_s or _LONGEST_S, _LONGEST_S)
-    return Limits(**{"wall_s": wall_s, "cpu_s": float(math.ceil(wall_s)), **choice.limits})
-
-
 def _served(url: str, choice: SandboxChoice, options: Mapping[str, Any]) -> LoadedReward:
-    """Load a reward that runs behind HTTP, with the sandbox and the options that it has there."""
     from reward_kit.reward_agent.remote import Patience, RemoteReward, checked_address, notes_on
 
     url = checked_address(url)
@@ -220,17 +211,6 @@ def _served(url: str, choice: SandboxChoice, options: Mapping[str, Any]) -> Load
     except (ProviderError, DeadlineError) as error:
         raise ConfigError(f"reward {url} cannot be used: {error}") from error
     return LoadedReward(reward, notes_on(reward))
-
-
-async def _why_not_confined() -> str:
-    """Return why this machine has no sandbox; "" if it has one."""
-    from reward_kit.sandbox.host import best_strength
-
-    try:
-        await best_strength("auto")
-    except ConfigError as error:
-        return str(error)
-    return ""
 
 
 def _described(
@@ -246,6 +226,7 @@ def _described(
         sources_of,
         user_roots,
     )
+    from reward_kit.sandbox.program import Limits
 
     location, name = split_reference(reference)
     is_file = location.endswith(".py")
@@ -266,7 +247,9 @@ def _described(
     preload = (*choice.preload, *sorted(built_in_imports(f"{location}.{name}")))
     readable = tuple(map(str, read_paths))
     program = program_of(reference, folder, sources, read_paths=readable, preload=preload, options=options)
-    limits = limits_of(choice)
+    wall_s = min(choice.reward_time_s or _LONGEST_S, _LONGEST_S)
+    # CPU time is as long as the wall limit, unless the user sets it.
+    limits = Limits(**{"wall_s": wall_s, "cpu_s": float(math.ceil(wall_s)), **choice.limits})
     try:
         facts, output = run_blocking(describe(program, str(file), limits))
     except ConfigError as error:

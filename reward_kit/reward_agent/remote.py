@@ -1,10 +1,8 @@
-"""`RemoteReward`: a reward that runs behind `reward-kit serve`, and is scored with like any other.
+"""`RemoteReward`: a reward that runs behind `reward-kit serve`, named by its URL, and scored with like any other.
 
-It is named by its URL wherever a reward is named: `reward_function_path: http://host:8700/v1/rewards/exact` in a task
-file, `--reward https://…` on the command line, `AsyncRewardAgent(await RemoteReward.at("https://…"))` in code. Scores
-and failures are those of the same reward in process: values that JSON does not have (tuples, NaN, bytes, lone
-surrogates, NumPy arrays) are sent in the form of `episodes/json_codec.py`. Errors of the network are retried, and else
-recorded as a `provider_error` (not reached, overloaded), a `timeout`, or `refused`. Every answer is untrusted.
+Scores and failures are those of the same reward in process: values that JSON does not have are sent in the form of
+`episodes/json_codec.py`. Errors of the network are retried, and then recorded as a `provider_error`, a `timeout` or
+`refused`. Every answer is untrusted.
 """
 
 from __future__ import annotations
@@ -371,9 +369,22 @@ class RemoteReward:
         answers = [answer] if action == "score" else answer.get("scores") if isinstance(answer, Mapping) else None
         if not isinstance(answers, list) or len(answers) != len(requests):
             raise ProviderError(f"{self.url} answered something else than {len(requests)} scores")
+        scored = []
         try:
-            pairs = zip(requests, answers, strict=True)
-            return [scored_of(one, request.rollout_id, duration_s) for request, one in pairs]
+            for request, one in zip(requests, answers, strict=True):
+                body = AnswerBody.model_validate(from_json_value(one), strict=True)
+                named, reported, result = request.rollout_id, body.error, body.result
+                if body.rollout_id != named:
+                    raise ValueError(f"the score of {body.rollout_id!r} instead of {named!r}")
+                failure = None
+                if reported is not None:
+                    fields = reported.failure_class, reported.where, reported.message, reported.traceback
+                    failure = Failure(*fields)
+                elif result is None or body.score != result.score:
+                    raise ValueError(f"neither a score nor an error for {named!r}")
+                output = (body.stdout, body.stderr, body.is_output_cut)
+                scored.append(Scored(named, result, failure, duration_s, body.sandbox, *output, body.retry_after_s))
+            return scored
         except pydantic.ValidationError as error:
             problem = "; ".join(describe_validation_error(error)[:3])
         except (ValueError, KeyError, TypeError, EpisodeError) as error:
@@ -399,19 +410,6 @@ def rollout_of(request: ScoringRequest, wanted: frozenset[str] | None) -> dict[s
     if extra := {name: to_json_value(request.extra[name]) for name in names & request.extra.keys()}:
         values["extra"] = extra
     return values
-
-
-def scored_of(answer: Any, rollout_id: str, duration_s: float) -> Scored:
-    """Return the score in a coded answer, under the rollout's own name."""
-    body = AnswerBody.model_validate(from_json_value(answer), strict=True)
-    if body.rollout_id != rollout_id:
-        raise ValueError(f"the score of {body.rollout_id!r} instead of {rollout_id!r}")
-    if body.error is None and (body.result is None or body.score != body.result.score):
-        raise ValueError(f"neither a score nor an error for {rollout_id!r}")
-    error = body.error
-    failure = Failure(error.failure_class, error.where, error.message, error.traceback) if error is not None else None
-    output = (body.stdout, body.stderr, body.is_output_cut)
-    return Scored(rollout_id, body.result, failure, duration_s, body.sandbox, *output, body.retry_after_s)
 
 
 def notes_on(reward: RemoteReward) -> tuple[str, ...]:

@@ -41,11 +41,11 @@ class ScoreCache:
 
     def find(self, key: str, requests: Sequence[ScoringRequest]) -> list[Scored] | None:
         """Return the results for requests of this content, under their own names."""
-        found = self._entries.get(key)
-        if found is None:
+        scored = self._entries.get(key)
+        if scored is None:
             return None
         self._entries.move_to_end(key)
-        return shared(found, requests)
+        return shared(scored, requests)
 
     def keep(self, key: str, scored: Sequence[Scored]) -> None:
         """Keep results, if all are scores."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import NoneType, TracebackType
 from typing import Any, Protocol, Self
 
-from reward_kit.agent.models import StepData, steps_of
+from reward_kit.agent.models import steps_of
 from reward_kit.environments.base import StateSnapshot
 from reward_kit.environments.snapshots import open_snapshot
 from reward_kit.episodes.record import environment_return, facts_of
@@ -96,7 +96,7 @@ class ScoringRequest:
             if name == "messages":
                 values[name] = [_copy(message) for message in self.messages]
             elif name == "step_data":
-                values[name] = _copied(self._steps())
+                values[name] = copy.deepcopy(steps_of(self.episode)) if self.episode is not None else []
             elif name == "state":
                 values[name] = open_snapshot(self.final_state) if self.final_state else None
             else:
@@ -113,9 +113,6 @@ class ScoringRequest:
         if name in self.extra:
             return self.extra[name]
         return list(self.assistant_turns) if name == "assistant_turns" else getattr(self, name)
-
-    def _steps(self) -> list[StepData]:
-        return steps_of(self.episode) if self.episode is not None else []
 
 
 def _copied(value: Any) -> Any:

@@ -69,14 +69,14 @@ def definitions(scope: Sequence[ast.stmt]) -> Iterator[Definition]:
 
 def definition_of(name: str, scope: Sequence[ast.stmt]) -> Definition | None:
     """Return the last definition of a name, dotted for one in a class; None if the scope does not define it."""
-    found: Definition | None = None
+    definition: Definition | None = None
     for part in name.split("."):
         named = [node for node in definitions(scope) if node.name == part]
         if not named:
             return None
-        found = named[-1]
-        scope = found.body
-    return found
+        definition = named[-1]
+        scope = definition.body
+    return definition
 
 
 def declared_requirements(text: str, name: str) -> tuple[str, ...]:
@@ -127,12 +127,7 @@ class Module:
 
 @dataclass(slots=True)
 class Sources:
-    """The code that a reward needs.
-
-    Attributes:
-        modules: the user's own, by the names they are imported with.
-        imports: installed ones to import before any call.
-    """
+    """The code that a reward needs: the user's own modules by name, and installed ones to import before any call."""
 
     modules: dict[str, Module] = field(default_factory=dict)
     imports: set[str] = field(default_factory=set)
@@ -140,23 +135,23 @@ class Sources:
 
 def sources_of(file: Path, name: str, roots: Sequence[Path]) -> Sources:
     """Read a reward's file and the modules that it imports."""
-    found, installed = Sources(), _Installed(library_path())
+    sources, library = Sources(), library_path()
     pending = [(name, file, False)]
     if not name.startswith(MODULE_PREFIX):
-        pending = [] if is_built_in(name) or installed.has(name.partition(".")[0]) else list(_parts(name, roots))
+        pending = [] if is_built_in(name) or _is_installed(name.partition(".")[0], library) else _parts(name, roots)
     while pending:
         current, path, is_package = pending.pop()
-        if current in found.modules:
+        if current in sources.modules:
             continue
         text = read_source(path) if path.is_file() else None
-        found.modules[current] = Module(str(path), text, is_package)
+        sources.modules[current] = Module(str(path), text, is_package)
         tree = _tree(text or "")
         for wanted in _imports(tree, current, is_package):
             top = wanted.partition(".")[0]
             if top == "reward_kit":
-                found.imports |= built_in_imports(wanted)
-            elif installed.has(top):
-                found.imports |= {top} if installed.may_be_preloaded(top) else set()
+                sources.imports |= built_in_imports(wanted)
+            elif _is_installed(top, library):
+                sources.imports |= {top} if _may_be_preloaded(top, library) else set()
             else:
                 pending += _parts(wanted, roots)
         for node in ast.walk(tree):  # files that texts of the form "file.py:factory" name
@@ -164,38 +159,38 @@ def sources_of(file: Path, name: str, roots: Sequence[Path]) -> Sources:
                 factory = (file.parent / node.value.partition(":")[0]).resolve()
                 if _is_within(factory, file.parent):
                     pending.append((module_name_of(factory), factory, False))
-    return found
+    return sources
 
 
 def built_in_imports(name: str) -> set[str]:
     """Return the modules to import once, before any call, for a built-in reward: its own and heavy packages."""
     if not name.startswith(f"{_BUILT_IN}."):
         return set()
-    installed = _Installed(library_path())
+    library = library_path()
     exported = name.removeprefix(f"{_BUILT_IN}.")
-    pending, seen, found = [f"{_BUILT_IN}.{rewards.HOMES.get(exported, exported)}"], set[str](), set[str]()
+    pending, seen, modules = [f"{_BUILT_IN}.{rewards.HOMES.get(exported, exported)}"], set[str](), set[str]()
     while pending:
         module = pending.pop()
         file = find_module(module) if module not in seen else None
         seen.add(module)
         if file is None:  # a name in a module
             continue
-        found.add(module)
+        modules.add(module)
         for wanted in _imports(_tree(read_source(file)), module, file.name == "__init__.py"):
             top = wanted.partition(".")[0]
             if wanted.startswith(f"{_BUILT_IN}."):
                 pending.append(wanted)
-            elif top != "reward_kit" and installed.has(top) and installed.may_be_preloaded(top):
-                found.add(top)
-    return found
+            elif top != "reward_kit" and _may_be_preloaded(top, library):
+                modules.add(top)
+    return modules
 
 
 def find_module(name: str) -> Path | None:
-    """Return the file of a dotted name without importing anything; None if it is not found."""
+    """Return the file of a dotted name without importing anything; None without one."""
     if "/" in name or "\0" in name or not all(name.split(".")):
         return None
-    found = list(_parts(name, [*user_roots(), *map(Path, library_path())]))
-    return found[-1][1] if found and found[-1][0] == name and found[-1][1].is_file() else None
+    parts = _parts(name, [*user_roots(), *map(Path, library_path())])
+    return parts[-1][1] if parts and parts[-1][0] == name and parts[-1][1].is_file() else None
 
 
 def user_roots() -> list[Path]:
@@ -236,28 +231,26 @@ def _imports(tree: ast.Module, name: str, is_package: bool) -> Iterator[str]:
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
-def _parts(name: str, roots: Sequence[Path]) -> Iterator[tuple[str, Path, bool]]:
-    """Yield the packages around a dotted name and its module, as far as they are in the first of `roots` with any."""
+def _parts(name: str, roots: Sequence[Path]) -> list[tuple[str, Path, bool]]:
+    """Return the packages around a dotted name and its module, as far as they are in the first of `roots` with any."""
     for root in roots:
-        if found := list(_parts_in(name, root)):
-            yield from found
-            return
-
-
-def _parts_in(name: str, root: Path) -> Iterator[tuple[str, Path, bool]]:
-    folder, done = root, ""
-    for part in name.split("."):
-        done = f"{done}.{part}" if done else part
-        folder = folder / part
-        if _is_within(folder / "__init__.py", root):
-            yield done, folder / "__init__.py", True
-        elif _is_within(file := folder.with_name(f"{part}.py"), root):
-            yield done, file, False
-            return
-        elif folder.is_dir() and any(folder.glob("*.py")):
-            yield done, folder, True
-        else:
-            return
+        folder, done = root, ""
+        parts: list[tuple[str, Path, bool]] = []
+        for part in name.split("."):
+            done = f"{done}.{part}" if done else part
+            folder = folder / part
+            if _is_within(folder / "__init__.py", root):
+                parts.append((done, folder / "__init__.py", True))
+            elif _is_within(file := folder.with_name(f"{part}.py"), root):
+                parts.append((done, file, False))
+                break
+            elif folder.is_dir() and any(folder.glob("*.py")):
+                parts.append((done, folder, True))
+            else:
+                break
+        if parts:
+            return parts
+    return []
 
 
 def _is_within(file: Path, root: Path) -> bool:
@@ -265,19 +258,13 @@ def _is_within(file: Path, root: Path) -> bool:
     return file.is_file() and file.resolve().is_relative_to(root)
 
 
-@dataclass(frozen=True, slots=True)
-class _Installed:
-    """The packages that the interpreter in the sandbox finds by itself."""
+def _is_installed(top: str, library: Sequence[str]) -> bool:
+    """Report whether the interpreter in the sandbox finds a package by itself."""
+    return top in sys.stdlib_module_names or importlib.machinery.PathFinder.find_spec(top, library) is not None
 
-    path: Sequence[str]
 
-    def has(self, top: str) -> bool:
-        return top in sys.stdlib_module_names or self._is_found(top)
-
-    def may_be_preloaded(self, top: str) -> bool:
-        if top in sys.stdlib_module_names:
-            return top not in _NOT_PRELOADED and (top in sys.builtin_module_names or self._is_found(top))
-        return top in _HEAVY
-
-    def _is_found(self, top: str) -> bool:
-        return importlib.machinery.PathFinder.find_spec(top, self.path) is not None
+def _may_be_preloaded(top: str, library: Sequence[str]) -> bool:
+    if top not in sys.stdlib_module_names:
+        return top in _HEAVY and _is_installed(top, library)
+    is_there = top in sys.builtin_module_names or importlib.machinery.PathFinder.find_spec(top, library) is not None
+    return top not in _NOT_PRELOADED and is_there

@@ -92,16 +92,11 @@ def response_length(request: ScoringRequest) -> int | None:
 
 
 class TicketOwner(Protocol):
-    """The agent's side of a ticket."""
+    """The side of a ticket that the agent sees."""
 
-    def settled(self, count: int) -> None:
-        """So many requests have their result, or never will have one."""
-
-    def completed(self, ticket: Ticket, group: int) -> None:
-        """A group can be handed out."""
-
-    def gave_up(self, ticket: Ticket) -> None:
-        """Calls in flight for the ticket are useless."""
+    def settled(self, count: int) -> None: ...
+    def completed(self, ticket: Ticket, group: int) -> None: ...
+    def gave_up(self, ticket: Ticket) -> None: ...
 
 
 class Ticket:
@@ -149,7 +144,7 @@ class Ticket:
 
     @property
     def is_done(self) -> bool:
-        """Every result is there, be it a failure."""
+        """True if every result is there, be it a failure."""
         return self._open_groups == 0
 
     def is_of(self, owner: TicketOwner) -> bool:
@@ -180,7 +175,8 @@ class Ticket:
     def close(self) -> None:
         """End without further results: the agent was left."""
         self._owner = None
-        self._stop_clock()
+        if self._deadline is not None:
+            self._deadline.cancel()
         self.deliveries.close()
 
     def group_of(self, group: int) -> slice:
@@ -188,15 +184,9 @@ class Ticket:
         return slice(group * self.group_size, (group + 1) * self.group_size)
 
     def settle(self, start: int, scored: Sequence[Scored], spans: Spans = ()) -> int | None:
-        """Keep results, except where there is one already: those after a deadline are too late.
+        """Keep results from the index `start` on, unless there are any: those after a deadline are too late.
 
-        Args:
-            start: the index of the first of them.
-            scored: the results.
-            spans: begin and end of each call for them.
-
-        Returns:
-            The group, if now all of its results are there and the scorer is to finish it.
+        Return the group if now all of its results are there and the scorer is to finish it.
         """
         if self._owner is None:
             return None
@@ -235,14 +225,9 @@ class Ticket:
         assert self._owner is not None
         self._is_complete[group] = True
         self._open_groups -= 1
-        if not self._open_groups:
-            self._stop_clock()
-        self._owner.completed(self, group)
-
-    def _stop_clock(self) -> None:
-        if self._deadline is not None:
+        if not self._open_groups and self._deadline is not None:
             self._deadline.cancel()
-            self._deadline = None
+        self._owner.completed(self, group)
 
     def _end(self, failure: Failure) -> None:
         """Complete every group, with failures for missing scores."""
@@ -251,7 +236,7 @@ class Ticket:
         ended = [group for group, is_complete in enumerate(self._is_complete) if not is_complete]
         fresh = 0
         for group in ended:
-            for index in range(*self.group_of(group).indices(len(self.requests))):
+            for index in range(group * self.group_size, (group + 1) * self.group_size):
                 lost = Scored(self.requests[index].rollout_id, None, failure)
                 if self.results[index] is None:
                     self._keep(index, lost)
@@ -272,20 +257,11 @@ class _Taker:
 
 
 class Deliveries:
-    """The results of one batch on their way out, by index.
-
-    Args:
-        size: of the batch.
-        group_size: so many consecutive ones are a group.
-        batch: its name, for messages.
-
-    Attributes:
-        outstanding: results for which no caller waits.
-        undelivered: results that are not handed out.
-    """
+    """The results of one batch, whose name is for messages, on their way out by index."""
 
     def __init__(self, size: int, group_size: int, batch: str) -> None:
-        self.outstanding = self.undelivered = size
+        self.outstanding = size  # results for which no caller waits
+        self.undelivered = size  # results that are not handed out
         self._group_size, self._batch = group_size, batch
         self._undelivered = OrderedDict.fromkeys(range(size // group_size))
         self._ready: OrderedDict[int, None] = OrderedDict()
@@ -314,7 +290,7 @@ class Deliveries:
         return self._hand_out([next(iter(self._ready))])
 
     async def take(self, size: int, order: Order, *, cut_groups: bool) -> list[int]:
-        """Return the next `size` indexes, sorted, once their groups are complete."""
+        """Return the next `size` indexes, sorted, once their groups are complete; ConfigError if they never will be."""
         if size < 0:
             raise ConfigError(f"get({size}): a chunk has no negative size")
         if order not in ("completion", "submission"):

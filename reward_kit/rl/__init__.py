@@ -5,19 +5,20 @@ Names load on first use; the modules below this package are not public.
 
 from typing import TYPE_CHECKING
 
-from reward_kit.lazy import lazy_names
+from reward_kit.lazy import lazy_modules
 
 if TYPE_CHECKING:
     from reward_kit.rl.checkpoint import save_batch_for_study
     from reward_kit.rl.learner.config import LoRAOptions, OffPolicyLimits, PPOConfig
-    from reward_kit.rl.losses.base import GlobalBatch, merge_diagnostics
-    from reward_kit.rl.losses.functions import (
+    from reward_kit.rl.losses import (
         AdaptiveKLCoefficient,
+        GlobalBatch,
         cispo_loss,
         decoupled_ppo_loss,
         entropy_loss,
         gspo_loss,
         kl_loss,
+        merge_diagnostics,
         ppo_clip_loss,
         truncated_importance_weights,
         value_loss,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
         fit,
     )
     from reward_kit.rl.ppo import PPOLearner
-    from reward_kit.rl.reward_manager.managers import (
+    from reward_kit.rl.reward_manager import (
         BatchRewardManager,
         DAPORewardManager,
         EpisodeRewardManager,
@@ -96,24 +97,20 @@ __all__ = [
     "truncated_importance_weights",
     "value_loss",
 ]
-_MANAGERS = ("BatchRewardManager", "DAPORewardManager", "EpisodeRewardManager", "NaiveRewardManager")
-_MODELS = ("build_decoder", "build_tokenizer", "compose_embeddings", "describe", "load_model", "save_model")
-_SFT = ("DemonstratingPolicy", "Demonstrations", "SFTConfig", "SFTProgress", "episode_texts", "fit")
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {name: "losses" for name in __all__ if name.endswith("_loss")}
-    | dict.fromkeys(["AdaptiveKLCoefficient", "GlobalBatch", "merge_diagnostics"], "losses")
-    | dict.fromkeys(["LoRAOptions", "OffPolicyLimits", "PPOConfig", "PPOLearner"], "ppo")
-    | dict.fromkeys([*_MANAGERS, "PrimeRewardManager", "load_reward_manager"], "reward_manager")
-    | dict.fromkeys(["TERSE_TEMPLATE", *_MODELS], "model_kit.models")
-    | dict.fromkeys(_SFT, "model_kit.sft")
-    | {
-        "Pipeline": "training.pipelines",
-        "ServedPolicy": "served_policy",
-        "Trainer": "trainer",
-        "load_plan": "training.plan",
-        "save_batch_for_study": "checkpoint",
-        "train": "training.session",
-        "truncated_importance_weights": "losses",
-    },
-)
+_MODULES = {
+    "checkpoint": "save_batch_for_study",
+    "losses": "AdaptiveKLCoefficient GlobalBatch cispo_loss decoupled_ppo_loss entropy_loss gspo_loss kl_loss "
+    "merge_diagnostics ppo_clip_loss truncated_importance_weights value_loss",
+    "model_kit.models": "TERSE_TEMPLATE build_decoder build_tokenizer compose_embeddings describe load_model "
+    "save_model",
+    "model_kit.sft": "DemonstratingPolicy Demonstrations SFTConfig SFTProgress episode_texts fit",
+    "ppo": "LoRAOptions OffPolicyLimits PPOConfig PPOLearner",
+    "reward_manager": "BatchRewardManager DAPORewardManager EpisodeRewardManager NaiveRewardManager PrimeRewardManager "
+    "load_reward_manager",
+    "served_policy": "ServedPolicy",
+    "trainer": "Trainer",
+    "training.pipelines": "Pipeline",
+    "training.plan": "load_plan",
+    "training.session": "train",
+}
+__getattr__, __dir__ = lazy_modules(__name__, _MODULES)

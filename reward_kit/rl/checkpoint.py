@@ -1,18 +1,14 @@
 """Checkpoints of a training run, and batches kept for study: folders that are whole or absent, without pickle.
 
-    checkpoints/
-      step-000123/
-        model/             weights, configuration and tokenizer in the format of `transformers`, if a model is given
-        state.safetensors  the arrays of the state …
-        state.json         … and the rest of it
-        manifest.json      step, score, facts, and size and SHA-256 of every file; written last
+    checkpoints/step-000123/
+      model/             weights, configuration and tokenizer in the format of `transformers`, if a model is given
+      state.safetensors  the arrays of the state …
+      state.json         … and the rest of it
+      manifest.json      step, score, facts, and size and SHA-256 of every file; written last
 
-A folder is written beside its place, flushed to disk, then renamed, so that a kill leaves earlier checkpoints whole.
-One process writes to a folder of checkpoints.
-
-A state is a tree of dicts, lists, tuples, numbers, texts, None, tensors and NumPy arrays, such as the `state_dict` of
-an optimizer or `random.getstate()`; it comes back bit for bit. In the JSON, an object with one key that begins with "$"
-stands for what JSON has no form for:
+One process writes to a folder of checkpoints. A state is a tree of dicts, lists, tuples, numbers, texts, None, tensors
+and NumPy arrays, such as the `state_dict` of an optimizer or `random.getstate()`; it comes back bit for bit. In the
+JSON, an object with one key that begins with "$" is a value that JSON has no form for:
 
     {"$tensor": "3"}      the tensor of this name in the safetensors file
     {"$array": "4"}       an array of NumPy
@@ -21,7 +17,7 @@ stands for what JSON has no form for:
     {"$dict": [[k, v]…]}  a dict whose keys are not all texts, or one of which begins with "$"
     {"$float": "nan"}     also "inf" and "-inf"
     {"$objects": […]}     an array (B,) of any objects
-    {"$allowed_ids": …}   what a constraint allowed at the tokens of a row
+    {"$allowed_ids": …}   the ids that a constraint allowed at the tokens of a row
     {"$text": "…"}        the text of an object that could not be kept (`as_text` only)
 """
 
@@ -37,7 +33,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -78,21 +74,16 @@ SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 MODEL = "model"
 PART, OLD = ".part", ".old"
-"""Suffixes of folders that are being written or removed; their names begin with a dot."""
+"""Suffixes of hidden folders that are being written or removed."""
 _NAME = re.compile(r"step-(\d{6,})")
 _STUDY_NAME = re.compile(r"study-(\d{3,})")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The content of a checkpoint.
+    """The content of a checkpoint, as given to `save_checkpoint`; tensors are on the CPU.
 
-    Attributes:
-        path: its folder; `path / "model"` is what `load_model` takes, if a model was saved.
-        step: the training step after which it was made.
-        state: the tree that was saved, on the CPU.
-        score: of the policy, if the trainer knew it; more is better.
-        facts: counters and the like.
+    `load_model` takes `path / "model"`, if a model was saved.
     """
 
     path: Path
@@ -126,16 +117,16 @@ def save_checkpoint(
     score: float | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write `folder/step-000123`, replace an existing one, and remove what earlier kills left.
+    """Write `folder/step-000123`, replace an existing one, and remove the remains of earlier kills.
 
     Args:
         folder: the checkpoints of one run.
         step: the training step after which it is made, from 0.
         state: everything that the trainer needs to continue, a tree as in the module's docstring.
-        model: the weights, so that others can load them too; without it they belong in `state`.
+        model: the weights, for other programs to load; without it they belong in `state`.
         tokenizer: saved with the model.
         score: of the policy; more is better. `prune` keeps the best.
-        facts: counters and the like; plain JSON.
+        facts: counters and similar; plain JSON.
 
     Raises:
         ConfigError: the state holds something of another kind.
@@ -153,9 +144,7 @@ def save_checkpoint(
             write_model(part / MODEL, model, tokenizer)
         write_tree(part, "state", state)
         files = {
-            file.relative_to(part).as_posix(): {"bytes": file.stat().st_size, "sha256": _digest(file)}
-            for file in sorted(part.rglob("*"))
-            if file.is_file()
+            file.relative_to(part).as_posix(): _fingerprint(file) for file in sorted(part.rglob("*")) if file.is_file()
         }
         known = {"step": step, "score": score, "facts": dict(facts or {})}
         try:
@@ -166,34 +155,26 @@ def save_checkpoint(
     return path
 
 
-def _digest(path: Path) -> str:
+def _fingerprint(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint.
-
-    Raises:
-        StoreError: it is torn.
-    """
+    """Read a checkpoint; a torn one raises `StoreError`."""
     manifest = check_whole(path)
     return Checkpoint(path, manifest["step"], read_tree(path, "state"), manifest["score"], manifest["facts"])
 
 
 def check_whole(path: Path) -> dict[str, Any]:
-    """Check that every file of a checkpoint is there and as it was written; return its manifest.
-
-    Raises:
-        StoreError: the manifest or a file is missing or changed; the message says which.
-    """
+    """Return a checkpoint's manifest; raise `StoreError` if it or a file is missing or changed."""
     manifest = _manifest(path)
     for name, known in manifest["files"].items():
         file = path / name
         if not file.is_file():
             raise StoreError(f"{file} is missing")
         with told_of("read", file):
-            if known != {"bytes": file.stat().st_size, "sha256": _digest(file)}:
+            if known != _fingerprint(file):
                 raise StoreError(f"{file} is not as it was written; it was cut off or changed")
     return manifest
 
@@ -213,8 +194,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 def checkpoints(folder: Path) -> list[Path]:
     """All folders with a checkpoint's name, oldest first, torn ones included."""
-    found = {int(match[1]): path for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))}
-    return [found[step] for step in sorted(found)]
+    steps = {int(match[1]): path for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))}
+    return [steps[step] for step in sorted(steps)]
 
 
 def latest(folder: Path) -> Latest:
@@ -229,15 +210,13 @@ def latest(folder: Path) -> Latest:
 
 def best(folder: Path) -> Path | None:
     """Find the whole checkpoint with the highest score, of equals the oldest."""
-    scored = []
+    scores = {}
     for path in checkpoints(folder):
-        try:
-            score = _manifest(path)["score"]
-        except StoreError:
-            continue  # `latest` reports it
-        scored += [] if score is None else [(score, path)]
-    in_order = sorted(scored, key=lambda found: -found[0])  # stable, so equals stay in order of steps
-    return next((path for _, path in in_order if _why_torn(path) is None), None)
+        with suppress(StoreError):  # `latest` reports it
+            if (score := _manifest(path)["score"]) is not None:
+                scores[path] = score
+    in_order = sorted(scores, key=lambda path: -scores[path])  # stable, so equals stay in order of steps
+    return next((path for path in in_order if _why_torn(path) is None), None)
 
 
 def _why_torn(path: Path) -> str | None:
@@ -251,12 +230,7 @@ def _why_torn(path: Path) -> str | None:
 
 
 def prune(folder: Path, *, keep: int) -> list[Path]:
-    """Remove all checkpoints but the newest `keep`, the newest whole one and the best; return the removed ones.
-
-    Raises:
-        ConfigError: `keep` is below 1.
-        StoreError: one cannot be removed.
-    """
+    """Remove all checkpoints but the newest `keep`, the newest whole one and the best; return the removed ones."""
     if keep < 1:
         raise ConfigError(f"keep is at least 1; got {keep}")
     kept = {*checkpoints(folder)[-keep:], best(folder), latest(folder).path}
@@ -274,7 +248,7 @@ def prune(folder: Path, *, keep: int) -> list[Path]:
 
 
 def random_states() -> dict[str, Any]:
-    """The states of the global generators of torch (every device), NumPy and Python, for a checkpoint."""
+    """Return the states of the global generators of torch (every device), NumPy and Python, for a checkpoint."""
     states = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state_all()
@@ -282,7 +256,7 @@ def random_states() -> dict[str, Any]:
 
 
 def restore_random_states(states: Mapping[str, Any]) -> None:
-    """Set the global generators to what `random_states` returned."""
+    """Set the global generators to the result of `random_states`."""
     torch.set_rng_state(states["torch"])
     np.random.set_state(states["numpy"])
     random.setstate(states["python"])
@@ -300,15 +274,10 @@ class StudyBatch(NamedTuple):
 def save_batch_for_study(folder: Path, rows: TokenBatch, facts: Mapping[str, Any]) -> Path:
     """Keep the rows on which a loss or a gradient was not finite, in a new folder `study-000`, `study-001`, ….
 
-    Args:
-        folder: of all studies.
-        rows: the rows; objects other than numbers, texts and arrays are kept as texts.
-        facts: such as step, loss, and names of parameters without finite gradients. Numbers need not be finite.
-
-    Raises:
-        StoreError: it cannot be written.
+    Objects other than numbers, texts and arrays are kept as texts. `facts` are such as step, loss, and names of
+    parameters without finite gradients; their numbers need not be finite. Raises `StoreError` if it cannot be written.
     """
-    numbers = [int(found[1]) for path in folder.glob("study-*") if (found := _STUDY_NAME.fullmatch(path.name))]
+    numbers = [int(match[1]) for path in folder.glob("study-*") if (match := _STUDY_NAME.fullmatch(path.name))]
     path = folder / f"study-{max(numbers, default=-1) + 1:03d}"
     tree = {"batch": rows.batch, "others": rows.non_tensor_batch, "meta_info": rows.meta_info, "facts": dict(facts)}
     with atomic_folder(path, is_private=True) as part:
@@ -317,11 +286,7 @@ def save_batch_for_study(folder: Path, rows: TokenBatch, facts: Mapping[str, Any
 
 
 def load_batch_for_study(path: Path) -> StudyBatch:
-    """Read the rows that `save_batch_for_study` kept.
-
-    Raises:
-        StoreError: they cannot be read.
-    """
+    """Read the rows that `save_batch_for_study` kept; `StoreError` if they cannot be read."""
     tree = read_tree(path, "batch")
     return StudyBatch(TokenBatch(tree["batch"], tree["others"], tree["meta_info"]), tree["facts"])
 
@@ -331,14 +296,8 @@ def atomic_folder(path: Path, *, is_private: bool = False) -> Iterator[Path]:
     """Open a folder to write into, which replaces `path` at the end of the block; an error leaves `path` as it was.
 
     If `path` is a symbolic link, its target is replaced. A kill leaves the old folder or the new one, and perhaps a
-    hidden one beside it. Everything is flushed to disk before the folder has its name.
-
-    Args:
-        path: where the folder will be; parents are made.
-        is_private: only its owner may read it.
-
-    Raises:
-        StoreError: it cannot be written.
+    hidden one beside it. Everything is flushed to disk before the folder has its name. Only its owner may read a
+    private one.
     """
     path = Path(os.path.realpath(path))
     make = make_private_folder if is_private else Path.mkdir
@@ -350,8 +309,7 @@ def atomic_folder(path: Path, *, is_private: bool = False) -> Iterator[Path]:
             yield part
             if is_private:
                 make_private(part)
-            for inner in [*sorted(part.rglob("*")), part]:
-                _flush(inner)
+            _flush(*sorted(part.rglob("*")), part)
             # A folder with files in it cannot be renamed over, so the old one steps aside first.
             old = _hidden(path, OLD)
             if is_replaced := path.exists():
@@ -373,22 +331,19 @@ def _hidden(path: Path, end: str) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}{end}")
 
 
-def _flush(path: Path) -> None:
-    if path.is_dir() and os.name == "nt":  # folders cannot be opened there, and need not be
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _flush(*paths: Path) -> None:
+    for path in paths:
+        if path.is_dir() and os.name == "nt":  # folders cannot be opened there, and need not be
+            continue
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def write_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Write a model and its tokenizer into an existing folder, as `model_kit.save_model` does.
-
-    Raises:
-        StoreError: it cannot be written.
-    """
+    """Write a model and its tokenizer into an existing folder."""
     with boundary(StoreError, f"cannot write the model to {folder}"), no_progress_bars():
         model.save_pretrained(folder)
         if tokenizer is not None:
@@ -399,19 +354,9 @@ Tensors = dict[str, torch.Tensor]
 
 
 def write_tree(folder: Path, name: str, tree: Any, *, as_text: bool = False) -> None:
-    """Write a tree as `name.safetensors` and `name.json`.
+    """Write a tree as `name.safetensors` and `name.json`; a tensor that occurs twice is written once.
 
-    Tensors are written from the CPU without gradient; one that occurs twice, such as tied weights, is written once.
-
-    Args:
-        folder: where to.
-        name: of the two files.
-        tree: the state.
-        as_text: keep objects of other kinds as text instead of refusing them.
-
-    Raises:
-        ConfigError: the tree holds an object of another kind; the message says where.
-        StoreError: the files cannot be written.
+    An object of another kind raises `ConfigError` with its position, or is kept as text with `as_text`.
     """
     tensors: Tensors = {}
     plain = _Writer(tensors, as_text).plain(tree, name)
@@ -421,11 +366,7 @@ def write_tree(folder: Path, name: str, tree: Any, *, as_text: bool = False) -> 
 
 
 def read_tree(folder: Path, name: str) -> Any:
-    """Read the tree that `write_tree` wrote, on the CPU.
-
-    Raises:
-        StoreError: a file is missing or damaged.
-    """
+    """Read the tree that `write_tree` wrote, on the CPU; a missing or damaged file raises `StoreError`."""
     path = folder / f"{name}.json"
     with told_of("read", path), boundary(StoreError, f"cannot read {path} and its safetensors"):
         plain = json.loads(path.read_text(encoding="utf-8"))

@@ -1,13 +1,10 @@
-"""Training schedules, and an exact simulation of what each gains while rewards are being scored.
+"""Training schedules, and an exact simulation of the time each saves while rewards are being scored.
 
-No clock runs. A step rolls out a batch, hands it to the reward agent, computes log-probabilities, updates the policy by
-each mini-batch, and publishes the weights. The machine does one of these at a time; at most `max_concurrency` reward
-calls run beside it, begun in the order in which they were submitted. `AsyncRewardAgent` does so within a batch; batches
-that wait for slots at the same time take turns there.
-
-For equal latencies `both` takes no longer than `minibatch` and `one_step_off`, and neither of them longer than `sync`:
-calls without precedence, begun in a fixed order, end no later when the slots come free earlier, and each schedule needs
-the rewards no earlier than the one it is compared with. `docs/concepts/overlap.md` gives the argument.
+The simulation uses no clock. A step rolls out a batch, hands it to the reward agent, computes log-probabilities,
+updates the policy by each mini-batch, and publishes the weights. The machine does one of these at a time; at most
+`max_concurrency` reward calls run beside it, started in order of submission, as `AsyncRewardAgent` does within a batch.
+`docs/concepts/overlap.md` shows why, for equal latencies, `both` takes no longer than `minibatch` and `one_step_off`,
+and neither of them longer than `sync`.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ import heapq
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -43,13 +40,13 @@ __all__ = [
     "read_durations",
     "simulate_overlap",
 ]
+Floats = npt.NDArray[np.float64]
 MOST_CALLS = 5_000_000
-MOST_SECONDS = 1e8
-"""Three years. With sums of such numbers the clock of a simulation still tells milliseconds, and cannot overflow."""
+MOST_SECONDS = 1e8  # three years; sums of such numbers still resolve milliseconds and cannot overflow
 
 
 class Schedule(StrEnum):
-    """When the machine rolls out, and what it waits for before it updates."""
+    """The order of rollouts and updates."""
 
     SYNC = "sync"
     MINIBATCH = "minibatch"
@@ -69,25 +66,22 @@ class Schedule(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSettings:
-    """How a trainer works, in seconds and numbers.
+    """The work and the sizes of a trainer's step; an impossible value raises `ConfigError`.
 
     Attributes:
-        rollout_s: to roll out a batch.
-        update_s: to update the policy by one mini-batch.
-        log_probs_s: to compute the log-probabilities of a batch, which need no rewards.
-        publish_s: to hand the new weights to whatever rolls out.
-        handling_s: from the end of a rollout to the first call the batch may make: decoding, sending.
+        rollout_s: seconds to roll out a batch.
+        update_s: seconds to update the policy by one mini-batch.
+        log_probs_s: seconds to compute the log-probabilities of a batch, which need no rewards.
+        publish_s: seconds to hand over the new weights.
+        handling_s: seconds from the end of a rollout to the first call the batch may make: decoding, sending.
         batch_size: samples in a batch; each is rolled out `group_size` times.
         group_size: rollouts of a sample; each is one reward call, and a group is complete when all of them are scored.
         minibatch_size: samples in a mini-batch.
         max_concurrency: reward calls in flight.
         steps: batches.
-        separate_rollouts: rollouts have a machine of their own, beside the trainer's.
+        separate_rollouts: rollouts run on a machine of their own, beside the trainer's.
         log_probs_while_scoring: `sync` computes log-probabilities before it waits, not after; the others always do.
-        one_batch_at_a_time: the agent begins a batch when the one before is scored, and not when a slot is free.
-
-    Raises:
-        ConfigError: a value is impossible.
+        one_batch_at_a_time: the agent begins a batch when the previous one is scored, not when a slot is free.
     """
 
     rollout_s: float
@@ -113,10 +107,12 @@ class PipelineSettings:
                 raise ConfigError(f"{item.name} is at most {MOST_SECONDS:g} seconds, not {value:g}")
             if item.type == "int" and value < 1:
                 raise ConfigError(f"{item.name} is at least 1, not {value}")
-        if self.batch_size % self.minibatch_size:
+        size, wanted = self.batch_size, self.minibatch_size
+        if size % wanted:
+            divisors = {d for k in range(1, math.isqrt(size) + 1) if size % k == 0 for d in (k, size // k)}
             raise ConfigError(
-                f"a batch of {self.batch_size} samples cannot be cut into mini-batches of {self.minibatch_size}; "
-                f"minibatch_size divides batch_size, as {_nearest_divisor(self.batch_size, self.minibatch_size)} does"
+                f"a batch of {size} samples cannot be cut into mini-batches of {wanted}; minibatch_size divides "
+                f"batch_size, as {min(divisors, key=lambda divisor: (abs(divisor - wanted), divisor))} does"
             )
         if self.rollout_s + self.update_s == 0:
             raise ConfigError("rollout_s and update_s are both 0: nothing would be waiting for the rewards")
@@ -141,50 +137,30 @@ class PipelineSettings:
         return self.batch_size // self.minibatch_size
 
 
-def _nearest_divisor(number: int, wanted: int) -> int:
-    candidates = {d for k in range(1, math.isqrt(number) + 1) if number % k == 0 for d in (k, number // k)}
-    return min(candidates, key=lambda divisor: (abs(divisor - wanted), divisor))
-
-
-Floats = npt.NDArray[np.float64]
-
-
-class _LatencyKind(NamedTuple):
-    """One distribution: its parameters by name, and how numbers are drawn."""
-
-    parameters: tuple[str, ...]
-    draw: Callable[[np.random.Generator, Sequence[float], tuple[int, ...]], Floats]
-
-
 def _lognormal(generator: np.random.Generator, given: Sequence[float], size: tuple[int, ...]) -> Floats:
     mean, sigma = given
-    if mean == 0.0:
-        return np.zeros(size)
-    return generator.lognormal(math.log(mean) - sigma * sigma / 2, sigma, size)
+    return generator.lognormal(math.log(mean) - sigma * sigma / 2, sigma, size) if mean else np.zeros(size)
 
 
-_KINDS = {
-    "constant": _LatencyKind(("SECONDS",), lambda generator, given, size: np.full(size, given[0])),
-    "uniform": _LatencyKind(
-        ("LOW", "HIGH"), lambda generator, given, size: generator.uniform(given[0], given[1], size)
-    ),
-    "exponential": _LatencyKind(("MEAN",), lambda generator, given, size: generator.exponential(given[0], size)),
-    "lognormal": _LatencyKind(("MEAN", "SIGMA"), _lognormal),
-    "empirical": _LatencyKind((), lambda generator, given, size: generator.choice(np.asarray(given, np.float64), size)),
+_Draw = Callable[[np.random.Generator, Sequence[float], tuple[int, ...]], Floats]
+_KINDS: dict[str, tuple[tuple[str, ...], _Draw]] = {
+    "constant": (("SECONDS",), lambda generator, given, size: np.full(size, given[0])),
+    "uniform": (("LOW", "HIGH"), lambda generator, given, size: generator.uniform(given[0], given[1], size)),
+    "exponential": (("MEAN",), lambda generator, given, size: generator.exponential(given[0], size)),
+    "lognormal": (("MEAN", "SIGMA"), _lognormal),
+    "empirical": ((), lambda generator, given, size: generator.choice(np.asarray(given, np.float64), size)),
 }
+"""Each distribution with the names of its parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """The distribution of the seconds that one reward call takes.
+    """The distribution of the seconds that one reward call takes; an impossible figure raises `ConfigError`.
 
     Attributes:
-        kind: "constant", "uniform", "exponential", "lognormal", or "empirical", which draws from what was measured.
+        kind: "constant", "uniform", "exponential", "lognormal", or "empirical", which draws from measured calls.
         figures: of a constant, the seconds; of a uniform distribution, its lowest and highest; of an exponential one,
-            its mean; of a log-normal one, its mean and the standard deviation of its logarithm; else what was measured.
-
-    Raises:
-        ConfigError: the kind is unknown, or a figure is no possible one.
+            its mean; of a log-normal one, its mean and the standard deviation of its logarithm; else the measurements.
     """
 
     kind: str
@@ -193,14 +169,14 @@ class Latency:
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
             raise ConfigError(f"latency {self.kind!r} is unknown{did_you_mean(self.kind, _KINDS)}")
-        names = _KINDS[self.kind].parameters
+        names = _KINDS[self.kind][0]
         if names and len(self.figures) != len(names):
-            raise ConfigError(f"latency {self.kind} is written {form_of(self.kind)}, with {len(names)} numbers")
+            raise ConfigError(f"latency {self.kind} is written {_form(self.kind)}, with {len(names)} numbers")
         if not self.figures:
             raise ConfigError("latency empirical has no measured call to draw from")
         for figure in self.figures:
             if not math.isfinite(figure) or figure < 0:
-                raise ConfigError(f"latency {self.kind}: {figure:g} is no finite number from 0 on")
+                raise ConfigError(f"latency {self.kind}: {figure:g} is not a finite number from 0 on")
             if figure > MOST_SECONDS:
                 raise ConfigError(
                     f"latency {self.kind}: {figure:g} is above {MOST_SECONDS:g}, the most that is simulated"
@@ -210,8 +186,8 @@ class Latency:
             raise ConfigError(f"latency uniform: LOW is at most HIGH, not {low:g} and {high:g}")
 
     def draw(self, generator: np.random.Generator, size: tuple[int, ...]) -> Floats:
-        """As many seconds as `size` asks for."""
-        return _KINDS[self.kind].draw(generator, self.figures, size)
+        """Draw an array of seconds of this shape."""
+        return _KINDS[self.kind][1](generator, self.figures, size)
 
     def __str__(self) -> str:
         if self.kind == "empirical":
@@ -219,73 +195,63 @@ class Latency:
         return ":".join([self.kind, *(f"{figure:g}" for figure in self.figures)])
 
 
-def form_of(kind: str) -> str:
-    """How a kind of latency is written: "uniform:LOW:HIGH"."""
-    return ":".join([kind, *_KINDS[kind].parameters])
+def _form(kind: str) -> str:
+    return ":".join([kind, *_KINDS[kind][0]])
 
 
 def parse_latency(text: str) -> Latency:
-    """The latency that a user wrote: `uniform:1:40`, `constant:3`, `exponential:8`, `lognormal:8:1.0`, `file:PATH`.
+    """Parse `uniform:1:40`, `constant:3`, `exponential:8`, `lognormal:8:1.0` or `file:PATH`.
 
-    PATH is the `scores.jsonl` of a run, or the run.
-
-    Raises:
-        ConfigError: it cannot be read.
+    PATH is a run, or its `scores.jsonl`. Raises `ConfigError` if the text cannot be parsed.
     """
     kind, _, rest = text.partition(":")
     if kind == "file":
         path = Path(rest)
         return Latency("empirical", read_durations(path / "scores.jsonl" if path.is_dir() else path))
-    written = {name for name in _KINDS if name != "empirical"}
+    written = _KINDS.keys() - {"empirical"}
     if kind not in written:
         raise ConfigError(f"latency {text!r}: no kind {kind!r}{did_you_mean(kind, {*written, 'file'})}")
     try:
         figures = tuple(float(part) for part in rest.split(":"))
     except ValueError:
-        raise ConfigError(f"latency {text!r}: it is written {form_of(kind)}, with numbers") from None
+        raise ConfigError(f"latency {text!r}: it is written {_form(kind)}, with numbers") from None
     return Latency(kind, figures)
 
 
 def read_durations(path: Path) -> tuple[float, ...]:
-    """The seconds of each call in the `scores.jsonl` of a run; a last line that was cut off is left out.
+    """Return the seconds of each call in the `scores.jsonl` of a run, except for a torn last line.
 
-    The episodes that a batch reward scored in one call are one call.
-
-    Raises:
-        ConfigError: the file cannot be read, a line of it is no score, or it has none.
+    The episodes that a batch reward scored in one call are one call. Raises `ConfigError` for an unreadable file, a
+    line without a duration, or no score at all.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"{path}: {why_unreadable(path, error)}") from None
-    found: list[float] = []
+    durations: list[float] = []
     groups: set[tuple[str, float]] = set()
     for number, line in enumerate(lines, 1):
         if number == len(lines) and not line.endswith("\n"):
             continue
-        duration, group = _duration(line, f"{path}:{number}")
-        if group is not None and (group, duration) in groups:
-            continue
-        groups.add((group or "", duration))
-        found.append(duration)
-    if not found:
+        try:
+            record: Any = json.loads(line)
+            duration = float(record["timing"]["duration_s"])
+        except (ValueError, KeyError, TypeError):
+            raise ConfigError(
+                f"{path}:{number} has no number at timing.duration_s, as scores.jsonl of a run has"
+            ) from None
+        if not math.isfinite(duration) or duration < 0:
+            raise ConfigError(f"{path}:{number}: timing.duration_s is {duration:g}, which is not a duration")
+        if (group := record.get("scored_group")) is None or (group, duration) not in groups:
+            groups.add((group or "", duration))
+            durations.append(duration)
+    if not durations:
         raise ConfigError(f"{path} holds no score to take a duration from")
-    return tuple(found)
-
-
-def _duration(line: str, where: str) -> tuple[float, str | None]:
-    try:
-        record: Any = json.loads(line)
-        duration = float(record["timing"]["duration_s"])
-    except (ValueError, KeyError, TypeError):
-        raise ConfigError(f"{where} has no number at timing.duration_s, as scores.jsonl of a run has") from None
-    if not math.isfinite(duration) or duration < 0:
-        raise ConfigError(f"{where}: timing.duration_s is {duration:g}, which is no duration")
-    return duration, record.get("scored_group")
+    return tuple(durations)
 
 
 def lower_bound(settings: PipelineSettings, latencies_SC: Floats) -> float:
-    """No schedule whose rollouts use weights at most one version old is over sooner, however it orders its calls.
+    """Return the seconds that every schedule takes at least whose rollouts use weights at most one version old.
 
     It is the largest of: the work of each machine; and for each run of batches s..t, the work that must come before the
     first of their calls, the calls themselves spread evenly over the slots (and the longest of them whole), and the
@@ -297,9 +263,8 @@ def lower_bound(settings: PipelineSettings, latencies_SC: Floats) -> float:
     heads_S = np.array([_before(settings, step) for step in steps])
     tails_S = np.array([_after(settings, settings.steps - 1 - step) for step in steps])
     loads_S = latencies_SC.sum(axis=1) / settings.max_concurrency
-    longest_S = latencies_SC.max(axis=1)
     up_to_S = np.cumsum(loads_S)
-    bound = max(work_s, float((heads_S + longest_S + tails_S).max()))
+    bound = max(work_s, float((heads_S + latencies_SC.max(axis=1) + tails_S).max()))
     # The best first batch for each last one: heads - loads before it, accumulated.
     first_S = np.maximum.accumulate(heads_S - (up_to_S - loads_S))
     return max(bound, float((first_S + up_to_S + tails_S).max()))
@@ -331,7 +296,7 @@ Doing = Literal["rollout", "log_probs", "update", "publish", "waits_for_rewards"
 
 
 class TimelineInterval(NamedTuple):
-    """What a machine does from one second to another, for the batch of which step (from 0)."""
+    """The activity of a machine from one second to another, for the batch of a step (from 0)."""
 
     doing: Doing
     step: int
@@ -340,9 +305,9 @@ class TimelineInterval(NamedTuple):
 
 
 class ScoredBatch(NamedTuple):
-    """The reward calls of one batch, `begins_C` and `ends_C` in the order of its rollouts, and when it can be used.
+    """The reward calls of one batch: `begins_C` and `ends_C` in the order of its rollouts.
 
-    `ready_M` says when each mini-batch may be trained on, `groups_MG` which groups are in it.
+    Mini-batch m holds the groups `groups_MG[m]` and may be trained on from `ready_M[m]` on.
     """
 
     submitted_s: float
@@ -357,17 +322,17 @@ class ScheduleResult:
     """One schedule, simulated.
 
     Attributes:
-        schedule: which.
+        schedule: the schedule.
         makespan_s: until the weights of the last step are published.
-        intervals: what the trainer's machine did and what it waited for, without a gap.
-        rollouts: what the machine for rollouts did, where that is another one.
+        intervals: the trainer's machine, its work and its waiting, without a gap.
+        rollouts: the machine for rollouts, if it is another one.
         batches: the reward calls of each step.
         staleness: by how many versions the weights that a batch was rolled out with were older than those it updated,
             at most.
         latency_bias: Spearman's rank correlation of the slowest call of a group with the mini-batch the group is in,
-            the mean over steps: 1 where slow groups always come last. None where that is undefined.
-        order_kept: of the mini-batch that a group would be in by order of submission with the one it is in: 1 where
-            completion does not reorder groups. None where there is one mini-batch.
+            the mean over steps: 1 if slow groups always come last. None if that is undefined.
+        order_kept: of the mini-batch that a group would be in by order of submission with the one it is in: 1 if
+            completion does not reorder groups. None with one mini-batch.
     """
 
     schedule: Schedule
@@ -380,12 +345,12 @@ class ScheduleResult:
     order_kept: float | None
 
     def seconds(self, *doing: Doing) -> float:
-        """How long the trainer's machine did these things."""
+        """Sum the seconds that the trainer's machine spent on these activities."""
         return math.fsum(item.end_s - item.begin_s for item in self.intervals if item.doing in doing)
 
     @property
     def idle_s(self) -> float:
-        """How long the trainer's machine waited."""
+        """Seconds in which the trainer's machine waited."""
         return self.seconds("waits_for_rewards", "waits_for_rollouts")
 
     @property
@@ -395,11 +360,8 @@ class ScheduleResult:
 
     @property
     def step_ends_s(self) -> list[float]:
-        """When each step was over: its weights published."""
-        ends: dict[int, float] = {}
-        for item in self.intervals:
-            if item.doing in ("update", "publish"):
-                ends[item.step] = item.end_s
+        """The second at which the weights of each step were published."""
+        ends = {item.step: item.end_s for item in self.intervals if item.doing in ("update", "publish")}
         return [ends[step] for step in range(len(self.batches))]
 
 
@@ -410,8 +372,8 @@ class Overlap:
     Attributes:
         settings: of the trainer.
         latencies_SC: seconds of each call, by step.
-        results: of each schedule.
-        lower_bound_s: no schedule in which weights are at most one version old can be over sooner.
+        results: by schedule.
+        lower_bound_s: see `lower_bound`.
     """
 
     settings: PipelineSettings
@@ -425,7 +387,7 @@ class Overlap:
 
 
 def draw_latencies(settings: PipelineSettings, latency: Latency, seed: int = 0) -> Floats:
-    """The seconds of every call, a row for each step; equal seeds draw equal numbers."""
+    """Draw the seconds of every call, a row for each step; equal seeds draw equal numbers."""
     return latency.draw(np.random.default_rng(seed), (settings.steps, settings.calls_per_step))
 
 
@@ -434,10 +396,8 @@ def simulate_overlap(settings: PipelineSettings, latencies_SC: Floats) -> Overla
 
     Args:
         settings: of the trainer.
-        latencies_SC: seconds of each call; consecutive `group_size` calls of a row are a group.
-
-    Raises:
-        ConfigError: the latencies are not steps × calls, or one of them is no duration.
+        latencies_SC: seconds of each call; consecutive `group_size` calls of a row are a group. Another shape, or a
+            number that is not a duration, raises `ConfigError`.
     """
     shape = (settings.steps, settings.calls_per_step)
     if latencies_SC.shape != shape:
@@ -449,67 +409,59 @@ def simulate_overlap(settings: PipelineSettings, latencies_SC: Floats) -> Overla
 
 
 def list_schedule(latencies_C: Sequence[float], slots: list[float], not_before_s: float = 0.0) -> tuple[Floats, Floats]:
-    """Begin calls in their order, each as soon as a slot is free: when they begin and end.
+    """Begin calls in their order, each as soon as a slot is free; return when they begin and end.
 
     Args:
         latencies_C: seconds of each call.
-        slots: when each slot comes free, a heap; it is brought up to date.
-        not_before_s: when the first may begin.
+        slots: the second at which each slot comes free, a heap; it is brought up to date.
+        not_before_s: no call begins earlier.
     """
     begins = np.empty(len(latencies_C))
-    for place, seconds in enumerate(latencies_C):
+    for index, seconds in enumerate(latencies_C):
         begin = slots[0] if slots[0] > not_before_s else not_before_s
-        begins[place] = begin
+        begins[index] = begin
         heapq.heapreplace(slots, begin + seconds)
     return begins, begins + np.asarray(latencies_C)
 
 
-@dataclass(slots=True)
 class _Simulation:
-    """One schedule while it is simulated. `trainer_s` and `rollouts_s` are when each machine is free."""
+    """One schedule while it is simulated; each machine is free from `trainer_s` and `rollouts_s` on."""
 
-    settings: PipelineSettings
-    schedule: Schedule
-    latencies_SC: Floats
-    slots: list[float] = field(init=False)
-    trainer_s: float = 0.0
-    rollouts_s: float = 0.0
-    published_s: float = 0.0
-    version: int = 0
-    versions: list[int] = field(default_factory=list)
-    intervals: list[TimelineInterval] = field(default_factory=list)
-    rollouts: list[TimelineInterval] = field(default_factory=list)
-    batches: list[ScoredBatch] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(self, settings: PipelineSettings, schedule: Schedule, latencies_SC: Floats) -> None:
+        self.settings, self.schedule, self.latencies_SC = settings, schedule, latencies_SC
         # Two batches at most are in flight, so more slots than calls in them are never taken.
-        self.slots = [0.0] * min(self.settings.max_concurrency, 2 * self.settings.calls_per_step)
+        self.slots = [0.0] * min(settings.max_concurrency, 2 * settings.calls_per_step)
+        self.trainer_s = self.rollouts_s = self.published_s = 0.0
+        self.version = 0
+        self.versions: list[int] = []
+        self.intervals: list[TimelineInterval] = []
+        self.rollouts: list[TimelineInterval] = []
+        self.batches: list[ScoredBatch] = []
 
     def run(self) -> ScheduleResult:
-        """Simulate every step."""
-        staleness = 0
+        staleness, settings = 0, self.settings
         self._roll_out()
-        for step in range(self.settings.steps):
+        for step in range(settings.steps):
             if self.schedule.rolls_ahead:
                 self._roll_out()
             staleness = max(staleness, self.version - self.versions[step])
             self._train(step)
             if not self.schedule.rolls_ahead:
                 self._roll_out()
-        bias, kept = _order(self.settings, self.batches, self.latencies_SC)
-        return ScheduleResult(
-            self.schedule,
-            self.trainer_s,
-            tuple(self.intervals),
-            tuple(self.rollouts),
-            tuple(self.batches),
-            staleness,
-            bias,
-            kept,
-        )
+        slowest_SG = self.latencies_SC.reshape(settings.steps, settings.batch_size, -1).max(axis=2)
+        minibatch_G = np.repeat(np.arange(settings.minibatches), settings.minibatch_size).astype(np.float64)
+        biases, kept = [], []
+        for slowest_G, batch in zip(slowest_SG, self.batches, strict=True):
+            given_G = np.empty(settings.batch_size)
+            given_G[batch.groups_MG.ravel()] = minibatch_G
+            biases.append(rank_correlation(slowest_G, given_G))
+            kept.append(rank_correlation(minibatch_G, given_G))
+        intervals, rollouts, batches = tuple(self.intervals), tuple(self.rollouts), tuple(self.batches)
+        means = _mean(biases), _mean(kept)
+        return ScheduleResult(self.schedule, self.trainer_s, intervals, rollouts, batches, staleness, *means)
 
     def _roll_out(self) -> None:
-        """Roll out the next batch, unless it was the last, and submit it."""
+        """Roll out the next batch, unless it was the last, and make its calls."""
         step, settings = len(self.batches), self.settings
         if step == settings.steps:
             return
@@ -521,29 +473,20 @@ class _Simulation:
             self._do("rollout", step, settings.rollout_s)
             self.rollouts_s = self.trainer_s
         self.versions.append(self.version)
-        self.batches.append(self._score(step, self.rollouts_s))
-
-    def _score(self, step: int, submitted_s: float) -> ScoredBatch:
-        """Make the calls of a batch."""
-        settings = self.settings
-        first = submitted_s + settings.handling_s
+        first = self.rollouts_s + settings.handling_s
         if settings.one_batch_at_a_time:
             idle = max(self.slots)
-            # Handed over whole, a batch is handled when its turn comes; else while the one before is being scored.
+            # Handed over whole, a batch is handled when its turn comes; else while the previous one is being scored.
             first = max(first, idle if self.schedule.updates_early else idle + settings.handling_s)
         begins_C, ends_C = list_schedule(self.latencies_SC[step].tolist(), self.slots, first)
         ends_G = ends_C.reshape(settings.batch_size, settings.group_size).max(axis=1)
-        order_G = np.arange(settings.batch_size)
-        if self.schedule.updates_early:
-            order_G = np.argsort(ends_G, kind="stable")
+        is_early = self.schedule.updates_early
+        order_G = np.argsort(ends_G, kind="stable") if is_early else np.arange(settings.batch_size)
         groups_MG = order_G.reshape(settings.minibatches, settings.minibatch_size)
-        ready_M = ends_G[groups_MG].max(axis=1)
-        if not self.schedule.updates_early:
-            ready_M = np.full(settings.minibatches, ends_G.max())
-        return ScoredBatch(submitted_s, begins_C, ends_C, ready_M, groups_MG)
+        ready_M = ends_G[groups_MG].max(axis=1) if is_early else np.full(settings.minibatches, ends_G.max())
+        self.batches.append(ScoredBatch(self.rollouts_s, begins_C, ends_C, ready_M, groups_MG))
 
     def _train(self, step: int) -> None:
-        """Log-probabilities, the updates, and the new weights of one step."""
         settings, batch = self.settings, self.batches[step]
         waits_first = self.schedule is Schedule.SYNC and not settings.log_probs_while_scoring
         self._wait("waits_for_rollouts", step, batch.submitted_s)
@@ -552,7 +495,7 @@ class _Simulation:
         for ready_s in batch.ready_M.tolist():
             self._wait("waits_for_rewards", step, ready_s)
             self._do("update", step, settings.update_s)
-        # Weights are swapped between rollouts, so that none is made by a mixture of two versions.
+        # Weights are swapped between rollouts, so that no rollout mixes two versions.
         self._wait("waits_for_rollouts", step, self.rollouts_s)
         self._do("publish", step, settings.publish_s)
         self.published_s = self.trainer_s
@@ -568,29 +511,13 @@ class _Simulation:
             self.trainer_s = until_s
 
 
-def _order(
-    settings: PipelineSettings, batches: Sequence[ScoredBatch], latencies_SC: Floats
-) -> tuple[float | None, float | None]:
-    """`latency_bias` and `order_kept`, the means over steps."""
-    shape = (settings.steps, settings.batch_size, settings.group_size)
-    slowest_SG = latencies_SC.reshape(shape).max(axis=2)
-    minibatch_G = np.repeat(np.arange(settings.minibatches), settings.minibatch_size)
-    biases, kept = [], []
-    for slowest_G, batch in zip(slowest_SG, batches, strict=True):
-        given_G = np.empty(settings.batch_size)
-        given_G[batch.groups_MG.ravel()] = minibatch_G
-        biases.append(rank_correlation(slowest_G, given_G))
-        kept.append(rank_correlation(minibatch_G.astype(np.float64), given_G))
-    return _mean(biases), _mean(kept)
-
-
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known else None
 
 
 def rank_correlation(first_N: Floats, second_N: Floats) -> float | None:
-    """Spearman's rank correlation, equal values sharing the mean of their ranks; None where one side is constant."""
+    """Return Spearman's rank correlation; ties share the mean of their ranks. None if one side is constant."""
     if first_N.min() == first_N.max() or second_N.min() == second_N.max():
         return None
     return float(np.corrcoef(_ranks(first_N), _ranks(second_N))[0, 1])
@@ -609,19 +536,15 @@ LETTERS: dict[Doing, str] = {
     "waits_for_rewards": "·",
     "waits_for_rollouts": "-",
 }
-LEGEND = (
-    "R rollout  L log-probabilities  U update  P weights published  · waits for rewards  - waits for rollouts\n"
-    "step: whose batch it is (last digit)  calls: reward calls in flight, █ all of max_concurrency"
-)
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _STEPS = 2
 _MARGIN = len("  rollouts ")
-NARROWEST = _MARGIN + 10
+_NARROWEST = _MARGIN + 10
 _DOINGS: tuple[Doing, ...] = get_args(Doing)
 
 
 class TimelineRow(NamedTuple):
-    """One row of the drawing: whose it is, what it shows (machine, rollouts, step, calls), and its cells."""
+    """One row of a drawing: its schedule, its content (machine, rollouts, step, calls), and its cells."""
 
     schedule: Schedule
     shows: str
@@ -637,9 +560,10 @@ class Timeline(NamedTuple):
     last_step: int
 
     def __str__(self) -> str:
-        lines = [f"steps {self.first_step} to {self.last_step}, {self.cell_s:.3g} s a character"]
-        if self.first_step == self.last_step:
-            lines = [f"step {self.first_step}, {self.cell_s:.3g} s a character"]
+        shown = f"step {self.first_step}"
+        if self.first_step != self.last_step:
+            shown = f"steps {self.first_step} to {self.last_step}"
+        lines = [f"{shown}, {self.cell_s:.3g} s a character"]
         for row in self.rows:
             if row.shows == "machine":
                 lines += ["", row.schedule.value]
@@ -648,67 +572,54 @@ class Timeline(NamedTuple):
 
 
 def draw_timeline(overlap: Overlap, width: int = 80) -> Timeline:
-    """Draw two steps of each schedule from the second step on, or from the first where there are fewer than four.
+    """Draw two steps of each schedule, from the second step on, or from the first if there are fewer than four.
 
-    Args:
-        overlap: what was simulated.
-        width: characters of the longest line.
-
-    Raises:
-        ConfigError: nothing can be seen in so few characters.
+    Letters: R rollout, L log-probabilities, U update, P weights published, · waits for rewards, - waits for rollouts.
+    The row `step` has the last digit of the batch's step, the row `calls` the reward calls in flight, █ for all slots.
+    Raises `ConfigError` for a width in which nothing can be seen.
     """
-    if width < NARROWEST:
-        raise ConfigError(f"a timeline needs {NARROWEST} characters, not {width}")
-    steps = overlap.settings.steps
+    if width < _NARROWEST:
+        raise ConfigError(f"a timeline needs {_NARROWEST} characters, not {width}")
+    steps, slots = overlap.settings.steps, min(overlap.settings.max_concurrency, overlap.settings.calls_per_step)
     first = 1 if steps >= _STEPS + 2 else 0
     last = min(first + _STEPS, steps) - 1
-    spans = {schedule: _span(result, first, last) for schedule, result in overlap.results.items()}
+    ends = {schedule: result.step_ends_s for schedule, result in overlap.results.items()}
+    spans = {schedule: (one[first - 1] if first else 0.0, one[last]) for schedule, one in ends.items()}
     cell_s = max(end - begin for begin, end in spans.values()) / (width - _MARGIN)
     rows: list[TimelineRow] = []
     for schedule, (begin, end) in spans.items():
-        cells = max(1, round((end - begin) / cell_s))
-        rows += _rows(overlap, overlap.results[schedule], np.array([begin + cell_s * n for n in range(cells + 1)]))
+        result = overlap.results[schedule]
+        edges = np.array([begin + cell_s * n for n in range(max(1, round((end - begin) / cell_s)) + 1)])
+        parts = {"machine": _letters(result.intervals, edges)}
+        if result.rollouts:
+            parts["rollouts"] = _letters(result.rollouts, edges)
+        numbers = range(max(item.step for item in result.intervals) + 1)
+        shown = _shares(result.intervals, edges, numbers, "step")
+        parts["step"] = "".join(" " if step is None else str((step + 1) % 10) for step in shown)
+        parts["calls"] = _calls(result, edges, slots)
+        rows += [TimelineRow(schedule, shows, cells) for shows, cells in parts.items()]
     return Timeline(tuple(rows), cell_s, first + 1, last + 1)
 
 
-def _span(result: ScheduleResult, first: int, last: int) -> tuple[float, float]:
-    ends = result.step_ends_s
-    return (ends[first - 1] if first else 0.0), ends[last]
-
-
-def _rows(overlap: Overlap, result: ScheduleResult, edges: Floats) -> list[TimelineRow]:
-    rows = [("machine", _letters(result.intervals, edges))]
-    if result.rollouts:
-        rows.append(("rollouts", _letters(result.rollouts, edges)))
-    rows.append(("step", _steps(result.intervals, edges)))
-    slots = min(overlap.settings.max_concurrency, overlap.settings.calls_per_step)
-    rows.append(("calls", _calls(result, edges, slots)))
-    return [TimelineRow(result.schedule, shows, cells) for shows, cells in rows]
-
-
-def _shares(intervals: Sequence[TimelineInterval], edges: Floats, kinds: Sequence[object], of: int) -> list[int | None]:
-    """For each cell the place in `kinds` of what fills most of it, None where nothing does; `of` is the field."""
+def _shares(
+    intervals: Sequence[TimelineInterval], edges: Floats, kinds: Sequence[object], field: str
+) -> list[int | None]:
+    """For each cell the index in `kinds` of the value of `field` that fills most of it; None for an empty cell."""
     filled = np.zeros((len(kinds), len(edges) - 1))
-    places = {kind: place for place, kind in enumerate(kinds)}
+    indices = {kind: index for index, kind in enumerate(kinds)}
     for item in intervals:
         inside = np.minimum(edges[1:], item.end_s) - np.maximum(edges[:-1], item.begin_s)
-        filled[places[item[of]]] += np.maximum(inside, 0.0)
+        filled[indices[getattr(item, field)]] += np.maximum(inside, 0.0)
     return [int(cell.argmax()) if cell.any() else None for cell in filled.T]
 
 
 def _letters(intervals: Sequence[TimelineInterval], edges: Floats) -> str:
-    shares = _shares(intervals, edges, _DOINGS, TimelineInterval._fields.index("doing"))
-    return "".join(" " if place is None else LETTERS[_DOINGS[place]] for place in shares)
-
-
-def _steps(intervals: Sequence[TimelineInterval], edges: Floats) -> str:
-    steps = range(max(item.step for item in intervals) + 1)
-    shares = _shares(intervals, edges, steps, TimelineInterval._fields.index("step"))
-    return "".join(" " if step is None else str((step + 1) % 10) for step in shares)
+    shares = _shares(intervals, edges, _DOINGS, "doing")
+    return "".join(" " if index is None else LETTERS[_DOINGS[index]] for index in shares)
 
 
 def _calls(result: ScheduleResult, edges: Floats, slots: int) -> str:
-    """How many calls are in flight in each cell, on the average; the lowest level says that there are any."""
+    """The mean number of calls in flight in each cell; the lowest level stands for any calls at all."""
     done = np.zeros(len(edges))
     for batch in result.batches:
         if batch.submitted_s < edges[-1] and batch.ends_C.max() > edges[0]:

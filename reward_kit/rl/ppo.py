@@ -7,8 +7,9 @@ in memory. `_N` counts the tokens that take part, `_M` actions.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
@@ -38,25 +39,26 @@ from reward_kit.rl.losses import (
     Diagnostics,
     GlobalBatch,
     Loss,
+    Statistic,
     cispo_loss,
     decoupled_ppo_loss,
     entropy_loss,
     gspo_loss,
     kl_loss,
+    mean_of,
     merge_diagnostics,
     ppo_clip_loss,
     truncated_importance_weights,
     value_loss,
     within_cap,
 )
-from reward_kit.rl.losses.base import Statistic, mean_of
 from reward_kit.tokens import TokenBatch, micro_batches
 from reward_kit.tokens.columns import Array, Floats, Ints
 from reward_kit.torch_cpu import keep_freed_memory, no_denormals
 
 __all__ = ["LoRAOptions", "OffPolicyLimits", "OnFailure", "PPOConfig", "PPOLearner"]
 OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
-"""Called with the batch that an update failed on, and with facts about the failure."""
+"""Takes the batch that an update failed on, and facts about the failure."""
 
 
 class DeviceContext(NamedTuple):
@@ -70,12 +72,12 @@ class DeviceContext(NamedTuple):
     @classmethod
     def of(cls, module: nn.Module, config: PPOConfig, device: torch.device | str) -> DeviceContext:
         """Make the context of a module; on a CPU the process keeps the memory that it frees."""
-        found = torch.device(device)
-        if found.type == "cpu":
+        target = torch.device(device)
+        if target.type == "cpu":
             keep_freed_memory()
         first = next(module.parameters(), torch.empty(0))
-        budget = config.max_tokens_per_micro_batch or (1_024 if found.type == "cpu" else 16_384)
-        return cls(found, torch.promote_types(first.dtype, torch.float32), budget, Processes.current())
+        budget = config.max_tokens_per_micro_batch or (1_024 if target.type == "cpu" else 16_384)
+        return cls(target, torch.promote_types(first.dtype, torch.float32), budget, Processes.current())
 
     def parts_of(self, rows: TrainingRows, chosen: Ints) -> list[Ints]:
         """Split rows into this process's micro-batches, of like lengths and within the budget."""
@@ -94,17 +96,11 @@ class _StepRecord(NamedTuple):
 
 
 class _StepCounts(NamedTuple):
-    """The counts that the losses of one optimizer step are divided by.
+    """The counts that the losses of one optimizer step are divided by."""
 
-    Attributes:
-        policy: of the policy loss; "decoupled" leaves tokens out.
-        tokens: of losses over all tokens.
-        actions: of the critic's loss, where an action counts once.
-    """
-
-    policy: GlobalBatch
-    tokens: GlobalBatch
-    actions: GlobalBatch
+    policy: GlobalBatch  # of the policy loss; "decoupled" leaves tokens out
+    tokens: GlobalBatch  # of losses over all tokens
+    actions: GlobalBatch  # of the critic's loss, in which an action counts once
 
 
 class PPOLearner:
@@ -118,7 +114,7 @@ class PPOLearner:
         reference: the module that the divergence is measured to, if options or diagnostics need one; not the one in
             training. None with adapters: the module without them.
         seed: orders the mini-batches, and initialises new adapters.
-        device: where to train; the module is moved there.
+        device: the module is moved there.
         total_steps: how many updates there will be, for schedules that end.
         on_failure: called with the rows and facts before a `TrainingError` for a loss or gradient that is not finite,
             to keep the batch for study. `facts["rows"]` are the numbers of the mini-batch's rows.
@@ -146,7 +142,14 @@ class PPOLearner:
             add_adapters(module, config.lora, seed)
         widen(module)
         self._model = LogprobModel(module, config)
-        self._reference = self._reference_model(reference)
+        self._reference: LogprobModel | None = None
+        if reference is module:
+            raise ConfigError("the reference is the module in training; give it a copy, copy.deepcopy(module)")
+        if reference is not None:
+            self._context.processes.same_weights(reference.to(self._context.device))
+            self._reference = LogprobModel(reference.eval().requires_grad_(False), config)
+        elif config.kl_coefficient and has_adapters(module):
+            self._reference = self._model  # without its adapters the module is what it was before training
         if config.kl_coefficient and self._reference is None:
             raise ConfigError("kl_coefficient needs a reference to measure the divergence to; give reference=…")
         check_critic(config, has_values=self._model.has_values)
@@ -154,7 +157,17 @@ class PPOLearner:
             raise ConfigError(f"schedule {config.schedule!r} ends with the last update; give total_steps")
         module.eval()  # no dropout
         if config.gradient_checkpointing:
-            self._enable_checkpointing()
+            base: Any = getattr(module, "policy", module)
+            if not getattr(base, "supports_gradient_checkpointing", False):
+                raise ConfigError(
+                    f"{type(base).__name__} has no gradient checkpointing; leave gradient_checkpointing out"
+                )
+            # The newer of its two names, if the model has it.
+            enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
+            for layer in base.modules():
+                if getattr(layer, "gradient_checkpointing", False):
+                    layer.training = True  # these layers recompute only in training; inside them dropout stays off
         self._context.processes.shard(module, torch.bfloat16 if config.precision == "bfloat16" else torch.float32)
         self.optimizer = adamw(module, config)
         self._parameters = [one for group in self.optimizer.param_groups for one in group["params"]]
@@ -163,26 +176,6 @@ class PPOLearner:
         if config.kl_target is not None:
             self._kl = AdaptiveKLCoefficient(config.kl_coefficient, target=config.kl_target, horizon=config.kl_horizon)
         self.updates = self.optimizer_steps = 0
-
-    def _reference_model(self, reference: nn.Module | None) -> LogprobModel | None:
-        if reference is self.module:
-            raise ConfigError("the reference is the module in training; give it a copy, copy.deepcopy(module)")
-        if reference is not None:
-            self._context.processes.same_weights(reference.to(self._context.device))
-            return LogprobModel(reference.eval().requires_grad_(False), self.config)
-        # Without its adapters the module is what it was before training.
-        return self._model if self.config.kl_coefficient and has_adapters(self.module) else None
-
-    def _enable_checkpointing(self) -> None:
-        base: Any = getattr(self.module, "policy", self.module)
-        if not getattr(base, "supports_gradient_checkpointing", False):
-            raise ConfigError(f"{type(base).__name__} has no gradient checkpointing; leave gradient_checkpointing out")
-        # The newer of its two names, if the model has it.
-        enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
-        enable({"use_reentrant": False})
-        for layer in base.modules():
-            if getattr(layer, "gradient_checkpointing", False):
-                layer.training = True  # these layers recompute only in training; what lies inside keeps dropout off
 
     @property
     def _kl_coefficient(self) -> float:
@@ -205,49 +198,52 @@ class PPOLearner:
                 order again.
         """
         flat, order = self._learned_from(rows), self._generator.get_state()
-        found = {"tokens": 0.0, "optimizer_steps": 0.0}
+        diagnostics = {"tokens": 0.0, "optimizer_steps": 0.0}
         try:
             if flat.count:
                 with no_denormals():
-                    found = self._make_epochs(flat, rows, version)
+                    diagnostics = self._make_epochs(flat, rows, version)
         except BaseException:
             self._generator.set_state(order)
             raise
         self.updates += 1
-        return found
+        return diagnostics
 
     def _make_epochs(self, flat: TrainingRows, rows: TokenBatch, version: int) -> dict[str, float]:
         flat = self._prepared(flat)
         factor = lr_factor(self.config, self.updates, self.total_steps)
         set_lr(self.optimizer, factor)
         steps: list[_StepRecord] = []
-        for chosen in self._minibatches(flat):
-            record = self._gradients(
-                flat,
-                chosen,
-                policy=self.updates >= self.config.critic_warmup,
-                # The gap is to the module before its first change; recomputed log-probabilities show it already.
-                gap=not steps and "recomputed" not in flat.columns,
-                limit=self.config.max_grad_norm,
-            )
-            self._check_finite(record, rows, chosen, version)
-            self.optimizer.step()
-            self.optimizer_steps += 1
-            steps.append(record)
-        found = _summary(steps, self.config.epochs, self._context.processes) | self._described(flat, version)
-        found |= {"tokens": float(flat.choices), "optimizer_steps": float(len(steps))} | rates(self.config, factor)
-        if self._kl is not None and "kl_sequence" in found:
-            self._kl.update(found["kl_sequence"], int((flat.counts_B > 0).sum()))
-        return found | self.config.limits.alarms(found)
+        # Rows without a token that takes part would cost a forward pass and change nothing.
+        used, size = np.flatnonzero(flat.counts_B), self.config.minibatch_rows
+        count = -(-len(used) // size) if size else min(self.config.minibatches or 1, len(used))
+        cuts = [size * part for part in range(1, count)] if size else count
+        for _ in range(self.config.epochs):
+            shuffled = used[torch.randperm(len(used), generator=self._generator).numpy()]
+            for chosen in np.array_split(shuffled, cuts):
+                record = self._gradients(
+                    flat,
+                    chosen,
+                    policy=self.updates >= self.config.critic_warmup,
+                    # The gap is to the module before its first change; recomputed log-probabilities show it already.
+                    gap=not steps and "recomputed" not in flat.columns,
+                    limit=self.config.max_grad_norm,
+                )
+                self._check_finite(record, rows, chosen, version)
+                self.optimizer.step()
+                self.optimizer_steps += 1
+                steps.append(record)
+        measured = _summary(steps, self.config.epochs, self._context.processes) | self._described(flat, version)
+        measured |= {"tokens": float(flat.choices), "optimizer_steps": float(len(steps))} | rates(self.config, factor)
+        if self._kl is not None and "kl_sequence" in measured:
+            self._kl.update(measured["kl_sequence"], int((flat.counts_B > 0).sum()))
+        return measured | self.config.limits.alarms(measured)
 
     def gradients(self, rows: TokenBatch) -> dict[str, float]:
         """Compute the gradient of the loss of all rows, left in the parameters' `grad`; make no optimizer step.
 
-        Returns:
-            The diagnostics; `grad_norm` is the norm without clipping.
-
-        Raises:
-            TrainingError: no token takes part, or a needed log-probability is unknown.
+        `grad_norm` of the diagnostics is the norm without clipping. Raises `TrainingError` if no token takes part, or a
+        needed log-probability is unknown.
         """
         flat = self._learned_from(rows)
         if not flat.count:
@@ -269,10 +265,9 @@ class PPOLearner:
         return laid
 
     def state_dict(self, *, keep: bool = True) -> dict[str, Any]:
-        """Everything that an equal learner needs to continue exactly.
+        """Return everything that an equal learner needs to continue exactly.
 
-        Args:
-            keep: False in a process that only takes part in gathering shards; the tensors are then None.
+        `keep` is False in a process that only takes part in gathering shards; the tensors are then None.
         """
         return {
             "module": whole(self.module.state_dict(), keep=keep),
@@ -287,8 +282,7 @@ class PPOLearner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state. Options stay this learner's; an adaptive coefficient without a state starts again.
 
-        Raises:
-            ConfigError: the state is of a module with other weights, or with other weights trainable.
+        A state of a module with other weights, or with other weights trainable, raises `ConfigError`.
         """
         with boundary(ConfigError, "the state is not of a module like this one, with the same weights trainable"):
             load_module(self.module, state["module"])
@@ -308,19 +302,14 @@ class PPOLearner:
         return TrainingRows.of(rows).without_forced(keep_firsts=self._model.has_values)
 
     def _prepared(self, flat: TrainingRows) -> TrainingRows:
-        """Add the columns that the losses read besides the recorded ones.
+        """Add the columns that the losses read beyond the recorded ones.
 
         `old`: the denominator of the ratio. `recomputed`: the module's log-probabilities before the update.
         `reference`, `weights`, `is_within`, `old_values`: if the options use them.
-
-        Raises:
-            TrainingError: a sampled token has no log-probability, or an action of a critic no return or recorded value.
-            ConfigError: an array is missing.
         """
         config, recorded = self.config, flat.columns
-        for key in ("logprobs", "advantages"):
-            if key not in recorded:
-                raise ConfigError(f"PPO needs {key!r} in the rows; make them with build_rows")
+        if missing := [key for key in ("logprobs", "advantages") if key not in recorded]:
+            raise ConfigError(f"PPO needs {missing[0]!r} in the rows; make them with build_rows")
         if config.uses_sampler and not np.isfinite(recorded["logprobs"]).all():
             raise TrainingError(
                 "a sampled token has no log-probability; PPO needs a policy that records `logprobs`, or "
@@ -356,40 +345,22 @@ class PPOLearner:
         )
         everything = torch.ones(1, flat.count, dtype=torch.long)
         if config.importance is not None:
-            found = truncated_importance_weights(
-                old,
-                sampler,
-                everything,
-                level=config.importance,
-                cap=config.importance_cap,
-                sequence_ids_BT=torch.from_numpy(flat.rows_N)[None],
+            level, cap, ids_BT = config.importance, config.importance_cap, torch.from_numpy(flat.rows_N)[None]
+            weights = truncated_importance_weights(
+                old, sampler, everything, level=level, cap=cap, sequence_ids_BT=ids_BT
             )
-            columns["weights"] = found.weights_BT[0].numpy()
+            columns["weights"] = weights.weights_BT[0].numpy()
         elif config.loss == "decoupled" and config.beyond_cap == "exclude":
             columns["is_within"] = within_cap(old, sampler, everything, config.decoupled_cap)[0].numpy()
-        return flat.with_columns(columns)
-
-    def _minibatches(self, flat: TrainingRows) -> Iterator[Ints]:
-        # Rows without a token that takes part would cost a forward pass and change nothing.
-        used = np.flatnonzero(flat.counts_B)
-        size = self.config.minibatch_rows
-        count = -(-len(used) // size) if size else min(self.config.minibatches or 1, len(used))
-        cuts = [size * part for part in range(1, count)] if size else count
-        for _ in range(self.config.epochs):
-            order = torch.randperm(len(used), generator=self._generator).numpy()
-            yield from np.array_split(used[order], cuts)
+        return replace(flat, columns={**recorded, **columns})
 
     def _gradients(
         self, flat: TrainingRows, chosen: Ints, *, policy: bool, gap: bool, limit: float | None
     ) -> _StepRecord:
         """Accumulate the gradient of a mini-batch, then read the loss and the norm: the only wait for the device.
 
-        Args:
-            flat: all rows.
-            chosen: those of the mini-batch.
-            policy: False if only the value head learns.
-            gap: measure the distance of the module's log-probabilities from the sampler's.
-            limit: clip the gradient to this norm; None leaves it.
+        With `policy=False` only the value head learns; `gap` measures the distance of the module's log-probabilities
+        from the sampler's; the gradient is clipped to the norm `limit`.
         """
         self.optimizer.zero_grad(set_to_none=True)
         counts = self._counts(flat, chosen)
@@ -398,16 +369,13 @@ class PPOLearner:
         for rows in self._context.parts_of(flat, chosen):
             part = flat.part(rows, self._context.device, self._context.dtype)
             scores = self._model(part, values_only=not policy)
-            loss, found = micro_batch_loss(
-                scores, part, self.config, counts, kl_coefficient=self._kl_coefficient, policy=policy
-            )
+            loss, measured = _micro_batch_loss(scores, part, self.config, counts, self._kl_coefficient, policy=policy)
             loss.backward()  # type: ignore[no-untyped-call]  # torch has no annotation for it
             losses.append(loss.detach())
-            diagnostics.append(found | _gap(scores.logprobs_N, part) if gap else found)
+            diagnostics.append(measured | _gap(scores.logprobs_N, part) if gap else measured)
         norm = clip_gradients(self._parameters, limit)
-        measured = torch.stack([torch.stack(losses).sum(), norm.to(losses[0].dtype)]).tolist()
-        total = self._context.processes.added(np.array(measured[0]))
-        return _StepRecord(float(total), measured[1], diagnostics)
+        own, size = torch.stack([torch.stack(losses).sum(), norm.to(losses[0].dtype)]).tolist()
+        return _StepRecord(float(self._context.processes.added(np.array(own))), size, diagnostics)
 
     def _counts(self, flat: TrainingRows, chosen: Ints) -> _StepCounts:
         tokens, length = flat.tokens_of(chosen), self.config.norm_length
@@ -435,11 +403,11 @@ class PPOLearner:
             "optimizer_step": self.optimizer_steps,
         }
         self.optimizer.zero_grad(set_to_none=True)
-        what = f"the loss is {record.loss:g}"
+        problem = f"the loss is {record.loss:g}"
         if math.isfinite(record.loss):
-            what = f"the gradient's norm is {record.grad_norm:g} at a loss of {record.loss:g}"
-        found = _summary([record], 1, self._context.processes)
-        low, high = (found.get(name, math.nan) for name in ("ratio_min", "ratio_max"))
+            problem = f"the gradient's norm is {record.grad_norm:g} at a loss of {record.loss:g}"
+        measured = _summary([record], 1, self._context.processes)
+        low, high = (measured.get(name, math.nan) for name in ("ratio_min", "ratio_max"))
         kept = ""
         if self.on_failure is not None and self._context.processes.is_first:
             try:
@@ -447,36 +415,32 @@ class PPOLearner:
                 kept = f"; the batch is kept in {path}" if path is not None else ""
             except (RewardKitError, OSError) as error:  # a full disk must not hide the reason
                 kept = f"; the batch could not be kept: {error}"
-        raise TrainingError(f"{what}, ratios from {low:g} to {high:g}; the step is not made{kept}")
+        raise TrainingError(f"{problem}, ratios from {low:g} to {high:g}; the step is not made{kept}")
 
     def _described(self, flat: TrainingRows, version: int) -> dict[str, float]:
         """Diagnostics of the rows as a whole."""
-        found: dict[str, float] = {}
+        measured: dict[str, float] = {}
         columns = flat.columns
         if flat.forced:
-            found["forced_share"] = flat.forced / (flat.forced + flat.choices)
+            measured["forced_share"] = flat.forced / (flat.forced + flat.choices)
         if "policy_versions" in columns:
-            found |= version_lag(columns["policy_versions"], version)
+            measured |= version_lag(columns["policy_versions"], version)
         if "recomputed" in columns:
             gap = np.abs(columns["recomputed"] - columns["logprobs"])
             # Unrecorded log-probabilities are not used here.
             gap = gap[np.isfinite(columns["logprobs"]) & columns.get(CHOICE, np.True_)]
-            found |= {"logprob_gap": float(gap.max()), "logprob_gap_mean": float(gap.mean())} if len(gap) else {}
+            measured |= {"logprob_gap": float(gap.max()), "logprob_gap_mean": float(gap.mean())} if len(gap) else {}
         if "old_values" in columns:
             firsts = flat.is_first_N
-            found |= explained_variance(columns["old_values"][firsts], columns["returns"][firsts])
+            measured |= explained_variance(columns["old_values"][firsts], columns["returns"][firsts])
         if self._reference is not None:
-            found["kl_coefficient"] = self._kl_coefficient
-        return found
+            measured["kl_coefficient"] = self._kl_coefficient
+        return measured
 
 
 @torch.no_grad()
 def score_rows(model: LogprobModel, rows: TrainingRows, context: DeviceContext) -> tuple[Array, Array | None]:
-    """Score all tokens that take part.
-
-    Returns:
-        (N,) log-probabilities; and (N,) values on each action's first token, 0 elsewhere, or None without a critic.
-    """
+    """Return (N,) log-probabilities and, of a critic, (N,) values on each action's first token, 0 elsewhere."""
     parts = context.parts_of(rows, np.flatnonzero(rows.counts_B))
     logprobs: list[Tensor] = []
     values: list[Tensor] = []
@@ -486,8 +450,8 @@ def score_rows(model: LogprobModel, rows: TrainingRows, context: DeviceContext) 
         values += [] if scores.values_M is None else [scores.values_M]
     order = np.concatenate([np.zeros(0, dtype=np.int64), *(rows.tokens_of(chosen) for chosen in parts)])
 
-    def laid(found: list[Tensor], indices: Ints) -> Array:
-        flat = torch.cat(found or [torch.zeros(0)]).cpu().numpy()  # the only wait for the device
+    def laid(pieces: list[Tensor], indices: Ints) -> Array:
+        flat = torch.cat(pieces or [torch.zeros(0)]).cpu().numpy()  # the only wait for the device
         result = np.zeros(rows.count, dtype=flat.dtype)
         result[indices] = flat
         return context.processes.added(result)
@@ -505,20 +469,14 @@ class _Over(TypedDict):
     sequence_ids_BT: Tensor
 
 
-def micro_batch_loss(
-    scores: Scores, part: MicroBatch, config: PPOConfig, counts: _StepCounts, *, kl_coefficient: float, policy: bool
+def _micro_batch_loss(
+    scores: Scores, part: MicroBatch, config: PPOConfig, counts: _StepCounts, kl_coefficient: float, *, policy: bool
 ) -> Loss:
-    """The share of a micro-batch in the loss of its optimizer step.
+    """Return the share of a micro-batch in the loss of its optimizer step.
 
         loss = policy + kl_coefficient · KL(π, reference) - entropy_coefficient · entropy + value_coefficient · value
 
-    Args:
-        scores: of the module in training.
-        part: its tokens, with the columns `old`, `advantages`, and those that the options need.
-        config: the options.
-        counts: of the optimizer step.
-        kl_coefficient: as it is now.
-        policy: False in the critic's warm-up, in which only the value head learns.
+    In the critic's warm-up, with `policy=False`, only the value head learns.
     """
     row_ids, chosen = _row(part.rows_N), part.columns.get(CHOICE)
     # All tokens at which there was a choice, as one row; `row_ids` tell sequences apart.
@@ -555,10 +513,12 @@ def micro_batch_loss(
         terms["value_loss"] = (config.value_coefficient, term)
     used = {name: (weight, term) for name, (weight, term) in terms.items() if weight}
     total = sum((weight * term.loss for weight, term in used.values()), start=scores.logprobs_N.new_zeros(()))
-    found = Diagnostics({name: Statistic("total", term.loss.detach().reshape(1)) for name, (_, term) in used.items()})
+    measured = Diagnostics(
+        {name: Statistic("total", term.loss.detach().reshape(1)) for name, (_, term) in used.items()}
+    )
     for _, term in terms.values():
-        found |= term.diagnostics
-    return Loss(total, found)
+        measured |= term.diagnostics
+    return Loss(total, measured)
 
 
 def _row(values_N: Tensor) -> Tensor:
@@ -602,14 +562,10 @@ def _gap(logprobs_N: Tensor, part: MicroBatch) -> Diagnostics:
 def _summary(steps: Sequence[_StepRecord], epochs: int, processes: Processes) -> dict[str, float]:
     """Reduce the diagnostics of an update to numbers for a log, read from the device once.
 
-    Args:
-        steps: the optimizer steps in order; their `parts` are this process's, all else is of all.
-        epochs: over how many passes they are.
-        processes: those that the micro-batches were dealt to.
+    The steps' `parts` are this process's, all else is of all.
 
-    Returns:
-        Means over the optimizer steps of `loss`, its terms and `grad_norm`; `grad_norm_max`; and the merged diagnostics
-        of all parts. `effective_sample_size` is that of one epoch, `effective_share` its share of what it counts.
+    They are means over the optimizer steps of `loss`, its terms and `grad_norm`; `grad_norm_max`; and the merged
+    diagnostics of all parts. `effective_sample_size` is that of one epoch, `effective_share` its share of the tokens.
     """
     if not steps:
         return {}
@@ -623,18 +579,18 @@ def _summary(steps: Sequence[_StepRecord], epochs: int, processes: Processes) ->
             for part in parts
         ]
     merged = merge_diagnostics(processes.merged(parts))
-    found = merged.floats()
+    measured = merged.floats()
     for name in ("policy_loss", "entropy_loss", "kl_loss", "value_loss"):
-        if name in found:
-            found[name] /= len(steps)
+        if name in measured:
+            measured[name] /= len(steps)
     for name in ("tokens", "value_tokens"):
-        found.pop(name, None)
-    if "effective_sample_size" in found:
-        found["effective_sample_size"] /= epochs
+        measured.pop(name, None)
+    if "effective_sample_size" in measured:
+        measured["effective_sample_size"] /= epochs
         counted = float(merged.statistics["ratio_mean"].parts[1])
-        found["effective_share"] = found["effective_sample_size"] * epochs / counted
+        measured["effective_share"] = measured["effective_sample_size"] * epochs / counted
     norms = [step.grad_norm for step in steps]
-    return found | {
+    return measured | {
         "loss": sum(step.loss for step in steps) / len(steps),
         "grad_norm": sum(norms) / len(norms),
         "grad_norm_max": max(norms),
@@ -644,9 +600,7 @@ def _summary(steps: Sequence[_StepRecord], epochs: int, processes: Processes) ->
 def version_lag(versions_N: Array, version: int) -> dict[str, float]:
     """The age of tokens: `lag_mean` and `lag_max` in versions, and `lag_share`, the share of older tokens.
 
-    Args:
-        versions_N: the version of the policy that sampled each token; -1 if unknown. Without a known one: no figures.
-        version: of the policy before the update.
+    `versions_N` is of the policy that sampled each token, -1 if unknown; `version` of the policy before the update.
     """
     lag = version - versions_N[versions_N >= 0].astype(np.int64)
     if not len(lag):
@@ -655,9 +609,6 @@ def version_lag(versions_N: Array, version: int) -> dict[str, float]:
 
 
 def explained_variance(values: Floats, returns: Floats) -> dict[str, float]:
-    """`explained_variance`: 1 - Var(returns - values) / Var(returns); absent where the returns are all equal.
-
-    1 is a perfect critic, 0 one that always gives the mean; below 0 it is worse than that.
-    """
+    """`explained_variance`: 1 - Var(returns - values) / Var(returns); absent if the returns are all equal."""
     spread = float(np.var(returns)) if len(returns) else 0.0
     return {"explained_variance": 1.0 - float(np.var(returns - values)) / spread} if spread > 0.0 else {}

@@ -40,15 +40,14 @@ class ServedPolicy(AgentPolicy):
 
     Args:
         folder: the model in transformers' form. Its weights are loaded here to be trained.
-        published: the folder that the server reads weights from; on a file system that both see. For vLLM it is the one
-            that the server was started on.
+        published: the folder that the server reads weights from, on a shared file system. For vLLM it is the one that
+            the server was started on.
         server: "vllm" or "sglang".
         base_url: of the server's OpenAI API, such as "http://127.0.0.1:8000/v1".
         model: the model's name at the server; by default `published`.
-        temperature: of sampling. Filters such as top_p are refused, since what they leave out is not recorded.
-        publish_timeout_s: how long the server may take to load the weights.
-        api_key: as for `OpenAIAgentPolicy`; also sent when weights are published.
-        options: further options of `OpenAIAgentPolicy`.
+        temperature: of sampling. Filters such as top_p are refused, since the tokens that they leave out are not
+        recorded. publish_timeout_s: how long the server may take to load the weights. api_key: as for
+        `OpenAIAgentPolicy`; also sent when weights are published. options: further options of `OpenAIAgentPolicy`.
 
     Raises:
         ConfigError: the kind of server is unknown, the folder holds no model, or an option is wrong.
@@ -101,8 +100,8 @@ class ServedPolicy(AgentPolicy):
     @property
     def pad_token_id(self) -> int:
         """The id that fills up rows: the tokenizer's padding, else its end of text."""
-        found = self.tokenizer.pad_token_id
-        return int(found if found is not None else self.tokenizer.eos_token_id)
+        pad = self.tokenizer.pad_token_id
+        return int(pad if pad is not None else self.tokenizer.eos_token_id)
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
         """Open the session of one episode."""
@@ -117,12 +116,8 @@ class ServedPolicy(AgentPolicy):
     async def publish(self, version: int) -> None:
         """Have the server sample with the weights that `module` has now.
 
-        If this fails or is cancelled after the server was asked, its weights are unknown, and answers are refused until
-        weights are published.
-
-        Raises:
-            PolicyError: the server refused them, and samples with the old ones.
-            ProviderError: it could not be reached, or answered something else.
+        If this fails or is cancelled after the request, the server's weights are unknown, and answers are refused until
+        weights are published. `PolicyError`: the server refused the weights, and samples with the old ones.
         """
         async with self._gate:
             while self._is_publishing:
@@ -134,7 +129,16 @@ class ServedPolicy(AgentPolicy):
                     await self._gate.wait()
             await anyio.to_thread.run_sync(lambda: save_model(self.published, self.module, self.tokenizer))
             self._in_doubt = version
-            await self._load(version)
+            if self._server == "sglang":
+                body = {"model_path": str(self.published), "weight_version": str(version), "flush_cache": True}
+                try:
+                    await self._ask("update_weights_from_disk", body)
+                except PolicyError:  # SGLang goes back to the weights it had
+                    self._in_doubt = None
+                    raise
+            else:
+                await self._ask("collective_rpc", {"method": "reload_weights"})
+                await self._ask("reset_prefix_cache?reset_running_requests=true", {})
             self.version, self._in_doubt = version, None
         finally:
             with anyio.CancelScope(shield=True):
@@ -149,11 +153,7 @@ class ServedPolicy(AgentPolicy):
 
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[int]:
-        """Keep weights from being published during an answer; yield the version that gives it.
-
-        Raises:
-            PolicyError: the version is unknown.
-        """
+        """Keep weights from being published during an answer; yield the version that gives it."""
         async with self._gate:
             while self._is_publishing:
                 await self._gate.wait()
@@ -172,19 +172,6 @@ class ServedPolicy(AgentPolicy):
                     self._in_flight -= 1
                     self._gate.notify_all()
 
-    async def _load(self, version: int) -> None:
-        """Have the server read the published folder."""
-        if self._server == "sglang":
-            asked = {"model_path": str(self.published), "weight_version": str(version), "flush_cache": True}
-            try:
-                await self._ask("update_weights_from_disk", asked)
-            except PolicyError:  # SGLang goes back to the weights it had
-                self._in_doubt = None
-                raise
-        else:
-            await self._ask("collective_rpc", {"method": "reload_weights"})
-            await self._ask("reset_prefix_cache?reset_running_requests=true", {})
-
     async def _ask(self, path: str, body: dict[str, Any]) -> None:
         url = f"{self._root}/{path}"
         answer = await self._control.post(url, self._headers, json.dumps(body).encode())
@@ -199,17 +186,13 @@ class _ServedSession(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Ask the server for the next message.
-
-        Raises:
-            PolicyError: the server does not say which tokens it sampled.
-        """
+        """Ask the server for the next message; `PolicyError` if it does not return the sampled tokens."""
         async with self._policy.answering() as version:
             output = await self._acting.get_action(observation, available_tools_specs)
-        said = output.log_probs or {}
-        if missing := [key for key in ("prompt_ids", "token_ids", "logprobs") if said.get(key) is None]:
+        recorded = output.log_probs or {}
+        if missing := [key for key in ("prompt_ids", "token_ids", "logprobs") if recorded.get(key) is None]:
             raise PolicyError(
                 f"the server's answer has no {missing[0]}: it does not know `return_token_ids`, or has it "
                 "switched off; vLLM knows it from 0.10.2, SGLang since July 2026"
             )
-        return output._replace(log_probs={**said, "policy_version": version})
+        return output._replace(log_probs={**recorded, "policy_version": version})

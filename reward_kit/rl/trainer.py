@@ -116,7 +116,7 @@ class Trainer:
         return [(one, derive_seed("collect", self.run_seed, first + index)) for index, one in enumerate(samples)]
 
     async def score(self, episodes: Sequence[SingleAgentEpisode]) -> list[Scored]:
-        """Score the episodes, in order; a failure stands in place of a missing score."""
+        """Score the episodes, in order; a failure replaces a missing score."""
         with self.meter.time(SCORING), self.meter.time(WAIT):
             requests = [ScoringRequest.of(episode, self.worker.task_definition) for episode in episodes]
             return await self.reward_agent.score_all(requests, self.group_size)
@@ -131,7 +131,9 @@ class Trainer:
             rows = build_rows(episodes, aligned.steps, scores=aligned.scores, pad_token_id=self.policy.pad_token_id)
             if not len(rows):
                 return aligned
-            placed = rewards_by_episode(self.reward_manager, rows)
+            rewards = self.reward_manager(rows, return_dict=True)["reward_extra_info"]["score"].tolist()
+            ids = rows.non_tensor_batch["rollout_id"].tolist()
+            placed = {rollout_id: one for rollout_id, one in zip(ids, rewards, strict=True) if one == one}
             # An episode without sampled tokens bears no reward and keeps its score: none of its rows is trained on,
             # but the others of its group are compared with it.
             scores = [
@@ -156,10 +158,10 @@ class Trainer:
     async def update(self, rows: TokenBatch) -> dict[str, float]:
         """Learn from the rows in a thread, while sessions go on with the published weights."""
         with self.meter.time("update"):
-            found = await anyio.to_thread.run_sync(lambda: self.learner.update(rows, version=self.version))
+            diagnostics = await anyio.to_thread.run_sync(lambda: self.learner.update(rows, version=self.version))
         if (kept := self.kept) is not None:
             await anyio.to_thread.run_sync(lambda: kept.add_update(rows, self.learner))
-        return found
+        return diagnostics
 
     async def publish(self) -> None:
         """Act with the new weights from here on, as the next version."""
@@ -168,19 +170,8 @@ class Trainer:
             await self.policy.publish(self.version)
 
 
-def rewards_by_episode(manager: RewardManager, rows: TokenBatch) -> dict[str, float]:
-    """Return the reward that a manager places on each episode, by rollout id; episodes without one are absent."""
-    found = manager(rows, return_dict=True)["reward_extra_info"]["score"].tolist()
-    ids = rows.non_tensor_batch["rollout_id"].tolist()
-    return {rollout_id: score for rollout_id, score in zip(ids, found, strict=True) if score == score}
-
-
 def trainable(policy: object) -> TrainablePolicy:
-    """Return the policy if it can be trained.
-
-    Raises:
-        ConfigError: it cannot, with the reason.
-    """
+    """Return the policy, or raise `ConfigError` with the reason why it cannot be trained."""
     if not isinstance(policy, TrainablePolicy):
         raise ConfigError(f"{type(policy).__name__} is not a TrainablePolicy")
     if reason := getattr(policy, "untrainable_reason", None):

@@ -1,12 +1,8 @@
 """The bytes between host and confined code: framed JSON, with a name drawn for each call, read strictly.
 
-A frame is `magic, nonce, length, payload`. The host draws the nonce, the harness in the child repeats it, and a call is
-answered by exactly one frame: anything before it, after it, or of another name spoils the answer. Reading is a pure
-function of the bytes; every fault is a `FrameError` of its own kind. Nothing is unpickled, and no JSON that would read
-differently elsewhere is taken: no NaN or infinity, no key twice, no half of a surrogate pair, no number or nesting
-beyond bounds.
-
-The child imports this file, so it imports next to nothing.
+The harness in the child repeats the host's nonce, and a call is answered by exactly one frame: anything before it,
+after it, or of another name spoils the answer. Nothing is unpickled, and no JSON that would read differently elsewhere
+is taken. The child imports this file, so it imports next to nothing.
 """
 
 from __future__ import annotations
@@ -44,11 +40,7 @@ _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class FrameError(ValueError):
-    """The bytes are not one valid answer.
-
-    Attributes:
-        kind: which fault it is, a `FrameFault`.
-    """
+    """The bytes are not one valid answer; `kind` names the fault."""
 
     def __init__(self, kind: FrameFault, message: str) -> None:
         super().__init__(message)
@@ -66,7 +58,12 @@ def encode_request(value: Any) -> bytes:
 
 
 def answer_end(data: bytes | bytearray, nonce: bytes, max_bytes: int) -> int | None:
-    """Return where the frame at the start of `data` ends; None while it is incomplete."""
+    """Return the end of the frame at the start of `data`, without the ready byte; None while it is incomplete.
+
+    Raises:
+        FrameError: `forged_frame` for a wrong magic or nonce, `result_size` for a longer payload. It is raised as soon
+            as the bytes show it, so that a frame that will not be taken is neither awaited nor stored.
+    """
     expected = MAGIC + nonce
     head = bytes(data[: len(expected)])
     if head != expected[: len(head)]:
@@ -93,8 +90,17 @@ def read_answer(data: bytes | bytearray, nonce: bytes, max_bytes: int) -> Any:
 
 
 def decode(payload: bytes) -> Any:
-    """Read strict JSON."""
-    _check_depth(payload)
+    """Read strict JSON; a FrameError has the kind of what is wrong."""
+    if payload.count(b"[") + payload.count(b"{") > MAX_DEPTH:
+        depth = 0
+        for match in _BRACKETS.finditer(payload):
+            first = match.group()[0]
+            if first in b"[{":
+                depth += 1
+                if depth > MAX_DEPTH:
+                    raise FrameError("nesting", f"the result is nested more than {MAX_DEPTH} levels deep")
+            elif first in b"]}":
+                depth -= 1
     try:
         text = payload.decode("utf-8")
         value = json.loads(
@@ -113,20 +119,6 @@ def decode(payload: bytes) -> Any:
     if _SURROGATE_ESCAPE.search(payload):
         _check_text(value)
     return value
-
-
-def _check_depth(payload: bytes) -> None:
-    if payload.count(b"[") + payload.count(b"{") <= MAX_DEPTH:
-        return
-    depth = 0
-    for match in _BRACKETS.finditer(payload):
-        first = match.group()[0]
-        if first in b"[{":
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise FrameError("nesting", f"the result is nested more than {MAX_DEPTH} levels deep")
-        elif first in b"]}":
-            depth -= 1
 
 
 def _refuse_constant(text: str) -> Any:

@@ -56,7 +56,7 @@ def serve(channel: int, max_result: int, *, is_single: bool) -> None:
         _exit(0)
     program = _loads(first[1])
     target, failure = _load(program)
-    form, is_async = program["form"], program["is_async"]
+    form = program["form"]
     del first, program
     while (frame := _read_frame(channel)) is not None:
         nonce, payload = frame
@@ -65,7 +65,7 @@ def serve(channel: int, max_result: int, *, is_single: bool) -> None:
         _close(lowest)
         answer: dict[str, Any] = {}
         try:
-            answer = {"error": failure} if failure is not None else _call(target, form, _loads(payload), is_async)
+            answer = {"error": failure} if failure is not None else _call(target, form, _loads(payload))
             _flush()
             frame_out = _framed(nonce, _encode(answer, max_result, lowest, channel))
         except MemoryError:
@@ -130,25 +130,17 @@ def _load(program: dict[str, Any]) -> tuple[Any, dict[str, Any] | None]:
     return target, None
 
 
-def _call(target: Any, form: str, request: dict[str, Any], is_async: bool) -> dict[str, Any]:
+def _call(target: Any, form: str, request: dict[str, Any]) -> dict[str, Any]:
     try:
         value = target(*request["args"], **request["kwargs"])
         if _isinstance(value, types.CoroutineType):
-            if not is_async:
-                value.close()
-                return {"error": _error("type", "", "it returned a coroutine, and is not declared as async")}
-            value = _run(value)
+            value.close()
+            return {"error": _error("type", "", "it returned a coroutine; the function must not be async")}
         if form == "reward" and _type_of(value).__module__.startswith("reward_kit"):
             value = value.model_dump(mode="python")
     except BaseException as error:  # noqa: BLE001 - code under test may raise anything, and the host gets a description
         return {"error": _describe(error, "exception")}
     return {"value": value}
-
-
-def _run(coroutine: Any) -> Any:
-    import asyncio
-
-    return asyncio.run(coroutine)
 
 
 def _describe(error: BaseException, kind: str) -> dict[str, Any]:
@@ -241,12 +233,12 @@ def _converted(value: Any) -> Any:
 
 def _left_behind(lowest: int, channel: int) -> list[str]:
     """List what a call left that the next one of a warm worker should not find."""
-    found = [*SPOILT]
+    left = [*SPOILT]
     if thread_count():
-        found.append("threads")
+        left.append("threads")
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        found.append("processes")
+        left.append("processes")
     except ChildProcessError:  # no children of any generation: orphans become children of process 1
         again = -1
     try:
@@ -255,12 +247,12 @@ def _left_behind(lowest: int, channel: int) -> list[str]:
     except OSError:
         again = -1
     if again != lowest:
-        found.append("descriptors")
-    return found
+        left.append("descriptors")
+    return left
 
 
 def prepare() -> None:
-    """In the zygote, once: what every child would do again."""
+    """Do in the zygote, once, what every child would do again."""
     for name in ("stdout", "stderr"):
         # By line, so that what was printed before a limit was met is seen.
         getattr(sys, name).reconfigure(errors="backslashreplace", line_buffering=True)

@@ -133,10 +133,20 @@ class Sandbox:
         """
         limits = limits or Limits()
         calls = [encode_call(program, value) for value in inputs]
+        outcomes: list[Outcome] = []
         async with self._free:
             try:
                 async with self._zygote(program, limits) as zygote:
-                    outcomes = await ask_all(zygote, program, calls, limits, self.strength)
+                    session = await ChildSession.start(zygote, program, limits, self.strength, "isolated")
+                    deadline = time.monotonic() + limits.wall_s
+                    try:
+                        for call in calls:
+                            if not session.is_usable and outcomes and outcomes[-1].failure is not None:
+                                outcomes.append(outcomes[-1])
+                            else:
+                                outcomes.append(await session.call(call, max(0.0, deadline - time.monotonic())))
+                    finally:
+                        await session.close()
                     zygote.prepare(limits, is_single=False, cpu_s=limits.cpu_s)
                     return outcomes
             except SetupError as error:
@@ -153,15 +163,14 @@ class Sandbox:
                 "limits.processes needs namespaces, without which what is started could outlive the call; "
                 "this sandbox runs with Landlock alone"
             )
-        needs = (program.imports, program.read_paths, program.search_paths, program.is_async, program.library_path)
-        key = (may_start, *needs)
+        key = (may_start, program.imports, program.read_paths, program.search_paths)
         if key not in self._specs:
             self._specs[key] = zygote_spec_for(program, may_start_processes=may_start)
         return self._specs[key]
 
     @asynccontextmanager
     async def _zygote(self, program: Program, limits: Limits) -> AsyncIterator[ZygoteProcess]:
-        """A zygote for one call of the program; it goes back to the others if it lives."""
+        """Lend a zygote for one call of the program."""
         spec = self._spec(program, limits)
         zygote = await self._take(spec, limits, program)
         try:
@@ -181,17 +190,13 @@ class Sandbox:
             del self._idle[zygote]
             return zygote
         while len(self._idle) + len(self._warm) >= 2 * self._slots + 2 and (self._idle or self._warm):
-            await self._give_up_one()
+            if self._idle:  # the one that has been idle longest
+                zygote, _ = self._idle.popitem(last=False)
+            else:
+                session, (_, _, zygote) = self._warm.popitem(last=False)
+                await session.close()
+            await zygote.close()
         return await ZygoteProcess.start(spec, self.strength)
-
-    async def _give_up_one(self) -> None:
-        """End the zygote that has been idle longest."""
-        if self._idle:
-            zygote, _ = self._idle.popitem(last=False)
-        else:
-            session, (_, _, zygote) = self._warm.popitem(last=False)
-            await session.close()
-        await zygote.close()
 
     async def _give_back(self, zygote: ZygoteProcess, spec: ZygoteSpec) -> None:
         if zygote.is_alive and self._is_open:
@@ -200,32 +205,29 @@ class Sandbox:
             await zygote.close()
 
     async def _call_warm(self, program: Program, payload: bytes, limits: Limits) -> Outcome:
-        session, spec, zygote = await self._take_warm(program, limits)
-        try:
-            return await session.call(payload, limits.wall_s)
-        finally:
-            if session.is_usable and self._is_open:
-                self._warm[session] = ((program, limits), spec, zygote)
-            else:
-                await session.close()
-                await self._give_back(zygote, spec)
-
-    async def _take_warm(self, program: Program, limits: Limits) -> tuple[ChildSession, ZygoteSpec, ZygoteProcess]:
         key = (program, limits)
         for session in [session for session, (other, _, _) in self._warm.items() if other == key]:
             _, spec, zygote = self._warm.pop(session)
             if session.is_clean():
-                return session, spec, zygote
+                break
             await session.close()
             await self._give_back(zygote, spec)
-        spec = self._spec(program, limits)
-        zygote = await self._take(spec, limits, program)
-        session = await ChildSession.start(zygote, program, limits, self.strength, "warm")
-        return session, spec, zygote
+        else:
+            spec = self._spec(program, limits)
+            zygote = await self._take(spec, limits, program)
+            session = await ChildSession.start(zygote, program, limits, self.strength, "warm")
+        try:
+            return await session.call(payload, limits.wall_s)
+        finally:
+            if session.is_usable and self._is_open:
+                self._warm[session] = (key, spec, zygote)
+            else:
+                await session.close()
+                await self._give_back(zygote, spec)
 
 
 def encode_call(program: Program, request: Any) -> bytes:
-    """The frame payload of a call."""
+    """Return the frame payload of a call; ConfigError if it has no JSON form, or a reward no arguments by name."""
     if program.form == "reward":
         if not isinstance(request, dict):
             raise ConfigError(f"a reward function is called with arguments by name, not with {type(request).__name__}")
@@ -269,11 +271,7 @@ async def run_isolated(
 
 
 class ChildSession:
-    """A child that answers several calls of one function, one after the other.
-
-    Attributes:
-        is_usable: the last call left it clean.
-    """
+    """A child that answers several calls of one function, one after the other."""
 
     def __init__(self, zygote: ZygoteProcess, child: Child, program: Program, strength: Strength, level: Level) -> None:
         self._zygote, self._child, self._program, self._strength = zygote, child, program, strength
@@ -286,13 +284,13 @@ class ChildSession:
         self._cpu_before = 0.0
         self._cpu_of_earlier_calls = 0.0
         self._ended_for: Literal["late", "cpu"] | None = None
-        self.is_usable = True
+        self.is_usable = True  # the last call left it clean
 
     @classmethod
     async def start(
         cls, zygote: ZygoteProcess, program: Program, limits: Limits, strength: Strength, level: Level
     ) -> ChildSession:
-        """A session with a child of its own."""
+        """Start a session with a child of its own."""
         cpu_s = _WARM_CPU_S if level == "warm" else limits.cpu_s
         child = await zygote.spawn(limits, is_single=False, cpu_s=cpu_s)
         return cls(zygote, child, program, strength, level)
@@ -303,7 +301,7 @@ class ChildSession:
             self._child.answered.set_result(None)
 
     async def call(self, payload: bytes, wall_s: float) -> Outcome:
-        """Make one call."""
+        """Make one call with a payload of `encode_call`; the child is killed after `wall_s` seconds."""
         started = self._loop.time()
         child = self._child
         answered = child.answered = self._loop.create_future()
@@ -325,7 +323,11 @@ class ChildSession:
             self._timer.cancel()
         evidence = Evidence()
         if child.has_fault or not self.is_usable:
-            await self._post_mortem(evidence)
+            self.is_usable = False
+            child.take_end(evidence, await self._zygote.end_child(child))
+            evidence.cpu_s = max(0.0, evidence.cpu_s - self._cpu_before)
+            if self._ended_for is not None and evidence.how != "lost":
+                evidence.how = self._ended_for
         else:
             child.take_answer(evidence)
             evidence.cpu_s = child.cpu_s() - self._cpu_before
@@ -351,14 +353,6 @@ class ChildSession:
     def _cpu_left_s(self) -> float:
         return self._limits.cpu_s - (self._child.cpu_s() - self._cpu_of_earlier_calls)
 
-    async def _post_mortem(self, evidence: Evidence) -> None:
-        self.is_usable = False
-        ended = await self._zygote.end_child(self._child)
-        self._child.take_end(evidence, ended)
-        evidence.cpu_s = max(0.0, evidence.cpu_s - self._cpu_before)
-        if self._ended_for is not None and evidence.how != "lost":
-            evidence.how = self._ended_for
-
     def _is_sound(self, evidence: Evidence) -> bool:
         """Check that nothing is left running or open, and that the child grew by under half its memory."""
         answer = evidence.answer
@@ -375,7 +369,7 @@ class ChildSession:
         return resident - self._first_resident_mb <= self._limits.memory_mb / 2
 
     def is_clean(self) -> bool:
-        """Nothing has come, and it has not ended, since its last answer."""
+        """Report whether nothing has come, and it has not ended, since its last answer."""
         return self.is_usable and not self._child.ended.done() and not self._child.has_extra
 
     async def close(self) -> None:
@@ -388,24 +382,6 @@ class ChildSession:
                 await self._zygote.end_child(self._child)
         finally:
             self._child.close()
-
-
-async def ask_all(
-    zygote: ZygoteProcess, program: Program, calls: Sequence[bytes], limits: Limits, strength: Strength
-) -> list[Outcome]:
-    """Put questions to one fresh child, one at a time, within one limit of wall time for all."""
-    session = await ChildSession.start(zygote, program, limits, strength, "isolated")
-    deadline = time.monotonic() + limits.wall_s
-    outcomes: list[Outcome] = []
-    try:
-        for call in calls:
-            if not session.is_usable and outcomes and outcomes[-1].failure is not None:
-                outcomes.append(outcomes[-1])
-                continue
-            outcomes.append(await session.call(call, max(0.0, deadline - time.monotonic())))
-    finally:
-        await session.close()
-    return outcomes
 
 
 # Both must fail in whatever deserves the name of a sandbox: a socket, and the list of the machine's accounts.
@@ -430,19 +406,12 @@ _known: dict[Strength, Availability] = {}
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """The result of trying one strength on this machine.
-
-    Attributes:
-        strength: which.
-        is_available: a child was confined with it, and could not get out.
-        reason: why not; "" where it works.
-        landlock: the version of Landlock that is in force; 0 for none.
-    """
+    """The result of trying one strength on this machine."""
 
     strength: Strength
-    is_available: bool
-    reason: str = ""
-    landlock: int = 0
+    is_available: bool  # a child was confined with it, and could not get out
+    reason: str = ""  # why not
+    landlock: int = 0  # the version of Landlock that is in force; 0 for none
 
 
 async def probe() -> tuple[Availability, ...]:
@@ -451,14 +420,13 @@ async def probe() -> tuple[Availability, ...]:
 
 
 async def best_strength(wanted: Strength | Literal["auto"]) -> Strength:
-    """Return the strength to use."""
-    candidates = _CONFINING if wanted == "auto" else (wanted,)
+    """Return the strength to use; ConfigError if it, or for "auto" any that confines, does not work here."""
     missing = []
-    for strength in candidates:
-        found = await _availability(strength)
-        if found.is_available:
+    for strength in _CONFINING if wanted == "auto" else (wanted,):
+        result = await _availability(strength)
+        if result.is_available:
             return strength
-        missing.append(f"{strength}: {found.reason}")
+        missing.append(f"{strength}: {result.reason}")
     raise ConfigError(f"this machine cannot confine code ({'; '.join(missing)})")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 from collections.abc import Iterable
 from typing import Final
 
@@ -39,7 +40,7 @@ class _PathBeneath(ctypes.Structure):
 
 
 def abi() -> int:
-    """The version this kernel offers; 0 where it has none or was booted without."""
+    """Return the version this kernel offers; 0 without any, also if it was booted without."""
     number = linux.NUMBERS.get("landlock_create_ruleset")
     if number is None:
         return 0
@@ -50,13 +51,13 @@ def abi() -> int:
 
 
 def handled(version: int) -> int:
-    """All rights over files that a ruleset of this version decides on."""
+    """Return all rights over files that a ruleset of this version decides on."""
     newest = {1: 12, 2: 13, 3: 14, 4: 14}.get(version, 15)
     return (1 << (newest + 1)) - 1
 
 
 def work_folder_rights(version: int, *, may_execute: bool) -> int:
-    """Everything in the folder the code works in, but device files, sockets and pipes with a name."""
+    """Return all rights in the work folder, but for device files, sockets and pipes with a name."""
     return handled(version) & ~(_NEVER & ~(EXECUTE if may_execute else 0))
 
 
@@ -84,14 +85,10 @@ def _allow(number: int, ruleset: int, path: str, rights: int) -> None:
             return
         raise linux.SetupError(f"open {path} for Landlock", os.strerror(error.errno or 0), error.errno or 0) from error
     try:
-        if not _is_folder(parent):
+        if not stat.S_ISDIR(os.fstat(parent).st_mode):
             rights &= _OF_FILES
         rule = _PathBeneath(rights, parent)
         step = f"grant {path} with Landlock"
         linux.syscall(number, ruleset, _RULE_PATH_BENEATH, ctypes.addressof(rule), 0, step=step)
     finally:
         os.close(parent)
-
-
-def _is_folder(descriptor: int) -> bool:
-    return os.fstat(descriptor).st_mode & 0o170000 == 0o040000

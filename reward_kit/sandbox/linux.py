@@ -5,11 +5,12 @@ Each failure becomes a `SetupError`. The zygote imports this file, so it imports
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
 import sys
-from typing import Final, NamedTuple
+from typing import Final
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -41,7 +42,7 @@ _syscall.argtypes = [ctypes.c_long] * 7
 
 
 def syscall(number: int, *arguments: int, step: str) -> int:
-    """A system call by number; pointers are passed as addresses."""
+    """Make a system call by number; pointers are passed as addresses."""
     result = _syscall(number, *arguments, *[0] * (6 - len(arguments)))
     if result < 0:
         raise failed(step)
@@ -59,7 +60,7 @@ def fork() -> int:
 
 
 def failed(step: str) -> SetupError:
-    """The error of the call that has just failed."""
+    """Return the error of the call that has just failed."""
     number = ctypes.get_errno()
     return SetupError(step, os.strerror(number), number)
 
@@ -137,17 +138,17 @@ utimes:235:- vfork:58:- wait4:61:260 waitid:247:95 write:1:64 writev:20:66"""
 
 
 def machine() -> str:
-    """This machine's name, as `uname` gives it."""
+    """Return this machine's name, as `uname` gives it."""
     return os.uname().machine
 
 
 def audit_arch(name: str) -> int | None:
-    """The number by which seccomp knows the machine; None where the sandbox has no table for it."""
+    """Return the number by which seccomp knows the machine; None without a table for it."""
     return _AUDIT_ARCHES.get(name)
 
 
 def numbers(name: str) -> dict[str, int]:
-    """The machine's calls by name; empty for a machine without a table."""
+    """Return the machine's calls by name; empty for a machine without a table."""
     if name not in _COLUMNS:
         return {}
     rows = (entry.split(":") for entry in _TABLE.split())
@@ -180,7 +181,7 @@ def keep_capabilities(*numbers: int) -> None:
 
 
 def empty_bounding_set() -> None:
-    """No program this process starts can gain a capability, also not a set-user-id one."""
+    """Let no program that this process starts gain a capability, also not a set-user-id one."""
     for number in range(_LAST_KNOWN + 1):
         try:
             prctl(PR_CAPBSET_DROP, number, "drop capabilities")
@@ -216,57 +217,42 @@ SPARE_TASKS = 1_024
 """Tasks that a user id which others share may gain before confined code can start no thread."""
 
 
-class ProcessLimits(NamedTuple):
-    """Resource limits in the kernel's units."""
-
-    cpu_s: int
-    address_space: int
-    file_size: int
-    open_files: int
-    tasks: int  # processes and threads of this user id; 0 sets no limit, where others share the id
-
-    def apply(self) -> None:
-        """Limit the calling process."""
-        fixed = [
-            (resource.RLIMIT_CPU, self.cpu_s),
-            (resource.RLIMIT_AS, self.address_space),
-            (resource.RLIMIT_FSIZE, self.file_size),
-            (resource.RLIMIT_NOFILE, self.open_files),
-            # Not 0, at which the kernel still hands a dump to a program that collects them; 1 byte is too few for any.
-            (resource.RLIMIT_CORE, 1),
-            (resource.RLIMIT_MEMLOCK, 0),
-            (_SIGPENDING, SIGNALS_AND_TIMERS),
-        ]
-        if self.tasks:
-            fixed.append((resource.RLIMIT_NPROC, self.tasks))
-        for which, value in fixed:
-            _, hard = resource.getrlimit(which)
-            bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            try:
-                resource.setrlimit(which, (bound, bound))
-            except (OSError, ValueError) as error:
-                raise SetupError(f"set resource limit {which} to {bound}", str(error)) from error
+def limit_resources(*, cpu_s: int, address_space: int, file_size: int, open_files: int, tasks: int) -> None:
+    """Limit this process, in the kernel's units; `tasks` counts those of its user id, and 0 sets no limit on them."""
+    limits = [
+        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_AS, address_space),
+        (resource.RLIMIT_FSIZE, file_size),
+        (resource.RLIMIT_NOFILE, open_files),
+        # Not 0, at which the kernel still hands a dump to a program that collects them; 1 byte is too few for any.
+        (resource.RLIMIT_CORE, 1),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (_SIGPENDING, SIGNALS_AND_TIMERS),
+        *([(resource.RLIMIT_NPROC, tasks)] if tasks else []),
+    ]
+    for which, value in limits:
+        _, hard = resource.getrlimit(which)
+        bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        try:
+            resource.setrlimit(which, (bound, bound))
+        except (OSError, ValueError) as error:
+            raise SetupError(f"set resource limit {which} to {bound}", str(error)) from error
 
 
 def count_tasks(user: int) -> int:
-    """Processes and threads that this user id has now; 0 where /proc does not say."""
+    """Return the processes and threads of this user id; 0 if /proc does not show them."""
     count = 0
     try:
-        for name in os.listdir("/proc"):  # noqa: PTH208
-            if name.isdigit():
-                count += _count_tasks_of_process(f"/proc/{name}", user)
+        folders = [f"/proc/{name}" for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
     except OSError:
         return 0
+    for folder in folders:
+        with contextlib.suppress(OSError):  # it has ended
+            if os.stat(folder).st_uid == user:  # noqa: PTH116
+                count += len(os.listdir(f"{folder}/task"))  # noqa: PTH208
     return count
 
 
-def _count_tasks_of_process(folder: str, user: int) -> int:
-    try:
-        return len(os.listdir(f"{folder}/task")) if os.stat(folder).st_uid == user else 0  # noqa: PTH116, PTH208
-    except OSError:  # it has ended
-        return 0
-
-
 def address_space_in_use(statm: int) -> int:
-    """Bytes of address space this process has mapped, libraries included."""
+    """Return the bytes of address space this process has mapped, from an open descriptor of its `/proc/self/statm`."""
     return int(os.pread(statm, 64, 0).split()[0]) * os.sysconf("SC_PAGE_SIZE")

@@ -99,7 +99,9 @@ def _build_root(read_paths: Sequence[tuple[str, str]]) -> None:
     base = WORK_FOLDER
     linux.mount("sandbox", base, "tmpfs", _MS_NOSUID, "mode=0755,size=1m,nr_inodes=4096", "mount a root")
     os.mkdir(base + _OLD)  # noqa: PTH102
-    _pivot(base, base + _OLD)
+    names = [ctypes.create_string_buffer(os.fsencode(path)) for path in (base, base + _OLD)]
+    addresses = [ctypes.addressof(name) for name in names]
+    linux.syscall(linux.NUMBERS["pivot_root"], *addresses, step="change the root")
     os.chdir("/")
     for path, real in sorted((path, real) for path, real in read_paths):
         _show(path, real)
@@ -111,12 +113,6 @@ def _build_root(read_paths: Sequence[tuple[str, str]]) -> None:
     os.rmdir(_OLD)  # noqa: PTH106
     flags = _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID
     linux.mount("", "/", "", flags, "", "make the root read-only")
-
-
-def _pivot(new: str, old: str) -> None:
-    names = [ctypes.create_string_buffer(os.fsencode(path)) for path in (new, old)]
-    addresses = [ctypes.addressof(name) for name in names]
-    linux.syscall(linux.NUMBERS["pivot_root"], *addresses, step="change the root")
 
 
 def _show(path: str, real: str, *, is_device: bool = False) -> None:
@@ -146,29 +142,28 @@ def _show(path: str, real: str, *, is_device: bool = False) -> None:
 
 
 def send_next_child_away(own: int) -> None:
-    """The next child this process forks is process 1 of a new PID namespace."""
+    """Let the next child that this process forks be process 1 of a new PID namespace."""
     linux.enter_namespace(own, NEWPID, "return to the own PID namespace")
     linux.unshare(NEWPID, "make a PID namespace")
 
 
 def enter_work_folder(size: int, files: int, *, may_execute: bool, keep: Sequence[str] = ()) -> None:
-    """In the child: own mounts, IPC, names and groups, and an empty work folder in memory, the current folder."""
+    """Give the child mounts, IPC, names and groups of its own, and an empty work folder in memory."""
     linux.unshare(_NEWNS | _NEWIPC | _NEWUTS, "make mount, IPC and UTS namespaces")
     _unshare_groups()
-    kept = [(path, _take(path), os.path.isdir(path)) for path in keep]  # noqa: PTH112
+    kept = []
+    for path in keep:
+        name = ctypes.create_string_buffer(os.fsencode(path))
+        tree_flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE
+        number, step = linux.NUMBERS["open_tree"], f"take hold of {path}"
+        tree = linux.syscall(number, _AT_FDCWD, ctypes.addressof(name), tree_flags, step=step)
+        kept.append((path, tree, os.path.isdir(path)))  # noqa: PTH112
     flags = _MS_NOSUID | _MS_NODEV | (0 if may_execute else _MS_NOEXEC)
     options = f"mode=0700,size={size},nr_inodes={files}"
     linux.mount("sandbox", WORK_FOLDER, "tmpfs", flags, options, "mount the work folder")
     for path, tree, is_folder in kept:
         _put(tree, path, is_folder)
     os.chdir(WORK_FOLDER)
-
-
-def _take(path: str) -> int:
-    name = ctypes.create_string_buffer(os.fsencode(path))
-    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE
-    number = linux.NUMBERS["open_tree"]
-    return linux.syscall(number, _AT_FDCWD, ctypes.addressof(name), flags, step=f"take hold of {path}")
 
 
 def _put(tree: int, path: str, is_folder: bool) -> None:

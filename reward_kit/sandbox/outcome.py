@@ -50,7 +50,7 @@ MEANINGS: Final[dict[OutcomeKind, str]] = {
     "forbidden_call": "It made a system call of another machine, which no program needs.",
     "type": "Its result holds something that JSON cannot say.",
     "cycle": "Its result holds itself.",
-    "setup": "The sandbox could not be set up, so nothing was run; `reward-kit doctor` says why.",
+    "setup": "The sandbox could not be set up, so nothing was run; `reward-kit doctor` shows the reason.",
     "zygote": "The process that starts the sandbox's children ended; the call may be made again.",
     "no_result": "Its process left before it gave a result.",
     "forged_frame": "Something else than the harness wrote the answer.",
@@ -76,15 +76,6 @@ _CLASSES: Final[dict[str, FailureClass]] = {
         ),
         "invalid_result",
     ),
-}
-_WORDS: Final = {
-    **dict.fromkeys(("wall", "cpu"), "timeout"),
-    **dict.fromkeys(("signal", "forbidden_call", "zygote"), "crashed"),
-    **dict.fromkeys(("denied", "disk", "open_files", "processes"), "denied"),
-    **dict.fromkeys(kind for kind, word in _CLASSES.items() if word == "invalid_result"),
-    "ok": "ok",
-    "memory": "memory",
-    "result_size": "result-too-large",
 }
 # What the harness, which shares a process with hostile code, may say of a call; all else the host finds by itself.
 _TELLABLE: Final = frozenset(
@@ -132,32 +123,18 @@ class Outcome:
         """Return the failure class that records count for a kind."""
         return _CLASSES.get(kind, "crash")
 
-    @property
-    def word(self) -> str:
-        """For people: ok, output-capped, error, crashed, timeout, memory, denied, invalid-result, result-too-large."""
-        if self.kind == "ok":
-            return "output-capped" if self.is_output_cut else "ok"
-        return _WORDS.get(self.kind) or ("invalid-result" if self.kind in _WORDS else "error")
-
 
 @dataclass(slots=True)
 class Evidence:
-    """All that is known of a call when it is judged.
+    """All that is known of a call when it is judged."""
 
-    Attributes:
-        is_ready: the child reported that it is confined, before it read the program.
-        answer: the decoded answer; meaningless where `fault` is set.
-        fault: the reason for a missing answer.
-        how: "ended", or why it was killed: "late" at the wall limit, "cpu" and "disk" at those, "fault" for what it
-            wrote, "killed" for another reason, "lost" where the zygote died.
-        exit: as in `Outcome`.
-    """
-
-    is_ready: bool = False
-    answer: Any = None
-    fault: FrameError | None = None
+    is_ready: bool = False  # the child reported that it is confined, before it read the program
+    answer: Any = None  # the decoded answer; meaningless if `fault` is set
+    fault: FrameError | None = None  # the reason for a missing answer
+    # Or why it was killed: "late" at the wall limit, "cpu" and "disk" at those, "fault" for what it wrote, "killed" for
+    # another reason; "lost" if the zygote died.
     how: Literal["ended", "late", "cpu", "disk", "fault", "killed", "lost"] = "ended"
-    exit: int | None = None
+    exit: int | None = None  # as in `Outcome`
     wall_s: float = 0.0
     cpu_s: float = 0.0
     peak_memory_mb: float = 0.0
@@ -171,8 +148,7 @@ class _Refused(Exception):
 
 
 def judge(evidence: Evidence, limits: Limits, level: Level, strength: Strength) -> Outcome:
-    """The outcome that the evidence proves."""
-    stderr = evidence.stderr
+    """Return the outcome that the evidence proves."""
     failure, value = None, None
     kind: OutcomeKind = "ok"
     try:
@@ -185,7 +161,7 @@ def judge(evidence: Evidence, limits: Limits, level: Level, strength: Strength) 
         failure,
         kind,
         evidence.stdout.decode("utf-8", "replace"),
-        stderr.decode("utf-8", "replace"),
+        evidence.stderr.decode("utf-8", "replace"),
         evidence.is_output_cut,
         level,
         strength,
@@ -210,21 +186,17 @@ def _value(evidence: Evidence, limits: Limits) -> Any:
         raise _Refused("disk", _with_limit("disk", "", limits), "")
     fault = evidence.fault
     if fault is not None and fault.kind == "no_result":
-        raise _refusal_of_exit(evidence, limits)
+        status = evidence.exit
+        if status == -_SIGKILL and evidence.cpu_s >= 0.75 * limits.cpu_s:
+            raise _beyond_cpu(limits)
+        if status == -_SIGSYS:
+            raise _Refused("forbidden_call", "it made a system call of another machine, which no program needs", "")
+        if status is not None and status < 0:
+            raise _Refused("signal", f"it was ended by signal {-status} before it gave a result", "")
+        raise _Refused("no_result", f"it left with exit status {status} before it gave a result", "")
     if fault is not None:
         raise _Refused(fault.kind, _with_limit(fault.kind, str(fault), limits), "")
     return _checked(evidence.answer, limits)
-
-
-def _refusal_of_exit(evidence: Evidence, limits: Limits) -> _Refused:
-    status = evidence.exit
-    if status == -_SIGKILL and evidence.cpu_s >= 0.75 * limits.cpu_s:
-        return _beyond_cpu(limits)
-    if status == -_SIGSYS:
-        return _Refused("forbidden_call", "it made a system call of another machine, which no program needs", "")
-    if status is not None and status < 0:
-        return _Refused("signal", f"it was ended by signal {-status} before it gave a result", "")
-    return _Refused("no_result", f"it left with exit status {status} before it gave a result", "")
 
 
 def _beyond_cpu(limits: Limits) -> _Refused:
@@ -232,7 +204,7 @@ def _beyond_cpu(limits: Limits) -> _Refused:
 
 
 def _checked(answer: Any, limits: Limits) -> Any:
-    """The value in an answer, or what the harness says of the call."""
+    """Return the value in an answer, or raise the failure that the harness reports."""
     if not isinstance(answer, dict) or not (answer.keys() <= {"value", "error", "left"}):
         raise _Refused("forged_frame", "the answer was not written by the harness", "")
     error = answer.get("error")
@@ -250,7 +222,7 @@ def _checked(answer: Any, limits: Limits) -> Any:
 
 
 def _with_limit(kind: str, message: str, limits: Limits) -> str:
-    """The message, with the limit that was met and how to raise it, where one was."""
+    """Return the message, with the limit that was met, if any, and how to raise it."""
     texts = {
         "memory": (f"it needed more than {limits.memory_mb:,} MiB of memory", "memory_mb"),
         "disk": (f"its work folder holds {limits.disk_mb:,} MiB", "disk_mb"),

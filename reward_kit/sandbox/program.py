@@ -40,8 +40,6 @@ class Program:
             and filter: name only what you trust.
         read_paths: further files and folders it may read, absolute, on the machine where it runs.
         search_paths: folders it may import from, which it may read too.
-        is_async: the function is async and is awaited; one that is not declared so gets an error instead.
-        library_path: folders of packages that it sees instead of the running interpreter's; () for those.
         last_call: JSON of the one argument of a last call that a warm child gets when it is ended in good order, for
             the form "plain"; what it answers is not looked at. "" for none.
     """
@@ -53,9 +51,7 @@ class Program:
     imports: tuple[str, ...] = ()
     read_paths: tuple[str, ...] = ()
     search_paths: tuple[str, ...] = ()
-    is_async: bool = False
     last_call: str = ""
-    library_path: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.source) > SOURCE_LIMIT:
@@ -65,8 +61,11 @@ class Program:
         for name in self.imports:
             if not _MODULE_NAME.match(name):
                 raise ConfigError(f"imports: {name!r} is not a module name")
-        for path in (*self.read_paths, *self.search_paths, *self.library_path):
-            _check_path(path)
+        for path in (*self.read_paths, *self.search_paths):
+            if not os.path.isabs(path) or os.path.normpath(path) != path:  # noqa: PTH117
+                raise ConfigError(f"a path to be read must be absolute and plain, not {path!r}")
+            if path in _NEVER_READ or path.startswith(("/proc/", "/sys/", "/dev/")):
+                raise ConfigError(f"{path} is never shown in the sandbox; name the folder that is needed")
 
     def payload(self) -> bytes:
         """Return the JSON for a child, the content of a frame."""
@@ -76,43 +75,38 @@ class Program:
             "function": self.function,
             "module": "reward_program",
             "form": self.form,
-            "is_async": self.is_async,
         }
         return json.dumps(fields).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class ZygoteSpec:
-    """The configuration of a zygote; programs with the same one share zygotes.
-
-    Attributes:
-        imports: modules to import.
-        sys_path: where to import from.
-        read_paths: what is readable, each with what it really is once links are followed.
-        may_start_processes: `fork` and `execve` are allowed.
-    """
+    """The configuration of a zygote; programs with the same one share zygotes."""
 
     imports: tuple[str, ...]
     sys_path: tuple[str, ...]
-    read_paths: tuple[tuple[str, str], ...]
-    may_start_processes: bool
+    read_paths: tuple[tuple[str, str], ...]  # each with what it really is once links are followed
+    may_start_processes: bool  # `fork` and `execve` are allowed
 
 
 def zygote_spec_for(program: Program, *, may_start_processes: bool) -> ZygoteSpec:
     """Return the spec of zygotes for a program on this machine."""
-    for path in (*program.read_paths, *program.search_paths, *program.library_path):
-        _check_readable(path)
-    imports = (*program.imports, *(("asyncio",) if program.is_async else ()))
-    # The package itself is loaded before the zygote is confined; of a folder it shares, nothing more is found.
-    own = () if program.library_path else (str(_PACKAGE.parent),)
-    library = [*standard_library(), *program.library_path] if program.library_path else library_path()
+    for path in (*program.read_paths, *program.search_paths):
+        if not os.path.exists(path):  # noqa: PTH110
+            raise ConfigError(f"{path}, which the program is to read, does not exist")
+        if os.geteuid() == 0:
+            wanted = 0o005 if os.path.isdir(path) else 0o004  # noqa: PTH112
+            if os.stat(path).st_mode & wanted != wanted:  # noqa: PTH116
+                raise ConfigError(f"{path} is closed to other users, and the sandbox gives up root: chmod o+rX {path}")
+    library = library_path()
     paths = [*library, str(_PACKAGE), f"{sys.base_prefix}/lib", *_LIBRARIES, *_TIME_ZONES]
     if may_start_processes:
         paths += [*_PROGRAMS, f"{sys.base_prefix}/bin", f"{sys.prefix}/bin", f"{sys.prefix}/pyvenv.cfg"]
     paths += [*program.read_paths, *program.search_paths]
     real = {path: os.path.realpath(path) for path in paths if os.path.exists(path)}  # noqa: PTH110
-    sys_path = (*library, *own, *program.search_paths)
-    return ZygoteSpec(imports, sys_path, tuple(sorted(real.items())), may_start_processes)
+    # The package itself is loaded before the zygote is confined; of a folder it shares, nothing more is found.
+    sys_path = (*library, str(_PACKAGE.parent), *program.search_paths)
+    return ZygoteSpec(program.imports, sys_path, tuple(sorted(real.items())), may_start_processes)
 
 
 def library_path() -> list[str]:
@@ -120,29 +114,6 @@ def library_path() -> list[str]:
     standard = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     roots = {*standard, sysconfig.get_config_var("DESTSHARED"), *site.getsitepackages()}
     return [entry for entry in sys.path if entry in roots and os.path.isdir(entry)]  # noqa: PTH112
-
-
-def standard_library() -> list[str]:
-    """Return the entries of `sys.path` that are the standard library."""
-    roots = {*map(sysconfig.get_path, ("stdlib", "platstdlib")), sysconfig.get_config_var("DESTSHARED")}
-    return [entry for entry in library_path() if entry in roots]
-
-
-def _check_path(path: str) -> None:
-    if not os.path.isabs(path) or os.path.normpath(path) != path:  # noqa: PTH117
-        raise ConfigError(f"a path to be read must be absolute and plain, not {path!r}")
-    if path in _NEVER_READ or path.startswith(("/proc/", "/sys/", "/dev/")):
-        raise ConfigError(f"{path} is never shown in the sandbox; name the folder that is needed")
-
-
-def _check_readable(path: str) -> None:
-    """Check that a path exists and is open to the sandbox's user."""
-    if not os.path.exists(path):  # noqa: PTH110
-        raise ConfigError(f"{path}, which the program is to read, does not exist")
-    if os.geteuid() == 0:
-        wanted = 0o005 if os.path.isdir(path) else 0o004  # noqa: PTH112
-        if os.stat(path).st_mode & wanted != wanted:  # noqa: PTH116
-            raise ConfigError(f"{path} is closed to other users, and the sandbox gives up root: chmod o+rX {path}")
 
 
 MOST_RESULT_KB = 1 << 20
@@ -164,7 +135,7 @@ class Limits:
         processes: processes it may start; with 0 it can start none, and no program. Threads count as processes.
         open_files: descriptors, the four it is born with included.
         disk_mb: MiB of files, in a folder of its own that is gone afterwards.
-        output_kb: KiB kept of each of its output and its errors; the rest is dropped and the outcome says so.
+        output_kb: KiB kept of each of its output and its errors; the rest is dropped and the outcome shows it.
         result_kb: KiB of its result.
     """
 

@@ -1,14 +1,9 @@
 """The seccomp filter of confined code: a list of the system calls it needs; everything else fails with EPERM.
 
-Namespaces alone leave doors open, which is why the list is short: `socket` is not on it at all (AF_VSOCK reaches the
-hypervisor and netlink the kernel, whatever the network namespace), nor are io_uring, keyrings, ptrace, mounts, file
-leases, `flock` and System V objects. Calls that are harmless only with some arguments are let through by argument.
-
-A filter is assembled as a search tree over system call numbers whose leaves are actions.
-
-The kernel runs the program on `struct seccomp_data` (linux/seccomp.h): the call's number at byte 0, the machine at
-byte 4, six 64-bit arguments from byte 16. A tree needs about eight steps a call where a list needs a hundred, and the
-kernel, which tries every number once when a filter is loaded, loads it that much sooner.
+Namespaces alone leave doors open, so `socket` is not on the list at all (AF_VSOCK reaches the hypervisor and netlink
+the kernel, whatever the network namespace). Calls that are harmless only with some arguments are let through by
+argument. The kernel runs the program on `struct seccomp_data` (linux/seccomp.h). A search tree over the numbers needs
+about eight steps a call where a list needs a hundred.
 """
 
 from __future__ import annotations
@@ -43,7 +38,7 @@ class Instruction(NamedTuple):
 
 
 def errno_action(number: int) -> int:
-    """The action that lets a call fail with this error number."""
+    """Return the action that lets a call fail with this error number."""
     return _ERRNO | number
 
 
@@ -86,7 +81,10 @@ def if_one_of(values: Sequence[int], then: Code, otherwise: Code) -> Code:
 
 
 def assemble(arch: int, rules: Mapping[int, Code], default: Code) -> bytes:
-    """The whole filter, as the kernel reads it."""
+    """Return the whole filter, as the kernel reads it; each rule of a system call number must end.
+
+    A call made for another machine than `arch`, or with the bit of the x32 machine, kills the process.
+    """
     foreign = answer(KILL_PROCESS)
     entry = (Instruction(_LOAD, 0, 0, _MACHINE_AT), Instruction(_EQUAL, 1, 0, arch), *foreign)
     number = (Instruction(_LOAD, 0, 0, _NUMBER_AT), Instruction(_AT_LEAST, 0, 1, _X32_BIT), *foreign)
@@ -166,7 +164,10 @@ class _Program(ctypes.Structure):
 
 
 def build(machine: str, *, may_start_processes: bool, has_own_root: bool) -> bytes:
-    """The filter for confined processes, to be completed by `for_process`."""
+    """Return the filter for confined processes, to be completed by `for_process`.
+
+    With `has_own_root` a process sees no file of the host that could be written, whatever its user may do.
+    """
     known, arch = linux.numbers(machine), linux.audit_arch(machine)
     if arch is None:
         raise linux.SetupError("build the system call filter", f"no table of system calls for {machine}")
@@ -184,7 +185,7 @@ def build(machine: str, *, may_start_processes: bool, has_own_root: bool) -> byt
 
 
 def build_for_zygote(machine: str) -> bytes:
-    """The filter of a process that has no namespaces, starts confined ones, and has no business on any network."""
+    """Return the filter of a process without namespaces that starts confined ones and needs no network."""
     known, arch = linux.numbers(machine), linux.audit_arch(machine)
     if arch is None:
         raise linux.SetupError("build the system call filter", f"no table of system calls for {machine}")
@@ -193,7 +194,7 @@ def build_for_zygote(machine: str) -> bytes:
 
 
 def for_process(filter_code: bytes, own_pid: int) -> bytes:
-    """The filter for the process of this id, the only one it may send signals to."""
+    """Return the filter for the process of this id, the only one it may send signals to."""
     return filter_code.replace(_OWN_PID.to_bytes(4, sys.byteorder), own_pid.to_bytes(4, sys.byteorder))
 
 

@@ -1,11 +1,8 @@
 """The zygote: a program that imports once what calls need, confines itself, and forks a child for each call.
 
 Run as `python -I -S zygote.py CONTROL`: with an empty environment and one socket. It never sees a byte of a program, a
-request or a result: the host hands it the descriptors of a call and a record of fixed size, the child reads the rest
-once it is confined. So nothing of one call is left in the memory that the next child is a copy of.
-
-It does one call at a time. It ends, and with it everything it started, when the socket closes. A failed step of the
-confinement ends the child with `SETUP_EXIT` before any untrusted byte was read.
+request or a result, so nothing of one call is left in the memory that the next child is a copy of. It does one call at
+a time, and ends with everything it started when the socket closes.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ _DEVICE_READ = ("random", "urandom")
 
 
 class Spawn(NamedTuple):
-    """The record that asks for a child; its descriptors come with it: channel, output, errors."""
+    """The record that requests a child; its descriptors come with it: channel, output, errors."""
 
     cpu_s: int
     memory: int  # bytes
@@ -53,23 +50,15 @@ class Spawn(NamedTuple):
     max_result: int  # bytes
     is_single: int
 
-    def packed(self) -> bytes:
-        """Pack it for the socket."""
-        return SPAWN.pack(*self)
-
 
 class Ended(NamedTuple):
-    """The record that says how a child ended."""
+    """The record of a child's end."""
 
     status: int  # as `waitpid` gives it
     user_s: float
     system_s: float
     peak_memory: int  # bytes
     how: int  # BY_ITSELF, KILLED or TOO_MUCH_DISK
-
-    def packed(self) -> bytes:
-        """Pack it for the socket."""
-        return ENDED.pack(*self)
 
 
 class Zygote:
@@ -111,10 +100,14 @@ class Zygote:
             for _, _, data in ancillary:
                 descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
             ended = self._one_call(Spawn(*SPAWN.unpack(record)), list(descriptors))
-            self._control.send(ended.packed())
+            self._control.send(ENDED.pack(*ended))
 
     def _one_call(self, spawn: Spawn, descriptors: Sequence[int]) -> Ended:
-        folder = self._make_folder()
+        folder = ""
+        if root := self._config["work_root"]:
+            self._calls += 1
+            folder = f"{root}/{self._calls}"
+            os.mkdir(folder, 0o700)  # noqa: PTH102
         if self._strength == "namespaces":
             namespaces.send_next_child_away(self._pid_namespace)
         parent = os.getpid()
@@ -129,15 +122,6 @@ class Zygote:
         if folder:
             remove_folder(folder)
         return ended
-
-    def _make_folder(self) -> str:
-        root = self._config["work_root"]
-        if not root:
-            return ""
-        self._calls += 1
-        folder = f"{root}/{self._calls}"
-        os.mkdir(folder, 0o700)  # noqa: PTH102
-        return folder
 
     def _watch(self, child: int, folder: str, disk: int) -> int:
         """Wait for the child's end, or bring it about: at the host's word, for its disk, or when the host is gone."""
@@ -185,27 +169,25 @@ class Zygote:
             os.chdir(folder)
         os.environ.update(HOME=work, TMPDIR=work)
         if is_confined:
-            landlock.restrict(self._landlock, self._landlock_rules(work))
-        limits = linux.ProcessLimits(
-            spawn.cpu_s, self._mapped + spawn.memory, spawn.disk, spawn.open_files, self._tasks(spawn)
+            rules = shared_rules(self._config)
+            if self._strength == "namespaces":
+                rules.append(("/", landlock.READ | (landlock.EXECUTE if self._may_start else 0)))
+            rules.append((work, landlock.work_folder_rights(self._landlock, may_execute=self._may_start)))
+            landlock.restrict(self._landlock, rules)
+        # Tasks of this user id: zygote, its parent, child, and what the child may start.
+        tasks = (3 if self._strength == "namespaces" else 2) + (spawn.processes or linux.THREADS)
+        if self._config["shares_user"]:
+            tasks = self._others + linux.SPARE_TASKS if self._others else 0
+        linux.limit_resources(
+            cpu_s=spawn.cpu_s,
+            address_space=self._mapped + spawn.memory,
+            file_size=spawn.disk,
+            open_files=spawn.open_files,
+            tasks=tasks,
         )
-        limits.apply()
         if is_confined:
             linux.keep_capabilities(*([linux.CAP_DAC_READ_SEARCH] if self._config["keep_read_search"] else []))
             seccomp.load(seccomp.for_process(self._filter, os.getpid()))
-
-    def _tasks(self, spawn: Spawn) -> int:
-        """Return the limit on tasks of this user id: zygote, its parent, child, and what the child may start."""
-        if self._config["shares_user"]:
-            return self._others + linux.SPARE_TASKS if self._others else 0
-        ours = 3 if self._strength == "namespaces" else 2
-        return ours + (spawn.processes or linux.THREADS)
-
-    def _landlock_rules(self, work: str) -> list[tuple[str, int]]:
-        rules = shared_rules(self._config)
-        if self._strength == "namespaces":
-            rules.append(("/", landlock.READ | (landlock.EXECUTE if self._may_start else 0)))
-        return [*rules, (work, landlock.work_folder_rights(self._landlock, may_execute=self._may_start))]
 
 
 def files_in(disk: int) -> int:
@@ -234,7 +216,7 @@ def uses_more(folder: str, disk: int) -> bool:
 
 
 def _take_descriptors(null: int, descriptors: Sequence[int]) -> None:
-    """Input, output, errors and the channel become 0 to 3, and there are no others."""
+    """Make input, output, errors and the channel the descriptors 0 to 3, and close all others."""
     channel, output, errors = (os.dup(descriptor) for descriptor in descriptors)
     for number, descriptor in enumerate((null, output, errors, channel)):
         os.dup2(descriptor, number, inheritable=False)
@@ -249,8 +231,8 @@ def remove_folder(path: str) -> None:
         folder = pending.pop()
         os.chmod(folder, 0o700)  # noqa: PTH101
         with os.scandir(folder) as entries:
-            found = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
-        for inner, is_folder in found:
+            inside = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        for inner, is_folder in inside:
             if is_folder:
                 number += 1
                 os.chmod(inner, 0o700)  # noqa: PTH101
@@ -268,8 +250,9 @@ def _enter(config: dict[str, Any]) -> tuple[int, int]:
         proc = namespaces.enter(config["read_paths"], outer_user=user)
         inner = os.fork()
         if inner:
-            os.close(proc)
-            _wait_for(inner)
+            os.closerange(0, 1 << 16)
+            _, status = os.waitpid(inner, 0)
+            os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL, "die with the parent")
         pid_namespace = namespaces.proc_file(proc, "ns/pid")
         statm = namespaces.proc_file(proc, "statm")
@@ -284,19 +267,16 @@ def _enter(config: dict[str, Any]) -> tuple[int, int]:
     if strength != "process":
         linux.prctl(linux.PR_SET_DUMPABLE, 0, "close this process to others")
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1, "give up gaining rights")
-        _check_mechanisms()
+        if not landlock.abi():
+            raise linux.SetupError("confine files with Landlock", "this kernel has none, or was booted without it")
     if strength == "landlock":
-        _confine_oneself(config)
+        # Without namespaces what is imported can read no more than a call can, and reaches no network.
+        version = landlock.abi()
+        if version >= 2:  # the first version forbids moving files between folders, with which folders are removed
+            work = (config["work_root"], landlock.work_folder_rights(version, may_execute=False))
+            landlock.restrict(version, [*shared_rules(config), work])
+        seccomp.load(seccomp.build_for_zygote(linux.machine()))
     return pid_namespace, statm
-
-
-def _confine_oneself(config: dict[str, Any]) -> None:
-    """Without namespaces: what is imported can read no more than a call can, and reaches no network."""
-    version = landlock.abi()
-    if version >= 2:  # the first version forbids all moving of files between folders, with which folders are removed
-        work = (config["work_root"], landlock.work_folder_rights(version, may_execute=False))
-        landlock.restrict(version, [*shared_rules(config), work])
-    seccomp.load(seccomp.build_for_zygote(linux.machine()))
 
 
 def shared_rules(config: dict[str, Any]) -> list[tuple[str, int]]:
@@ -306,17 +286,6 @@ def shared_rules(config: dict[str, Any]) -> list[tuple[str, int]]:
         rights = landlock.READ_DEVICE if device in _DEVICE_READ else landlock.WRITE_DEVICE
         rules.append((f"/dev/{device}", rights))
     return rules
-
-
-def _check_mechanisms() -> None:
-    if not landlock.abi():
-        raise linux.SetupError("confine files with Landlock", "this kernel has none, or was booted without it")
-
-
-def _wait_for(child: int) -> None:
-    os.closerange(0, 1 << 16)
-    _, status = os.waitpid(child, 0)
-    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
 def _preload(config: dict[str, Any]) -> None:
@@ -331,19 +300,10 @@ def _preload(config: dict[str, Any]) -> None:
         except BaseException as error:
             reason = f"{type(error).__name__}: {error}"
             raise linux.SetupError(f"import {name}, which the program declares", reason) from error
-    _use_once()
-
-
-def _use_once() -> None:
-    """Do what is slow the first time: SymPy builds a hundred milliseconds' worth of tables when it is first used."""
-    sympy = sys.modules.get("sympy")
-    if sympy is not None:
+    # SymPy builds a hundred milliseconds' worth of tables when it is first used.
+    if (sympy := sys.modules.get("sympy")) is not None:
         symbol = sympy.Symbol("x")
         str(sympy.simplify(symbol + symbol - sympy.sympify("x/2 + 1")))
-
-
-def _reply(control: _socket.socket, message: dict[str, Any]) -> None:
-    control.send(json.dumps(message).encode())
 
 
 def main(descriptor: int) -> None:
@@ -360,12 +320,12 @@ def main(descriptor: int) -> None:
         zygote = Zygote(control, config, pid_namespace, statm)
     except (linux.SetupError, OSError) as error:
         step, reason = (error.step, error.reason) if isinstance(error, linux.SetupError) else ("start", str(error))
-        _reply(control, {"step": step, "reason": reason})
+        control.send(json.dumps({"step": step, "reason": reason}).encode())
         os._exit(SETUP_EXIT)
     if statm >= 0:
         os.close(statm)
     harness.prepare()
-    _reply(control, {"ready": True, "landlock": landlock.abi()})
+    control.send(json.dumps({"ready": True, "landlock": landlock.abi()}).encode())
     zygote.serve()
     os._exit(0)
 

@@ -29,7 +29,7 @@ from reward_kit.sandbox.frames import HEADER, NONCE_BYTES, READY, FrameError, an
 from reward_kit.sandbox.linux import MEBIBYTE, SetupError
 from reward_kit.sandbox.outcome import Evidence, Strength
 from reward_kit.sandbox.program import Limits, Program, ZygoteSpec
-from reward_kit.sandbox.zygote import BY_ITSELF, ENDED, KILL, TOO_MUCH_DISK, Ended, Spawn
+from reward_kit.sandbox.zygote import BY_ITSELF, ENDED, KILL, SPAWN, TOO_MUCH_DISK, Ended, Spawn
 
 _ENVIRONMENT = {
     "HOME": "/tmp",
@@ -51,12 +51,7 @@ _FIRST_UNUSED_ID = 1_900_000_000
 
 
 class ZygoteProcess:
-    """A zygote process.
-
-    Attributes:
-        is_alive: it can be asked for a child.
-        facts: its report when it was ready.
-    """
+    """A zygote process."""
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, work_root: Path | None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -66,12 +61,12 @@ class ZygoteProcess:
         self._child: Child | None = None
         self._prepared: Child | None = None
         self._ending: asyncio.Task[None] | None = None
-        self.is_alive = True
-        self.facts: dict[str, Any] = {}
+        self.is_alive = True  # it can be asked for a child
+        self.facts: dict[str, Any] = {}  # its report when it was ready
 
     @classmethod
     async def start(cls, spec: ZygoteSpec, strength: Strength) -> ZygoteProcess:
-        """Start one and wait until it has imported everything."""
+        """Start one and wait until it has imported everything; SetupError if it cannot be confined or import."""
         config, work_root = _configuration(spec, strength)
         control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far:
@@ -106,11 +101,12 @@ class ZygoteProcess:
         return self
 
     async def spawn(self, limits: Limits, *, is_single: bool, cpu_s: float, program: Program | None = None) -> Child:
-        """A child that waits for a call, the one made ready if it fits; one of a dead zygote has `ended` with None."""
+        """Return a child that waits for a call, the prepared one if it fits; of a dead zygote, `ended` is None."""
         wanted = spawn_record(limits, is_single=is_single, cpu_s=cpu_s)
         child, self._prepared = self._prepared, None
         if child is not None:
-            if child.is_as(limits, wanted, program):
+            # It has neither ended nor written since it was made.
+            if child.spawn == wanted and child.may_run(limits, program) and not (child.ended.done() or child.has_extra):
                 return child
             try:
                 await self.end_child(child)
@@ -126,12 +122,12 @@ class ZygoteProcess:
                 self._prepared.load(program)
 
     def is_prepared(self, limits: Limits, program: Program) -> bool:
-        """A child with these limits stands ready, with this program or none."""
+        """Report whether a child with these limits stands ready, with this program or none."""
         return self._prepared is not None and self._prepared.is_ready and self._prepared.may_run(limits, program)
 
     @property
     def prepared_pid(self) -> int:
-        """The id of the child that waits for its program; 0 where none stands ready."""
+        """The id of the child that waits for its program; 0 if none stands ready."""
         return self._prepared.pid if self._prepared is not None else 0
 
     @property
@@ -144,7 +140,7 @@ class ZygoteProcess:
         child = self._child = Child(limits, spawn)
         descriptors = array.array("i", child.descriptors)
         try:
-            self._control.sendmsg([spawn.packed()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+            self._control.sendmsg([SPAWN.pack(*spawn)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
         except OSError:
             self._died()
         child.handed_over()
@@ -211,7 +207,7 @@ class ZygoteProcess:
             remove_folder(self._work_root)
 
     async def _is_gone(self, timeout_s: float) -> bool:
-        """Return whether it has ended, after at most this time."""
+        """Report whether it has ended, after at most this time."""
         if self._process.poll() is not None:
             return True
         ending = os.pidfd_open(self._process.pid)
@@ -229,7 +225,7 @@ class ZygoteProcess:
 
 
 def spawn_record(limits: Limits, *, is_single: bool, cpu_s: float) -> Spawn:
-    """The record that asks for a child with these limits."""
+    """Return the record that requests a child with these limits."""
     return Spawn(
         math.ceil(cpu_s),
         limits.memory_mb * MEBIBYTE,
@@ -242,10 +238,22 @@ def spawn_record(limits: Limits, *, is_single: bool, cpu_s: float) -> Spawn:
 
 
 def _configuration(spec: ZygoteSpec, strength: Strength) -> tuple[dict[str, Any], Path | None]:
-    is_root = os.geteuid() == 0
-    user = _FIRST_UNUSED_ID + secrets.randbelow(1 << 24) if is_root and strength != "process" else None
-    work_root = None if strength == "namespaces" else _work_root(user)
-    has_namespaces = strength == "namespaces"
+    """Return a zygote's configuration and, without namespaces, the folder for its work folders."""
+    user, work_root, has_namespaces = None, None, strength == "namespaces"
+    if os.geteuid() == 0 and strength != "process":
+        user = _FIRST_UNUSED_ID + secrets.randbelow(1 << 24)
+    if not has_namespaces:
+        work_root = temporary_folder("sandbox-")
+        if user is not None:
+            try:
+                os.chown(work_root, user, user)
+            except OSError as error:  # such as in a user namespace that knows this one user only
+                remove_folder(work_root)
+                raise SetupError("give a work folder to a user id that is free", str(error)) from error
+            # What lies beside it is closed to others; only the way through is opened.
+            temporary_root().chmod(0o711)
+    ways = {parent for _, real in spec.read_paths for parent in Path(real).parents}
+    kernel = tuple(int(number) for number in os.uname().release.split("-")[0].split(".")[:2] if number.isdigit())
     config = {
         "strength": strength,
         "imports": spec.imports,
@@ -254,35 +262,14 @@ def _configuration(spec: ZygoteSpec, strength: Strength) -> tuple[dict[str, Any]
         "may_start_processes": spec.may_start_processes,
         "outer_user": user,
         "work_root": str(work_root or ""),
-        "keep_read_search": user is not None and not has_namespaces and not _is_open_to_all(spec),
+        # Unless any user may reach what the zygote shows, by the folders on the way to it.
+        "keep_read_search": user is not None
+        and not has_namespaces
+        and not all(stat.S_IMODE(parent.stat().st_mode) & 0o001 for parent in ways),
         # Before Linux 5.14 tasks are counted by user id alone, the same inside a namespace and outside.
-        "shares_user": user is None and not (has_namespaces and _kernel() >= (5, 14)),
+        "shares_user": user is None and not (has_namespaces and kernel >= (5, 14)),
     }
     return config, work_root
-
-
-def _work_root(user: int | None) -> Path:
-    folder = temporary_folder("sandbox-")
-    if user is not None:
-        try:
-            os.chown(folder, user, user)
-        except OSError as error:  # such as in a user namespace that knows this one user only
-            remove_folder(folder)
-            raise SetupError("give a work folder to a user id that is free", str(error)) from error
-        # What lies beside it is closed to others; only the way through is opened.
-        temporary_root().chmod(0o711)
-    return folder
-
-
-def _is_open_to_all(spec: ZygoteSpec) -> bool:
-    """Return whether any user may reach what zygotes show, by the folders on the way to it."""
-    ways = {parent for _, real in spec.read_paths for parent in Path(real).parents}
-    return all(stat.S_IMODE(parent.stat().st_mode) & 0o001 for parent in ways)
-
-
-def _kernel() -> tuple[int, ...]:
-    numbers = os.uname().release.split("-")[0].split(".")[:2]
-    return tuple(int(number) for number in numbers if number.isdigit())
 
 
 _CHUNK = 1 << 18
@@ -333,19 +320,11 @@ class Capture:
 
 
 class Child:
-    """A confined child as the host sees it: a channel for frames, two outputs, and its end.
-
-    Attributes:
-        limits: of its calls.
-        is_ready: it reported that it is confined.
-        pid: its id as this process sees it, which the kernel sends with its first byte; 0 before.
-        answered: resolves when an answer is complete, or cannot become one any more; new for each call.
-        ended: resolves with the zygote's record of its end; None where the zygote died.
-    """
+    """A confined child as the host sees it: a channel for frames, two outputs, and its end."""
 
     def __init__(self, limits: Limits, spawn: Spawn) -> None:
         self._loop = asyncio.get_running_loop()
-        self._spawn = spawn
+        self.spawn = spawn
         self._program: Program | None = None
         self.limits = limits
         self._max_result = limits.result_bytes
@@ -358,20 +337,17 @@ class Child:
         self._unsent = b""
         self._nonce = b""
         self._fault: FrameError | None = None
-        self.is_ready = False
-        self.pid = 0
+        self.is_ready = False  # it reported that it is confined
+        self.pid = 0  # its id as this process sees it, which the kernel sends with its first byte
+        # Resolves when an answer is complete, or cannot become one any more; new for each call.
         self.answered: asyncio.Future[None] | None = None
+        # Resolves with the zygote's record of its end, with None if the zygote died.
         self.ended: asyncio.Future[Ended | None] = self._loop.create_future()
         self._loop.add_reader(self._channel.fileno(), self._read)
 
     def may_run(self, limits: Limits, program: Program | None) -> bool:
-        """It was made with these limits, and has been sent no other program."""
+        """Report whether it was made with these limits, and has been sent no other program."""
         return self.limits == limits and self._program in (None, program)
-
-    def is_as(self, limits: Limits, spawn: Spawn, program: Program | None) -> bool:
-        """Return whether it may run the program, was made by this record, and has neither ended nor written since."""
-        fits = self._spawn == spawn and self.may_run(limits, program)
-        return fits and not self.ended.done() and not self.has_extra
 
     @property
     def descriptors(self) -> tuple[int, int, int]:
@@ -379,7 +355,7 @@ class Child:
         return self._far.fileno(), self._output.writer, self._errors.writer
 
     def handed_over(self) -> None:
-        """The child has its ends now."""
+        """Close the ends that the child has now."""
         self._far.close()
         os.close(self._output.writer)
         os.close(self._errors.writer)
@@ -418,7 +394,7 @@ class Child:
     def _read(self) -> bool:
         was_ready = self.is_ready
         try:
-            data = self._channel.recv(_CHUNK) if self.is_ready else self._first_word()
+            data = self._channel.recv(_CHUNK) if self.is_ready else self._ready_byte()
         except BlockingIOError:
             return False
         except ConnectionError:
@@ -432,8 +408,8 @@ class Child:
         self._look()
         return True
 
-    def _first_word(self) -> bytes:
-        """The ready byte, with which the kernel sends the id of who wrote it."""
+    def _ready_byte(self) -> bytes:
+        """Take the ready byte, with which the kernel sends the id of its writer; return nothing to read."""
         data, ancillary, _, _ = self._channel.recvmsg(len(READY), socket.CMSG_SPACE(_CREDENTIALS.size))
         if data != READY:
             return b""
@@ -445,14 +421,14 @@ class Child:
         return b""
 
     def cpu_s(self) -> float:
-        """Seconds of CPU time it has used, by the kernel's own count; 0.0 where it cannot be asked."""
+        """Return the seconds of CPU time it has used, by the kernel's own count; 0.0 if unknown."""
         try:
             return time.clock_gettime((~self.pid << 3) | _CPU_OF_PROCESS) if self.pid else 0.0
         except OSError:
             return 0.0
 
     def resident_mb(self) -> float:
-        """MiB it holds in memory; 0.0 where that cannot be read."""
+        """Return the MiB it holds in memory; 0.0 if unknown."""
         try:
             pages = int(Path(f"/proc/{self.pid}/statm").read_bytes().split()[1])
         except (OSError, IndexError):
@@ -475,12 +451,12 @@ class Child:
 
     @property
     def has_fault(self) -> bool:
-        """Whether the bytes that came are not an answer."""
+        """True if the bytes that came are not an answer."""
         return self._fault is not None
 
     @property
     def has_extra(self) -> bool:
-        """Something came although nothing was asked."""
+        """True if something came without a call."""
         self._read()
         return bool(self._received) or self.has_fault
 
@@ -499,7 +475,7 @@ class Child:
         evidence.is_output_cut = is_output_cut or are_errors_cut
 
     def take_end(self, evidence: Evidence, ended: Ended | None) -> None:
-        """Put how it ended, and all that is still waiting to be read, into `evidence`."""
+        """Put the record of its end, and all that is still waiting to be read, into `evidence`."""
         for _ in range(2 + (self._max_result + HEADER.size) // _CHUNK):
             if not self._read():
                 break

@@ -67,7 +67,7 @@ class TestTheCommandLine:
         page = maker("command_line_page").page()
         assert all(f"| `{number}` | {text} |" in page for number, text in EXIT_CODES.items())
         assert {RewardKitError.exit_code, ConfigError.exit_code} <= EXIT_CODES.keys()
-        assert "Exits with 1 where a gate failed: `--fail-on-regression`, `--fail-under`." in page
+        assert "Exits with 1 if a gate fails: `--fail-on-regression`, `--fail-under`." in page
 
 
 class TestTheFiles:
@@ -79,7 +79,7 @@ class TestTheFiles:
             ("task_page", "| `noise` | `independent`, `shared` | `independent` | `shared`: "),
             ("task_page", "| [`tool_calls`](#messages-tool_calls) | list of blocks | none |"),
             ("train_page", "| `betas` | 2 numbers | `[0.9, 0.999]` | Of AdamW. |"),
-            ("train_page", "| `epochs` | whole number, at least 1 | `1` | Passes over the batch. |"),
+            ("train_page", "| `epochs` | integer, at least 1 | `1` | Passes over the batch. |"),
             ("train_page", "One of `held_out/score`, `held_out/passed_share`,"),
         ],
     )
@@ -152,7 +152,7 @@ class TestThePythonReference:
         pages = "\n".join(python_pages.group_page(group) for group in python_pages.GROUPS)
         shown = re.findall(r"^::: (\S+)$", pages, re.MULTILINE)
         assert len(shown) == len(set(shown)) > 150
-        assert "reward_kit.rl.losses.functions.ppo_clip_loss" in shown
+        assert "reward_kit.rl.losses.ppo_clip_loss" in shown
         assert not set(shown) & python_pages.shown_elsewhere()
 
     def test_every_name_has_a_first_line(self, maker: Maker) -> None:
@@ -177,7 +177,7 @@ class TestPagesOfTheRepository:
         (tmp_path / "development" / "some.md").write_text(f"[a](../Makefile)\n\n{block}\n")
         (tmp_path / "CHANGELOG.md").write_text("See [some](development/some.md).\n")
         monkeypatch.setattr(pages, "ROOT", tmp_path)
-        assert pages.page("development/some.md") == f"a\n\n{block}\n"
+        assert pages.page("development/some.md") == f"---\nsearch:\n  exclude: true\n---\na\n\n{block}\n"
         assert pages.page("releases.md") == "See [some](development/some.md).\n"
 
     def test_every_note_and_the_releases_are_pages(self, maker: Maker) -> None:

@@ -9,7 +9,7 @@ How a page is written, so that it runs:
 - `yaml` without a title is a part of a task or a train file; `json` is parsed.
 
 In comments of their own (`<!-- … -->`), right before a block: `not run: WHY`, `exits with N`, `waits for: TEXT`,
-`yaml: other`; anywhere: `page: in a clone`, `page: long`, `page: in ENVIRONMENT`, `page: needs walls`,
+`yaml: other`; anywhere: `page: in a clone`, `page: long`, `page: in ENVIRONMENT`, `page: needs a sandbox`,
 `model answers: KEY=TEXT; else=TEXT`,
 `before this page: COMMANDS`, for bash, which bring about what a reader of this page has already.
 """

@@ -59,7 +59,7 @@ def test_a_page_runs(page: Page, tmp_path: Path) -> None:
             pytest.skip(f"runs in .integrations/{page.environment}, which is not here: make test-docs")
     if missing := sorted(name for name in page.programs if shutil.which(name) is None):
         pytest.skip(f"needs {', '.join(missing)}, which is not on this machine")
-    if page.is_("needs walls") and not confines():
+    if page.is_("needs a sandbox") and not confines():
         pytest.skip("this machine cannot confine code: reward-kit doctor")
     run_page(page, tmp_path, programs)
 

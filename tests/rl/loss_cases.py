@@ -13,6 +13,7 @@ from torch import Tensor
 from reward_kit.rl.losses import (
     Aggregation,
     GlobalBatch,
+    KLEstimator,
     Loss,
     cispo_loss,
     decoupled_ppo_loss,
@@ -24,7 +25,6 @@ from reward_kit.rl.losses import (
     value_loss,
     within_cap,
 )
-from reward_kit.rl.losses.functions import KLEstimator
 
 Case = dict[str, Tensor]
 AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)

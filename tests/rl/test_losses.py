@@ -15,6 +15,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.rl.losses import (
     Aggregation,
     GlobalBatch,
+    Level,
     Loss,
     cispo_loss,
     decoupled_ppo_loss,
@@ -25,7 +26,6 @@ from reward_kit.rl.losses import (
     truncated_importance_weights,
     value_loss,
 )
-from reward_kit.rl.losses.functions import Level
 from tests.rl.loss_cases import CAP, EVERY_LOSS_AND_AGGREGATION, LOSSES, NORM_LENGTH, Case, random_case, whole_of
 
 Token = dict[str, float]
@@ -301,14 +301,14 @@ ONES = torch.ones(2, 3)
             lambda: decoupled_ppo_loss(ONES, ONES, ONES, ONES, ONES, beyond_cap="cut"),  # type: ignore[arg-type]
             "unknown beyond_cap 'cut'",
         ),
-        (lambda: decoupled_ppo_loss(ONES, ONES, ONES, ONES, ONES, cap=0.0), "cap is the greatest weight and above 0"),
+        (lambda: decoupled_ppo_loss(ONES, ONES, ONES, ONES, ONES, cap=0.0), "cap is above 0; got 0"),
         (
             lambda: truncated_importance_weights(ONES, ONES, ONES, level="step"),  # type: ignore[arg-type]
             "unknown level 'step'",
         ),
         (lambda: value_loss(ONES, ONES, ONES, ONES, clip=0.0), "clip is above 0, or None"),
         (lambda: GlobalBatch(-1, 1), "tokens is at least 0; got -1"),
-        (lambda: GlobalBatch(1, 1, 0.0), "norm_length is what 'seq-mean-token-sum-norm' divides by; got 0"),
+        (lambda: GlobalBatch(1, 1, 0.0), "norm_length is above 0; got 0"),
     ],
 )
 def test_bad_input_gets_one_clear_error(call: Callable[[], object], message: str) -> None:

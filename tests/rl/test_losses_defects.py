@@ -12,6 +12,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.rl.losses import (
     AdaptiveKLCoefficient,
     GlobalBatch,
+    KLEstimator,
     cispo_loss,
     decoupled_ppo_loss,
     gspo_loss,
@@ -20,7 +21,6 @@ from reward_kit.rl.losses import (
     value_loss,
     within_cap,
 )
-from reward_kit.rl.losses.functions import KLEstimator
 from tests.rl.loss_cases import AGGREGATIONS, NORM_LENGTH, random_case
 
 

@@ -14,14 +14,18 @@ from torch import Tensor
 from reward_kit.errors import ConfigError
 from reward_kit.rl.losses import (
     Diagnostics,
+    Kind,
+    Statistic,
     cispo_loss,
     decoupled_ppo_loss,
+    effective_size_of,
     gspo_loss,
+    mean_of,
     merge_diagnostics,
     ppo_clip_loss,
+    spread_of,
     value_loss,
 )
-from reward_kit.rl.losses.base import Kind, Statistic, effective_size_of, mean_of, spread_of
 from tests.rl.loss_cases import LOSSES, random_case
 
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from reward_kit.rl.losses import Aggregation, penalised_rewards, truncated_importance_weights, within_cap
-from reward_kit.rl.losses.functions import Level
+from reward_kit.rl.losses import Aggregation, Level, penalised_rewards, truncated_importance_weights, within_cap
 from tests.profiles import examples
 from tests.rl.loss_cases import (
     AGGREGATIONS,

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from reward_kit.errors import ConfigError, TrainingError
-from reward_kit.rl.losses import AdaptiveKLCoefficient, kl_estimate, kl_loss, penalised_rewards
-from reward_kit.rl.losses.functions import KLEstimator
+from reward_kit.rl.losses import AdaptiveKLCoefficient, KLEstimator, kl_estimate, kl_loss, penalised_rewards
 from tests.rl.loss_cases import ESTIMATORS, random_case
 
 

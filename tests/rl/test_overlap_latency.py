@@ -1,4 +1,4 @@
-"""How long a simulated reward call takes: distributions by their figures, and the calls of a run."""
+"""Latencies of simulated reward calls: distributions by their figures, and the calls of a run."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ def test_the_spread_of_a_lognormal_latency_is_that_of_its_logarithm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("unifrom:1:40", "no kind 'unifrom'; did you mean 'uniform'?"),
         ("empirical:1", "no kind 'empirical'"),
         ("uniform:1", "latency uniform is written uniform:LOW:HIGH, with 2 numbers"),
         ("uniform:1:x", "it is written uniform:LOW:HIGH, with numbers"),
         ("uniform:40:1", "LOW is at most HIGH, not 40 and 1"),
-        ("constant:-1", "-1 is no finite number from 0 on"),
-        ("exponential:inf", "inf is no finite number from 0 on"),
+        ("constant:-1", "-1 is not a finite number from 0 on"),
+        ("exponential:inf", "inf is not a finite number from 0 on"),
         ("uniform:1e308:1e308", "1e+308 is above 1e+08, the most that is simulated"),
-        ("constant:nan", "nan is no finite number from 0 on"),
+        ("constant:nan", "nan is not a finite number from 0 on"),
     ],
 )
-def test_an_impossible_latency_is_refused(text: str, told: str) -> None:
+def test_an_impossible_latency_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_latency(text)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def score_line(duration: object, **more: object) -> str:
@@ -70,20 +70,20 @@ def test_latencies_are_drawn_from_the_calls_of_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (None, "No such file or directory"),
         ("", "holds no score to take a duration from"),
         (score_line(1) + "{}\n", "scores.jsonl:2 has no number at timing.duration_s"),
         (score_line("soon"), "scores.jsonl:1 has no number at timing.duration_s"),
-        (score_line(-2), "timing.duration_s is -2, which is no duration"),
-        (score_line(math.nan), "timing.duration_s is nan, which is no duration"),
+        (score_line(-2), "timing.duration_s is -2, which is not a duration"),
+        (score_line(math.nan), "timing.duration_s is nan, which is not a duration"),
     ],
 )
-def test_a_file_that_holds_no_durations_is_refused(tmp_path: Path, text: str | None, told: str) -> None:
+def test_a_file_that_holds_no_durations_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
     path = tmp_path / "scores.jsonl"
     if text is not None:
         path.write_text(text)
     with pytest.raises(ConfigError, match=r"scores\.jsonl") as refused:
         parse_latency(f"file:{path}")
-    assert told in str(refused.value)
+    assert message in str(refused.value)

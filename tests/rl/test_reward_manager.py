@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from reward_kit.agent.models import steps_of
 from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.errors import ConfigError, RewardError
+from reward_kit.rl import reward_batches
 from reward_kit.rl.learner.training_rows import to_tensors
 from reward_kit.rl.losses import ppo_clip_loss
 from reward_kit.rl.reward_manager import EpisodeRewardManager
-from reward_kit.rl.reward_manager import batches as reward_batches
 from reward_kit.tokens import TokenBatch, build_rows, pack_rows, row_columns, verl_batch
 from tests.profiles import examples
 from tests.rl.reward_cases import WordTokenizer, answers, proto
@@ -401,7 +401,7 @@ def test_a_visual_scorer_is_asked_once_for_an_episode_and_its_failure_is_the_epi
     info = found["reward_extra_info"]
     assert info["is_scored"].tolist() == [True, True, False, False]
     assert info["failure_class"].tolist() == ["", "", "crash", "invalid_result"]
-    assert "KeyError: 2" in info["failure"][2] and "it gave None, which is no finite number" in info["failure"][3]
+    assert "KeyError: 2" in info["failure"][2] and "it gave None, which is not a finite number" in info["failure"][3]
 
 
 # Examples

@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 from reward_kit.errors import ConfigError
 from reward_kit.models import EvaluateResult, Message
 from reward_kit.rl.reward_manager import (
+    REWARD_MANAGERS,
     BatchRewardManager,
     DAPORewardManager,
     NaiveRewardManager,
     PrimeRewardManager,
+    columns_of,
     load_reward_manager,
 )
-from reward_kit.rl.reward_manager.managers import REWARD_MANAGERS, columns_of
 from reward_kit.typed_interface import reward_function
 from tests.profiles import examples
 from tests.rl.reward_cases import WordTokenizer, answers

@@ -178,7 +178,7 @@ def test_step_rewards_that_are_one_number_per_row_are_no_rewards_of_steps() -> N
 def test_a_reward_that_is_infinite_on_its_token() -> None:
     data = answers([[4], [5]], episode_rewards=[1.0, 2.0])
     data.batch["step_rewards"] = torch.tensor([[0.0], [math.inf]])
-    with pytest.raises(ConfigError, match="the reward of row 1 is inf, no finite float32"):
+    with pytest.raises(ConfigError, match="the reward of row 1 is inf, not a finite float32"):
         manager(step_rewards=True)(data)
 
 

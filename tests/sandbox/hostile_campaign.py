@@ -43,6 +43,7 @@ from tests.sandbox.hostile_case import (
     problems_of,
     read_cases,
     share_passed,
+    word_of,
 )
 
 LIMITS = Limits(WALL_S, CPU_S, MEMORY_MB, disk_mb=DISK_MB, output_kb=OUTPUT_KB, result_kb=RESULT_KB)
@@ -128,7 +129,7 @@ async def _after(
             await asyncio.sleep(0.001)
     problems = canaries.touched() + surroundings.left(expected)
     probes = await asyncio.gather(*(_call(sandbox, _HONEST.source, level) for _ in range(_SLOTS)))
-    return problems + [f"probe: {probe.word}: {probe.failure}" for probe in probes if probe.value != {"score": 1.0}]
+    return problems + [f"probe: {word_of(probe)}: {probe.failure}" for probe in probes if probe.value != {"score": 1.0}]
 
 
 async def _run(sandbox: Sandbox, case: Case, source: str, level: Level) -> Seen:
@@ -139,9 +140,9 @@ async def _run(sandbox: Sandbox, case: Case, source: str, level: Level) -> Seen:
         )
         passed = share_passed([None if one.failure else one.value for one in outcomes])
         last = outcomes[-1]
-        return Seen(last.word, None, passed, _shown(outcomes), time.monotonic() - started)
+        return Seen(word_of(last), None, passed, _shown(outcomes), time.monotonic() - started)
     outcome = await _call(sandbox, source, level)
-    seen = Seen(outcome.word, outcome.value, text=_shown([outcome]))
+    seen = Seen(word_of(outcome), outcome.value, text=_shown([outcome]))
     if case.repeat:
         seen.again = (await _call(sandbox, source, level)).value
     seen.wall_s = time.monotonic() - started

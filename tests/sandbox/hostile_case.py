@@ -8,7 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from reward_kit.sandbox import Outcome
 
 TESTS: tuple[tuple[Any, Any], ...] = ((1, 2), (2, 4), (0.5, 1.0), (-3, -6))
 """What submissions are asked, and what is right: twice the number, in its own type."""
@@ -22,7 +25,22 @@ WORDS = frozenset(
         *("output-capped", "score-not-forged"),
     }
 )
+_WORDS_OF_KINDS = {
+    **dict.fromkeys(("wall", "cpu"), "timeout"),
+    **dict.fromkeys(("signal", "forbidden_call", "zygote"), "crashed"),
+    **dict.fromkeys(("denied", "disk", "open_files", "processes"), "denied"),
+    "memory": "memory",
+    "result_size": "result-too-large",
+}
 _KEYS = ("expect", "kind", "observe", "score", "maxscore", "repeat")
+
+
+def word_of(outcome: Outcome) -> str:
+    """The word for an outcome that case files expect."""
+    if outcome.failure is None:
+        return "output-capped" if outcome.is_output_cut else "ok"
+    is_invalid = outcome.failure.failure_class == "invalid_result"
+    return _WORDS_OF_KINDS.get(outcome.kind, "invalid-result" if is_invalid else "error")
 
 
 @dataclass(frozen=True)

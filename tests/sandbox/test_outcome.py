@@ -7,6 +7,7 @@ import pytest
 from reward_kit.sandbox import Limits
 from reward_kit.sandbox.frames import FrameError
 from reward_kit.sandbox.outcome import Evidence, judge
+from tests.sandbox.hostile_case import word_of
 
 LIMITS = Limits()
 
@@ -21,8 +22,8 @@ def told(kind, message="m"):
 
 def test_a_value_is_a_value():
     outcome = judged(answer={"value": None, "left": []})
-    assert (outcome.kind, outcome.failure, outcome.word) == ("ok", None, "ok")
-    assert judged(answer={"value": 1, "left": []}, is_output_cut=True).word == "output-capped"
+    assert (outcome.kind, outcome.failure, word_of(outcome)) == ("ok", None, "ok")
+    assert word_of(judged(answer={"value": 1, "left": []}, is_output_cut=True)) == "output-capped"
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_a_value_is_a_value():
 )
 def test_what_the_host_saw_is_classified(known, kind, failure_class, word):
     outcome = judged(**known)
-    assert (outcome.kind, outcome.failure.failure_class, outcome.word) == (kind, failure_class, word)
+    assert (outcome.kind, outcome.failure.failure_class, word_of(outcome)) == (kind, failure_class, word)
     assert outcome.value is None
 
 

@@ -26,9 +26,8 @@ from reward_kit.models import Message
 from reward_kit.reward_agent import AsyncRewardAgent, Scored, Scorer, ScoringRequest
 from reward_kit.reward_agent.agent import KeptOpenAgent
 from reward_kit.reward_agent.levels import SandboxChoice, reward_given, scorer_of
-from reward_kit.rl.reward_manager import NaiveRewardManager
-from reward_kit.rl.reward_manager.batches import RewardBatch
-from reward_kit.rl.reward_manager.managers import RewardManager, Tokenizer, check_tokenizer
+from reward_kit.rl.reward_batches import RewardBatch
+from reward_kit.rl.reward_manager import NaiveRewardManager, RewardManager, Tokenizer, check_tokenizer
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import RewardSpec
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.verl.compute_score import SECTION, HeldReward, RewardOptions, RowRequests
-from reward_kit.rl.reward_manager.batches import RewardBatch
+from reward_kit.rl.reward_batches import RewardBatch
 
 NAME = "reward_kit"
 _numbers = itertools.count()

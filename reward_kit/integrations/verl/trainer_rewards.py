@@ -25,7 +25,7 @@ from reward_kit.integrations.verl.compute_score import SECTION, RewardOptions, R
 from reward_kit.integrations.verl.data_proto import objects
 from reward_kit.reward_agent import ScoredChunk, SyncRewardAgent, Ticket
 from reward_kit.reward_agent.tickets import Order
-from reward_kit.rl.reward_manager.batches import Ints, RewardBatch
+from reward_kit.rl.reward_batches import Ints, RewardBatch
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.tokens.columns import Array
 

@@ -12,8 +12,7 @@ import torch
 
 from reward_kit.credit.options import check_choice, check_number
 from reward_kit.errors import ConfigError
-from reward_kit.rl.losses import Aggregation
-from reward_kit.rl.losses.functions import BeyondCap, ClipRange, KLEstimator, Level
+from reward_kit.rl.losses import Aggregation, BeyondCap, ClipRange, KLEstimator, Level
 
 log = logging.getLogger(__name__)
 LossName = Literal["ppo", "gspo", "cispo", "decoupled"]
@@ -37,9 +36,6 @@ class LoRAOptions:
         rank: of an adapter's two matrices.
         alpha: an adapter's output is multiplied by alpha / rank.
         targets: names of linear layers, by the end of their path; "all-linear" is every one but the head.
-
-    Raises:
-        ConfigError: a number is out of range, or there are no targets.
     """
 
     rank: int = 16
@@ -67,9 +63,6 @@ class OffPolicyLimits:
         effective_share: the least effective sample size, as a share of the tokens (of sequences with "gspo").
         lag_max: how many versions older than the policy in training a token's sampler is.
         grad_norm: before clipping.
-
-    Raises:
-        ConfigError: a limit is negative or not finite.
     """
 
     logprob_gap_mean: float | None = 0.1
@@ -85,11 +78,11 @@ class OffPolicyLimits:
             if (limit := getattr(self, one.name)) is not None:
                 check_number(f"limits.{one.name}", limit, 0.0)
 
-    def alarms(self, found: Mapping[str, float]) -> dict[str, float]:
-        """`alarm/<name>` with the measured value for each limit exceeded by these diagnostics; each is logged."""
+    def alarms(self, diagnostics: Mapping[str, float]) -> dict[str, float]:
+        """Return `alarm/<name>` with the measured value for each limit exceeded by these diagnostics; log each."""
         beyond = {}
         for one in fields(self):
-            limit, measured = getattr(self, one.name), found.get(one.name)
+            limit, measured = getattr(self, one.name), diagnostics.get(one.name)
             if limit is None or measured is None:
                 continue
             is_least = one.name == "effective_share"
@@ -111,7 +104,7 @@ class PPOConfig:
         minibatches: optimizer steps per epoch, of rows as equal in number as can be; at most one per row.
         max_tokens_per_micro_batch: of one pass through the module, padding included; None: 1,024 on a CPU, whose caches
             hold no more, and 16,384 on an accelerator. A longer row goes alone. Changes memory and speed, no gradient.
-        loss: the policy loss; see `rl.losses.functions`.
+        loss: the policy loss; see `rl.losses`.
         clip_low: how far below 1 the probability ratio may be pushed; None: the loss's own default.
         clip_high: how far above.
         dual_clip: bounds the loss of tokens with a negative advantage, of "ppo" and "decoupled"; None: no bound.
@@ -198,9 +191,7 @@ class PPOConfig:
     limits: OffPolicyLimits = field(default_factory=OffPolicyLimits)
 
     def __post_init__(self) -> None:
-        _check_choices(self)
-        _check_counts(self)
-        _check_numbers(self)
+        _check_values(self)
         _check_together(self)
 
     @property
@@ -229,12 +220,12 @@ class PPOConfig:
 
     @property
     def uses_sampler(self) -> bool:
-        """Whether the loss uses the sampler's log-probabilities."""
+        """The loss uses the sampler's log-probabilities."""
         return self.old_logprobs == "sampler" or self.loss == "decoupled" or self.importance is not None
 
     @property
     def recomputes(self) -> bool:
-        """Whether the loss uses the module's log-probabilities before the update."""
+        """The loss uses the module's log-probabilities before the update."""
         return self.old_logprobs == "recomputed" or self.loss == "decoupled" or self.importance is not None
 
 
@@ -265,22 +256,16 @@ def schema_bounds() -> dict[str, dict[str, float]]:
     return bounds | {"min_lr_share": {"minimum": 0.0, "maximum": 1.0}}
 
 
-def _check_choices(config: PPOConfig) -> None:
+def _check_values(config: PPOConfig) -> None:
     for name, kind in _CHOICES.items():
         if (choice := getattr(config, name)) is not None:
             check_choice(name, choice, get_args(kind))
     if config.lora is not None and not isinstance(config.lora, LoRAOptions):
         raise ConfigError(f"lora is LoRAOptions(rank=…); got {config.lora!r}")
-
-
-def _check_counts(config: PPOConfig) -> None:
     for name, least in _COUNTS.items():
         count = getattr(config, name)
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < least):
             raise ConfigError(f"{name} is a whole number from {least}; got {count!r}")
-
-
-def _check_numbers(config: PPOConfig) -> None:
     for name in (*_AT_LEAST_0, *_ABOVE_0):
         if (number := getattr(config, name)) is not None:
             check_number(name, number, 0.0)
@@ -298,24 +283,23 @@ def _check_numbers(config: PPOConfig) -> None:
 
 
 def _check_together(config: PPOConfig) -> None:
-    """Refuse options that have no effect with the others."""
+    """Reject options that have no effect with the others."""
+    is_decoupled, without_kl = config.loss == "decoupled", not config.kl_coefficient
     of_decoupled = [name for name in ("decoupled_cap", "beyond_cap") if _is_set(config, name)]
-    refusals = {
+    is_normed = config.aggregation == "seq-mean-token-sum-norm"
+    refusals: dict[str, object] = {
         "give minibatch_rows or minibatches, not both": config.minibatch_rows and config.minibatches,
         f"loss {config.loss!r} has no dual_clip; leave it out": config.dual_clip and config.loss in ("gspo", "cispo"),
-        f"{'/'.join(of_decoupled)} is of loss 'decoupled'; got {config.loss!r}": of_decoupled
-        and config.loss != "decoupled",
-        "loss 'decoupled' has importance weights of its own; leave importance out": config.importance
-        and config.loss == "decoupled",
-        "importance_cap caps importance weights; say importance='token'": _is_set(config, "importance_cap")
-        and not config.importance,
-        "kl_target adapts kl_coefficient, which is 0": config.kl_target and not config.kl_coefficient,
-        "kl_horizon is how slowly kl_coefficient adapts; say kl_target too": _is_set(config, "kl_horizon")
-        and not config.kl_target,
-        "kl_kind is of the divergence in the loss, and kl_coefficient is 0": _is_set(config, "kl_kind")
-        and not config.kl_coefficient,
-        "norm_length is of aggregation 'seq-mean-token-sum-norm'; say both or neither": bool(config.norm_length)
-        != (config.aggregation == "seq-mean-token-sum-norm"),
+        f"{'/'.join(of_decoupled)} is of loss 'decoupled'; got {config.loss!r}": of_decoupled and not is_decoupled,
+        "loss 'decoupled' has importance weights of its own; leave importance out": config.importance and is_decoupled,
+        "importance_cap caps importance weights; say importance='token'": not config.importance
+        and _is_set(config, "importance_cap"),
+        "kl_target adapts kl_coefficient, which is 0": config.kl_target and without_kl,
+        "kl_horizon is how slowly kl_coefficient adapts; say kl_target too": not config.kl_target
+        and _is_set(config, "kl_horizon"),
+        "kl_kind is of the divergence in the loss, and kl_coefficient is 0": without_kl and _is_set(config, "kl_kind"),
+        "norm_length is of aggregation 'seq-mean-token-sum-norm'; say both or neither": is_normed
+        != bool(config.norm_length),
         "in critic_warmup the value head alone learns, and value_coefficient is 0": config.critic_warmup
         and not config.value_coefficient,
         "min_lr_share is where a schedule ends; say schedule='linear' or 'cosine'": config.min_lr_share
@@ -332,7 +316,7 @@ def _is_set(config: PPOConfig, name: str) -> bool:
 
 
 def lr_factor(config: PPOConfig, update: int, total: int | None) -> float:
-    """The factor of the learning rate at an update, counted from 0, of `total`; later ones have the last one's."""
+    """Return the factor of the learning rate at an update, from 0, of `total`; later ones have the last one's."""
     if update < config.warmup:
         return (update + 1) / config.warmup
     if config.schedule == "constant" or total is None:

@@ -2,8 +2,7 @@
 
 Most tokens of an episode are observations, for which no logits are needed. A hook before the module's head picks the
 hidden states that predict the others, so that the head, the most expensive layer of a small model, runs on those alone.
-What a model does to its logits afterwards, such as a soft cap, stays as it is. Of the last layer only keys and values
-are needed at all tokens; `LastLayer` computes the rest at the scored tokens alone.
+Of the last layer only keys and values are needed at all tokens; `LastLayer` computes the rest at the scored tokens.
 """
 
 from __future__ import annotations
@@ -30,10 +29,7 @@ _CLOSE = 0.02
 
 
 class Scores(NamedTuple):
-    """The log-probability and the entropy of each token that takes part, and the value of each action.
-
-    Entropies are None if they were not requested, values without a critic.
-    """
+    """The log-probability and, if requested, the entropy of each token, and a critic's values of actions."""
 
     logprobs_N: Tensor
     entropies_N: Tensor | None
@@ -62,16 +58,14 @@ class LogprobModel:
 
     @property
     def has_values(self) -> bool:
-        """Whether the module has a critic."""
+        """The module has a critic."""
         return self._head is not None and hasattr(self.module, "value_head")
 
     def __call__(self, part: MicroBatch, *, values_only: bool = False, entropies: bool = True) -> Scores:
         """Score a part, with a graph if gradients are on.
 
-        Args:
-            part: what to score.
-            values_only: only values get a gradient, and it ends at the hidden state.
-            entropies: compute them too; they cost as much as the log-probabilities.
+        With `values_only`, only values get a gradient, and it ends at the hidden state. Entropies cost as much as the
+        log-probabilities.
         """
         with self._precision(part.ids_BT.device):
             if self._head is None:
@@ -111,7 +105,7 @@ class LogprobModel:
         if is_whole:
             return Scores(*self._statistics(logits_NV, part.targets_N, part.restriction, entropies), values_M)
         if self._after_head is None:
-            self._after_head = _found_after_head(self.module, head, hidden_NH[:1], logits_NV)
+            self._after_head = _find_after_head(self.module, head, hidden_NH[:1], logits_NV)
         return Scores(*self._in_chunks(part, head, hidden_NH, chunk, entropies), values_M)
 
     def _values(self, hidden_NH: Tensor, firsts_M: Tensor) -> Tensor | None:
@@ -132,14 +126,14 @@ class LogprobModel:
         def score(hidden: Tensor, targets: Tensor, restriction: Restriction | None) -> tuple[Tensor, Tensor | None]:
             return self._statistics(after(head(hidden)), targets, restriction, entropies)
 
-        found = []
+        chunks = []
         for start in range(0, len(part.targets_N), chunk):
             stop = min(start + chunk, len(part.targets_N))
             args = (hidden_NH[start:stop], part.targets_N[start:stop], _cut(part.restriction, start, stop))
             # Logits are computed again for the gradient, so that no two chunks hold theirs at once.
-            found.append(checkpoint(score, *args, use_reentrant=False) if torch.is_grad_enabled() else score(*args))
-        made = [one for _, one in found if one is not None]
-        return torch.cat([one for one, _ in found]), torch.cat(made) if made else None
+            chunks.append(checkpoint(score, *args, use_reentrant=False) if torch.is_grad_enabled() else score(*args))
+        made = [one for _, one in chunks if one is not None]
+        return torch.cat([one for one, _ in chunks]), torch.cat(made) if made else None
 
     def _statistics(
         self, logits_NV: Tensor, targets_N: Tensor, restriction: Restriction | None, entropies: bool
@@ -155,22 +149,16 @@ class LogprobModel:
         if not entropies:
             return chosen_N, None
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._config.entropy_coefficient != 0.0):
-            return chosen_N, _entropies(logprobs_NV)
+            # 0 · log 0 is 0 here, and NaN in floating point.
+            return chosen_N, -torch.linalg.vecdot(logprobs_NV.exp(), logprobs_NV.clamp(min=FORBIDDEN))
 
 
 def _wide(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def _entropies(logprobs_NV: Tensor) -> Tensor:
-    # 0 · log 0 is 0 here, and NaN in floating point.
-    finite_NV = logprobs_NV.clamp(min=FORBIDDEN)
-    entropies: Tensor = -torch.linalg.vecdot(logprobs_NV.exp(), finite_NV)
-    return entropies
-
-
 def restricted(logits_NV: Tensor, restriction: Restriction) -> Tensor:
-    """The logits with forbidden tokens at `FORBIDDEN`."""
+    """Return the logits with forbidden tokens at `FORBIDDEN`."""
     rows_KV = logits_NV.index_select(0, restriction.tokens_K)
     is_forbidden_SV = torch.ones(restriction.sets, rows_KV.shape[1], dtype=torch.bool, device=rows_KV.device)
     is_forbidden_SV[restriction.owners_A, restriction.ids_A] = False
@@ -186,18 +174,14 @@ def _cut(restriction: Restriction | None, start: int, stop: int) -> Restriction 
     if first == last:
         return None
     used, sets_K = torch.unique(restriction.sets_K[first:last], return_inverse=True)
-    places_A = torch.searchsorted(used, restriction.owners_A).clamp(max=len(used) - 1)
-    is_used_A = used[places_A] == restriction.owners_A
+    indices_A = torch.searchsorted(used, restriction.owners_A).clamp(max=len(used) - 1)
+    is_used_A = used[indices_A] == restriction.owners_A
     tokens_K = restriction.tokens_K[first:last] - start
-    return Restriction(tokens_K, sets_K, places_A[is_used_A], restriction.ids_A[is_used_A], len(used))
+    return Restriction(tokens_K, sets_K, indices_A[is_used_A], restriction.ids_A[is_used_A], len(used))
 
 
-def _found_after_head(module: nn.Module, head: nn.Module, hidden_1H: Tensor, logits_1V: Tensor) -> AfterHead:
-    """Find out on one token what the model does to the logits after its head.
-
-    Raises:
-        ConfigError: none of the known operations.
-    """
+def _find_after_head(module: nn.Module, head: nn.Module, hidden_1H: Tensor, logits_1V: Tensor) -> AfterHead:
+    """Find the operation between the head and the logits, such as a soft cap, by a trial on one token."""
     config = getattr(module, "config", None)
     known: list[AfterHead] = []
     # In order of the configuration: a cap leaves no trace on small logits, and matters when they grow.
@@ -226,41 +210,29 @@ class LastLayer:
     Keys and values are computed of all tokens; the attention's output, the feed-forward part and the last norm of the
     scored tokens alone. Of a model with two layers that saves a fifth of the work, of one with twenty-four a fiftieth.
     Hooks do it for one forward pass; the model's code is not touched.
-
-    Attributes:
-        layer: the whole.
-        norm: before its attention.
-        out: the attention's last projection.
     """
 
     layer: nn.Module
-    norm: nn.Module
-    out: nn.Module
+    norm: nn.Module  # before the attention
+    out: nn.Module  # the attention's last projection
 
     @contextmanager
-    def only_at(self, places_N: Tensor) -> Iterator[None]:
-        """Reduce hidden states after the layer to (1,N,H) in forward passes of this block.
-
-        Args:
-            places_N: of these tokens, on the flat axis (B·T) of the ids.
-        """
-        whole_BTH = places_N.new_zeros(0)
+    def only_at(self, indices_N: Tensor) -> Iterator[None]:
+        """Reduce hidden states to (1,N,H) in forward passes of this block, at indices on the flat axis (B·T) of ids."""
+        whole: list[Tensor] = []
 
         def pick(values: Tensor) -> Tensor:
-            return values.reshape(-1, values.shape[-1]).index_select(0, places_N).unsqueeze(0)
+            return values.reshape(-1, values.shape[-1]).index_select(0, indices_N).unsqueeze(0)
 
         def enter(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            nonlocal whole_BTH
-            whole_BTH = args[0]
-            return (pick(whole_BTH), *args[1:])
-
-        def see_all(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            return (whole_BTH, *args[1:])
-
-        def leave(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            whole[:] = args[:1]
             return (pick(args[0]), *args[1:])
 
-        hooks = ((self.layer, enter), (self.norm, see_all), (self.out, leave))
+        hooks: list[tuple[nn.Module, Callable[..., tuple[Any, ...]]]] = [
+            (self.layer, enter),
+            (self.norm, lambda _, args: (whole[0], *args[1:])),
+            (self.out, lambda _, args: (pick(args[0]), *args[1:])),
+        ]
         handles = [part.register_forward_pre_hook(hook) for part, hook in hooks]
         try:
             yield
@@ -273,21 +245,17 @@ class LastLayer:
 def last_layer_of(module: nn.Module, head: nn.Module) -> LastLayer | None:
     """Find the last layer of a causal language model; None if a trial on four tokens shows another structure.
 
-    Args:
-        module: called with `input_ids`, in the mode in which it will be scored.
-        head: computes logits from hidden states.
+    The module is in the mode in which it will be scored; `head` computes logits from hidden states.
     """
-    layers = layers_of(module)
-    if not layers:
+    if not (layers := layers_of(module)):
         return None
-    attention = getattr(layers[-1], "self_attn", None)
-    norm, out = getattr(layers[-1], "input_layernorm", None), getattr(attention, "o_proj", None)
+    norm = getattr(layers[-1], "input_layernorm", None)
+    out = getattr(getattr(layers[-1], "self_attn", None), "o_proj", None)
     if not (isinstance(norm, nn.Module) and isinstance(out, nn.Module)):
         return None
-    found, device = LastLayer(layers[-1], norm, out), next(module.parameters()).device
+    last, device = LastLayer(layers[-1], norm, out), next(module.parameters()).device
 
-    def hidden() -> Tensor:
-        """(B,T,H) the head's input."""
+    def hidden_BTH() -> Tensor:
         seen: list[Tensor] = []
         handle = head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
         try:
@@ -296,13 +264,13 @@ def last_layer_of(module: nn.Module, head: nn.Module) -> LastLayer | None:
             handle.remove()
         return seen[0].float()
 
-    places = torch.tensor([1, 3], device=device)
-    expected = hidden()[:, places]
+    indices = torch.tensor([1, 3], device=device)
+    expected = hidden_BTH()[:, indices]
     try:
-        with found.only_at(places):
-            reduced = hidden()
+        with last.only_at(indices):
+            reduced = hidden_BTH()
     except (RuntimeError, TypeError, ValueError, IndexError):  # shapes do not fit
         return None
     if reduced.shape != expected.shape:
         return None
-    return found if bool((reduced - expected).abs().max() <= _CLOSE * expected.abs().max()) else None
+    return last if bool((reduced - expected).abs().max() <= _CLOSE * expected.abs().max()) else None

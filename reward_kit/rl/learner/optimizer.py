@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,21 +44,9 @@ def check_critic(config: PPOConfig, *, has_values: bool) -> None:
 
 
 def adamw(module: nn.Module, config: PPOConfig) -> torch.optim.AdamW:
-    """Make AdamW over the groups of `parameter_groups`.
-
-    Raises:
-        ConfigError: as there.
-    """
-    made = parameter_groups(module, config)
-    return torch.optim.AdamW(made, lr=config.lr, betas=config.betas, eps=config.adam_epsilon, fused=True)
-
-
-class _Kind(NamedTuple):
-    """The properties that the parameters of one group share."""
-
-    pattern: str | None  # of `lr_by_name`
-    is_value: bool
-    is_matrix: bool
+    """Make AdamW over the groups of `parameter_groups`."""
+    groups = parameter_groups(module, config)
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.adam_epsilon, fused=True)
 
 
 def parameter_groups(module: nn.Module, config: PPOConfig) -> list[dict[str, Any]]:
@@ -72,12 +60,13 @@ def parameter_groups(module: nn.Module, config: PPOConfig) -> list[dict[str, Any
         return next((pattern for pattern in config.lr_by_name if fnmatchcase(name, pattern)), None)
 
     trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
-    groups: dict[_Kind, list[nn.Parameter]] = {}
+    groups: dict[tuple[str | None, bool, bool], list[nn.Parameter]] = {}  # by pattern, of the value head, a matrix
     for name, parameter in trained.items():
-        groups.setdefault(_Kind(pattern_of(name), _is_of_value_head(name), parameter.dim() >= 2), []).append(parameter)
+        kind = (pattern_of(name), _is_of_value_head(name), parameter.dim() >= 2)
+        groups.setdefault(kind, []).append(parameter)
     if not groups:
         raise ConfigError("nothing in the module is trainable: no parameter requires a gradient")
-    used = {kind.pattern for kind in groups}
+    used = {pattern for pattern, _, _ in groups}
     for pattern in [one for one in config.lr_by_name if one not in used]:
         if fits := [name for name in trained if fnmatchcase(name, pattern)]:
             raise ConfigError(
@@ -89,29 +78,24 @@ def parameter_groups(module: nn.Module, config: PPOConfig) -> list[dict[str, Any
         raise ConfigError(
             f"lr_by_name: {pattern!r} fits none of the {len(names)} parameters that are trained, such as {shown}"
         )
-    of_value = [kind for kind in groups if kind.is_value]
-    if config.value_lr is not None and of_value and all(kind.pattern is not None for kind in of_value):
+    of_value = [pattern for pattern, is_value, _ in groups if is_value]
+    if config.value_lr is not None and of_value and None not in of_value:
         raise ConfigError("value_lr: patterns of lr_by_name fit all of the value head; leave one of them out")
     made: list[dict[str, Any]] = []
-    for kind, parameters in groups.items():
-        lr = config.value_lr if kind.is_value and config.value_lr is not None else config.lr
-        lr = lr if kind.pattern is None else config.lr_by_name[kind.pattern]
-        decay = config.weight_decay if kind.is_matrix else 0.0
+    for (fitting, is_value, is_matrix), parameters in groups.items():
+        lr = config.value_lr if is_value and config.value_lr is not None else config.lr
+        lr = lr if fitting is None else config.lr_by_name[fitting]
+        decay = config.weight_decay if is_matrix else 0.0
         made.append({"params": parameters, "lr": lr, "base_lr": lr, "weight_decay": decay})
     return made
 
 
 def rates(config: PPOConfig, factor: float) -> dict[str, float]:
-    """The current learning rates for a log: `lr`, `value_lr` if it is set, and `lr/<pattern>`.
-
-    Args:
-        config: of the learner.
-        factor: of the schedule.
-    """
-    found = {"lr": config.lr} | {f"lr/{pattern}": rate for pattern, rate in config.lr_by_name.items()}
+    """Return the learning rates at this factor for a log: `lr`, `value_lr` if it is set, and `lr/<pattern>`."""
+    named = {"lr": config.lr} | {f"lr/{pattern}": rate for pattern, rate in config.lr_by_name.items()}
     if config.value_lr is not None:
-        found["value_lr"] = config.value_lr
-    return {name: rate * factor for name, rate in found.items()}
+        named["value_lr"] = config.value_lr
+    return {name: rate * factor for name, rate in named.items()}
 
 
 def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
@@ -123,16 +107,9 @@ def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
 def in_order_of(
     names: Sequence[str], theirs: Sequence[str] | None, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Reorder an optimizer's state over the same parameters in other groups, as `optimizer` would have saved it.
+    """Reorder a saved state over the same parameters in other groups, as `optimizer` would have saved it.
 
-    Args:
-        names: of this optimizer's parameters, in its order.
-        theirs: of those of the one that was saved; None: in the same groups.
-        optimizer: the one that continues.
-        state: of the one that was saved.
-
-    Raises:
-        ValueError: the parameters are others.
+    `names` and `theirs` are the parameters of this optimizer and of the saved one, in order; None: in the same groups.
     """
     if theirs is None or list(theirs) == list(names):
         return dict(state)
@@ -150,17 +127,10 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> T
 
 
 def add_adapters(module: nn.Module, options: LoRAOptions, seed: int = 0) -> None:
-    """Add adapters to the module, in place; only they and a value head stay trainable.
+    """Add adapters to a model of `transformers` or a `PolicyWithValue`, in place; only they and a value head train.
 
-    They start without effect: one of an adapter's two matrices is 0, the other random.
-
-    Args:
-        module: a model of `transformers`, or a `PolicyWithValue`.
-        options: which layers.
-        seed: of the random matrices.
-
-    Raises:
-        ConfigError: `peft` is not installed, there are adapters already, or no layer has such a name.
+    They start without effect: one of an adapter's two matrices is 0, the other random. Raises `ConfigError` if `peft`
+    is not installed, there are adapters already, or no layer has such a name.
     """
     try:
         import peft
@@ -183,7 +153,7 @@ def add_adapters(module: nn.Module, options: LoRAOptions, seed: int = 0) -> None
 
 
 def has_adapters(module: nn.Module) -> bool:
-    """Whether low-rank adapters are in the module."""
+    """Return True if there are low-rank adapters in the module."""
     return any(_is_adapter(layer) for layer in module.modules())
 
 

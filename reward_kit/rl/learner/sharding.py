@@ -1,13 +1,12 @@
 """One module trained by several processes: FSDP2 shards it, micro-batches are dealt out, results are summed.
 
-Every process gets the same rows and draws the same order, so each knows the counts of the whole mini-batch; only
-micro-batches differ. Gradients are summed over processes, not averaged: the losses of micro-batches are shares of the
-loss of the whole (`losses.base.GlobalBatch`), and add up wherever they were computed. If `torch.distributed` is not
-initialised there is one process, and everything here does nothing.
+Every process gets the same rows and draws the same order; only micro-batches differ. Gradients are summed over
+processes, not averaged, since the losses of micro-batches are shares of the loss of the whole (`losses.GlobalBatch`).
+If `torch.distributed` is not initialised there is one process, and everything here does nothing.
 
 The first process orders, the others follow (`ShardedLearner`, `follow`). Collectives run in step, so a process that
 fails would leave the others waiting without a reason. Failures are therefore noted in the store through which the
-processes found one another (`ProcessGroup`), and whoever waits in a collective looks there.
+processes met (`ProcessGroup`), and a process that waits in a collective checks it.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from reward_kit.errors import ConfigError, RewardKitError, TrainingError
 from reward_kit.rl.learner.optimizer import add_adapters, widen
-from reward_kit.rl.losses.base import Diagnostics, merge_diagnostics
+from reward_kit.rl.losses import Diagnostics, merge_diagnostics
 from reward_kit.tokens import TokenBatch
 from reward_kit.tokens.columns import Array, Ints
 
@@ -46,13 +45,7 @@ _STARTED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """The processes that train a module together, as one of them sees them.
-
-    Attributes:
-        rank: of this process.
-        size: how many there are.
-        is_group: whether they are a process group, which may have one member.
-    """
+    """The rank of this process among those that train a module together; a process group may have one member."""
 
     rank: int = 0
     size: int = 1
@@ -60,14 +53,14 @@ class Processes:
 
     @classmethod
     def current(cls) -> Processes:
-        """Those of `torch.distributed`, or this process alone."""
+        """Return those of `torch.distributed`, or this process alone."""
         if not (dist.is_available() and dist.is_initialized()):
             return cls()
         return cls(dist.get_rank(), dist.get_world_size(), True)
 
     @property
     def is_first(self) -> bool:
-        """Whether this process collects, writes and reports."""
+        """This process collects, writes and reports."""
         return self.rank == 0
 
     def shard(self, module: nn.Module, precision: torch.dtype = torch.float32) -> None:
@@ -76,9 +69,8 @@ class Processes:
         Each layer that `transformers` does not split is a unit of its own, gathered for its forward and its backward
         pass and then freed; the rest is one more. All processes start with the weights of the first.
 
-        Args:
-            module: on its final device; from now on it must be called as a whole, so that its hooks run.
-            precision: bfloat16 gathers parameters in it and sums gradients in float32; float32 uses the weights' type.
+        The module is on its final device, and must be called as a whole from now on, so that its hooks run. bfloat16
+        gathers parameters in it and sums gradients in float32; float32 uses the weights' type.
         """
         if not self.is_group or isinstance(module, FSDPModule):
             return
@@ -96,11 +88,7 @@ class Processes:
                 one.set_force_sum_reduction_for_comms(True)
 
     def same_weights(self, module: nn.Module) -> None:
-        """Give every process the first one's weights; the module is not sharded.
-
-        Raises:
-            ConfigError: it is on an accelerator, and this process has none of its own.
-        """
+        """Give every process the first one's weights; the module is not sharded."""
         if not self.is_group:
             return
         if _device_of(module).type == "cuda" and _local_rank() >= (count := torch.cuda.device_count()):
@@ -111,48 +99,35 @@ class Processes:
             dist.broadcast(tensor.detach(), 0)
 
     def share(self, parts: Sequence[Ints]) -> list[Ints]:
-        """This process's micro-batches; every process gets equally many, since collectives run in step.
+        """Return this process's share of all micro-batches; each gets equally many, since collectives run in step.
 
         Parts are halved until there are enough; a part without rows goes through the module like any other.
-
-        Args:
-            parts: the rows of each micro-batch, the same on every process.
         """
-        found = list(parts)
-        wanted = -(-len(found) // self.size) * self.size
-        while len(found) < wanted:
-            most = max(range(len(found)), key=lambda index: len(found[index]))
-            half = len(found[most]) // 2
-            found[most : most + 1] = [found[most][:half], found[most][half:]] if half else [found[most], _NO_ROWS]
-        return found[self.rank :: self.size]
+        parts = list(parts)
+        wanted = -(-len(parts) // self.size) * self.size
+        while len(parts) < wanted:
+            most = max(range(len(parts)), key=lambda index: len(parts[index]))
+            half = len(parts[most]) // 2
+            parts[most : most + 1] = [parts[most][:half], parts[most][half:]] if half else [parts[most], _NO_ROWS]
+        return parts[self.rank :: self.size]
 
     def merged(self, parts: Sequence[Diagnostics]) -> Sequence[Diagnostics]:
-        """The diagnostics of all processes, from those of this one's micro-batches."""
+        """Gather the diagnostics of all processes, from those of this one's micro-batches."""
         if self.size == 1:
             return parts
         mine = {name: one._replace(parts=one.parts.cpu()) for name, one in merge_diagnostics(parts).statistics.items()}
         return [Diagnostics(one) for one in self._gathered(mine)]
 
     def added(self, values: Array) -> Array:
-        """The sum over processes of arrays of one shape."""
+        """Sum arrays of one shape over processes."""
         if self.size == 1:
             return values
         return np.sum(self._gathered(values), axis=0, dtype=values.dtype)
 
-    def from_first(self, value: Value) -> Value:
-        """The first process's value, which can be pickled; that of the others is ignored."""
-        if self.size == 1:
-            return value
-        box: list[Any] = [value if self.is_first else None]
-        dist.broadcast_object_list(box, 0)
-        found: Value = box[0]
-        return found
-
     def _gathered(self, value: Value) -> list[Value]:
-        """Every process's value, by rank."""
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value)
-        return found
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
 
 
 @contextmanager
@@ -192,13 +167,9 @@ def layers_of(module: nn.Module) -> list[nn.Module]:
 
 
 def whole(state: Any, *, keep: bool = True) -> Any:
-    """A state with the shards of all processes put together, on the CPU, as one process alone would have it.
+    """Put the shards of all processes together, on the CPU, in a `state_dict` of a module or an optimizer.
 
-    Every process calls it with a tree of the same form, such as the `state_dict` of a module or an optimizer.
-
-    Args:
-        state: tensors, and dicts, lists and tuples of them; anything else stays.
-        keep: False only takes part; tensors become None.
+    Every process calls it with a tree of the same form; with `keep=False` tensors become None.
     """
     if isinstance(state, DTensor):
         full: Tensor = state.full_tensor()
@@ -214,12 +185,7 @@ def whole(state: Any, *, keep: bool = True) -> Any:
 
 @torch.no_grad()
 def gather_into(module: nn.Module, target: nn.Module | None) -> None:
-    """Copy the weights of a module, sharded or not, into one that is not sharded; every process calls it.
-
-    Args:
-        module: the source.
-        target: has weights of the same names and shapes; None only takes part.
-    """
+    """Copy the weights of a module, sharded or not, into one that is not; every process calls it, some without one."""
     own = target.state_dict() if target is not None else {}
     for name, tensor in module.state_dict().items():
         full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -228,21 +194,13 @@ def gather_into(module: nn.Module, target: nn.Module | None) -> None:
 
 
 def load_module(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load `whole` weights into a module, sharded or not.
-
-    Raises:
-        RuntimeError: names or shapes differ, as of `Module.load_state_dict`.
-    """
+    """Load `whole` weights into a module, sharded or not, as `Module.load_state_dict` does."""
     own = module.state_dict()
     module.load_state_dict({name: _sharded_as(value, own.get(name)) for name, value in state.items()})
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Load the `whole` state of an optimizer into one over parameters that are sharded or not; options stay its own.
-
-    Raises:
-        ValueError: the groups differ, as of `Optimizer.load_state_dict`.
-    """
+    """Load the `whole` state of an optimizer into one over parameters that are sharded or not; options stay its own."""
     parameters = dict(enumerate(one for group in optimizer.param_groups for one in group["params"]))
     kept = {
         index: {key: _sharded_as(value, parameters.get(int(index))) for key, value in moments.items()}
@@ -274,16 +232,11 @@ _BROKEN, _HEARD, _OVER, _LEFT = "broken", "heard", "over", "left"
 
 
 class ProcessGroup:
-    """Orders from the first process to the others, and reports of failures. Made by `open_process_group`.
-
-    Args:
-        processes: a group.
-        store: shared notes of all processes.
-    """
+    """Orders from the first process to the others, and notes about failures in a store that all processes share."""
 
     def __init__(self, processes: Processes, store: Any) -> None:
         self.processes, self._store = processes, store
-        # Over the CPU wherever the weights are, with a time limit of its own.
+        # Over the CPU, with a time limit of its own.
         self._orders = dist.new_group(backend="gloo", timeout=_ORDERS_WAIT)
 
     def order(self, *order: Any) -> None:
@@ -294,15 +247,11 @@ class ProcessGroup:
         """Wait for the first process's next order; None after the last. For the others."""
         box: list[Any] = [None]
         dist.broadcast_object_list(box, 0, group=self._orders)
-        found: tuple[Any, ...] = box[0]
-        return found or None
+        order: tuple[Any, ...] = box[0]
+        return order or None
 
     def call(self, make: Callable[[], Value]) -> Value:
-        """Make a call in which the others take part; for the first process.
-
-        Raises:
-            TrainingError: another process failed, with its reason.
-        """
+        """Make a call in which the others take part; `TrainingError` with the reason if another one failed."""
         made = _in_thread(make)
         while not wait([made], timeout=_LOOK_S).done:
             self._raise_if_broken()
@@ -313,7 +262,7 @@ class ProcessGroup:
         except Exception as error:
             self._raise_if_broken(within_s=2.0)  # a lost connection may be the result of another's failure
             if isinstance(error, dist.DistError) or "gloo" in str(error):
-                raise TrainingError("another process has ended without a word; was it killed?") from error
+                raise TrainingError("another process has ended without a reason; was it killed?") from error
             raise
 
     def _raise_if_broken(self, within_s: float = 0.0) -> None:
@@ -339,14 +288,14 @@ class ProcessGroup:
 
     @property
     def is_over(self) -> bool:
-        """Whether the first process has ended or is about to, and reports why itself."""
+        """The first process has ended or is about to, and reports why itself."""
         return self._is_noted(_OVER) or self._is_noted(_HEARD)
 
-    def _is_noted(self, what: str) -> bool:
+    def _is_noted(self, note: str) -> bool:
         try:
-            return bool(self._store.check([what]))
+            return bool(self._store.check([note]))
         except RuntimeError:  # the store is gone, and with it the first process or the launcher
-            return what != _BROKEN
+            return note != _BROKEN
 
     def break_off(self, error: BaseException) -> bool:
         """Report to the first process why this one cannot continue; return whether it has heard."""
@@ -357,7 +306,7 @@ class ProcessGroup:
         return self.is_over_within(_GRACE_S)
 
     def is_over_within(self, seconds: float) -> bool:
-        """Whether the first process ends within this time."""
+        """Wait for the end of the first process; return whether it came."""
         end = time.monotonic() + seconds
         while not self.is_over and time.monotonic() < end:
             time.sleep(_LOOK_S)
@@ -370,9 +319,6 @@ def open_process_group() -> Iterator[ProcessGroup | None]:
 
     If the block of the first process ends by an error, the others end without another order; otherwise it sends a last
     one.
-
-    Raises:
-        ConfigError: the group was set up by other code that does not name its store.
     """
     with process_group() as processes:
         if not processes.is_group:
@@ -406,7 +352,7 @@ def _in_thread(call: Callable[[], Value]) -> Future[Value]:
             if device is not None:
                 torch.cuda.set_device(device)
             made.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - raised again by whoever waits
+        except BaseException as error:  # noqa: BLE001 - raised again by the caller that waits
             made.set_exception(error)
 
     threading.Thread(target=work, daemon=True, name="with the other processes").start()
@@ -414,18 +360,16 @@ def _in_thread(call: Callable[[], Value]) -> Future[Value]:
 
 
 class ShardedLearner:
-    """The learner on the first of several processes. A copy of the module is sharded; the module itself stays whole,
-    and gets the new weights after each update, for the policy and for saving.
+    """The learner on the first of several processes; its methods are those of `PPOLearner`, all processes take part.
+
+    A copy of the module is sharded; the module itself stays whole, and gets the new weights after each update, for the
+    policy and for saving.
 
     Args:
         module: the weights in training.
         make: makes the `PPOLearner` over a module, the same on every process.
         group: the processes.
         setup: the first order, from which the others make theirs; see `follow`.
-
-    Raises:
-        ConfigError: the module cannot be trained with these options.
-        TrainingError: another process failed.
     """
 
     def __init__(
@@ -440,31 +384,27 @@ class ShardedLearner:
         group.call(lambda: gather_into(self._own.module, module))
 
     def update(self, rows: TokenBatch, *, version: int) -> dict[str, float]:
-        """As `PPOLearner.update`, each process on its parts of the rows."""
-        found: dict[str, float] = self._together("update", rows, version=version)
-        return found
+        diagnostics: dict[str, float] = self._together("update", rows, version=version)
+        return diagnostics
 
     def logprobs(self, rows: TokenBatch) -> Array:
-        """As `PPOLearner.logprobs`."""
-        found: Array = self._together("logprobs", rows)
-        return found
+        logprobs_BT: Array = self._together("logprobs", rows)
+        return logprobs_BT
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as of one process; any number of them can continue from it."""
-        found: dict[str, Any] = self._together("state_dict")
-        return found
+        state: dict[str, Any] = self._together("state_dict")
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state on every process."""
         self._together("load_state_dict", state)
 
     def _together(self, name: str, *arguments: Any, **options: Any) -> Any:
         def call() -> Any:
             self._group.order(name, arguments, options)
-            found = getattr(self._own, name)(*arguments, **options)
+            result = getattr(self._own, name)(*arguments, **options)
             if name in _CHANGING:
                 gather_into(self._own.module, self.module)
-            return found
+            return result
 
         return self._group.call(call)
 
@@ -483,7 +423,7 @@ def follow(group: ProcessGroup, make: Callable[..., Any]) -> bool:
         make: makes the learner over the same module from the first order.
 
     Returns:
-        Whether the first process gave its last order; if not, a collective may still be waited for: exit.
+        True after a last order; without one a collective may still be waited for: exit.
 
     Raises:
         RewardKitError: this process could not continue, and the first has not heard of it.
@@ -500,7 +440,7 @@ def follow(group: ProcessGroup, make: Callable[..., Any]) -> bool:
                 extra = {"keep": False} if name == "state_dict" else {}
                 getattr(learner, name)(*arguments, **options, **extra)
             except RewardKitError:
-                # What is refused here is refused by all, and the first process reports it.
+                # All processes refuse alike, and the first reports it.
                 if not group.is_over_within(5.0):
                     raise
                 return
@@ -509,7 +449,7 @@ def follow(group: ProcessGroup, make: Callable[..., Any]) -> bool:
 
     is_ending = threading.Event()
     try:
-        if threading.current_thread() is threading.main_thread():  # elsewhere, as under Ray Train, they are not ours
+        if threading.current_thread() is threading.main_thread():  # in other threads, as under Ray Train, not ours
             signal.signal(signal.SIGINT, lambda *_: None)
             signal.signal(signal.SIGTERM, lambda *_: is_ending.set())
         work = _in_thread(obey)

@@ -19,89 +19,52 @@ from reward_kit.tokens import PackedBatch, TokenBatch
 from reward_kit.tokens.columns import Array, Ints, ranges
 
 CHOICE = "is_choice"
-"""The column that is 1 where there was a choice; without it there was one everywhere."""
+"""The column that is 1 for a token with a choice; without it every token had one."""
 _COLUMNS = ("logprobs", "advantages", "returns", "policy_versions", "values", "value_mask")
 
 
 class Restriction(NamedTuple):
-    """The tokens of a part that were sampled under a constraint, and the allowed ids.
+    """The tokens of a part that were sampled under a constraint, and the allowed ids."""
 
-    Attributes:
-        tokens_K: their places on the axis N, ascending.
-        sets_K: the number of each one's set of allowed ids; many share one.
-        owners_A: for each id of each set the set's number.
-        ids_A: the ids.
-        sets: how many there are.
-    """
-
-    tokens_K: Tensor
-    sets_K: Tensor
-    owners_A: Tensor
+    tokens_K: Tensor  # their indices on the axis N, ascending
+    sets_K: Tensor  # the number of each one's set of allowed ids; many share one
+    owners_A: Tensor  # for each id of each set the set's number
     ids_A: Tensor
     sets: int
 
 
 class MicroBatch(NamedTuple):
-    """Rows that go through the module at once.
+    """Rows that go through the module at once."""
 
-    Attributes:
-        ids_BT: padded on the right.
-        mask_BT: 1 on tokens.
-        before_N: the place on the flat axis (B·T) whose logits predict each token.
-        targets_N: the tokens.
-        rows_N: the row of each.
-        firsts_M: which of the N are the first of an action, where the critic gives its value.
-        columns: (N,) real numbers by name.
-        restriction: None where no token was sampled under a constraint.
-    """
-
-    ids_BT: Tensor
-    mask_BT: Tensor
-    before_N: Tensor
-    targets_N: Tensor
-    rows_N: Tensor
-    firsts_M: Tensor
-    columns: dict[str, Tensor]
-    restriction: Restriction | None
+    ids_BT: Tensor  # padded on the right
+    mask_BT: Tensor  # 1 on tokens
+    before_N: Tensor  # the index on the flat axis (B·T) whose logits predict each token
+    targets_N: Tensor  # the tokens
+    rows_N: Tensor  # the row of each
+    firsts_M: Tensor  # which of the N are the first of an action, at which the critic gives its value
+    columns: dict[str, Tensor]  # (N,) real numbers by name
+    restriction: Restriction | None  # None if no token was sampled under a constraint
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRows:
-    """The rows of a batch, one after another.
+    """The rows of a batch, one after another."""
 
-    Attributes:
-        ids: (L,) of all tokens.
-        starts_B: where each row begins.
-        lengths_B: tokens of each row.
-        counts_B: tokens of each row that take part.
-        flat_N: the place of each token that takes part on the batch's flat axis (B·T).
-        places_N: its place in its row, counted from the row's first token.
-        is_first_N: whether it is the first of an action.
-        columns: (N,) arrays of the batch by name.
-        sets_N: the number of the set of ids that a constraint allowed; -1 without a constraint.
-        sets: the ids of each.
-        forced: how many tokens were removed because a constraint left no alternative.
-    """
-
-    ids: Ints
-    starts_B: Ints
-    lengths_B: Ints
-    counts_B: Ints
-    flat_N: Ints
-    places_N: Ints
-    is_first_N: Array
-    columns: Mapping[str, Array]
-    sets_N: Ints
-    sets: tuple[Array, ...]
-    forced: int = 0
+    ids: Ints  # (L,) of all tokens
+    starts_B: Ints  # the index in `ids` at which each row begins
+    lengths_B: Ints  # tokens of each row
+    counts_B: Ints  # tokens of each row that take part
+    flat_N: Ints  # the index of each token that takes part on the batch's flat axis (B·T)
+    places_N: Ints  # its index in its row, counted from the row's first token
+    is_first_N: Array  # true on the first token of an action
+    columns: Mapping[str, Array]  # (N,) arrays of the batch by name
+    sets_N: Ints  # the number of the set of ids that a constraint allowed; -1 without a constraint
+    sets: tuple[Array, ...]  # the ids of each
+    forced: int = 0  # how many tokens were removed because a constraint left no alternative
 
     @classmethod
     def of(cls, rows: TokenBatch, mask: str = "loss_mask") -> TrainingRows:
-        """Read the rows of a batch.
-
-        Args:
-            rows: of `build_rows`, padded in any way.
-            mask: 1 where a token takes part.
+        """Read the rows of `build_rows`, padded in any way; `mask` is 1 for a token that takes part.
 
         Raises:
             ConfigError: an array is missing.
@@ -121,6 +84,10 @@ class TrainingRows:
         if len(places) and places.min() == 0:
             raise TrainingError(f"row {rows_N[places.argmin()]}: a sampled token stands first; nothing predicts it")
         sets_N, sets = _allowed(rows, rows_N, places)
+        if "value_mask" in rows.batch:
+            is_first = rows.batch["value_mask"].reshape(-1)[flat] != 0
+        else:  # the first of a run of tokens
+            is_first = ~np.pad(takes_part, ((0, 0), (1, 0)))[:, :-1].reshape(-1)[flat]
         return cls(
             ids=rows.batch["input_ids"][is_token].astype(np.int64),
             starts_B=np.cumsum(lengths) - lengths,
@@ -128,7 +95,7 @@ class TrainingRows:
             counts_B=np.bincount(rows_N, minlength=len(lengths)),
             flat_N=flat,
             places_N=places,
-            is_first_N=_is_first(rows, flat, takes_part),
+            is_first_N=is_first,
             columns={key: rows.batch[key].reshape(-1)[flat] for key in _COLUMNS if key in rows.batch},
             sets_N=sets_N,
             sets=sets,
@@ -149,11 +116,8 @@ class TrainingRows:
         """Remove the tokens at which a constraint left one id, since there was nothing to choose or to learn.
 
         Their log-probability is 0 whatever the weights; counted, they would shrink means over tokens, entropies and
-        divergences.
-
-        Args:
-            keep_firsts: keep the first token of an action, where the critic gives its value, with 0 in the column
-                `CHOICE`, so that no other loss counts it.
+        divergences. With `keep_firsts`, the first token of an action, at which the critic gives its value, stays with 0
+        in the column `CHOICE`, so that no other loss counts it.
         """
         sizes = np.array([*map(len, self.sets), 0])
         is_forced = sizes[self.sets_N] == 1
@@ -180,10 +144,6 @@ class TrainingRows:
     def tokens_of(self, rows: Ints) -> Ints:
         """The indices on the axis N of these rows' tokens, row after row."""
         return ranges((np.cumsum(self.counts_B) - self.counts_B)[rows], self.counts_B[rows])
-
-    def with_columns(self, columns: Mapping[str, Array]) -> TrainingRows:
-        """Return a copy with (N,) columns added or replaced."""
-        return replace(self, columns={**self.columns, **columns})
 
     def part(self, rows: Ints, device: torch.device, dtype: torch.dtype = torch.float32) -> MicroBatch:
         """Lay out these rows for the module, on a device; without rows, one row of one token that takes no part."""
@@ -222,29 +182,19 @@ class TrainingRows:
         return Restriction(moved(restricted), moved(numbers.astype(np.int64)), moved(owners), moved(flat), len(ids))
 
 
-def _is_first(rows: TokenBatch, flat: Ints, takes_part: Array) -> Array:
-    """Whether each token is the first of an action: as recorded, else the first of a run of tokens."""
-    if "value_mask" in rows.batch:
-        found: Array = rows.batch["value_mask"].reshape(-1)[flat] != 0
-        return found
-    before = np.pad(takes_part, ((0, 0), (1, 0)))[:, :-1]
-    first: Array = ~before.reshape(-1)[flat]
-    return first
-
-
 def _allowed(rows: TokenBatch, rows_N: Ints, places_N: Ints) -> tuple[Ints, tuple[Array, ...]]:
-    """For each token that takes part the number of its set of allowed ids or -1; and the sets."""
+    """Return for each token that takes part the number of its set of allowed ids or -1; and the sets."""
     sets_N = np.full(len(rows_N), -1, dtype=np.int64)
     numbers: dict[bytes, int] = {}
     for row, allowed in enumerate(rows.non_tensor_batch.get("allowed_ids", ())):
         if allowed is None or not len(allowed.places):
             continue
         first, last = np.searchsorted(rows_N, [row, row + 1])
-        found = np.searchsorted(allowed.places, places_N[first:last])
-        found = np.minimum(found, len(allowed.places) - 1)
+        indices = np.searchsorted(allowed.places, places_N[first:last])
+        indices = np.minimum(indices, len(allowed.places) - 1)
         own = np.array([numbers.setdefault(ids.tobytes(), len(numbers)) for ids in allowed.sets], dtype=np.int64)
-        is_there = allowed.places[found] == places_N[first:last]
-        sets_N[first:last] = np.where(is_there, own[allowed.which[found]], -1)
+        is_there = allowed.places[indices] == places_N[first:last]
+        sets_N[first:last] = np.where(is_there, own[allowed.which[indices]], -1)
     return sets_N, tuple(np.frombuffer(ids, dtype=np.int32) for ids in numbers)
 
 
@@ -268,35 +218,27 @@ def to_tensors(
     Args:
         rows: the batch, padded or packed.
         keys: which arrays; by default all.
-        device: where to.
+        device: of the tensors.
         dtype: of the real numbers.
-        pin_memory: by way of page-locked memory, from which an accelerator copies by itself; with device "cpu" the
+        pin_memory: copy by way of page-locked memory, from which an accelerator copies by itself; with device "cpu" the
             tensors stay there.
-        non_blocking: do not wait for the copies; work on the device that is asked for later waits for them. It is of
-            use with `pin_memory` only.
+        non_blocking: do not wait for the copies; later work on the device waits for them. Useful with `pin_memory`
+        only.
 
     Raises:
         ConfigError: the batch has no array of this name, or there is no accelerator to pin memory for.
     """
-    arrays = _arrays(rows)
+    arrays = rows.batch if isinstance(rows, TokenBatch) else {**rows.batch, "cu_seqlens": rows.cu_seqlens}
     for key in keys or ():
         if key not in arrays:
             raise ConfigError(f"there is no {key!r} in these rows{did_you_mean(key, arrays)}")
     if pin_memory and not torch.accelerator.is_available():
         raise ConfigError("pin_memory is for an accelerator, and there is none on this machine; leave it out")
-    wanted = {key: values for key, values in arrays.items() if keys is None or key in keys}
-    # The type is changed before memory is pinned: a copy that also converts goes through memory that is not.
-    tensors = {key: torch.from_numpy(values).to(_dtype(key, values, dtype)) for key, values in wanted.items()}
-    if pin_memory:
-        tensors = {key: values.pin_memory() for key, values in tensors.items()}
-    return {key: values.to(device, non_blocking=non_blocking) for key, values in tensors.items()}
-
-
-def _arrays(rows: TokenBatch | PackedBatch) -> Mapping[str, Array]:
-    return rows.batch if isinstance(rows, TokenBatch) else {**rows.batch, "cu_seqlens": rows.cu_seqlens}
-
-
-def _dtype(key: str, values: Array, real: torch.dtype) -> torch.dtype:
-    if key == "cu_seqlens":
-        return torch.int32
-    return real if np.issubdtype(values.dtype, np.floating) else torch.int64
+    tensors = {}
+    for key, values in arrays.items():
+        if keys is None or key in keys:
+            whole = torch.int32 if key == "cu_seqlens" else torch.int64
+            # The type is changed before memory is pinned: a copy that also converts goes through memory that is not.
+            tensor = torch.from_numpy(values).to(dtype if np.issubdtype(values.dtype, np.floating) else whole)
+            tensors[key] = tensor.pin_memory() if pin_memory else tensor
+    return {key: tensor.to(device, non_blocking=non_blocking) for key, tensor in tensors.items()}

@@ -7,14 +7,10 @@ The chat template has one token per role and nothing between messages:
     <|assistant|>go to fridge 1<|end|>     (without these line breaks)
     <|tool|>You arrive.<|assistant|>
 
-A message begins with the mark of its role and ends where the next mark begins; only the assistant's end with a token of
-their own, `<|end|>`, the end-of-sequence token. A message's text never depends on later ones, so that the tokens of an
-episode so far always begin its next prompt. A mark inside a message is broken up, so that no text can speak in another
-role. Calls are written as by the action format "hermes".
-
-Tokenizers keep the space before a piece (" fridge 1"), as GPT-2's vocabulary does, so that the text of a sequence is
-the texts of its tokens, whatever their neighbours, as constrained decoding requires. They can also drop what a small
-model does not need, such as articles, signs and spaces: contexts are then a third as long.
+A message ends with the mark of the next one; only the assistant's end with a token of their own, `<|end|>`, the
+end-of-sequence token. A message's text never depends on later ones, so that the tokens of an episode so far always
+begin its next prompt. A mark inside a message is broken up, so that no text can speak in another role. Calls are
+written as by the action format "hermes".
 
 Decoders are Qwen3's: a Llama whose queries and keys are normalised, so that attention cannot saturate at the high
 learning rates of small models. `transformers`, vLLM, SGLang and llama.cpp run it as it is.
@@ -118,7 +114,8 @@ def build_tokenizer(
 
     With "word", a text is split into units, words (`\w+`) and single signs, each with the one space before it; other
     white space is a piece per character. The vocabulary has the pieces of `texts` and `words`, each with and without a
-    space before it, and white space. All else becomes `<|unknown|>`; `unknown_pieces` counts it.
+    space before it, and white space. All else becomes `<|unknown|>`; `unknown_pieces` counts it. The text of a sequence
+    is the texts of its tokens, as constrained decoding requires.
 
     With "byte", a token is a byte of UTF-8, and nothing is unknown.
 
@@ -141,14 +138,27 @@ def build_tokenizer(
     """
     check_choice("level", level, get_args(Level))
     check_choice("spaces", spaces, get_args(Spaces))
-    if level == "word":
-        core = _word_level(texts, words, units, spaces, dropped)
-    elif units or list(words) or list(texts) or spaces == "none":
+    if level == "byte" and (units or list(words) or list(texts) or spaces == "none"):
         raise ConfigError(
             "a tokenizer of bytes has no vocabulary to build; leave out texts, words, units and spaces='none'"
         )
+    for name, expressions in (("units", units), ("dropped", dropped)):
+        for expression in expressions:
+            with boundary(ConfigError, f"{name}: {expression!r} is not a regular expression"):
+                Regex(expression)
+    steps: list[normalizers.Normalizer] = [normalizers.Replace(Regex(expression), "") for expression in dropped]
+    if spaces == "single":
+        steps += [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+    normalizer = normalizers.Sequence(steps) if steps else None
+    if level == "word":
+        core = _word_level(chain(texts, words), units, spaces, normalizer)
     else:
-        core = _byte_level(spaces, dropped)
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        vocabulary = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *CALL_MARKS, *alphabet])}
+        core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+        core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        core.decoder = decoders.ByteLevel()
+    core.normalizer = normalizer
     core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     core.add_tokens([AddedToken(token, special=False, normalized=False) for token in CALL_MARKS])
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
@@ -165,9 +175,8 @@ def build_tokenizer(
 
 
 def _word_level(
-    texts: Iterable[str], words: Iterable[str], units: Sequence[str], spaces: Spaces, dropped: Sequence[str]
+    texts: Iterable[str], units: Sequence[str], spaces: Spaces, normalizer: normalizers.Normalizer | None
 ) -> Tokenizer:
-    _check_expressions("units", units)
     alternatives = "|".join([*(f"(?:{unit})" for unit in units), r"\w+", r"[^\w\s]"])
     core = Tokenizer(models.WordLevel({UNKNOWN: 0}, unk_token=UNKNOWN))
     if spaces == "none":
@@ -176,79 +185,36 @@ def _word_level(
     else:
         core.pre_tokenizer = pre_tokenizers.Split(Regex(f" ?(?:{alternatives})|\\s"), behavior="isolated")
         core.decoder = decoders.Fuse()
-    core.normalizer = _normalizer(spaces, dropped)
-    pieces = _pieces(core, chain(texts, words))
+    pieces: Counter[str] = Counter()
+    for text in texts:
+        plain = normalizer.normalize_str(text) if normalizer is not None else text
+        pieces.update(piece for piece, _ in core.pre_tokenizer.pre_tokenize_str(plain))
     if not pieces:
         raise ConfigError("a tokenizer of words needs texts or words for its vocabulary; for plain bytes level='byte'")
-    if spaces != "none":
-        _add_other_forms(pieces)
+    if spaces != "none" and (words := [piece for piece in pieces if not piece.isspace()]):
+        # Every piece's other form, with a space or without, and white space.
+        others = [piece[1:] if piece.startswith(" ") else f" {piece}" for piece in words]
+        for piece in (*others, " ", "\n"):
+            pieces.setdefault(piece, 0)
     ordered = sorted(pieces, key=lambda piece: (-pieces[piece], piece))
     vocabulary = dict.fromkeys([*SPECIAL_TOKENS, *CALL_MARKS, *ordered])
-    core.model = models.WordLevel({piece: place for place, piece in enumerate(vocabulary)}, unk_token=UNKNOWN)
-    return core
-
-
-def _check_expressions(name: str, expressions: Sequence[str]) -> None:
-    for expression in expressions:
-        with boundary(ConfigError, f"{name}: {expression!r} is no regular expression"):
-            Regex(expression)
-
-
-def _normalizer(spaces: Spaces, dropped: Sequence[str]) -> normalizers.Normalizer | None:
-    _check_expressions("dropped", dropped)
-    steps: list[normalizers.Normalizer] = [normalizers.Replace(Regex(expression), "") for expression in dropped]
-    if spaces == "single":
-        steps += [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
-    return normalizers.Sequence(steps) if steps else None
-
-
-def _pieces(core: Tokenizer, texts: Iterable[str]) -> Counter[str]:
-    """Count each piece."""
-    found: Counter[str] = Counter()
-    for text in texts:
-        plain = core.normalizer.normalize_str(text) if core.normalizer is not None else text
-        found.update(piece for piece, _ in core.pre_tokenizer.pre_tokenize_str(plain))
-    return found
-
-
-def _add_other_forms(pieces: Counter[str]) -> None:
-    """Add every piece's other form, with a space or without, and white space, with count 0."""
-    words = [piece for piece in pieces if not piece.isspace()]
-    others = [piece[1:] if piece.startswith(" ") else f" {piece}" for piece in words]
-    for piece in (*others, " ", "\n") if words else ():
-        pieces.setdefault(piece, 0)
-
-
-def _byte_level(spaces: Spaces, dropped: Sequence[str]) -> Tokenizer:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: place for place, token in enumerate([*SPECIAL_TOKENS, *CALL_MARKS, *alphabet])}
-    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    core.normalizer = _normalizer(spaces, dropped)
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    core.decoder = decoders.ByteLevel()
+    core.model = models.WordLevel({piece: index for index, piece in enumerate(vocabulary)}, unk_token=UNKNOWN)
     return core
 
 
 def unknown_pieces(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Counter[str]:
-    """Count the pieces of these texts that are not in the vocabulary.
-
-    Args:
-        tokenizer: one with offsets, as all that are built here.
-        texts: without the marks of the chat template.
-    """
-    found: Counter[str] = Counter()
-    if tokenizer.unk_token_id is None:
-        return found
-    for text in texts:
+    """Count the pieces of these texts, without marks of the chat template, that are not in the vocabulary."""
+    pieces: Counter[str] = Counter()
+    for text in texts if tokenizer.unk_token_id is not None else ():
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         for token, (start, stop) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
             if token == tokenizer.unk_token_id:
-                found[text[start:stop]] += 1
-    return found
+                pieces[text[start:stop]] += 1
+    return pieces
 
 
 def tool_texts(tools: Iterable[dict[str, Any]]) -> list[str]:
-    """The texts of tools in our chat template, for the vocabulary of a tokenizer."""
+    """Return the texts of tools in our chat template, for the vocabulary of a tokenizer."""
     return [json.dumps(tool, ensure_ascii=False) for tool in tools]
 
 
@@ -294,8 +260,18 @@ def build_decoder(
     kv_heads = heads if kv_heads is None else kv_heads
     hidden = _MULTIPLE * math.ceil(8 * width / 3 / _MULTIPLE) if hidden is None else hidden
     vocabulary = tokenizer if isinstance(tokenizer, int) else len(tokenizer)
-    _check(vocabulary=vocabulary, layers=layers, width=width, heads=heads, context=context, kv=kv_heads, hidden=hidden)
-    ids: dict[str, Any] = _special_ids(tokenizer)
+    numbers = {"the vocabulary": vocabulary, "layers": layers, "width": width, "heads": heads, "context": context}
+    for name, number in (numbers | {"kv_heads": kv_heads, "hidden": hidden}).items():
+        if number < 1:
+            raise ConfigError(f"{name} is at least 1; got {number}")
+    if width % heads or (width // heads) % 2:
+        # Rotary positions turn pairs of numbers.
+        raise ConfigError(f"width is an even multiple of heads; got width={width} and heads={heads}")
+    if heads % kv_heads:
+        raise ConfigError(f"heads is a multiple of kv_heads; got heads={heads} and kv_heads={kv_heads}")
+    ids: dict[str, Any] = {"pad_token_id": None, "eos_token_id": None, "bos_token_id": None}
+    if not isinstance(tokenizer, int):
+        ids |= {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     config = Qwen3Config(
         vocab_size=vocabulary,
         hidden_size=width,
@@ -318,32 +294,9 @@ def build_decoder(
     return model
 
 
-def _check(*, vocabulary: int, layers: int, width: int, heads: int, context: int, kv: int, hidden: int) -> None:
-    numbers = {"the vocabulary": vocabulary, "layers": layers, "width": width, "heads": heads, "context": context}
-    for name, number in (numbers | {"kv_heads": kv, "hidden": hidden}).items():
-        if number < 1:
-            raise ConfigError(f"{name} is at least 1; got {number}")
-    if width % heads or (width // heads) % 2:
-        # Rotary positions turn pairs of numbers.
-        raise ConfigError(f"width is an even multiple of heads; got width={width} and heads={heads}")
-    if heads % kv:
-        raise ConfigError(f"heads is a multiple of kv_heads; got heads={heads} and kv_heads={kv}")
-
-
-def _special_ids(tokenizer: PreTrainedTokenizerBase | int) -> dict[str, int | None]:
-    if isinstance(tokenizer, int):
-        return {"pad_token_id": None, "eos_token_id": None, "bos_token_id": None}
-    return {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
-
-
 @torch.no_grad()
 def initialise(model: PreTrainedModel, seed: int) -> None:
-    """Initialise weights in place, as `build_decoder` describes; for any decoder with Llama's names of layers.
-
-    Args:
-        model: in float32, so that every dtype starts alike.
-        seed: of the weights.
-    """
+    """Initialise float32 weights in place, as `build_decoder` describes; layers are named as Llama's."""
     generator = torch.Generator().manual_seed(seed)
     for name, weights in model.named_parameters():
         if weights.ndim < 2:
@@ -426,13 +379,13 @@ def save_model(
     The weights are in safetensors. A folder that is there already is replaced as a whole.
 
     Args:
-        folder: where to; folders above it are made.
+        folder: of the model; its parents are made.
         model: a causal language model.
         tokenizer: its tokenizer.
-        is_private: the folder is its owner's alone; by default the umask decides.
+        is_private: only the owner may read the folder; by default the umask decides.
 
     Raises:
-        StoreError: it cannot be written; what was there stays.
+        StoreError: it cannot be written; an earlier folder stays.
     """
     with atomic_folder(Path(folder), is_private=is_private) as part:
         write_model(part, model, tokenizer)
@@ -441,15 +394,12 @@ def save_model(
 def load_model(
     folder: Path | str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> LoadedModel:
-    """Read what `save_model` wrote, without network.
+    """Read a folder of `save_model`, without network; `ConfigError` if it has no model, or it cannot be read.
 
     Args:
-        folder: the model's.
-        dtype: of the weights; by default what they were saved in.
-        device: where they go.
-
-    Raises:
-        ConfigError: the folder has no model, or it cannot be read.
+        folder: of the model.
+        dtype: of the weights; by default the saved one.
+        device: of the weights.
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():

@@ -1,7 +1,6 @@
 """Supervised training on the action tokens of episodes: the warm start of a small model, before reinforcement.
 
-Actions of other policies are made likelier: the loss is the mean negative log-probability of the tokens where
-`action_mask` is 1, with label smoothing if it is on. Logits are computed at those tokens alone (`rl.learner.forward`).
+The loss is the mean negative log-probability of the tokens whose `action_mask` is 1, with label smoothing if it is on.
 
 `Demonstrations` writes an expert's actions as the tokens that a model would have sampled. `TokenConversation` lays out
 prompts, and the action format writes actions, as for `HFAgentPolicy`; so a model sees in training what it will see when
@@ -14,7 +13,7 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -65,7 +64,8 @@ class Demonstrations:
     Args:
         tokenizer: of the model, with its chat template.
         action_format: how it writes tool calls.
-        constrain: record what the policy's constraint would have allowed at each token, so that `SFTConfig` with
+        constrain: record the ids that the policy's constraint would have allowed at each token, so that `SFTConfig`
+        with
             `use_allowed_ids` trains under the masks under which the model will act.
         tools_in_prompt: the template is shown the tools.
         tool_role: the role under which results of tools appear, "tool" or "user".
@@ -89,14 +89,14 @@ class Demonstrations:
         template_options: Mapping[str, Any] | None = None,
         max_context: int | None = None,
     ) -> None:
-        self._layout = ChatLayout(tokenizer, chat_template, template_options)
+        self.layout = ChatLayout(tokenizer, chat_template, template_options)
         self._unknown = tokenizer.unk_token_id
-        self._form = find_action_format(action_format, tokenizer, self._layout.source)
-        end = self._layout.end_id if self._layout.end_id is not None else tokenizer.eos_token_id
+        self.form = find_action_format(action_format, tokenizer, self.layout.source)
+        end = self.layout.end_id if self.layout.end_id is not None else tokenizer.eos_token_id
         if not isinstance(end, int):
             raise ConfigError("tokenizer: nothing ends an answer: it has no eos_token, and the chat template none")
-        self._end, self._max_context = end, max_context
-        self._constraints = TurnConstraints(self._layout, tokenizer, end, _ANY_LENGTH) if constrain else None
+        self.end, self.max_context = end, max_context
+        self.constraints = TurnConstraints(self.layout, tokenizer, end, _ANY_LENGTH) if constrain else None
         self._in_prompt = {"tools_in_prompt": tools_in_prompt, "tool_role": tool_role}
 
     def __call__(
@@ -113,16 +113,30 @@ class Demonstrations:
 
         Args:
             episodes: with messages, as the rollout worker records them.
-            tools: what `get_tools_spec` of the episodes' resource returns, or a function of an episode and a step if it
-                varies; None without calls.
-            taught: whether the action of an episode's step is to be learned; one that is not, such as a slip, stays in
+            tools: the result of `get_tools_spec` of the episodes' resource, or a function of an episode and a step if
+                it varies; None without calls.
+            taught: returns True if the action of an episode's step is to be learned; another, such as a slip, stays in
                 the context of later ones. None: every action is.
 
         Raises:
             ConfigError: an action cannot be written in this format so that it is read as the same action.
         """
-        of: ToolsOf = tools if callable(tools) else lambda episode, step: tools
-        made = [self._with_tokens(episode, of, taught) for episode in episodes]
+        made = []
+        for episode in episodes:
+            copied, writer = copy.copy(episode), self.begin()
+            copied.tokens = EpisodeTokens()
+            for step, turn in enumerate(episode.assistant_turns):
+                specs = tools(episode, step) if callable(tools) else tools
+                try:
+                    facts = writer.write(episode.get_actions(step), episode.messages[:turn], specs)
+                except PolicyError as error:
+                    raise ConfigError(f"episode {episode.id_}, step {step}: {error}") from error
+                if facts is None:
+                    break
+                reason = facts.pop("segment_reason", REWRITTEN)
+                if taught is None or taught(episode, step):
+                    copied.tokens.add_turn(step, **facts, reason=reason)
+            made.append(copied)
         if self._unknown is not None:
             unknown = sum(episode.tokens.ids.count(self._unknown) for episode in made)
             total = sum(len(episode.tokens) for episode in made)
@@ -130,84 +144,17 @@ class Demonstrations:
             log("%d of the %d tokens of %d demonstrations are not in the vocabulary", unknown, total, len(made))
         return made
 
-    def _with_tokens(self, episode: SingleAgentEpisode, tools: ToolsOf, taught: TaughtOf | None) -> SingleAgentEpisode:
-        made = copy.copy(episode)
-        made.tokens = EpisodeTokens()
-        writer = self.begin()
-        for step, turn in enumerate(episode.assistant_turns):
-            try:
-                facts = writer.write(episode.get_actions(step), episode.messages[:turn], tools(episode, step))
-            except PolicyError as error:
-                raise ConfigError(f"episode {episode.id_}, step {step}: {error}") from error
-            if facts is None:
-                break
-            reason = facts.pop("segment_reason", REWRITTEN)
-            if taught is None or taught(episode, step):
-                made.tokens.add_turn(step, **facts, reason=reason)
-        return made
-
     def begin(self) -> DemonstrationWriter:
         """Begin an episode."""
-        conversation = TokenConversation(self._layout, {self._end}, **self._in_prompt)  # type: ignore[arg-type]  # one dict of two types
+        conversation = TokenConversation(self.layout, {self.end}, **self._in_prompt)  # type: ignore[arg-type]  # one dict of two types
         return DemonstrationWriter(self, conversation)
-
-    def text_of(self, action: Action, tools: Sequence[ToolSchema]) -> str:
-        """Write an action as the model would.
-
-        Raises:
-            PolicyError: it cannot be written so that it is read as the same action.
-        """
-        form = self._form_of(tools)
-        text = _written(action, tools, form)
-        if _chat_of(read := form.action(text, tools)) != _chat_of(action):
-            raise PolicyError(
-                f"action_format {form.name} reads {text!r} as {read!r}, not as {action!r}; take another action_format"
-                + ("" if tools else ", or give the tools that are called")
-            )
-        return text
-
-    def _form_of(self, tools: Sequence[ToolSchema]) -> ActionFormat:
-        if not tools:
-            return _TEXT
-        if isinstance(self._form, PolicyError):
-            raise PolicyError(str(self._form))
-        self._form.check(tools)
-        return self._form
-
-    def facts(self, conversation: TokenConversation, action: Action, seen: Sequence[Message], specs: Specs) -> Any:
-        """As `DemonstrationWriter.write`, in any episode's conversation."""
-        given, tools = tools_given(specs), tools_of(specs)
-        text = self.text_of(action, tools)
-        prompt = conversation.prompt(seen, given)
-        answer = [*self._layout.encoded(text), self._end]
-        if self._max_context is not None and len(prompt.ids) + len(answer) > self._max_context:
-            return None
-        conversation.answered(answer, text)
-        facts: dict[str, Any] = {"prompt_ids": prompt.ids, "token_ids": answer}
-        if prompt.reason is not None:
-            facts["segment_reason"] = prompt.reason
-        if self._constraints is not None and tools:
-            rule = self._constraints.start(given.key, tools, self._form_of(tools))
-            allowed: list[Any] = []
-            for token in answer:
-                if rule.is_done:
-                    raise PolicyError("the constraint ends this action before it is said")
-                allowed.append(rule.allowed())
-                rule.advance(token)
-            facts["allowed_ids"] = allowed
-        return facts
 
 
 class DemonstrationWriter:
-    """Writes the actions of one episode, one after another.
-
-    Args:
-        demonstrations: the options.
-        conversation: the context so far.
-    """
+    """Writes the actions of one episode, one after another; `conversation` is the context so far."""
 
     def __init__(self, demonstrations: Demonstrations, conversation: TokenConversation) -> None:
-        self._demonstrations, self._conversation = demonstrations, conversation
+        self._options, self._conversation = demonstrations, conversation
         self._is_full = False
 
     def write(self, action: Action, seen: Sequence[Message], specs: Specs) -> dict[str, Any] | None:
@@ -223,13 +170,42 @@ class DemonstrationWriter:
             `PolicyOutput.log_probs`; None for an action that only ends the episode, and once the context is full.
 
         Raises:
-            PolicyError: the action cannot be written, or the constraint does not allow it.
+            PolicyError: the action cannot be written so that it is read as the same action, or the constraint does not
+                allow it.
         """
         if action["type"] == "terminate" or self._is_full:
             return None
-        found: dict[str, Any] | None = self._demonstrations.facts(self._conversation, action, seen, specs)
-        self._is_full = found is None
-        return found
+        options, given, tools = self._options, tools_given(specs), tools_of(specs)
+        form: ActionFormat = _TEXT
+        if tools:
+            if isinstance(options.form, PolicyError):
+                raise PolicyError(str(options.form))
+            form = options.form
+            form.check(tools)
+        text = _written(action, tools, form)
+        if _chat_of(read := form.action(text, tools)) != _chat_of(action):
+            raise PolicyError(
+                f"action_format {form.name} reads {text!r} as {read!r}, not as {action!r}; take another action_format"
+                + ("" if tools else ", or give the tools that are called")
+            )
+        prompt = self._conversation.prompt(seen, given)
+        answer = [*options.layout.encoded(text), options.end]
+        if options.max_context is not None and len(prompt.ids) + len(answer) > options.max_context:
+            self._is_full = True
+            return None
+        self._conversation.answered(answer, text)
+        facts: dict[str, Any] = {"prompt_ids": prompt.ids, "token_ids": answer}
+        if prompt.reason is not None:
+            facts["segment_reason"] = prompt.reason
+        if options.constraints is not None and tools:
+            rule = options.constraints.start(given.key, tools, form)
+            facts["allowed_ids"] = []
+            for token in answer:
+                if rule.is_done:
+                    raise PolicyError("the constraint ends this action before its last token")
+                facts["allowed_ids"].append(rule.allowed())
+                rule.advance(token)
+        return facts
 
 
 class DemonstratingPolicy(AgentPolicy):
@@ -238,10 +214,10 @@ class DemonstratingPolicy(AgentPolicy):
     For environments whose tools vary: the record of an episode does not keep them, and here they are seen.
 
     Args:
-        expert: who acts.
-        demonstrations: how actions are written.
-        taught: whether an output of the expert is to be learned; one that is not, such as a slip, stays in the context
-            of later ones. None: everything is.
+        expert: the policy that acts.
+        demonstrations: writes the actions.
+        taught: returns True if an output of the expert is to be learned; another, such as a slip, stays in the context
+            of later ones. None: every output is.
     """
 
     is_free = True
@@ -263,11 +239,7 @@ class DemonstratingPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return the expert's action with its tokens.
-
-        Raises:
-            PolicyError: the expert failed, or its action cannot be written.
-        """
+        """Return the expert's action with its tokens; `PolicyError` if it cannot be written."""
         output = await self._expert.get_action(observation, available_tools_specs)
         facts = self._writer.write(output.action_structured, observation, available_tools_specs)
         if self._taught is not None and not self._taught(output):
@@ -286,16 +258,12 @@ class DemonstratingPolicy(AgentPolicy):
 def episode_texts(
     episodes: Iterable[SingleAgentEpisode], *, action_format: str = "plain", tools: Specs = None
 ) -> list[str]:
-    """All texts of episodes, for the vocabulary of a tokenizer: messages, and actions as they will be written.
+    """Return all texts of episodes, for the vocabulary of a tokenizer: messages, and actions as they will be written.
 
     Args:
         episodes: with messages.
-        action_format: hermes, llama, mistral, plain or bare.
-        tools: what `get_tools_spec` returns.
-
-    Raises:
-        ConfigError: the format is unknown.
-        PolicyError: it cannot write an action.
+        action_format: hermes, llama, mistral, plain or bare; another is a `ConfigError`.
+        tools: the result of `get_tools_spec`.
     """
     if action_format not in FORMATS:
         raise ConfigError(f"action_format: {action_format!r}{did_you_mean(action_format, FORMATS)}")
@@ -328,7 +296,7 @@ def _chat_of(action: Action) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SFTConfig:
-    """The options of supervised training. The learning rate rises, then follows a cosine down, over all steps.
+    """The options of supervised training. The learning rate rises, then falls along a cosine, over all steps.
 
     Attributes:
         epochs: passes over the rows.
@@ -340,10 +308,10 @@ class SFTConfig:
         betas: of AdamW.
         weight_decay: of AdamW, on matrices.
         max_grad_norm: the gradient is scaled down to this 2-norm; None leaves it.
-        use_allowed_ids: if rows record what a constraint allowed, the loss is of the distribution over that; a token
+        use_allowed_ids: if rows record the ids that a constraint allowed, the loss is of their distribution; a token
             without an alternative is not trained on, since its loss is 0 whatever the weights.
-        label_smoothing: the share of the target that is spread evenly over the possible tokens: those that a constraint
-            allowed, with `use_allowed_ids` and where one was at work, else the vocabulary. It keeps a model exploring.
+        label_smoothing: the share of the target that is spread evenly over the possible tokens: with `use_allowed_ids`
+            those that a constraint allowed, if there was one, else the vocabulary. It keeps a model exploring.
         precision: "bfloat16" runs the model in autocast; weights and loss are float32. None: "bfloat16" for a model
             that is given in it, else "float32".
         seed: of the order.
@@ -375,7 +343,7 @@ class SFTConfig:
         self.learner_options(1)
 
     def learner_options(self, steps: int) -> PPOConfig:
-        """The options of the optimizer, the schedule and the forward pass as the learner's parts take them."""
+        """Return the options of the optimizer, the schedule and the forward pass as the learner's parts take them."""
         return PPOConfig(
             epochs=self.epochs,
             max_tokens_per_micro_batch=self.max_tokens_per_micro_batch,
@@ -402,21 +370,13 @@ class SFTProgress(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """How well a model predicts actions, each token after the true ones before it.
+    """A model's predictions of actions, each token after the true ones before it."""
 
-    Attributes:
-        loss: the mean negative log-probability of an action token, in nats.
-        token_accuracy: the share of action tokens that are the likeliest.
-        action_accuracy: the share of actions all of whose tokens are.
-        tokens: action tokens.
-        actions: runs of them.
-    """
-
-    loss: float
-    token_accuracy: float
-    action_accuracy: float
-    tokens: int
-    actions: int
+    loss: float  # the mean negative log-probability of an action token, in nats
+    token_accuracy: float  # the share of action tokens that are the likeliest
+    action_accuracy: float  # the share of actions all of whose tokens are
+    tokens: int  # action tokens
+    actions: int  # runs of them
 
 
 class EpochReport(NamedTuple):
@@ -444,13 +404,13 @@ def fit(
     since they can slow a badly initialised model forty times, and the process keeps the memory that it frees.
 
     Args:
-        model: a causal language model of `transformers`; it is moved to the device.
+        model: a causal language model of `transformers`.
         rows: of `build_rows`.
         config: the options.
         held_out: rows to measure with after each epoch; see `split_rows`.
         progress: called after each optimizer step.
         on_failure: called with the rows and the facts if a loss or gradient is not finite, to keep them for study.
-        device: where to train.
+        device: the model is moved there.
 
     Raises:
         ConfigError: no row has an action token.
@@ -458,84 +418,72 @@ def fit(
     """
     if torch.device(device).type == "cpu":
         keep_freed_memory()
-    training = _Training(model, rows, config, torch.device(device), progress, on_failure)
-    reports = []
+    flat = _flat(rows, config).without_forced(keep_firsts=False)
+    _check_any(flat)
+    generator = np.random.default_rng(config.seed)
+    lengths = np.where(flat.counts_B > 0, flat.lengths_B, 0)
+    epochs = [_batches(lengths, config.max_tokens_per_batch, generator) for _ in range(config.epochs)]
+    steps = sum(map(len, epochs))
+    options = config.learner_options(steps).for_weights(next(model.parameters()).dtype)
+    model.to(device).eval()
+    widen(model)
+    scorer = (_SmoothingModel if config.label_smoothing else LogprobModel)(model, options)
+    optimizer = adamw(model, options)
+    step, reports = 0, []
     with no_denormals():
-        for epoch in range(config.epochs):
-            began = time.perf_counter()
-            loss = training.epoch(epoch)
+        for epoch, batches in enumerate(epochs):
+            began, total, tokens = time.perf_counter(), 0.0, 0
+            for chosen in batches:
+                factor = lr_factor(options, step, steps)
+                set_lr(optimizer, factor)
+                loss, norm = _gradient(scorer, optimizer, flat, chosen, config, torch.device(device))
+                if not (math.isfinite(loss) and math.isfinite(norm)):
+                    optimizer.zero_grad(set_to_none=True)
+                    facts = {"loss": loss, "grad_norm": norm, "optimizer_step": step}
+                    kept = on_failure(rows[chosen], facts) if on_failure is not None else None
+                    where = f"; the batch is kept in {kept}" if kept is not None else ""
+                    raise TrainingError(f"step {step}: the loss is {loss:g}, the gradient's norm {norm:g}{where}")
+                optimizer.step()
+                step += 1
+                total += loss * int(flat.counts_B[chosen].sum())
+                tokens += int(flat.lengths_B[chosen].sum())
+                if progress is not None:
+                    speed = tokens / (time.perf_counter() - began)
+                    progress(SFTProgress(epoch, step, steps, loss, options.lr * factor, speed))
             seconds = time.perf_counter() - began
             measured = evaluate(model, held_out, config, device=device) if held_out is not None else None
-            reports.append(EpochReport(epoch, loss, seconds, measured))
+            reports.append(EpochReport(epoch, total / flat.count, seconds, measured))
     return reports
 
 
-class _Training:
-    """The state of one `fit`: its optimizer, its batches, its position in the schedule."""
+def _gradient(
+    scorer: LogprobModel,
+    optimizer: torch.optim.Optimizer,
+    flat: TrainingRows,
+    chosen: Ints,
+    config: SFTConfig,
+    device: torch.device,
+) -> tuple[float, float]:
+    """Accumulate the gradient of a batch; return the loss and the gradient's norm before clipping."""
+    optimizer.zero_grad(set_to_none=True)
+    count, losses, smoothing = int(flat.counts_B[chosen].sum()), [], config.label_smoothing
+    for part in _parts(flat, chosen, config.max_tokens_per_micro_batch):
+        scores = scorer(flat.part(part, device), entropies=bool(smoothing))
+        loss = -scores.logprobs_N.sum()
+        if smoothing:
+            assert scores.entropies_N is not None
+            loss = (1.0 - smoothing) * loss - smoothing * scores.entropies_N.sum()
+        loss = loss / count
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has no annotation for it
+        losses.append(loss.detach())
+    norm = clip_gradients([one for group in optimizer.param_groups for one in group["params"]], config.max_grad_norm)
+    total, size = torch.stack([torch.stack(losses).sum(), norm.to(losses[0].dtype)]).tolist()
+    return float(total), float(size)
 
-    def __init__(
-        self,
-        model: nn.Module,
-        rows: TokenBatch,
-        config: SFTConfig,
-        device: torch.device,
-        progress: Callable[[SFTProgress], object] | None,
-        on_failure: OnFailure | None,
-    ) -> None:
-        self._rows, self._device, self._progress, self._on_failure = rows, device, progress, on_failure
-        self._flat = _flat(rows, config).without_forced(keep_firsts=False)
-        if not self._flat.count:
-            raise ConfigError("no row has an action token; make rows of episodes whose tokens are recorded")
-        generator = np.random.default_rng(config.seed)
-        lengths = np.where(self._flat.counts_B > 0, self._flat.lengths_B, 0)
-        self._epochs = [_batches(lengths, config.max_tokens_per_batch, generator) for _ in range(config.epochs)]
-        self._steps = sum(map(len, self._epochs))
-        self._config = config.learner_options(self._steps).for_weights(next(model.parameters()).dtype)
-        model.to(device).eval()
-        widen(model)
-        self._smoothing = config.label_smoothing
-        kind = _SmoothingModel if self._smoothing else LogprobModel
-        self._model, self._optimizer = kind(model, self._config), adamw(model, self._config)
-        self._step = 0
 
-    def epoch(self, epoch: int) -> float:
-        """Make one pass; return the mean loss of its tokens."""
-        total, tokens, began = 0.0, 0, time.perf_counter()
-        for chosen in self._epochs[epoch]:
-            factor = lr_factor(self._config, self._step, self._steps)
-            set_lr(self._optimizer, factor)
-            loss = self._optimizer_step(chosen)
-            count = int(self._flat.counts_B[chosen].sum())
-            total, tokens = total + loss * count, tokens + int(self._flat.lengths_B[chosen].sum())
-            if self._progress is not None:
-                speed = tokens / (time.perf_counter() - began)
-                self._progress(SFTProgress(epoch, self._step, self._steps, loss, self._config.lr * factor, speed))
-        return total / self._flat.count
-
-    def _optimizer_step(self, chosen: Ints) -> float:
-        self._optimizer.zero_grad(set_to_none=True)
-        count, losses = int(self._flat.counts_B[chosen].sum()), []
-        for part in _parts(self._flat, chosen, self._config.max_tokens_per_micro_batch):
-            scores = self._model(self._flat.part(part, self._device), entropies=bool(self._smoothing))
-            loss = -scores.logprobs_N.sum()
-            if self._smoothing:
-                assert scores.entropies_N is not None
-                loss = (1.0 - self._smoothing) * loss - self._smoothing * scores.entropies_N.sum()
-            loss = loss / count
-            loss.backward()  # type: ignore[no-untyped-call]  # torch has no annotation for it
-            losses.append(loss.detach())
-        parameters = [one for group in self._optimizer.param_groups for one in group["params"]]
-        norm = clip_gradients(parameters, self._config.max_grad_norm)
-        total, size = torch.stack([torch.stack(losses).sum(), norm.to(losses[0].dtype)]).tolist()
-        if not (math.isfinite(total) and math.isfinite(size)):
-            self._optimizer.zero_grad(set_to_none=True)
-            facts = {"loss": total, "grad_norm": size, "optimizer_step": self._step}
-            kept = self._on_failure(self._rows[chosen], facts) if self._on_failure is not None else None
-            where = f"; the batch is kept in {kept}" if kept is not None else ""
-            raise TrainingError(f"step {self._step}: the loss is {total:g}, the gradient's norm {size:g}{where}")
-        self._optimizer.step()
-        self._step += 1
-        return float(total)
+def _check_any(flat: TrainingRows) -> None:
+    if not flat.count:
+        raise ConfigError("no row has an action token; make rows of episodes whose tokens are recorded")
 
 
 def _flat(rows: TokenBatch, config: SFTConfig) -> TrainingRows:
@@ -546,23 +494,19 @@ def _flat(rows: TokenBatch, config: SFTConfig) -> TrainingRows:
 
 
 def _batches(lengths_B: Ints, budget: int, generator: np.random.Generator) -> list[Ints]:
-    """The rows with a length, in batches of rows of like length, in random order."""
+    """Return the rows with a length, in batches of rows of like length, in random order."""
     order = generator.permutation(np.flatnonzero(lengths_B))
     pool = max(_POOL * budget // max(int(lengths_B[order].mean()), 1), 1)
     batches: list[Ints] = []
-    for start in range(0, len(order), pool):
-        batches += _cut(order[start : start + pool], lengths_B, budget)
+    for first in range(0, len(order), pool):
+        rows = order[first : first + pool]
+        rows = rows[np.argsort(lengths_B[rows], kind="stable")]
+        start = 0
+        for stop in range(1, len(rows) + 1):  # as many as fit when padded to the longest
+            if stop == len(rows) or (stop + 1 - start) * lengths_B[rows[stop]] > budget:
+                batches.append(rows[start:stop])
+                start = stop
     return [batches[index] for index in generator.permutation(len(batches))]
-
-
-def _cut(rows: Ints, lengths_B: Ints, budget: int) -> Iterator[Ints]:
-    """In order of length, as many in a batch as fit when padded to the longest."""
-    rows = rows[np.argsort(lengths_B[rows], kind="stable")]
-    start = 0
-    for stop in range(1, len(rows) + 1):
-        if stop == len(rows) or (stop + 1 - start) * lengths_B[rows[stop]] > budget:
-            yield rows[start:stop]
-            start = stop
 
 
 def _parts(flat: TrainingRows, chosen: Ints, budget: int | None) -> list[Ints]:
@@ -574,7 +518,7 @@ def _parts(flat: TrainingRows, chosen: Ints, budget: int | None) -> list[Ints]:
 
 
 class _GradingModel(LogprobModel):
-    """Returns in place of entropies, which are not needed here, which tokens are the likeliest."""
+    """Returns 1 for the likeliest tokens, else 0, instead of entropies, which are not needed here."""
 
     def _statistics(
         self, logits_NV: Tensor, targets_N: Tensor, restriction: Restriction | None, entropies: bool
@@ -587,7 +531,7 @@ class _GradingModel(LogprobModel):
 
 
 class _SmoothingModel(LogprobModel):
-    """Returns in place of entropies the mean log-probability of the possible tokens, with its gradient."""
+    """Returns the mean log-probability of the possible tokens, with its gradient, instead of entropies."""
 
     def _statistics(
         self, logits_NV: Tensor, targets_N: Tensor, restriction: Restriction | None, entropies: bool
@@ -595,7 +539,7 @@ class _SmoothingModel(LogprobModel):
         logits_NV = logits_NV.float()
         means_N = logits_NV.mean(dim=-1)
         if restriction is not None:
-            # The mean logit of what each restricted token could have been.
+            # The mean logit of the ids that each restricted token could have been.
             weights_SV = logits_NV.new_zeros(restriction.sets, logits_NV.shape[1])
             weights_SV[restriction.owners_A, restriction.ids_A] = 1.0
             weights_SV /= weights_SV.sum(dim=-1, keepdim=True)
@@ -611,21 +555,17 @@ class _SmoothingModel(LogprobModel):
 def evaluate(
     model: nn.Module, rows: TokenBatch, config: SFTConfig | None = None, *, device: torch.device | str = "cpu"
 ) -> Evaluation:
-    """Measure how well a model predicts the actions of these rows.
+    """Measure a model's predictions of the actions of these rows.
 
     Args:
         model: a causal language model of `transformers`.
-        rows: of `build_rows`.
+        rows: of `build_rows`, with an action token.
         config: of which precision, the sizes of batches and `use_allowed_ids` count.
-        device: where the model is.
-
-    Raises:
-        ConfigError: no row has an action token.
+        device: of the model.
     """
     config = config or SFTConfig()
     flat, options = _flat(rows, config), config.learner_options(1)
-    if not flat.count:
-        raise ConfigError("no row has an action token; make rows of episodes whose tokens are recorded")
+    _check_any(flat)
     grading, budget = _GradingModel(model, options), config.max_tokens_per_micro_batch or config.max_tokens_per_batch
     logprobs, right = np.zeros(flat.count), np.zeros(flat.count, dtype=np.bool_)
     for chosen in _parts(flat, np.flatnonzero(flat.counts_B), budget):
@@ -641,13 +581,8 @@ def evaluate(
 def split_rows(rows: TokenBatch, share: float, *, seed: int = 0) -> tuple[TokenBatch, TokenBatch]:
     """Split rows into those to train on and those to hold out, by group, so that no start is in both.
 
-    Args:
-        rows: of `build_rows`.
-        share: of the groups (or of the rollouts that have none) to hold out, at least one.
-        seed: which.
-
-    Raises:
-        ConfigError: the share is not in (0, 1), or there are fewer than two groups.
+    `share`, in (0, 1), is of the groups (or of the rollouts without a group), of which there are at least two; at least
+    one is held out. `seed` draws them.
     """
     if not 0.0 < share < 1.0:
         raise ConfigError(f"share is in (0, 1); got {share}")

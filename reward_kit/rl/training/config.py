@@ -1,7 +1,4 @@
-"""The train file: every key with its meaning and default.
-
-Pydantic refuses unknown keys; `plan.py` refuses known ones that would have no effect in a file.
-"""
+"""The train file: every key with its meaning and default. `plan.py` rejects keys that would have no effect."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from reward_kit.credit.group_filter import Unscored
 from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.rl.learner.config import PPOConfig, schema_bounds
 from reward_kit.rl.overlap import Schedule
-from reward_kit.rl.reward_manager.managers import NormalizationType
+from reward_kit.rl.reward_manager import NormalizationType
 from reward_kit.task_parts import BY_NAME, CreditModel, PolicyModel
 
 _STRICT = ConfigDict(extra="forbid")
@@ -35,7 +32,7 @@ _STRICT_OR_NAME = ConfigDict(extra="forbid", json_schema_extra=BY_NAME)
 
 
 def _checked(data: Any, build: ValidatorFunctionWrapHandler) -> Any:
-    """Refuse unknown keys of a dataclass, which Pydantic ignores, and translate our errors."""
+    """Reject unknown keys of a dataclass, which Pydantic ignores, and translate our errors."""
     for key, known in unknown_keys(data, PPOConfig):
         raise ValueError(f"{'.'.join(key)}: unknown key{did_you_mean(key[-1], known)}")
     try:
@@ -45,12 +42,7 @@ def _checked(data: Any, build: ValidatorFunctionWrapHandler) -> Any:
 
 
 def unknown_keys(data: Any, kind: type[Any]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Find keys of a mapping, or of one within it, that a dataclass does not have, each with the known keys there.
-
-    Args:
-        data: from the file.
-        kind: the dataclass, whose fields may be dataclasses too.
-    """
+    """Yield the keys of a mapping, or of one within it, that a dataclass does not have, each with the known keys."""
     hints = get_type_hints(kind)
     for key, value in data.items() if isinstance(data, dict) else ():
         if key not in hints:
@@ -66,12 +58,12 @@ class _Bounded:
 
     @staticmethod
     def __get_pydantic_json_schema__(schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        found = handler(schema)
-        keys = handler.resolve_ref_schema(found)["properties"]
+        document = handler(schema)
+        keys = handler.resolve_ref_schema(document)["properties"]
         for name, bound in schema_bounds().items():
             number = next(iter(keys[name].get("anyOf", [keys[name]])))
             number.update(bound)
-        return found
+        return document
 
 
 PPO = Annotated[PPOConfig, WrapValidator(_checked), _Bounded]

@@ -38,13 +38,7 @@ def sampled_tokens(episode: SingleAgentEpisode) -> int:
 
 
 def score_figures(scores: Sequence[float | None], failures: Iterable[Failure], pass_threshold: float) -> Figures:
-    """Mean, extremes and passes of the scored episodes, if any, and the number of unscored ones by failure class.
-
-    Args:
-        scores: (N,) None where unscored.
-        failures: of the unscored ones.
-        pass_threshold: a score of at least this passes.
-    """
+    """Mean, extremes and passes of the scored episodes, if any, and the number of unscored ones by failure class."""
     known = [score for score in scores if score is not None]
     figures: Figures = {"unscored": float(len(scores) - len(known))}
     if known:
@@ -86,14 +80,12 @@ def prefixed(prefix: str, figures: Mapping[str, float]) -> Figures:
 
 
 def merged_updates(updates: Sequence[Figures]) -> Figures:
-    """Merge the diagnostics of the updates that one batch was split into, as if it had been one update.
-
-    Counts are added, extremes stay extremes, everything else is the mean weighted by tokens.
-    """
+    """Merge the diagnostics of the updates that one batch was split into, as if it had been one update."""
     return _merged(updates, [one.get("tokens", 0.0) for one in updates], _UPDATE_SUMS)
 
 
 def _merged(parts: Sequence[Figures], weights: Sequence[float], sums: Sequence[str]) -> Figures:
+    """Add counts, keep extremes, and take the weighted mean of everything else."""
     if len(parts) == 1:
         return dict(parts[0])
     merged: Figures = {}
@@ -115,12 +107,8 @@ def _merged(parts: Sequence[Figures], weights: Sequence[float], sums: Sequence[s
 class Meter:
     """Collects the figures of one update after the other.
 
-    Args:
-        pass_threshold: a score of at least this passes.
-
-    Attributes:
-        totals: `episodes`, `env_steps` and `sampled_tokens` since training began.
-        episodes: those that were scored since the last `take`.
+    `totals` has `episodes`, `env_steps` and `sampled_tokens` since training began, `episodes` those that were scored
+    since the last `take`.
     """
 
     def __init__(self, pass_threshold: float = 1.0) -> None:
@@ -169,8 +157,7 @@ class Meter:
         figures: Figures = {}
         if credited.credit is not None:
             lengths = [len(steps) for steps in credited.steps]
-            found = credit_diagnostics(credited.credit, lengths, credited.scores, credited.group_ids)
-            figures = found.summary()
+            figures = credit_diagnostics(credited.credit, lengths, credited.scores, credited.group_ids).summary()
         self._credit.append(figures)
 
     def take(self) -> Figures:
@@ -197,7 +184,7 @@ class GivesLogprobs(Protocol):
 
 
 class KeptUpdate:
-    """Collects scores, credit and probability ratios of one update's episodes, for the lines in which they are kept."""
+    """Collects scores, credit and probability ratios of one update's episodes, for the records that are kept."""
 
     def __init__(self) -> None:
         self._made: defaultdict[str, dict[str, Any]] = defaultdict(dict)
@@ -245,7 +232,7 @@ class KeptUpdate:
         """The record of an episode as in `episodes.jsonl`, with the update's part under `training`.
 
         That part has its `score`, its `credit` as lines of `credit.jsonl`, and for each action with recorded tokens, in
-        order, its `advantages` (one number, null where it does not take part) and `ratios` (one per token, null where a
+        order, its `advantages` (one number, null if it does not take part) and `ratios` (one per token, null if a
         log-probability is unknown). Unknown parts are left out.
         """
         record, made = episode_to_record(episode), self._made[episode.id_]

@@ -30,10 +30,9 @@ DisplayKind = Literal["rich", "plain", "none"]
 
 
 class MetricsFile:
-    """`metrics.jsonl`: a line per update, with `update`, `at` (UTC) and its figures; null where not finite.
+    """`metrics.jsonl`: a line per update, with `update`, `at` (UTC) and its figures; null if not finite.
 
-    Args:
-        path: the file; its content stays, except for a torn last line.
+    The content of an existing file stays, except for a torn last line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,11 +52,7 @@ class MetricsFile:
             os.ftruncate(self._descriptor, min(size, self.size))
 
     def write(self, update: int, figures: Mapping[str, float]) -> None:
-        """Add a line.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
+        """Add a line; `StoreError` if it cannot be written."""
         known = {name: value if math.isfinite(value) else None for name, value in figures.items()}
         at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"update": update, "at": at, **known}, allow_nan=False).encode("ascii") + b"\n"
@@ -76,7 +71,7 @@ class Logs:
         run: the folder of the run; its name is the id at Weights & Biases, so that a resume continues there.
         options: the outputs besides `metrics.jsonl`.
         config: the resolved train file.
-        first: the first update that will be written; TensorBoard hides what an earlier process wrote from there on.
+        first: the first update that will be written; TensorBoard hides later ones of an earlier process.
         metrics_size: the bytes of `metrics.jsonl` that stay.
 
     Raises:
@@ -148,11 +143,8 @@ _SHOWN = (
 class TrainingDisplay:
     """Shows progress on standard error. Use it as a context manager.
 
-    Args:
-        kind: "plain" prints a line per update, "rich" draws a bar too, "none" is silent.
-        updates: how many there will be.
-        console: the console, standard error by default.
-        evaluated_every: updates between evaluations, for the time that is left; None: no evaluation.
+    "plain" prints a line per update, "rich" draws a bar too, "none" is silent. `evaluated_every` are the updates
+    between evaluations, for the time that is left; None: no evaluation.
     """
 
     def __init__(

@@ -49,29 +49,16 @@ from reward_kit.rl.training.rollouts import GroupRequest, SampleStream
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
-    """The options of a pipeline.
-
-    Attributes:
-        schedule: which order.
-        samples_per_update: groups of a batch.
-        samples_per_minibatch: groups of one update, where they are trained on as they are scored.
-        dynamic_sampling: which groups are worth training on; None takes all.
-    """
+    """The order of calls, and the sizes of batches."""
 
     schedule: Schedule
-    samples_per_update: int
-    samples_per_minibatch: int
-    dynamic_sampling: DynamicSamplingModel | None = None
+    samples_per_update: int  # groups of a batch
+    samples_per_minibatch: int  # groups of one update, if they are trained on as they are scored
+    dynamic_sampling: DynamicSamplingModel | None = None  # selects groups worth training on; None takes all
 
 
 class Pipeline:
-    """Makes one batch after another. Use it as an async context manager inside the reward agent's.
-
-    Args:
-        trainer: whose calls are made.
-        stream: the samples.
-        options: the order.
-    """
+    """Makes one batch after another. Use it as an async context manager inside the reward agent's."""
 
     def __init__(self, trainer: Trainer, stream: SampleStream, options: PipelineOptions) -> None:
         self.trainer, self.stream, self.options = trainer, stream, options
@@ -86,15 +73,14 @@ class Pipeline:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A resume scores again what was rolled out ahead and not trained on.
+        # A resume scores again the episodes that were rolled out ahead and not trained on.
         self._tasks.cancel_scope.cancel()
         await self._tasks.__aexit__(None, None, None)
 
     async def step(self, *, more: bool) -> Figures:
         """Make one batch, from its samples to the next version of the weights; return the update's diagnostics.
 
-        Args:
-            more: another batch follows and may be rolled out ahead.
+        With `more`, another batch follows and may be rolled out ahead.
         """
         options = self.options
         if options.schedule is Schedule.SYNC and options.dynamic_sampling is None:
@@ -108,36 +94,41 @@ class Pipeline:
             else:
                 await batch.roll_out(self._next_requests(options.samples_per_update))
         self._ahead = None
+
+        async def roll_ahead() -> None:
+            ahead = _PendingBatch(self.trainer, self._tasks)
+            await ahead.roll_out(self._next_requests(options.samples_per_update))
+            self._ahead = ahead
+
+        size = options.samples_per_minibatch if options.schedule.updates_early else options.samples_per_update
+        updates, part, kept = list[Figures](), list[_Group](), 0
         async with anyio.create_task_group() as tasks:
             if more and options.schedule.rolls_ahead:
-                tasks.start_soon(self._roll_ahead)
-            updates = [await self._learn(groups) async for groups in self._parts(batch)]
+                tasks.start_soon(roll_ahead)
+            async for group in self._kept_groups(batch):
+                part.append(group)
+                kept += 1
+                if len(part) == size or kept == options.samples_per_update:
+                    updates.append(await self._learn(part))
+                    part = []
+            if part:
+                updates.append(await self._learn(part))
         await self.trainer.publish()
         return merged_updates(updates)
 
-    async def _roll_ahead(self) -> None:
-        batch = _PendingBatch(self.trainer, self._tasks)
-        await batch.roll_out(self._next_requests(self.options.samples_per_update))
-        self._ahead = batch
+    async def _learn(self, groups: Sequence[_Group]) -> Figures:
+        trainer, groups = self.trainer, sorted(groups, key=lambda one: one.number)
+        episodes = [episode for group in groups for episode in group.episodes]
+        aligned = trainer.align(episodes, [one for group in groups for one in group.scored])
+        credited = trainer.advantages(aligned)
+        rows = trainer.batch(episodes, credited)
+        return await trainer.update(rows)
 
     def _next_requests(self, count: int) -> list[GroupRequest]:
         return self.trainer.requests(self.stream.take(count))
 
-    async def _parts(self, batch: _PendingBatch) -> AsyncIterator[list[_Group]]:
-        """The groups to train on, in as many parts as there are updates."""
-        options, part, kept = self.options, list[_Group](), 0
-        size = options.samples_per_minibatch if options.schedule.updates_early else options.samples_per_update
-        async for group in self._kept_groups(batch):
-            part.append(group)
-            kept += 1
-            if len(part) == size or kept == options.samples_per_update:
-                yield sorted(part, key=lambda one: one.number)
-                part = []
-        if part:
-            yield sorted(part, key=lambda one: one.number)
-
     async def _kept_groups(self, batch: _PendingBatch) -> AsyncIterator[_Group]:
-        """The groups worth training on as their scores arrive; dropped ones are replaced by newly collected ones."""
+        """Yield the groups worth training on as their scores arrive; replace dropped ones by newly collected ones."""
         dynamic, kept, collections, meter = self.options.dynamic_sampling, 0, 1, self.trainer.meter
         while True:
             while batch.outstanding:
@@ -179,16 +170,8 @@ class Pipeline:
             self.trainer.meter.count(f"groups/dropped/{reason}")
         return False
 
-    async def _learn(self, groups: Sequence[_Group]) -> Figures:
-        trainer = self.trainer
-        episodes = [episode for group in groups for episode in group.episodes]
-        aligned = trainer.align(episodes, [one for group in groups for one in group.scored])
-        credited = trainer.advantages(aligned)
-        rows = trainer.batch(episodes, credited)
-        return await trainer.update(rows)
-
     def state_dict(self) -> dict[str, Any]:
-        """The position in the samples, and the episodes that were rolled out and not trained on."""
+        """Return the position in the samples, and the episodes that were rolled out and not trained on."""
         groups = self._waiting
         if self._ahead is not None:
             groups = [self._ahead.episodes[index] for index in sorted(self._ahead.episodes)]
@@ -215,12 +198,7 @@ class _Group(NamedTuple):
 class _PendingBatch:
     """Groups between their rollout and their scores: each is scored as soon as its own episodes are over.
 
-    Args:
-        trainer: collects and scores.
-        tasks: stay open as long as scores may be waited for.
-
-    Attributes:
-        episodes: the groups that are rolled out and not handed on, by index.
+    `tasks` stay open until all scores are there; `episodes` are the groups rolled out and not handed on, by index.
     """
 
     def __init__(self, trainer: Trainer, tasks: anyio.abc.TaskGroup) -> None:
@@ -278,41 +256,22 @@ class _PendingBatch:
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run has come.
+    """The progress of a run. Its metric decides which checkpoint is the best."""
 
-    Attributes:
-        updates: finished updates.
-        metrics_size: bytes of `metrics.jsonl` that belong to them.
-        best: the highest value of the metric that decides which checkpoint is the best; None before there is one.
-        best_update: the update that reached it.
-        last: the latest value of that metric.
-        streak: how often in a row the target of `early_stop` was reached.
-        worked_s: seconds of work.
-        totals: episodes, environment steps and sampled tokens.
-    """
-
-    updates: int = 0
-    metrics_size: int = 0
-    best: float | None = None
+    updates: int = 0  # finished
+    metrics_size: int = 0  # bytes of `metrics.jsonl` that belong to them
+    best: float | None = None  # the highest value of the metric
     best_update: int | None = None
-    last: float | None = None
-    streak: int = 0
+    last: float | None = None  # the latest value of the metric
+    streak: int = 0  # how often in a row the target of `early_stop` was reached
     worked_s: float = 0.0
-    totals: dict[str, int] = field(default_factory=dict)
+    totals: dict[str, int] = field(default_factory=dict)  # episodes, environment steps and sampled tokens
 
 
 def save_state(folder: Path, pipeline: Pipeline, progress: Progress, score: float | None, keep: int) -> Path:
     """Write a checkpoint with everything that an exact resume needs; keep the latest `keep` and the best.
 
-    Args:
-        folder: the checkpoints of the run.
-        pipeline: what trains.
-        progress: how far it is.
-        score: the value of the metric that decides which checkpoint is the best; None if unknown.
-        keep: how many of the latest stay.
-
-    Raises:
-        StoreError: it cannot be written; earlier checkpoints stay.
+    `score` is the value of the metric that decides which checkpoint is the best, if known.
     """
     trainer = pipeline.trainer
     manager = trainer.reward_manager
@@ -337,11 +296,7 @@ def latest_state(folder: Path) -> Checkpoint | None:
 
 
 async def restore_state(checkpoint: Checkpoint, pipeline: Pipeline) -> Progress:
-    """Continue from a checkpoint, before the first step.
-
-    Raises:
-        ConfigError: it belongs to another model or another optimizer.
-    """
+    """Continue from a checkpoint, before the first step; `ConfigError` if it is of another model or optimizer."""
     state: dict[str, Any] = checkpoint.state
     trainer = pipeline.trainer
     try:
@@ -365,7 +320,7 @@ def _arithmetic() -> dict[str, Any]:
 
 
 def threads_differ(checkpoint: Checkpoint) -> str:
-    """Why a resume will not be bit-equal to an unbroken run; empty if it will."""
+    """Return the reason why a resume will not be bit-equal to an unbroken run; empty if it will."""
     before, now = checkpoint.facts, _arithmetic()
     return ", ".join(
         f"{name} {before.get(name)} then, {value} now" for name, value in now.items() if before.get(name) != value

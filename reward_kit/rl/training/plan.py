@@ -1,7 +1,4 @@
-"""The plan of a training run: parse the train file, resolve what it names, check that all of it fits together.
-
-`load_plan` does the three steps in this order, before anything is written and before the policy is made.
-"""
+"""The plan of a training run: parse the train file, load the objects it names, check that all of it fits together."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -43,76 +40,27 @@ _PLAIN = (bool, int, float, str, list, dict, tuple)
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """The samples of evaluations.
-
-    Attributes:
-        task: the same as in training, or another.
-        samples: none of them is trained on, unless another file or dataset names it too.
-        is_own_task: the evaluation has a task, and so a reward, of its own.
-    """
+    """The samples of evaluations; none of them is trained on, unless another file or dataset names it too."""
 
     task: LoadedTask
     samples: tuple[Sample, ...]
-    is_own_task: bool
-
-
-class ParsedTrainFile(NamedTuple):
-    """A train file that has been read and validated.
-
-    Attributes:
-        located: the YAML with its line numbers.
-        config: the validated keys.
-        overrides: all keys laid over the file, as given.
-        own: those of the train file; of_task: those of its task, without `task.`.
-        stored: the keys of `overrides` that come from an earlier run's file; stored_of_task: of its task.
-    """
-
-    located: LocatedYaml
-    config: TrainModel
-    overrides: dict[str, Any]
-    own: dict[str, Any]
-    of_task: dict[str, Any]
-    stored: set[str]
-    stored_of_task: set[str]
-
-
-class ResolvedTrainFile(NamedTuple):
-    """A parsed train file with what it names loaded, but for the policy."""
-
-    parsed: ParsedTrainFile
-    task: LoadedTask
-    credit: CreditAssigner
-    samples: tuple[Sample, ...]
-    held_out: HeldOut | None
+    is_own_task: bool  # the evaluation has a task, and so a reward, of its own
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """Everything that a training run needs, loaded and checked, but for the policy.
+    """Everything that a training run needs, loaded and checked, except for the policy."""
 
-    Attributes:
-        located: the train file.
-        overrides: the keys laid over it.
-        config: the validated file.
-        task: the task that is trained on.
-        samples: its samples without the held-out ones.
-        credit: turns scores into advantages.
-        held_out: None without evaluation.
-        digests: SHA-256 of everything that decides the result, but for the policy's own files.
-        redaction: keeps every secret of the file, the tasks and the overrides out of the run's files.
-        of_user: the keys of `overrides` that the user gave now, not an earlier run's file.
-    """
-
-    located: LocatedYaml
-    overrides: Mapping[str, Any]
+    located: LocatedYaml  # the train file
+    overrides: Mapping[str, Any]  # the keys laid over it
     config: TrainModel
     task: LoadedTask
-    samples: tuple[Sample, ...]
+    samples: tuple[Sample, ...]  # of the task, without the held-out ones
     credit: CreditAssigner
-    held_out: HeldOut | None
-    digests: Mapping[str, str]
-    redaction: Redaction
-    of_user: frozenset[str]
+    held_out: HeldOut | None  # None without evaluation
+    digests: Mapping[str, str]  # SHA-256 of everything that decides the result, except for the policy's own files
+    redaction: Redaction  # keeps every secret of the file, the tasks and the overrides out of the run's files
+    of_user: frozenset[str]  # the keys of `overrides` that the user gave now, not an earlier run's file
 
     @property
     def path(self) -> Path:
@@ -131,7 +79,7 @@ class TrainingPlan:
 
     @property
     def samples_per_minibatch(self) -> int:
-        """Groups of one update: a part of the batch where parts are trained on as they are scored, else all of it."""
+        """Groups of one update: a part of the batch if parts are trained on as they are scored, else all of it."""
         rollout = self.config.rollout
         if not self.config.pipeline.updates_early:
             return rollout.samples_per_update
@@ -139,11 +87,7 @@ class TrainingPlan:
 
     @property
     def policy_block(self) -> tuple[PolicyModel, Path]:
-        """The policy in training, and the folder that its paths are relative to.
-
-        Raises:
-            ConfigError: no policy is named.
-        """
+        """The policy in training, and the folder that its paths are relative to; `ConfigError` without a policy."""
         if (block := self.config.policy) is not None:
             return block, self.folder
         if (block := self.task.definition.policy) is None:
@@ -157,11 +101,7 @@ class TrainingPlan:
         return keys_of_user("policy", self.policy_block[0].options(), given)
 
     def make_policy(self, **changes: Any) -> AgentPolicy:
-        """Make the policy in training, with options changed.
-
-        Raises:
-            ConfigError: no policy is named, or it cannot be made.
-        """
+        """Make the policy in training, with options changed."""
         block, folder = self.policy_block
         return make_policy(block.type, {**block.options(), **changes}, folder, of_user=self.policy_of_user)
 
@@ -187,11 +127,7 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
     Raises:
         ConfigError: something is wrong; the message has one line per problem.
     """
-    return _check(_resolve(_parse(path, dict(overrides or {}), stored)))
-
-
-def _parse(path: Path, overrides: dict[str, Any], stored: Collection[str]) -> ParsedTrainFile:
-    """Read the file, lay the overrides over it, validate every key."""
+    overrides = dict(overrides or {})
     of_task = {key.removeprefix("task."): one for key, one in overrides.items() if key.startswith("task.")}
     own = {key: one for key, one in overrides.items() if not key.startswith("task.")}
     located = LocatedYaml(path)
@@ -202,34 +138,25 @@ def _parse(path: Path, overrides: dict[str, Any], stored: Collection[str]) -> Pa
             "many updates"
         )
     # `ppo` is a dataclass; Pydantic ignores unknown keys of one.
-    unknown = list(unknown_keys(overlaid(data, own).get("ppo"), PPOConfig)) if data else []
-    if unknown:
-        raise ConfigError(
-            "\n".join(
-                f"{place_of(located, ('ppo', *key), own)}: ppo.{'.'.join(key)}: unknown key"
-                f"{did_you_mean(key[-1], known)}"
-                for key, known in unknown
-            )
-        )
+    unknown = unknown_keys(overlaid(data, own).get("ppo"), PPOConfig) if data else ()
+    if lines := [
+        f"{place_of(located, ('ppo', *key), own)}: ppo.{'.'.join(key)}: unknown key{did_you_mean(key[-1], known)}"
+        for key, known in unknown
+    ]:
+        raise ConfigError("\n".join(lines))
     config = validated(located, own, TrainModel, "a train file")
+
+    folder = path.resolve().parent
     stored_of_task = {key.removeprefix("task.") for key in stored if key.startswith("task.")}
-    return ParsedTrainFile(located, config, overrides, own, of_task, {*stored}, stored_of_task)
-
-
-def _resolve(parsed: ParsedTrainFile) -> ResolvedTrainFile:
-    """Load the task, the estimator, and the samples to train on and to hold out."""
-    located, config, folder = parsed.located, parsed.config, parsed.located.path.resolve().parent
     if isinstance(config.task, str):
-        task = load_task(folder / config.task, parsed.of_task, stored=parsed.stored_of_task)
-    elif "task" in parsed.own:
+        task = load_task(folder / config.task, of_task, stored=stored_of_task)
+    elif "task" in own:
         raise ConfigError("-T task=… names a task file; set single keys of it with -T task.KEY=…")
     else:
-        task = resolve_task(located.part("task"), parsed.of_task, stored=parsed.stored_of_task)
-    credit = located_assigner(located, config.credit or task.definition.credit or CreditModel(), parsed.own)
+        task = resolve_task(located.part("task"), of_task, stored=stored_of_task)
+    credit = located_assigner(located, config.credit or task.definition.credit or CreditModel(), own)
     samples, held_out = task.samples, None
-    if (evaluation := config.evaluation) is None:
-        pass
-    elif evaluation.hold_out is not None:
+    if (evaluation := config.evaluation) is not None and evaluation.hold_out is not None:
         if evaluation.hold_out >= len(samples):
             raise ConfigError(
                 f"evaluation.hold_out is {evaluation.hold_out}, and {task.path} has {len(samples)} samples; some must "
@@ -240,19 +167,36 @@ def _resolve(parsed: ParsedTrainFile) -> ResolvedTrainFile:
         kept = tuple(sample for index, sample in enumerate(samples) if index in chosen)
         samples = tuple(sample for index, sample in enumerate(samples) if index not in chosen)
         held_out = HeldOut(task, kept[: evaluation.limit], False)
-    elif evaluation.task is not None:
-        other = load_task(folder / evaluation.task)
-        held_out = HeldOut(other, other.samples[: evaluation.limit], True)
-    else:
-        dataset = {"dataset_path": str(folder / str(evaluation.dataset_path))}
-        other = resolve_task(task.located, parsed.of_task | dataset, stored=parsed.stored_of_task)
-        held_out = HeldOut(other, other.samples[: evaluation.limit], False)
-    return ResolvedTrainFile(parsed, task, credit, samples, held_out)
+    elif evaluation is not None:
+        if evaluation.task is not None:
+            other = load_task(folder / evaluation.task)
+        else:
+            dataset = {"dataset_path": str(folder / str(evaluation.dataset_path))}
+            other = resolve_task(task.located, of_task | dataset, stored=stored_of_task)
+        held_out = HeldOut(other, other.samples[: evaluation.limit], evaluation.task is not None)
+    _check(located, own, config, task, credit, held_out)
+
+    source = f"{hashlib.sha256(located.source).hexdigest()} {sorted(overrides.items())}"
+    digests = {**task.digests, TRAIN_FILE: hashlib.sha256(source.encode()).hexdigest()}
+    if held_out is not None:
+        digests |= {f"evaluation's {name}": digest for name, digest in held_out.task.digests.items()}
+    definitions = [one.definition.model_dump(mode="json") for one in (task, held_out and held_out.task) if one]
+    with about(task.located, "redact"):
+        hook = load_hook(task.definition.redact, task.folder)
+    redaction = Redaction(known_secrets(config.model_dump(mode="json"), overrides, *definitions), hook)
+    of_user = frozenset(overrides) - {*stored}
+    return TrainingPlan(located, overrides, config, task, samples, credit, held_out, digests, redaction, of_user)
 
 
-def _check(resolved: ResolvedTrainFile) -> TrainingPlan:
-    """Refuse what training cannot use and keys that have no effect beside others; add digests and redaction."""
-    (located, config, overrides, own, *_), task, credit, samples, held_out = resolved
+def _check(
+    located: LocatedYaml,
+    own: Mapping[str, Any],
+    config: TrainModel,
+    task: LoadedTask,
+    credit: CreditAssigner,
+    held_out: HeldOut | None,
+) -> None:
+    """Reject inputs that training cannot use, and keys of the file or of `own` that have no effect beside others."""
     definition, rollout = task.definition, config.rollout
     if task.reward is None:
         raise ConfigError(f"{task.path}: training needs scores; name a reward_function_path")
@@ -293,26 +237,12 @@ def _check(resolved: ResolvedTrainFile) -> TrainingPlan:
             "lockstep promises cannot be kept; leave it out"
         )
 
-    source = f"{hashlib.sha256(located.source).hexdigest()} {sorted(overrides.items())}"
-    digests = {**task.digests, TRAIN_FILE: hashlib.sha256(source.encode()).hexdigest()}
-    if held_out is not None:
-        digests |= {f"evaluation's {name}": digest for name, digest in held_out.task.digests.items()}
-    definitions = [one.definition.model_dump(mode="json") for one in (task, held_out and held_out.task) if one]
-    with about(task.located, "redact"):
-        hook = load_hook(definition.redact, task.folder)
-    redaction = Redaction(known_secrets(config.model_dump(mode="json"), overrides, *definitions), hook)
-    of_user = frozenset(overrides) - resolved.parsed.stored
-    return TrainingPlan(located, overrides, config, task, samples, credit, held_out, digests, redaction, of_user)
-
 
 def check_policy(plan: TrainingPlan) -> None:
-    """Refuse a policy that cannot be trained as the file says, before any weights are loaded.
+    """Raise `ConfigError` for a policy that cannot be trained with this plan, before any weights are loaded.
 
     A language model is built from its configuration on the meta device, so that `ppo:` is checked against its
     parameters. Of a custom policy only the class and the names of its options are known before it is made.
-
-    Raises:
-        ConfigError: the policy does not exist, has no such option, or cannot be trained as the file says.
     """
     block, folder = plan.policy_block
     kind = policy_class(block.type, block.options(), folder)
@@ -353,11 +283,7 @@ def check_policy(plan: TrainingPlan) -> None:
 
 
 def with_temperature(ppo: PPOConfig, policy: object) -> PPOConfig:
-    """Return the options with the temperature at which the policy samples; the learner divides logits by it too.
-
-    Raises:
-        ConfigError: `ppo` names another temperature, or the policy samples greedily.
-    """
+    """Return the options with the temperature at which the policy samples; the learner divides logits by it too."""
     temperature = getattr(getattr(policy, "sampling", None), "temperature", 1.0)
     if temperature == ppo.temperature:
         return ppo

@@ -27,18 +27,7 @@ from reward_kit.tokens import build_rows
 
 
 class SampleStream:
-    """All samples, over and over, shuffled in each epoch by the seed.
-
-    Args:
-        samples: what is trained on.
-        seed: of the order.
-
-    Attributes:
-        position: how many samples were taken; the whole state, for a resume.
-
-    Raises:
-        ConfigError: there are no samples.
-    """
+    """All samples, over and over, shuffled in each epoch by the seed; `position`, the number taken, is the state."""
 
     def __init__(self, samples: Sequence[Sample], seed: int) -> None:
         if not samples:
@@ -61,18 +50,15 @@ class SampleStream:
 
     @property
     def epoch(self) -> float:
-        """How often all of them were taken."""
+        """The number of passes over the samples so far."""
         return self.position / len(self._samples)
 
 
 class LockstepBarrier(AgentPolicy):
     """A trainable policy whose sessions start together: each `open` waits until all expected sessions are open.
 
-    An engine that computes every open session at once would otherwise start with whichever environment was ready first,
+    An engine that computes every open session at once would otherwise start with the environment that was ready first,
     so that its batches, and with them the last bits of its results, would depend on timing.
-
-    Args:
-        policy: the policy behind it.
     """
 
     def __init__(self, policy: Any) -> None:
@@ -138,14 +124,9 @@ class LockstepBarrier(AgentPolicy):
 
 
 class TrainingWorker(RolloutWorker, Protocol):
-    """Collects the episodes that are trained on; `RLRolloutWorker` is the one in this process.
+    """Collects the episodes that are trained on; `RLRolloutWorker` is the one in this process."""
 
-    Attributes:
-        agent_policy: acts, or publishes weights to the policies that act.
-        task_definition: the task.
-    """
-
-    agent_policy: Any
+    agent_policy: Any  # acts, or publishes weights to the policies that act
     task_definition: TaskDefinitionModel
 
 
@@ -155,13 +136,10 @@ Finished = Callable[[int, list[SingleAgentEpisode]], Coroutine[Any, Any, None]]
 
 
 class Collector:
-    """Collects groups. Behind a `LockstepBarrier` they come in waves whose episodes start together.
+    """Collects groups of episodes per sample; `max_concurrency` are in flight, None: all of a call.
 
-    Which episodes act at the same time then does not depend on timing.
-
-    Args:
-        group_size: episodes per sample.
-        max_concurrency: episodes in flight; None: all of a call.
+    Behind a `LockstepBarrier` they come in waves whose episodes start together, so that the episodes that act at the
+    same time do not depend on timing.
     """
 
     def __init__(self, group_size: int, max_concurrency: int | None = None) -> None:
@@ -173,10 +151,7 @@ class Collector:
     ) -> list[list[SingleAgentEpisode]]:
         """Collect a group for each sample, in their order; a failed episode carries its failure.
 
-        Args:
-            worker: collects the episodes.
-            requests: the samples.
-            finished: called with the index and the episodes of each group as soon as they are over.
+        `finished` is called with the index and the episodes of each group as soon as they are over.
         """
         groups: list[list[SingleAgentEpisode]] = [[] for _ in requests]
         most = len(requests) * self._group_size
@@ -202,7 +177,7 @@ class Collector:
         if barrier is None:
             await _all_at_once(collect_group, indices)
             return groups
-        # Whole groups, and at least one: the episodes in flight at a time are part of what lockstep repeats.
+        # Whole groups, and at least one: the episodes in flight at a time must be the same in every run.
         width = max(1, (self._limit or most) // self._group_size)
         limiter.total_tokens = width * self._group_size
         async with self._wave_lock:
@@ -221,26 +196,15 @@ async def _all_at_once(call: Callable[[int], Coroutine[Any, Any, None]], numbers
 
 @dataclass(slots=True)
 class HeldOutEvaluation:
-    """Evaluates the acting weights on held-out samples, with the same draws each time.
+    """Evaluates the acting weights on held-out samples, with the same draws each time."""
 
-    Attributes:
-        worker: collects; its policy acts as in evaluations.
-        reward_agent: scores; open.
-        samples: the held-out samples.
-        rollouts: episodes of each.
-        run_seed: seeds the draws.
-        collector: collects groups of `rollouts`.
-        examples: shows some of the episodes; None shows none.
-        pad_token_id: of the policy, for the examples.
-    """
-
-    worker: TrainingWorker
+    worker: TrainingWorker  # its policy acts as in evaluations
     reward_agent: AsyncRewardAgent
     samples: Sequence[Sample]
-    rollouts: int
+    rollouts: int  # episodes of each sample
     run_seed: int
-    collector: Collector
-    examples: RewardManager | None = None
+    collector: Collector  # of groups of `rollouts`
+    examples: RewardManager | None = None  # shows some of the episodes
     pad_token_id: int = 0
 
     async def measure(self) -> Figures:
@@ -268,11 +232,7 @@ class HeldOutEvaluation:
 
 
 def acting_as(policy: Any, temperature: float | None) -> Any:
-    """Return the policy that acts in evaluations: the same weights at another temperature; None keeps the policy.
-
-    Raises:
-        ConfigError: the policy has no temperature.
-    """
+    """Return the policy that acts in evaluations: the same weights at another temperature; None keeps the policy."""
     if temperature is None:
         return policy
     sampling = getattr(policy, "sampling", None)

@@ -46,14 +46,7 @@ from reward_kit.tokens import TokenBatch
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """The open components of a run.
-
-    Attributes:
-        pipeline: makes the updates.
-        evaluation: None if nothing is held out.
-        reward_agent: of training.
-        policy: the one in training.
-    """
+    """The open components of a run; `evaluation` is None if nothing is held out."""
 
     pipeline: Pipeline
     evaluation: HeldOutEvaluation | None
@@ -76,11 +69,7 @@ class _NoTokenizer:
 
 
 def learner_over(module: torch.nn.Module, ppo: PPOConfig, plan: TrainingPlan, folder: Path) -> PPOLearner:
-    """Make the learner over a policy's weights; a copy of them as they are now is the reference.
-
-    Raises:
-        ConfigError: the weights cannot be trained with these options.
-    """
+    """Make the learner over a policy's weights; a copy of them as they are now is the reference."""
 
     def keep(rows: TokenBatch, facts: Mapping[str, Any]) -> None:
         save_batch_for_study(folder / "studies", rows, facts)
@@ -123,13 +112,7 @@ def _local_scorer(task: LoadedTask) -> Scorer:
 
 @dataclass(frozen=True, slots=True)
 class Factories:
-    """The factories of components that may run in other processes; by default all run in this one.
-
-    Attributes:
-        learner: makes the learner over the policy's weights.
-        actors: opens the workers.
-        scorer: makes what calls a task's reward.
-    """
+    """The factories of components that may run in other processes; by default all run in this one."""
 
     learner: Callable[[torch.nn.Module, PPOConfig, TrainingPlan, Path], Learner] = learner_over
     actors: Callable[[TrainingPlan, AgentPolicy], AbstractAsyncContextManager[Workers]] = _local_workers
@@ -142,14 +125,7 @@ async def open_components(
 ) -> AsyncIterator[Components]:
     """Open everything that a plan needs; close it at the end of the block.
 
-    Args:
-        plan: what is trained.
-        folder: of the run; batches for study go there.
-        echo: takes each line of an example that an evaluation shows.
-        factories: of components that may be in other processes.
-
-    Raises:
-        ConfigError: the policy cannot be made or trained, or an option does not fit it.
+    Batches for study go to `folder`, the run's; `echo` takes each line of an example that an evaluation shows.
     """
     config, rollout = plan.config, plan.config.rollout
 

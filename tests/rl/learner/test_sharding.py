@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from reward_kit.rl.learner.sharding import Processes, layers_of, process_group
-from reward_kit.rl.losses.base import Diagnostics, mean_of
+from reward_kit.rl.losses import Diagnostics, mean_of
 from tests.rl.learner.sharded_learning import Outcome, model, outcome
 
 ROOT = Path(__file__).parents[2]
@@ -114,7 +114,6 @@ def test_one_process_does_nothing_of_all_this() -> None:
         assert [part.tolist() for part in processes.share(parts)] == [[0, 1, 2], [3]]
         assert processes.merged(diagnostics) is diagnostics
         assert processes.added(parts[0]) is parts[0]
-        assert processes.from_first(parts) is parts
 
 
 def test_the_layers_are_those_of_the_model() -> None:

@@ -155,9 +155,9 @@ def test_wrong_requests_are_refused() -> None:
         build_tokenizer()
     with pytest.raises(ConfigError, match="no vocabulary to build"):
         build_tokenizer(HOUSE, level="byte")
-    with pytest.raises(ConfigError, match=r"units: '\(' is no regular expression"):
+    with pytest.raises(ConfigError, match=r"units: '\(' is not a regular expression"):
         build_tokenizer(HOUSE, units=["("])
-    with pytest.raises(ConfigError, match=r"dropped: '\(' is no regular expression"):
+    with pytest.raises(ConfigError, match=r"dropped: '\(' is not a regular expression"):
         build_tokenizer(HOUSE, dropped=["("])
     with pytest.raises(ConfigError, match="unknown spaces 'some'"):
         build_tokenizer(HOUSE, spaces="some")

@@ -1,4 +1,4 @@
-"""Reward managers: take ready rewards, or score a batch, place the scores on tokens and show examples.
+"""Reward managers: from scores on episodes or answers to rewards on tokens, in the shape of verl's reward managers.
 
 `EpisodeRewardManager` places scores that episodes have already; the others score single answers by a reward function.
 """
@@ -19,7 +19,6 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args, overload
 
 import anyio
 import numpy as np
-import numpy.typing as npt
 import torch
 from pydantic import ValidationError
 from torch import Tensor
@@ -38,26 +37,34 @@ from reward_kit.models import Message
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.custom_rewards import CustomAnswer, spec_of
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest, check_truth
-from reward_kit.rl.reward_manager.batches import (
+from reward_kit.rl.reward_batches import (
     Bools,
+    Column,
     Floats,
+    Ints,
     Placed,
     RewardBatch,
     as_numbers,
-    as_tensor,
+    columns_of,
     entries_of,
-    finite_number,
-    names_of,
     tensors_of,
 )
 from reward_kit.typed_interface import Mode, RewardSpec
 
+__all__ = [
+    "BatchRewardManager",
+    "DAPORewardManager",
+    "EpisodeRewardManager",
+    "NaiveRewardManager",
+    "PrimeRewardManager",
+    "RewardManager",
+    "load_reward_manager",
+]
 NormalizationType = Literal["none", "length", "variance"]
 VisualRule = Literal["multiply", "add"]
 VisualScorer = Callable[[Mapping[str, Any]], float | None]
 ComputeScore = Callable[..., Any]
 Echo = Callable[[str], None]
-Column = npt.NDArray[Any]
 SHOWN_SHARE = 0.1
 """The probability that a row is shown while its data source has not had all its examples."""
 EPSILON = 1e-8
@@ -72,36 +79,24 @@ class Tokenizer(Protocol):
         """Return the text of these tokens."""
 
 
-def check_whole(name: str, number: object, low: int) -> None:
-    """Raise `ConfigError` unless it is a whole number of at least `low`."""
-    if not isinstance(number, int | np.integer) or isinstance(number, bool) or number < low:
-        raise ConfigError(f"{name} is a whole number of at least {low}; got {number!r}")
-
-
 def check_tokenizer(tokenizer: object) -> None:
     """Raise `ConfigError` unless it can decode. If nothing is decoded, a tokenizer may be anything."""
     if not callable(getattr(tokenizer, "decode", None)):
         raise ConfigError(f"the tokenizer has no method `decode`; got {tokenizer!r:.80}")
 
 
+def _check_whole(name: str, number: object, low: int) -> None:
+    if not isinstance(number, int | np.integer) or isinstance(number, bool) or number < low:
+        raise ConfigError(f"{name} is a whole number of at least {low}; got {number!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class RunningStatistics:
-    """Mean and deviation of all scores so far, for `normalization_type="variance"`; immutable.
-
-    Attributes:
-        count: of the scores.
-        mean: of the scores.
-        m2: the sum of their squared distances from the mean.
-    """
+    """The count and mean of all scores so far, and `m2`, the sum of their squared distances from the mean."""
 
     count: int = 0
     mean: float = 0.0
     m2: float = 0.0
-
-    @property
-    def std(self) -> float:
-        """The deviation (divided by n); 0 without scores."""
-        return math.sqrt(self.m2 / self.count) if self.count else 0.0
 
     def including(self, numbers: Floats) -> RunningStatistics:
         """Return the statistics with these numbers added; their order matters only for rounding.
@@ -121,48 +116,37 @@ class RunningStatistics:
         )
 
     def normalized(self, numbers: Floats) -> Floats:
-        """(x - mean) / (std + 1e-8): 0 for a first and only number, and for equal numbers."""
-        return (numbers - self.mean) / (self.std + EPSILON)
+        """(x - mean) / (std + 1e-8), with std divided by n: 0 for a first and only number, and for equal numbers."""
+        return (numbers - self.mean) / ((math.sqrt(self.m2 / self.count) if self.count else 0.0) + EPSILON)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunningStatistics:
-        """Read what `asdict` returned.
-
-        Raises:
-            ConfigError: a number is missing or impossible.
-        """
+        """Read the result of `asdict`; a missing or impossible number is an error."""
         try:
-            found = cls(operator.index(data["count"]), float(data["mean"]), float(data["m2"]))
+            read = cls(operator.index(data["count"]), float(data["mean"]), float(data["m2"]))
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"no running statistics: {dict(data)!r:.200}; wanted: count, mean, m2") from error
-        if found.count < 0 or not math.isfinite(found.mean) or not 0 <= found.m2 < math.inf:
-            raise ConfigError(f"no running statistics: {found}; count and m2 are at least 0, and all are finite")
-        if found.count == 0 and found != cls():
-            raise ConfigError(f"no running statistics: {found}; of no numbers, mean and m2 are 0")
-        return found
+        if read.count < 0 or not math.isfinite(read.mean) or not 0 <= read.m2 < math.inf:
+            raise ConfigError(f"no running statistics: {read}; count and m2 are at least 0, and all are finite")
+        if read.count == 0 and read != cls():
+            raise ConfigError(f"no running statistics: {read}; of no numbers, mean and m2 are 0")
+        return read
 
 
 class BatchScores(NamedTuple):
-    """A manager's scores of a batch.
+    """A manager's scores of a batch."""
 
-    Attributes:
-        scores_B: placed on each row's last valid token; NaN places nothing.
-        info: facts for each row, (B,) each.
-        step_rewards: further rewards.
-        statistics: the new running statistics, if any are kept.
-    """
-
-    scores_B: Floats
-    info: dict[str, Column]
+    scores_B: Floats  # placed on each row's last valid token; NaN places nothing
+    info: dict[str, Column]  # facts for each row, (B,) each
     step_rewards: Placed | None = None
-    statistics: RunningStatistics | None = None
+    statistics: RunningStatistics | None = None  # the new ones, if any are kept
 
 
 class RewardManager(ABC):
     """Base of the managers: take `rm_scores` as they are, else score, place, and show examples.
 
     Args:
-        tokenizer: decodes what is shown and what is scored.
+        tokenizer: decodes the rows that are shown and scored.
         num_examine: the most rows of each data source shown of a batch, each with probability 0.1.
         seed: of the generator that chooses them.
         echo: takes each line that is shown; by default the logger "reward_kit.rl", at level INFO.
@@ -174,8 +158,8 @@ class RewardManager(ABC):
     skips_special_tokens = True
 
     def __init__(self, tokenizer: Tokenizer, num_examine: int, *, seed: int = 0, echo: Echo | None = None) -> None:
-        check_whole("num_examine", num_examine, 0)
-        check_whole("seed", seed, 0)
+        _check_whole("num_examine", num_examine, 0)
+        _check_whole("seed", seed, 0)
         if echo is not None and not callable(echo):
             raise ConfigError(f"echo is a function that takes a line; got {echo!r:.80}")
         if num_examine:
@@ -193,106 +177,78 @@ class RewardManager(ABC):
         """Return the rewards of a batch: float32, shaped like `responses` (ours: `action_mask`), on its device.
 
         Args:
-            data: a batch (`reward_manager.batches`). Its `rm_scores`, if it has them, are the rewards.
+            data: a batch; see `rl.reward_batches`. Its `rm_scores`, if it has them, are the rewards.
             return_dict: return `reward_tensor`, and `reward_extra_info`: for each fact an array with one item per row.
 
         Raises:
             ConfigError: the batch lacks something; such a call changes nothing.
-            RewardError: the tokenizer cannot decode what is to be shown.
+            RewardError: the tokenizer cannot decode a row that is to be shown.
         """
-        rewards, info = _ready(data) if "rm_scores" in names_of(data) else self._rewarded(data)
+        rewards, info = self._ready(data) or self._rewarded(data)
         return {"reward_tensor": rewards, "reward_extra_info": info} if return_dict else rewards
+
+    @staticmethod
+    def _ready(data: Any) -> tuple[Tensor, dict[str, Column]] | None:
+        """The rewards that a batch brings as `rm_scores`, if any, and the facts that it names with them."""
+        tensors = tensors_of(data, ("rm_scores", "responses", "action_mask"))
+        if (rewards := tensors.pop("rm_scores", None)) is None:
+            return None
+        shape = next((tuple(mask.shape) for mask in tensors.values()), tuple(rewards.shape))
+        if rewards.dim() != 2 or tuple(rewards.shape) != shape:
+            raise ConfigError(f"'rm_scores' are rewards on tokens, {shape}; got {tuple(rewards.shape)}")
+        scores = rewards.detach().reshape(len(rewards), -1).sum(dim=1).to("cpu", torch.float64).numpy()
+        keys = (getattr(data, "meta_info", None) or {}).get("reward_extra_keys", ())
+        others = entries_of(data)
+        if missing := [key for key in keys if key not in others]:
+            raise ConfigError(f"reward_extra_keys names {missing[0]!r}{did_you_mean(missing[0], others)}")
+        return rewards, {"score": scores, "is_scored": ~np.isnan(scores), **{key: others[key] for key in keys}}
 
     def _rewarded(self, data: Any) -> tuple[Tensor, dict[str, Column]]:
         batch = RewardBatch.of(data)
-        found = self._score(batch)
-        rewards = batch.placed(found.scores_B, found.step_rewards)
+        scored = self._score(batch)
+        rewards = batch.placed(scored.scores_B, scored.step_rewards)
         if empty := int(batch.is_empty_B.sum()):
             logger.info("%d of %d rows have no valid token and get no reward", empty, len(batch))
         if self._num_examine and (self._echo or logger.isEnabledFor(logging.INFO)):
-            self._show(batch, found.scores_B)
+            self._show(batch, scored.scores_B)
         # Last, so that a call that fails leaves nothing behind and can be repeated.
-        self.statistics = found.statistics or self.statistics
-        return rewards, {**found.info, "score": found.scores_B, "is_empty": batch.is_empty_B}
+        self.statistics = scored.statistics or self.statistics
+        return rewards, {**scored.info, "score": scored.scores_B, "is_empty": batch.is_empty_B}
 
     def _show(self, batch: RewardBatch, scores_B: Floats) -> None:
         sources = batch.column("data_source")
         shown: Counter[str] = Counter()
+        echo = self._echo or (lambda line: logger.info("%s", line))
         for row in np.flatnonzero(self._generator.random(len(batch)) < SHOWN_SHARE).tolist():
             source = "unknown" if sources is None or sources[row] is None else str(sources[row])
             if shown[source] >= self._num_examine:
                 continue
             shown[source] += 1
-            prompt, response = _texts_of(self.tokenizer, batch, row, self.skips_special_tokens)
+            prompt, response = self._texts(batch, row)
             score = "none" if math.isnan(scores_B[row]) else f"{scores_B[row]:g}"
-            for what, text in (("prompt", prompt), ("response", response), ("score", score)):
-                line = f"[{source}][{what}] {text}"
-                if self._echo is not None:
-                    self._echo(line)
-                else:
-                    logger.info("%s", line)
+            for name, text in (("prompt", prompt), ("response", response), ("score", score)):
+                echo(f"[{source}][{name}] {text}")
+
+    def _texts(self, batch: RewardBatch, row: int) -> list[str]:
+        """Decode a row's prompt and response."""
+        parts, skip = batch.ids(row), self.skips_special_tokens
+        with boundary(RewardError, f"tokenizer on row {row}"):
+            return [self.tokenizer.decode(part, skip_special_tokens=skip) for part in parts]
 
     @abstractmethod
     def _score(self, batch: RewardBatch) -> BatchScores:
         """Score a batch without changing anything."""
 
 
-def _ready(data: Any) -> tuple[Tensor, dict[str, Column]]:
-    """The rewards that a batch brings as `rm_scores`, and the facts that it names with them."""
-    rewards = as_tensor("rm_scores", data.batch["rm_scores"])
-    wanted = tensors_of(data, ("responses", "action_mask"))
-    shape = next((tuple(mask.shape) for mask in wanted.values()), tuple(rewards.shape))
-    if rewards.dim() != 2 or tuple(rewards.shape) != shape:
-        raise ConfigError(f"'rm_scores' are rewards on tokens, {shape}; got {tuple(rewards.shape)}")
-    scores = rewards.detach().reshape(len(rewards), -1).sum(dim=1).to("cpu", torch.float64).numpy()
-    keys = (getattr(data, "meta_info", None) or {}).get("reward_extra_keys", ())
-    others = entries_of(data)
-    if missing := [key for key in keys if key not in others]:
-        raise ConfigError(f"reward_extra_keys names {missing[0]!r}{did_you_mean(missing[0], others)}")
-    return rewards, {"score": scores, "is_scored": ~np.isnan(scores), **{key: others[key] for key in keys}}
-
-
-def _texts_of(tokenizer: Tokenizer, batch: RewardBatch, row: int, skip_special_tokens: bool) -> tuple[str, str]:
-    """Decode a row's prompt and what followed it.
-
-    Raises:
-        RewardError: the tokenizer cannot decode it.
-    """
-    prompt, response = batch.ids(row)
-    with boundary(RewardError, f"tokenizer on row {row}"):
-        return (
-            tokenizer.decode(prompt, skip_special_tokens=skip_special_tokens),
-            tokenizer.decode(response, skip_special_tokens=skip_special_tokens),
-        )
-
-
-def columns_of(items: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
-    """Turn facts of single rows into arrays with one item per row; None where a row lacks a key.
-
-    If all rows have a number, the array is one of numbers.
-    """
-    columns = {}
-    for key in dict.fromkeys(key for item in items for key in item):
-        values = [item.get(key) for item in items]
-        if all(isinstance(value, bool | int | float | np.number | np.bool_) for value in values):
-            columns[key] = np.array(values)
-        else:
-            columns[key] = np.empty(len(values), dtype=object)
-            for row, value in enumerate(values):  # one by one: NumPy would make an axis of a value that is a list
-                columns[key][row] = value
-    return columns
-
-
 class EpisodeRewardManager(RewardManager):
     """Rewards from episodes that were scored before: `non_tensor_batch["episode_rewards"]`, one score per row.
 
-    An episode's score stands once, on the last valid token of the row that ends it (`RewardBatch.ends_B`). An episode
-    whose score is None or NaN is unscored: its rows get no reward, and `is_scored` is false. The visual scorer's number
-    is applied first, then normalization; step rewards are added as they are.
+    An episode's score stands once, on the last valid token of the row that ends it: by `ends_episode`, else the last
+    row of its `traj_uid` with a valid token. An episode whose score is None or NaN is unscored: its rows get no reward,
+    and `is_scored` is false. The visual scorer's number is applied first, then normalization; step rewards are added as
+    they are.
 
     Args:
-        tokenizer: decodes what is shown.
-        num_examine: the most rows of each data source shown of a batch, each with probability 0.1.
         normalize_by_length: the same as normalization_type="length".
         normalization_type: "none"; "length": divided by `episode_lengths`; "variance": (score - mean) / (std + 1e-8),
             running over all episodes placed so far, those of this batch included. Save `state_dict()` with checkpoints.
@@ -301,11 +257,8 @@ class EpisodeRewardManager(RewardManager):
         visual_scorer: takes the `multi_modal_inputs` of the row that ends an episode (`pixel_values`,
             `image_grid_thw`), if it has them. None or NaN, or an error, leaves the episode unscored.
         visual_rule: its number multiplies the score, or is added to it.
-        seed: of the generator that chooses what is shown.
-        echo: takes each line that is shown; by default the logger "reward_kit.rl", at level INFO.
 
-    Raises:
-        ConfigError: an option is unknown, or two contradict each other.
+    The other arguments are those of `RewardManager`. Unknown or contradicting options raise `ConfigError`.
     """
 
     skips_special_tokens = False
@@ -335,20 +288,16 @@ class EpisodeRewardManager(RewardManager):
             kind = "length" if normalize_by_length else "none"
         check_choice("normalization_type", kind, get_args(NormalizationType))
         if normalize_by_length and kind != "length":
-            raise ConfigError(f"normalize_by_length=True is normalization_type='length'; got {kind!r} besides")
+            raise ConfigError(f"normalize_by_length=True is normalization_type='length'; got {kind!r} too")
         self.normalization_type: NormalizationType = kind
         self._step_rewards, self._visual_scorer, self._visual_rule = step_rewards, visual_scorer, visual_rule
 
     def state_dict(self) -> dict[str, Any]:
-        """The state for a checkpoint: plain JSON."""
+        """Return the state for a checkpoint: plain JSON."""
         return {"normalization_type": self.normalization_type, **asdict(self.statistics)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint.
-
-        Raises:
-            ConfigError: it is of another normalization, or not such a state.
-        """
+        """Continue from a checkpoint; a state of another normalization, or not such a state, is a `ConfigError`."""
         if not isinstance(state, Mapping):
             raise ConfigError(f"a state is what state_dict() gave; got {state!r:.80}")
         if (kind := state.get("normalization_type")) != self.normalization_type:
@@ -358,22 +307,40 @@ class EpisodeRewardManager(RewardManager):
         self.statistics = RunningStatistics.from_json(state)
 
     def _score(self, batch: RewardBatch) -> BatchScores:
-        scores = _scores_of_episodes(batch)
+        scores = batch.numbers("episode_rewards")
+        first = np.unique(batch.episodes_B, return_index=True)[1]
+        shared = scores[first][batch.episodes_B]
+        if (wrong := np.flatnonzero((scores != shared) & ~(np.isnan(scores) & np.isnan(shared)))).size:
+            row = int(wrong[0])
+            raise ConfigError(
+                f"episode_rewards[{row}] is {scores[row]:g}, and an earlier row of the same traj_uid has "
+                f"{shared[row]:g}; it is the score of the whole episode, and rewards of single steps are 'step_rewards'"
+            )
         is_scored = ~np.isnan(scores)
-        is_borne = batch.ends_B & ~batch.is_empty_B & is_scored
+        bears = batch.ends_B & ~batch.is_empty_B & is_scored
         facts: dict[str, Column] = {}
         if self._visual_scorer is not None:
-            failures = self._apply_visual(batch, self._visual_scorer, scores, np.flatnonzero(is_borne))
-            lost = batch.episodes_B[is_borne & np.isnan(scores)]
-            is_scored &= ~np.isin(batch.episodes_B, lost)
-            is_borne &= is_scored
-            facts = columns_of(failures)
-        scores, statistics = self._normalized(batch, scores, is_borne)
+            facts = columns_of(self._apply_visual(batch, self._visual_scorer, scores, np.flatnonzero(bears)))
+            is_scored &= ~np.isin(batch.episodes_B, batch.episodes_B[bears & np.isnan(scores)])
+            bears &= is_scored
+        statistics = None
+        if self.normalization_type == "variance":
+            statistics = self.statistics.including(scores[bears])
+            scores = statistics.normalized(scores)
+        elif self.normalization_type == "length":
+            lengths = batch.numbers("episode_lengths")
+            if (wrong := np.flatnonzero(bears & ~(lengths >= 1))).size:
+                row = int(wrong[0])
+                raise ConfigError(
+                    f"episode_lengths[{row}] is {lengths[row]:g}, and a score cannot be divided by it; it counts an "
+                    "episode's steps, at least 1"
+                )
+            scores = np.divide(scores, lengths, where=bears, out=np.full_like(scores, np.nan))
         steps = _placed_step_rewards(batch, is_scored) if self._step_rewards else None
-        return BatchScores(np.where(is_borne, scores, np.nan), {"is_scored": is_scored, **facts}, steps, statistics)
+        return BatchScores(np.where(bears, scores, np.nan), {"is_scored": is_scored, **facts}, steps, statistics)
 
     def _apply_visual(
-        self, batch: RewardBatch, scorer: VisualScorer, scores_B: Floats, rows: np.ndarray[Any, Any]
+        self, batch: RewardBatch, scorer: VisualScorer, scores_B: Floats, rows: Ints
     ) -> list[dict[str, str]]:
         """Apply the visual scorer to the scores of these rows, in place; return each row's failure."""
         failures = [{"failure_class": "", "failure": ""} for _ in scores_B]
@@ -383,10 +350,13 @@ class EpisodeRewardManager(RewardManager):
                 continue
             try:
                 with boundary(RewardError, f"visual scorer on row {row}"):
-                    answer = scorer(inputs[row])
-                if (seen := finite_number(answer)) is None:
+                    answer: Any = scorer(inputs[row])
+                    seen = answer
+                    if hasattr(answer, "item") and math.prod(answer.shape) == 1:  # of a tensor, `size` is a method
+                        seen = answer.item()
+                if not isinstance(seen, int | float) or not math.isfinite(seen):
                     raise InvalidResultError(
-                        f"visual scorer on row {row}: it gave {answer!r:.80}, which is no finite number"
+                        f"visual scorer on row {row}: it gave {answer!r:.80}, which is not a finite number"
                     )
             except RewardKitError as error:
                 failure = Failure.from_exception(error)
@@ -395,40 +365,9 @@ class EpisodeRewardManager(RewardManager):
             scores_B[row] = scores_B[row] * seen if self._visual_rule == "multiply" else scores_B[row] + seen
         return failures
 
-    def _normalized(
-        self, batch: RewardBatch, scores_B: Floats, is_borne_B: Bools
-    ) -> tuple[Floats, RunningStatistics | None]:
-        if self.normalization_type == "variance":
-            statistics = self.statistics.including(scores_B[is_borne_B])
-            return statistics.normalized(scores_B), statistics
-        if self.normalization_type == "none":
-            return scores_B, None
-        lengths = batch.numbers("episode_lengths")
-        if (wrong := np.flatnonzero(is_borne_B & ~(lengths >= 1))).size:
-            row = int(wrong[0])
-            raise ConfigError(
-                f"episode_lengths[{row}] is {lengths[row]:g}, and a score divided by it is none; it counts an "
-                "episode's steps, at least 1"
-            )
-        return np.divide(scores_B, lengths, where=is_borne_B, out=np.full_like(scores_B, np.nan)), None
-
-
-def _scores_of_episodes(batch: RewardBatch) -> Floats:
-    """(B,) scores, which all rows of an episode share."""
-    scores = batch.numbers("episode_rewards")
-    first = np.unique(batch.episodes_B, return_index=True)[1]
-    of_episode = scores[first][batch.episodes_B]
-    if (wrong := np.flatnonzero((scores != of_episode) & ~(np.isnan(scores) & np.isnan(of_episode)))).size:
-        row = int(wrong[0])
-        raise ConfigError(
-            f"episode_rewards[{row}] is {scores[row]:g}, and an earlier row of the same traj_uid has "
-            f"{of_episode[row]:g}; it is the score of the whole episode, and what single steps got is 'step_rewards'"
-        )
-    return scores
-
 
 def _placed_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> Placed:
-    """The step rewards of scored episodes in their places, without those that are None or NaN."""
+    """The step rewards of scored episodes on their actions, without those that are None or NaN."""
     if "step_rewards" in batch.arrays:
         given = batch.arrays["step_rewards"]
         if given.shape != batch.actions_BT.shape:
@@ -445,7 +384,11 @@ def _placed_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> Placed:
             raise ConfigError(
                 "step_rewards=True, and the batch has no 'step_rewards', on tokens or in non_tensor_batch"
             )
-        rows, columns = batch.action_ends()
+        # An action is an unbroken run of valid tokens; its reward goes on the last.
+        valid = batch.valid_BT.cpu().numpy()
+        ends = valid.copy()
+        ends[:, :-1] &= ~valid[:, 1:]
+        rows, columns = np.nonzero(ends)
         flat: list[Any] = []
         counts = np.bincount(rows, minlength=len(batch)).tolist()
         for row, (rewards, actions) in enumerate(zip(lists, counts, strict=True)):
@@ -474,15 +417,10 @@ class NaiveRewardManager(RewardManager):
     of verl's dict) are in `reward_extra_info` under their own names.
 
     Args:
-        tokenizer: decodes prompts and responses, without special tokens.
-        num_examine: the most rows of each data source shown of a batch, each with probability 0.1.
         compute_score: a reward function, a `Scorer` (sandboxed), or a function of verl's form:
-            `compute_score(data_source, solution_str, ground_truth, extra_info)`.
-        seed: of the generator that chooses what is shown.
-        echo: takes each line that is shown; by default the logger "reward_kit.rl", at level INFO.
+            `compute_score(data_source, solution_str, ground_truth, extra_info)`; another is a `ConfigError`.
 
-    Raises:
-        ConfigError: an option is wrong, or it is not a reward function.
+    The other arguments are those of `RewardManager`.
     """
 
     mode: Mode = "pointwise"
@@ -500,7 +438,7 @@ class NaiveRewardManager(RewardManager):
     ) -> None:
         super().__init__(tokenizer, num_examine, seed=seed, echo=echo)
         check_tokenizer(tokenizer)
-        self._compute_score = _reward_of(compute_score, self.mode)
+        self._compute_score = _as_reward(compute_score, self.mode)
 
     def _score(self, batch: RewardBatch) -> BatchScores:
         requests = self._requests(batch)
@@ -508,23 +446,43 @@ class NaiveRewardManager(RewardManager):
         if isinstance(reward, RewardSpec) and requests:
             truths = [request.ground_truth for request in requests]
             models = batch.column("reward_model")
-            # The fields beside a ground truth; without the place for it, those of the batch.
+            # The fields beside a ground truth; without a `reward_model`, those of the batch.
             fields = {str(key) for model in models for key in model or {}} if models is not None else set()
             fields = set(map(str, batch.others)) if models is None else fields
             check_truth(reward, truths, fields, "row of non_tensor_batch['reward_model']")
         scored = self._run(requests) if requests else []
+        facts: list[dict[str, Any]] = []
+        for one in scored:  # texts and plain numbers, since trainers write them to files
+            failure, result = one.failure, one.result
+            metrics = result.metrics if failure is None and result is not None else {}
+            failed = {"failure_class": failure.failure_class, "failure": failure.message} if failure else {}
+            facts.append(
+                {
+                    **(result.mapping_values if isinstance(result, CustomAnswer) else {}),
+                    **{name: metric.score for name, metric in metrics.items() if metric.is_score_valid},
+                    **{"is_scored": failure is None, "failure_class": "", "failure": ""},
+                    **failed,
+                }
+            )
         scores = np.array([np.nan if one.score is None else one.score for one in scored], dtype=np.float64)
-        return BatchScores(scores, columns_of([_facts(one) for one in scored]))
+        return BatchScores(scores, columns_of(facts))
 
     def _requests(self, batch: RewardBatch) -> list[ScoringRequest]:
-        sources, extra_infos = batch.column("data_source"), batch.column("extra_info")
-        models, chats = batch.column("reward_model"), batch.column("raw_prompt")
+        names = ("data_source", "extra_info", "reward_model", "raw_prompt")
+        columns = [batch.column(name) for name in names]
         requests = []
         for row in range(len(batch)):
-            prompt, response = _texts_of(self.tokenizer, batch, row, self.skips_special_tokens)
-            chat = [Message(role="user", content=prompt)] if chats is None else _chat(chats[row], row)
-            extra_info = None if extra_infos is None else extra_infos[row]
-            model = None if models is None else models[row]
+            prompt, response = self._texts(batch, row)
+            items: list[Any] = [None if values is None else values[row] for values in columns]
+            source, extra_info, model, given = items
+            chat = [Message(role="user", content=prompt)]
+            if columns[-1] is not None:
+                try:
+                    chat = [each if isinstance(each, Message) else Message.model_validate(each) for each in given]
+                except (TypeError, ValidationError) as error:
+                    raise ConfigError(
+                        f"non_tensor_batch['raw_prompt'][{row}] is not a list of messages: {error}"
+                    ) from error
             if model is not None and not isinstance(model, Mapping):
                 raise ConfigError(
                     f"non_tensor_batch['reward_model'][{row}] is a mapping with 'ground_truth', as verl has it; "
@@ -537,11 +495,7 @@ class NaiveRewardManager(RewardManager):
                     ground_truth=(model or {}).get("ground_truth"),
                     assistant_turns=[len(chat)],
                     sample=extra_info if isinstance(extra_info, Mapping) else {},
-                    extra={
-                        "data_source": None if sources is None else sources[row],
-                        "solution_str": response,
-                        "extra_info": extra_info,
-                    },
+                    extra={"data_source": source, "solution_str": response, "extra_info": extra_info},
                 )
             )
         return requests
@@ -566,8 +520,8 @@ class NaiveRewardManager(RewardManager):
 class BatchRewardManager(NaiveRewardManager):
     """Scores all rows in one call: of a batch reward, or of verl's form for batches.
 
-    That one is `compute_score(data_sources, solution_strs, ground_truths, extra_infos)`, which returns a list. For its
-    arguments see `NaiveRewardManager`.
+    The latter is `compute_score(data_sources, solution_strs, ground_truths, extra_infos)`, which returns a list. For
+    its arguments see `NaiveRewardManager`.
     """
 
     mode: Mode = "batch"
@@ -584,9 +538,6 @@ class PrimeRewardManager(NaiveRewardManager):
         deadline_s: for one call; None with a `Scorer`.
 
     The other arguments are those of `NaiveRewardManager`.
-
-    Raises:
-        ConfigError: see there; or a number is not above 0.
     """
 
     def __init__(
@@ -601,7 +552,7 @@ class PrimeRewardManager(NaiveRewardManager):
         echo: Echo | None = None,
     ) -> None:
         super().__init__(tokenizer, num_examine, compute_score, seed=seed, echo=echo)
-        check_whole("max_concurrency", max_concurrency, 1)
+        _check_whole("max_concurrency", max_concurrency, 1)
         if deadline_s is not None:
             check_number("deadline_s", deadline_s)
             if deadline_s <= 0:
@@ -622,9 +573,6 @@ class DAPORewardManager(NaiveRewardManager):
         overlong_penalty_factor: the greatest penalty.
 
     The other arguments are those of `NaiveRewardManager`.
-
-    Raises:
-        ConfigError: see there; or a number is out of range.
     """
 
     def __init__(
@@ -640,23 +588,23 @@ class DAPORewardManager(NaiveRewardManager):
         echo: Echo | None = None,
     ) -> None:
         super().__init__(tokenizer, num_examine, compute_score, seed=seed, echo=echo)
-        check_whole("max_response_length", max_response_length, 1)
-        check_whole("overlong_buffer_len", overlong_buffer_len, 1)
+        _check_whole("max_response_length", max_response_length, 1)
+        _check_whole("overlong_buffer_len", overlong_buffer_len, 1)
         check_number("overlong_buffer_len", overlong_buffer_len, 1, max_response_length)
         check_number("overlong_penalty_factor", overlong_penalty_factor, 0.0)
         self._max_length, self._buffer = max_response_length, overlong_buffer_len
         self._factor = overlong_penalty_factor
 
     def _score(self, batch: RewardBatch) -> BatchScores:
-        found = super()._score(batch)
+        scored = super()._score(batch)
         lengths = batch.valid_BT.sum(dim=1).cpu().numpy()
         over = np.clip((lengths - (self._max_length - self._buffer)) / self._buffer, 0.0, 1.0)
         penalty = 0.0 - self._factor * over
-        return BatchScores(found.scores_B + penalty, {**found.info, "overlong_penalty": penalty})
+        return BatchScores(scored.scores_B + penalty, {**scored.info, "overlong_penalty": penalty})
 
 
-def _reward_of(given: Any, mode: Mode) -> RewardSpec | Scorer:
-    """A `Scorer` as it is, or the spec of a reward of this mode."""
+def _as_reward(given: Any, mode: Mode) -> RewardSpec | Scorer:
+    """Return a `Scorer` as it is, or the spec of a reward of this mode."""
     if hasattr(given, "score_group"):
         scorer: Scorer = given
         return scorer
@@ -672,26 +620,6 @@ def _reward_of(given: Any, mode: Mode) -> RewardSpec | Scorer:
     return spec
 
 
-def _facts(scored: Scored) -> dict[str, Any]:
-    """The facts of a row. Texts and plain numbers, since trainers write them to files."""
-    failure, result = scored.failure, scored.result
-    metrics = result.metrics if failure is None and result is not None else {}
-    return {
-        **(result.mapping_values if isinstance(result, CustomAnswer) else {}),
-        **{name: metric.score for name, metric in metrics.items() if metric.is_score_valid},
-        "is_scored": failure is None,
-        "failure_class": failure.failure_class if failure else "",
-        "failure": failure.message if failure else "",
-    }
-
-
-def _chat(given: Any, row: int) -> list[Message]:
-    try:
-        return [each if isinstance(each, Message) else Message.model_validate(each) for each in given]
-    except (TypeError, ValidationError) as error:
-        raise ConfigError(f"non_tensor_batch['raw_prompt'][{row}] is not a list of messages: {error}") from error
-
-
 REWARD_MANAGERS: dict[str, type[RewardManager]] = {
     "batch": BatchRewardManager,
     "dapo": DAPORewardManager,
@@ -702,27 +630,19 @@ REWARD_MANAGERS: dict[str, type[RewardManager]] = {
 
 
 def load_reward_manager(name: str, tokenizer: Tokenizer, num_examine: int, **options: Any) -> RewardManager:
-    """Make the reward manager of this name.
+    """Make the reward manager of this name: batch, dapo, episode, naive or prime.
 
-    Args:
-        name: one of `REWARD_MANAGERS`.
-        tokenizer: decodes what is shown and scored.
-        num_examine: the most rows of each data source shown of a batch.
-        options: the manager's own.
-
-    Raises:
-        ConfigError: the name or an option is unknown, an option is missing or wrong.
+    `options` are the manager's own. Raises `ConfigError` for an unknown name or option, and a missing or wrong option.
     """
     if name not in REWARD_MANAGERS:
         known = ", ".join(REWARD_MANAGERS)
         near = did_you_mean(str(name), REWARD_MANAGERS)
         raise ConfigError(f"unknown reward manager {name!r}; known: {known}{near if near.endswith('?') else ''}")
     kind = REWARD_MANAGERS[name]
-    parameters = list(inspect.signature(kind).parameters.values())[2:]
-    for option in options:
-        if option not in (names := [parameter.name for parameter in parameters]):
-            raise ConfigError(f"reward manager {name!r} has no option {option!r}{did_you_mean(option, names)}")
-    for parameter in parameters:
-        if parameter.default is parameter.empty and parameter.name not in options:
-            raise ConfigError(f"reward manager {name!r} needs {parameter.name}")
+    parameters = dict(list(inspect.signature(kind).parameters.items())[2:])
+    if unknown := [option for option in options if option not in parameters]:
+        raise ConfigError(f"reward manager {name!r} has no option {unknown[0]!r}{did_you_mean(unknown[0], parameters)}")
+    for option, parameter in parameters.items():
+        if parameter.default is parameter.empty and option not in options:
+            raise ConfigError(f"reward manager {name!r} needs {option}")
     return kind(tokenizer, num_examine, **options)

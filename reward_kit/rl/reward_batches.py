@@ -1,13 +1,12 @@
-"""The view that reward managers have of a batch shaped like verl's `DataProto`, and the places of rewards in it.
+"""The view that reward managers have of a batch shaped like verl's `DataProto`, and the positions of rewards in it.
 
 A batch is anything with `batch` (tensors or NumPy arrays by name) and `non_tensor_batch`: verl's own `DataProto`, our
 `TokenBatch`, or that with its arrays moved by `to_tensors`. In verl's names rewards lie on the axis of `responses`; in
-ours on that of `action_mask`, where all our arrays lie.
+ours on that of `action_mask`, like all our arrays.
 """
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,12 +24,13 @@ from reward_kit.tokens import PackedBatch
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
-_BLOCK = 256  # columns looked at together; 128 to 512 take about the same time
+Column = npt.NDArray[Any]
+_BLOCK = 256  # columns examined together; 128 to 512 take about the same time
 _GREATEST = float(np.finfo(np.float32).max)  # beyond it a float32 is infinite
 
 
 class Placed(NamedTuple):
-    """Rewards and their places, each at most once."""
+    """Rewards with their rows and columns, each position at most once."""
 
     rows: Ints
     columns: Ints
@@ -39,27 +39,16 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True)
 class RewardBatch:
-    """A batch as reward managers see it. A token is *valid* if the policy sampled it and it is not padding.
-
-    Attributes:
-        arrays: the tensors of the batch.
-        others: its `non_tensor_batch`.
-        actions_BT: not 0 where the policy sampled, on the axis of the rewards.
-        attention_BT: not 0 on tokens, on the same axis; None if the batch has no mask.
-    """
+    """A batch as reward managers see it. A token is *valid* if the policy sampled it and it is not padding."""
 
     arrays: Mapping[str, Tensor]
-    others: Mapping[str, Any]
-    actions_BT: Tensor
-    attention_BT: Tensor | None
+    others: Mapping[str, Any]  # `non_tensor_batch`
+    actions_BT: Tensor  # not 0 on sampled tokens, on the axis of the rewards
+    attention_BT: Tensor | None  # not 0 on tokens, on the same axis; None if the batch has no mask
 
     @classmethod
     def of(cls, data: Any) -> RewardBatch:
-        """Read a batch without copying.
-
-        Raises:
-            ConfigError: an array is missing, or has the shape of none of the axes.
-        """
+        """Read a batch without copying; a missing array, or one with the shape of none of the axes, is an error."""
         wanted = ("responses", "prompts", "response_mask", "action_mask", "attention_mask", "step_rewards")
         arrays = tensors_of(data, (*wanted, "input_ids", "completion_mask"))
         mask = next((arrays[key] for key in ("response_mask", "action_mask") if key in arrays), None)
@@ -77,7 +66,7 @@ class RewardBatch:
                 f"'action_mask' (ours); the batch has {known}"
             )
         if attention is not None and attention.shape != mask.shape:
-            raise ConfigError(f"'attention_mask' is {tuple(attention.shape)} where actions are {tuple(mask.shape)}")
+            raise ConfigError(f"'attention_mask' is {tuple(attention.shape)}, and actions are {tuple(mask.shape)}")
         return cls(arrays, entries_of(data), mask, None if attention is mask else attention)
 
     def __len__(self) -> int:
@@ -85,7 +74,7 @@ class RewardBatch:
 
     @cached_property
     def last_B(self) -> Ints:
-        """The column of each row's last valid token; -1 where it has none."""
+        """The column of each row's last valid token; -1 without one."""
         last = last_nonzero(self.actions_BT)
         if self.attention_BT is not None and (last >= 0).any():
             # Sampled tokens are hardly ever padding: check each row's last one, and the rest only if needed.
@@ -114,47 +103,36 @@ class RewardBatch:
         return self.actions_BT.device
 
     def column(self, name: str) -> Any | None:
-        """(B,) the entry of `non_tensor_batch`, if there is one.
-
-        Raises:
-            ConfigError: it does not have one item per row.
-        """
+        """(B,) the entry of `non_tensor_batch`, if there is one."""
         values = self.others.get(name)
         if values is not None and (np.ndim(values) == 0 or len(values) != len(self)):
             raise ConfigError(f"non_tensor_batch[{name!r}] has one item per row, which are {len(self)}")
         return values
 
     def numbers(self, name: str) -> Floats:
-        """(B,) numbers of `non_tensor_batch`; NaN where an item is None.
-
-        Raises:
-            ConfigError: they are missing, or one is not a number, or infinite.
-        """
-        values = self.column(name)
-        if values is None:
+        """(B,) finite numbers of `non_tensor_batch`, which must be there; NaN for None."""
+        if (values := self.column(name)) is None:
             raise ConfigError(f"non_tensor_batch has no {name!r}{did_you_mean(name, map(str, self.others))}")
         return as_numbers(values, f"non_tensor_batch[{name!r}]")
 
     @cached_property
     def episodes_B(self) -> Ints:
         """(B,) the number of each row's episode, by `traj_uid`; without it every row is an episode."""
-        uids = self.column("traj_uid")
-        if uids is None:
+        if (uids := self.column("traj_uid")) is None:
             return np.arange(len(self))
         codes: dict[Any, int] = {}
         try:
-            of_row = [codes.setdefault(uid, len(codes)) for uid in uids]
+            numbers = [codes.setdefault(uid, len(codes)) for uid in uids]
         except TypeError as error:
             raise ConfigError(f"non_tensor_batch['traj_uid'] names episodes by texts or numbers: {error}") from error
         if None in codes:
             raise ConfigError("non_tensor_batch['traj_uid'] is None of some row; every row is of an episode")
-        return np.array(of_row, dtype=np.int64)
+        return np.array(numbers, dtype=np.int64)
 
     @cached_property
     def ends_B(self) -> Bools:
         """(B,) true on the row that ends its episode: by `ends_episode`, else the last with a valid token."""
-        ends_episode = self.column("ends_episode")
-        if ends_episode is not None:
+        if (ends_episode := self.column("ends_episode")) is not None:
             if any(value not in (True, False) for value in np.asarray(ends_episode).tolist()):
                 raise ConfigError("non_tensor_batch['ends_episode'] is true or false of each row")
             return np.asarray(ends_episode, dtype=np.bool_)
@@ -165,41 +143,27 @@ class RewardBatch:
         return ends
 
     def placed(self, scores_B: Floats, others: Placed | None = None) -> Tensor:
-        """(B,T) float32 on the inputs' device: each score on its row's last valid token; 0 elsewhere.
+        """Return (B,T) float32 on the inputs' device: each score that is not NaN on its row's last valid token.
 
-        Args:
-            scores_B: NaN for none; a row without a valid token gets none in any case.
-            others: rewards added in places of their own.
+        A row without a valid token gets nothing; `others` are added at positions of their own.
         """
         shape = tuple(self.actions_BT.shape)
         if self.device.type == "cpu":
-            # NumPy's zeros touch memory only where something is written.
+            # NumPy's zeros touch memory only when something is written.
             rewards = torch.from_numpy(np.zeros(shape, dtype=np.float32))
         else:
             rewards = torch.zeros(shape, dtype=torch.float32, device=self.device)
         rows = np.flatnonzero(~np.isnan(scores_B) & ~self.is_empty_B)
-        at, columns, values = self._moved(Placed(rows, self.last_B[rows], scores_B[rows]))
-        rewards[at, columns] = values
-        if others is not None:
-            at, columns, values = self._moved(others)
-            rewards[at, columns] += values
+        for one in (Placed(rows, self.last_B[rows], scores_B[rows]), others):
+            if one is None:
+                continue
+            if (wrong := np.flatnonzero(~(np.abs(one.values) <= _GREATEST))).size:
+                raise ConfigError(
+                    f"the reward of row {one.rows[wrong[0]]} is {one.values[wrong[0]]:g}, not a finite float32"
+                )
+            at, columns = (torch.from_numpy(indices).to(self.device) for indices in one[:2])
+            rewards[at, columns] += torch.from_numpy(one.values).to(self.device, torch.float32)
         return rewards
-
-    def _moved(self, placed: Placed) -> tuple[Tensor, Tensor, Tensor]:
-        if (wrong := np.flatnonzero(~(np.abs(placed.values) <= _GREATEST))).size:
-            raise ConfigError(
-                f"the reward of row {placed.rows[wrong[0]]} is {placed.values[wrong[0]]:g}, no finite float32"
-            )
-        at, columns = (torch.from_numpy(places).to(self.device) for places in placed[:2])
-        return at, columns, torch.from_numpy(placed.values).to(self.device, torch.float32)
-
-    def action_ends(self) -> tuple[Ints, Ints]:
-        """The rows and columns of each action's last token; an action is an unbroken run of valid tokens."""
-        valid = self.valid_BT.cpu().numpy()
-        ends = valid.copy()
-        ends[:, :-1] &= ~valid[:, 1:]
-        rows, columns = np.nonzero(ends)
-        return rows, columns
 
     def ids(self, row: int) -> tuple[list[int], list[int]]:
         """The token ids of a row's prompt and of its response, without padding."""
@@ -222,67 +186,40 @@ class RewardBatch:
 
 def tensors_of(data: Any, names: Sequence[str]) -> dict[str, Tensor]:
     """The named arrays that the batch has, as tensors that share their memory."""
-    present = names_of(data)
-    return {name: as_tensor(name, data.batch[name]) for name in names if name in present}
-
-
-def names_of(data: Any) -> set[str]:
-    """The names of a batch's arrays.
-
-    Raises:
-        ConfigError: it is not shaped like a batch, or is packed.
-    """
     if isinstance(data, PackedBatch):
         raise ConfigError("these rows are packed, all in one; give a reward manager padded rows, and pack them later")
     if not hasattr(getattr(data, "batch", None), "keys"):
         raise ConfigError(
             f"a batch has `batch` and `non_tensor_batch`, as DataProto and TokenBatch do; got {kind_of(data)}"
         )
-    return set(data.batch.keys())  # a TensorDict does not answer `in`
+    present = set(data.batch.keys())  # a TensorDict does not answer `in`
+    tensors: dict[str, Tensor] = {}
+    with warnings.catch_warnings():
+        # The tensors are only read.
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        for name in present.intersection(names):
+            try:
+                tensors[name] = torch.as_tensor(data.batch[name])
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise ConfigError(f"{name!r} cannot be a tensor: {error}") from error
+    return {name: tensors[name] for name in names if name in tensors}
 
 
 def entries_of(data: Any) -> Mapping[str, Any]:
-    """Its `non_tensor_batch`, which may be empty."""
     return getattr(data, "non_tensor_batch", None) or {}
 
 
-def as_tensor(name: str, values: Any) -> Tensor:
-    """The same values as a tensor, in the same memory.
-
-    Raises:
-        ConfigError: they cannot be a tensor.
-    """
-    try:
-        with warnings.catch_warnings():
-            # The tensor is only read.
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            return torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{name!r} cannot be a tensor: {error}") from error
-
-
-def finite_number(value: Any) -> float | None:
-    """A finite number, also of NumPy or a tensor of one item; None for anything else."""
-    if hasattr(value, "item") and math.prod(value.shape) == 1:  # of a tensor, `size` is a method
-        value = value.item()
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def as_numbers(values: Any, what: str) -> Floats:
-    """(N,) float64 of numbers, 0-d tensors and None, which becomes NaN.
-
-    Raises:
-        ConfigError: one is something else, or infinite; `what` names them in the message.
-    """
+def as_numbers(values: Any, name: str) -> Floats:
+    """(N,) float64 of finite numbers, 0-d tensors and None, which becomes NaN; `name` is for errors."""
     try:
         given = values.tolist() if hasattr(values, "tolist") else list(values)
         if texts := [value for value in given if isinstance(value, str | bytes)]:
             raise TypeError(f"{texts[0]!r:.80} is a text")
         numbers = np.array([np.nan if value is None else float(value) for value in given], dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{what} holds something that is not a number: {error}") from error
+        raise ConfigError(f"{name} holds something that is not a number: {error}") from error
     if (wrong := np.flatnonzero(np.abs(numbers) > _GREATEST)).size:
-        raise ConfigError(f"{what} is infinite in row {wrong[0]}; leave it unscored with NaN or None")
+        raise ConfigError(f"{name} is infinite in row {wrong[0]}; leave it unscored with NaN or None")
     return numbers
 
 
@@ -317,7 +254,6 @@ def _by_blocks(mask_BT: Tensor) -> Ints:
 
 
 def _last_true(is_here: Bools) -> Ints:
-    """(B,) the last column that is true, else -1."""
     if not is_here.shape[1]:
         return np.full(len(is_here), -1, dtype=np.int64)
     columns = is_here.shape[1] - 1 - is_here[:, ::-1].argmax(axis=1)
@@ -338,3 +274,18 @@ def _beside_responses(name: str, values: Tensor | None, arrays: Mapping[str, Ten
         longer = f", or {(rows, whole)} with the prompts" if whole > width else ""
         raise ConfigError(f"{name!r} is {tuple(values.shape)}; beside 'responses' it is {(rows, width)}{longer}")
     return values[:, whole - width :]
+
+
+def columns_of(items: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
+    """Turn facts of single rows into arrays with one item per row; None if a row lacks a key.
+
+    If all rows have a number, the array is one of numbers.
+    """
+    columns = {}
+    for key in dict.fromkeys(key for item in items for key in item):
+        values = [item.get(key) for item in items]
+        if all(isinstance(value, bool | int | float | np.number | np.bool_) for value in values):
+            columns[key] = np.array(values)
+        else:  # NumPy would make an axis of a value that is a list
+            columns[key] = np.fromiter(values, dtype=object, count=len(values))
+    return columns

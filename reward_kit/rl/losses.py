@@ -1,0 +1,862 @@
+"""Losses as pure functions on (B,T) tensors, padded or packed, that read only tokens whose `loss_mask` is 1.
+
+Arguments that they share:
+
+    logprobs_BT      of the policy being trained; the only input that gets a gradient
+    old_logprobs_BT  of the policy that sampled, or of the same policy before the update
+    advantages_BT    one per token
+    loss_mask_BT     1 for a token that takes part
+    clip_low         how far below 1 a ratio may be pushed; 1 is no limit
+    clip_high        how far above
+    weights_BT       a factor per token, such as `truncated_importance_weights`; None: 1
+    aggregation      how the tokens' losses become one
+    global_batch     the counts of all micro-batches; None: these rows are all
+    sequence_ids_BT  which sequence a token belongs to, for packed rows; None: its row
+
+Each returns a `Loss` with its diagnostics, and raises `ConfigError` if an option is unknown or out of range, or shapes
+differ. Formulas are per token t; sg stops the gradient. `_N` counts the tokens that take part, in order, and `_Q` the
+sequences that have such a token.
+
+Divisors are counts of the whole batch (`GlobalBatch`), so that the losses of micro-batches add up to the loss of the
+whole, however it is split. Diagnostics are kept as sums and counts for the same reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from reward_kit.credit.options import check_choice, check_number
+from reward_kit.errors import ConfigError, TrainingError, kind_of
+
+__all__ = [
+    "AdaptiveKLCoefficient",
+    "Aggregation",
+    "Diagnostics",
+    "GlobalBatch",
+    "ImportanceWeights",
+    "Loss",
+    "PenalisedRewards",
+    "cispo_loss",
+    "decoupled_ppo_loss",
+    "entropies_of",
+    "entropy_loss",
+    "gspo_loss",
+    "kl_estimate",
+    "kl_loss",
+    "logprobs_of",
+    "merge_diagnostics",
+    "penalised_rewards",
+    "ppo_clip_loss",
+    "truncated_importance_weights",
+    "value_loss",
+    "within_cap",
+]
+Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+"""The way (N,) losses become one: the mean over tokens, or the mean over sequences of each one's sum, mean, or sum
+divided by a constant length (`GlobalBatch.norm_length`)."""
+BeyondCap = Literal["exclude", "truncate"]
+Level = Literal["token", "sequence"]
+KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are cut to ±20: exp(20) is far outside any clip range, and its square is finite in float32."""
+_LEAST = 1e-12
+"""A divisor for when nothing takes part: 0 / 1e-12 is 0. Counts per process may well be below 1."""
+
+
+def _check_above_0(name: str, number: object) -> None:
+    check_number(name, number, 0.0)
+    if number == 0.0:
+        raise ConfigError(f"{name} is above 0; got 0")
+
+
+# Tokens, batches and diagnostics
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalBatch:
+    """The divisors of losses: counts over all rows of one optimizer step, however many micro-batches they lie on.
+
+    If gradients are averaged over processes instead of summed, give the counts of all processes divided by the number
+    of processes.
+
+    Attributes:
+        tokens: how many take part.
+        sequences: how many have a token that takes part. A sequence lies in one micro-batch.
+        norm_length: the divisor of "seq-mean-token-sum-norm": a constant of the run, such as the longest completion
+            allowed.
+
+    Raises:
+        ConfigError: a count is negative or not finite, or the length is not above 0.
+    """
+
+    tokens: float
+    sequences: float
+    norm_length: float | None = None
+
+    def __post_init__(self) -> None:
+        check_number("tokens", self.tokens, 0.0)
+        check_number("sequences", self.sequences, 0.0)
+        if self.norm_length is not None:
+            _check_above_0("norm_length", self.norm_length)
+
+    @classmethod
+    def of(
+        cls, loss_mask_BT: Tensor, sequence_ids_BT: Tensor | None = None, *, norm_length: float | None = None
+    ) -> GlobalBatch:
+        """Count rows that are at hand as a whole; for the arguments see `Participants` and the class."""
+        tokens = Participants(loss_mask_BT, sequence_ids_BT)
+        return cls(tokens.count, tokens.sequences, norm_length)
+
+
+class Participants:
+    """The tokens that take part in a loss. They are picked out first; values elsewhere, NaN included, are never read.
+
+    Args:
+        loss_mask_BT: 1 for a token that takes part.
+        sequence_ids_BT: integers; tokens of one id are one sequence, in any rows, as with `row_ids` of a packed batch.
+            None: each row is a sequence.
+
+    Raises:
+        ConfigError: shapes differ, the mask has not two axes or holds other numbers than 0 and 1, or ids are not
+            integers.
+    """
+
+    def __init__(self, loss_mask_BT: Tensor, sequence_ids_BT: Tensor | None = None) -> None:
+        _check_tensor("loss_mask", loss_mask_BT)
+        if loss_mask_BT.dim() != 2:
+            raise ConfigError(f"loss_mask has the axes row and token; got the shape {tuple(loss_mask_BT.shape)}")
+        self.shape = loss_mask_BT.shape
+        self.indices_N = loss_mask_BT.reshape(-1).nonzero().squeeze(1)
+        self.count = len(self.indices_N)
+        if loss_mask_BT.is_floating_point() and (loss_mask_BT.reshape(-1)[self.indices_N] != 1.0).any():
+            raise ConfigError("loss_mask is 0 or 1; factors of tokens are weights_BT")
+        self._sequence_ids_BT = sequence_ids_BT
+        if sequence_ids_BT is not None:
+            self._check_shape("sequence_ids", sequence_ids_BT)
+            if sequence_ids_BT.is_floating_point():
+                raise ConfigError(f"sequence_ids are integers; got {sequence_ids_BT.dtype}")
+
+    def _check_shape(self, name: str, values: Tensor) -> None:
+        # A (B,) or (B,1) tensor would be broadcast silently.
+        _check_tensor(name, values)
+        if values.shape != self.shape:
+            raise ConfigError(
+                f"{name} has the shape {tuple(values.shape)}, loss_mask {tuple(self.shape)}; give one each"
+            )
+
+    def pick(self, name: str, values_BT: Tensor) -> Tensor:
+        """Return the (N,) values of the tokens that take part, in float32 or wider; `name` is for errors."""
+        self._check_shape(name, values_BT)
+        values_N = values_BT.reshape(-1).index_select(0, self.indices_N)
+        # In bfloat16 a ratio of 1.001 is 1.
+        return values_N.to(torch.promote_types(values_N.dtype, torch.float32))
+
+    def weighted(self, values_N: Tensor, weights_BT: Tensor | None) -> Tensor:
+        """Multiply by a factor per token, which gets no gradient; None: 1."""
+        return values_N if weights_BT is None else values_N * self.pick("weights", weights_BT).detach()
+
+    def total(self) -> Statistic:
+        """The number of tokens that take part, as a diagnostic."""
+        return Statistic("total", torch.tensor([self.count], device=self.indices_N.device))
+
+    def lay(self, values_N: Tensor) -> Tensor:
+        """Return a (B,T) tensor of these values, 0 elsewhere."""
+        flat = values_N.new_zeros(self.shape.numel())
+        return flat.index_put((self.indices_N,), values_N).view(self.shape)
+
+    @cached_property
+    def sequence_N(self) -> Tensor:
+        """The number of each token's sequence, from 0."""
+        if self._sequence_ids_BT is None:
+            ids_N = self.indices_N // max(self.shape[1], 1)
+        else:
+            ids_N = self._sequence_ids_BT.reshape(-1).index_select(0, self.indices_N)
+        numbers_N: Tensor = torch.unique(ids_N, return_inverse=True)[1]
+        return numbers_N
+
+    @cached_property
+    def sequences(self) -> int:
+        """How many sequences have a token that takes part."""
+        return int(self.sequence_N.max()) + 1 if self.count else 0
+
+    def sequence_sums(self, values_N: Tensor) -> Tensor:
+        """(Q,) sum of each sequence."""
+        return values_N.new_zeros(self.sequences).index_add(0, self.sequence_N, values_N)
+
+    def sequence_means(self, values_N: Tensor) -> Tensor:
+        """(Q,) mean of each sequence over its tokens that take part."""
+        return self.sequence_sums(values_N) / self.sequence_sums(torch.ones_like(values_N))
+
+    def aggregate(self, values_N: Tensor, aggregation: Aggregation, whole: GlobalBatch | None) -> Tensor:
+        """Return the share of these tokens' losses in the loss of the whole batch; 0 if no token takes part."""
+        check_choice("aggregation", aggregation, get_args(Aggregation))
+        if whole is not None and self.count and not (whole.tokens and whole.sequences):
+            raise ConfigError(f"global_batch counts all rows of the step, and here {self.count} tokens; got {whole}")
+        if aggregation == "token-mean":
+            return values_N.sum() / max(whole.tokens if whole else self.count, _LEAST)
+        summands = self.sequence_means(values_N) if aggregation == "seq-mean-token-mean" else values_N
+        share = summands.sum() / max(whole.sequences if whole else self.sequences, _LEAST)
+        if aggregation != "seq-mean-token-sum-norm":
+            return share
+        if whole is None or whole.norm_length is None:
+            raise ConfigError(f"{aggregation!r} needs global_batch=GlobalBatch.of(…, norm_length=…), a constant length")
+        return share / whole.norm_length
+
+
+def _check_tensor(name: str, values: object) -> None:
+    if not isinstance(values, Tensor):
+        raise ConfigError(f"{name} is a tensor; got {kind_of(values)}")
+
+
+Kind = Literal["total", "mean", "min", "max", "effective"]
+
+
+class Statistic(NamedTuple):
+    """One diagnostic in a form that merges.
+
+    The detached parts are, by kind:
+
+        total: (amount,), added
+        mean: (sum, count), each added
+        min, max: (extreme,); +inf or -inf without values
+        effective: (sum of weights, sum of their squares), each added; the effective sample size of Kish, sum² / sum of
+            squares, is the number of equal weights that would be as good
+    """
+
+    kind: Kind
+    parts: Tensor
+
+    def value(self) -> Tensor:
+        """A scalar; NaN without values."""
+        if self.kind == "mean":
+            return self.parts[0] / self.parts[1]
+        if self.kind == "effective":
+            return self.parts[0].square() / self.parts[1]
+        return self.parts[0] if self.is_known() else torch.full_like(self.parts[0], torch.nan)
+
+    def is_known(self) -> bool:
+        """Return True if there were any values. NaN that came from a NaN is known."""
+        if self.kind in ("min", "max"):
+            return self.parts[0].item() != (torch.inf if self.kind == "min" else -torch.inf)
+        return self.kind == "total" or self.parts[1].item() != 0.0
+
+
+class Diagnostics(Mapping[str, Tensor]):
+    """Scalars by name, NaN without values. `a | b` has the names of both, with the value of `b` for a common one."""
+
+    def __init__(self, statistics: Mapping[str, Statistic]) -> None:
+        self.statistics = dict(statistics)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.statistics[name].value()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.statistics)
+
+    def __len__(self) -> int:
+        return len(self.statistics)
+
+    def __or__(self, other: Diagnostics) -> Diagnostics:
+        return Diagnostics(self.statistics | other.statistics)
+
+    def __repr__(self) -> str:
+        return f"Diagnostics({self.floats()})"
+
+    def floats(self) -> dict[str, float]:
+        """The known ones as numbers, for a log."""
+        return {name: one.value().item() for name, one in self.statistics.items() if one.is_known()}
+
+
+class Loss(NamedTuple):
+    """A scalar to minimise and its diagnostics."""
+
+    loss: Tensor
+    diagnostics: Diagnostics
+
+
+def merge_diagnostics(parts: Sequence[Diagnostics]) -> Diagnostics:
+    """Merge the diagnostics of micro-batches or processes into those of all rows; a name may be missing in some.
+
+    Raises:
+        ConfigError: one name stands for diagnostics of different kinds.
+    """
+    merged: dict[str, Statistic] = {}
+    for part in parts:
+        for name, one in part.statistics.items():
+            if (earlier := merged.get(name)) is None:
+                merged[name] = one
+                continue
+            if one.kind != earlier.kind:
+                raise ConfigError(f"{name} is a {earlier.kind} here and a {one.kind} there; it cannot be merged")
+            combine = {"min": torch.minimum, "max": torch.maximum}.get(one.kind, torch.add)
+            merged[name] = Statistic(one.kind, combine(earlier.parts, one.parts))
+    return Diagnostics(merged)
+
+
+def mean_of(values_N: Tensor) -> Statistic:
+    """The mean of numbers, or the share of true values."""
+    values_N = values_N.detach()
+    values_N = values_N if values_N.is_floating_point() else values_N.float()
+    return Statistic("mean", torch.stack([values_N.sum(), values_N.new_tensor(len(values_N))]))
+
+
+def spread_of(name: str, values_N: Tensor) -> dict[str, Statistic]:
+    """`<name>_min`, `<name>_max` and `<name>_mean`."""
+    values_N = values_N.detach()
+    least = values_N.amin().reshape(1) if len(values_N) else values_N.new_tensor([torch.inf])
+    greatest = values_N.amax().reshape(1) if len(values_N) else values_N.new_tensor([-torch.inf])
+    return {
+        f"{name}_min": Statistic("min", least),
+        f"{name}_max": Statistic("max", greatest),
+        f"{name}_mean": mean_of(values_N),
+    }
+
+
+def effective_size_of(weights_N: Tensor) -> Statistic:
+    """How many equal weights would be as good (Kish 1965)."""
+    weights_N = weights_N.detach()
+    return Statistic("effective", torch.stack([weights_N.sum(), weights_N.square().sum()]))
+
+
+# Policy losses
+
+
+class ClipRange(NamedTuple):
+    """The distances a ratio may be pushed from 1, and the factor c of the dual clip, or None."""
+
+    low: float
+    high: float
+    dual: float | None = None
+
+    def checked(self) -> ClipRange:
+        """Return itself, or raise `ConfigError` for a bound that is out of range."""
+        check_number("clip_low", self.low, 0.0, 1.0)
+        check_number("clip_high", self.high, 0.0)
+        if self.dual is not None:
+            check_number("dual_clip", self.dual)
+            if not self.dual > 1.0:
+                raise ConfigError(f"dual_clip is above 1; got {self.dual:g}")
+        return self
+
+
+def ppo_clip_loss(
+    logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    weights_BT: Tensor | None = None,
+    aggregation: Aggregation = "token-mean",
+    global_batch: GlobalBatch | None = None,
+    sequence_ids_BT: Tensor | None = None,
+) -> Loss:
+    """The clipped surrogate of PPO (Schulman et al. 2017, equation 7) with separate clip ranges and a dual clip.
+
+        r_t = exp(logprobs_t - old_logprobs_t), the exponent cut to ±20
+        L_t = max(-A_t r_t, -A_t clip(r_t, 1 - clip_low, 1 + clip_high))
+        L_t = min(L_t, -A_t dual_clip)   for A_t < 0 (Ye et al. 2020, equation 5)
+
+    Args:
+        dual_clip: bounds the loss of a token with a negative advantage whose ratio has grown; None: no bound.
+
+    Returns:
+        The loss with `clip_fraction_low` and `clip_fraction_high`, the shares of tokens held back by either bound;
+        `clip_fraction`, both; `clip_fraction_dual`; `ratio_min`, `ratio_max`, `ratio_mean` and `effective_sample_size`
+        (Σr)² / Σr²; `approx_kl`, the mean of r - 1 - log r, and `approx_kl_k1`, the mean of -log r (Schulman 2020,
+        "Approximating KL divergence"); `tokens`.
+    """
+    clip = ClipRange(clip_low, clip_high, dual_clip).checked()
+    tokens = Participants(loss_mask_BT, sequence_ids_BT)
+    log_ratio_N, advantages_N = _inputs(tokens, logprobs_BT, old_logprobs_BT, advantages_BT)
+    ratio_N = _cut(log_ratio_N).exp()
+    loss_N = tokens.weighted(_clipped_surrogate(ratio_N, advantages_N, clip), weights_BT)
+    measured = _clip_fractions(ratio_N, advantages_N, clip) | _ratio_statistics(ratio_N, log_ratio_N, tokens)
+    return Loss(tokens.aggregate(loss_N, aggregation, global_batch), measured)
+
+
+def gspo_loss(
+    logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    *,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+    weights_BT: Tensor | None = None,
+    aggregation: Aggregation = "seq-mean-token-mean",
+    global_batch: GlobalBatch | None = None,
+    sequence_ids_BT: Tensor | None = None,
+) -> Loss:
+    """Group sequence policy optimisation (Zheng et al. 2025, equations 7 and 14), with an advantage per token.
+
+        s_i = exp(mean over the tokens of sequence i of logprobs - old_logprobs), the exponent cut to ±20
+        r_t = sg[s_i] exp(logprobs_t - sg[logprobs_t])     the value s_i with the gradient s_i ∇logprobs_t
+        L_t = max(-A_t r_t, -A_t clip(r_t, 1 - clip_low, 1 + clip_high))
+
+    If all tokens of a sequence share one advantage and the aggregation is the default, value and gradient are those of
+    the loss of whole sequences. The diagnostics are those of `ppo_clip_loss` without the dual clip's; `ratio_…` and
+    `effective_sample_size` are over sequences.
+    """
+    clip = ClipRange(clip_low, clip_high).checked()
+    tokens = Participants(loss_mask_BT, sequence_ids_BT)
+    log_ratio_N, advantages_N = _inputs(tokens, logprobs_BT, old_logprobs_BT, advantages_BT)
+    log_ratio_Q = _cut(tokens.sequence_means(log_ratio_N.detach()))
+    logprobs_N = tokens.pick("logprobs", logprobs_BT)
+    ratio_N = (log_ratio_Q[tokens.sequence_N] + (logprobs_N - logprobs_N.detach())).exp()
+    loss_N = tokens.weighted(_clipped_surrogate(ratio_N, advantages_N, clip), weights_BT)
+    measured = _clip_fractions(ratio_N, advantages_N, clip) | _ratio_statistics(log_ratio_Q.exp(), log_ratio_N, tokens)
+    return Loss(tokens.aggregate(loss_N, aggregation, global_batch), measured)
+
+
+def cispo_loss(
+    logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    *,
+    clip_low: float = 1.0,
+    clip_high: float = 4.0,
+    weights_BT: Tensor | None = None,
+    aggregation: Aggregation = "token-mean",
+    global_batch: GlobalBatch | None = None,
+    sequence_ids_BT: Tensor | None = None,
+) -> Loss:
+    """Clipped importance sampling (MiniMax-M1 2025, equations 4 and 5): weights are clipped, no gradient is lost.
+
+        r_t = exp(logprobs_t - old_logprobs_t), the exponent cut to ±20
+        L_t = -sg[clip(r_t, 1 - clip_low, 1 + clip_high)] A_t logprobs_t
+
+    By default weights have no lower bound, as in the paper, and are at most 5. Only the gradient of this loss is
+    meaningful, not its value. The diagnostics are those of `ppo_clip_loss` without the dual clip's; a weight is clipped
+    for either sign of the advantage, so the clip fractions depend on the ratio alone.
+    """
+    clip = ClipRange(clip_low, clip_high).checked()
+    tokens = Participants(loss_mask_BT, sequence_ids_BT)
+    log_ratio_N, advantages_N = _inputs(tokens, logprobs_BT, old_logprobs_BT, advantages_BT)
+    ratio_N = _cut(log_ratio_N.detach()).exp()
+    clipped_N = ratio_N.clamp(1.0 - clip.low, 1.0 + clip.high)
+    loss_N = tokens.weighted(-clipped_N * advantages_N * tokens.pick("logprobs", logprobs_BT), weights_BT)
+    measured = _fractions(low_N=ratio_N < 1.0 - clip.low, high_N=ratio_N > 1.0 + clip.high)
+    measured |= _ratio_statistics(ratio_N, log_ratio_N, tokens)
+    return Loss(tokens.aggregate(loss_N, aggregation, global_batch), measured)
+
+
+def decoupled_ppo_loss(
+    logprobs_BT: Tensor,
+    proximal_logprobs_BT: Tensor,
+    behaviour_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    cap: float = 5.0,
+    beyond_cap: BeyondCap = "exclude",
+    aggregation: Aggregation = "token-mean",
+    global_batch: GlobalBatch | None = None,
+    sequence_ids_BT: Tensor | None = None,
+) -> Loss:
+    """PPO that stays close to one policy on tokens sampled by another (Hilton et al. 2022; AReaL 2025, equation 5).
+
+        w_t = exp(proximal_logprobs_t - behaviour_logprobs_t), the exponent cut to ±20
+        L_t = w_t · ppo_clip with r_t = exp(logprobs_t - proximal_logprobs_t)
+
+    A token whose weight is above the cap is left out, of the sum and of its divisor; or, with `beyond_cap="truncate"`,
+    it takes part with the weight `cap`. If some are left out, `global_batch` is `GlobalBatch.of(within_cap(…))` of the
+    whole batch, not that of its `loss_mask`.
+
+    Args:
+        proximal_logprobs_BT: of a recent policy, usually the one before the update.
+        behaviour_logprobs_BT: of the policy that sampled.
+        dual_clip: see `ppo_clip_loss`.
+        cap: the greatest weight.
+        beyond_cap: leave a token beyond the cap out, or truncate its weight.
+
+    Returns:
+        The loss with the diagnostics of `ppo_clip_loss` over the tokens that are left, `weight_min`, `weight_max`,
+        `weight_mean`, `weight_effective_sample_size` and, over all tokens, `weight_capped_fraction`.
+    """
+    clip = ClipRange(clip_low, clip_high, dual_clip).checked()
+    check_choice("beyond_cap", beyond_cap, get_args(BeyondCap))
+    _check_above_0("cap", cap)
+    tokens = Participants(loss_mask_BT, sequence_ids_BT)
+    within_N = _within(_proximal_weights(tokens, proximal_logprobs_BT, behaviour_logprobs_BT), cap)
+    if beyond_cap == "exclude":
+        tokens = Participants(tokens.lay(within_N), sequence_ids_BT)
+    weights_N = _proximal_weights(tokens, proximal_logprobs_BT, behaviour_logprobs_BT).clamp(max=cap)
+    log_ratio_N, advantages_N = _inputs(tokens, logprobs_BT, proximal_logprobs_BT, advantages_BT)
+    ratio_N = _cut(log_ratio_N).exp()
+    loss_N = weights_N * _clipped_surrogate(ratio_N, advantages_N, clip)
+    measured = _clip_fractions(ratio_N, advantages_N, clip) | _ratio_statistics(ratio_N, log_ratio_N, tokens)
+    measured |= _weight_statistics(weights_N) | Diagnostics({"weight_capped_fraction": mean_of(~within_N)})
+    return Loss(tokens.aggregate(loss_N, aggregation, global_batch), measured)
+
+
+def _inputs(
+    tokens: Participants, logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_BT: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Log-ratios and advantages, (N,) each."""
+    log_ratio_N = tokens.pick("logprobs", logprobs_BT) - tokens.pick("old_logprobs", old_logprobs_BT).detach()
+    return log_ratio_N, tokens.pick("advantages", advantages_BT).detach()
+
+
+def _cut(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # no gradient beyond
+
+
+def _clipped_surrogate(ratio_N: Tensor, advantages_N: Tensor, clip: ClipRange) -> Tensor:
+    clipped_N = ratio_N.clamp(1.0 - clip.low, 1.0 + clip.high)
+    loss_N = torch.maximum(-advantages_N * ratio_N, -advantages_N * clipped_N)
+    if clip.dual is None:
+        return loss_N
+    return torch.where(advantages_N < 0.0, torch.minimum(loss_N, -advantages_N * clip.dual), loss_N)
+
+
+def _clip_fractions(ratio_N: Tensor, advantages_N: Tensor, clip: ClipRange) -> Diagnostics:
+    """Shares of tokens without a gradient for each bound, since the advantage would push the ratio further beyond."""
+    up_N, down_N = advantages_N > 0.0, advantages_N < 0.0
+    measured = _fractions(low_N=down_N & (ratio_N < 1.0 - clip.low), high_N=up_N & (ratio_N > 1.0 + clip.high))
+    if clip.dual is not None:
+        measured |= Diagnostics({"clip_fraction_dual": mean_of(down_N & (ratio_N > clip.dual))})
+    return measured
+
+
+def _fractions(low_N: Tensor, high_N: Tensor) -> Diagnostics:
+    shares = {"clip_fraction": low_N | high_N, "clip_fraction_low": low_N, "clip_fraction_high": high_N}
+    return Diagnostics({name: mean_of(values_N) for name, values_N in shares.items()})
+
+
+def _ratio_statistics(ratio: Tensor, log_ratio_N: Tensor, tokens: Participants) -> Diagnostics:
+    """The diagnostics of ratios of tokens (N,) or of sequences (Q,); see `ppo_clip_loss`."""
+    log_ratio_N = _cut(log_ratio_N.detach())
+    return Diagnostics(
+        {
+            **spread_of("ratio", ratio),
+            "effective_sample_size": effective_size_of(ratio),
+            "approx_kl": mean_of(log_ratio_N.exp() - 1.0 - log_ratio_N),
+            "approx_kl_k1": mean_of(-log_ratio_N),
+            "tokens": tokens.total(),
+        }
+    )
+
+
+# Importance weights
+
+
+class ImportanceWeights(NamedTuple):
+    """A weight per token, without a gradient, and its diagnostics."""
+
+    weights_BT: Tensor
+    diagnostics: Diagnostics
+
+
+def truncated_importance_weights(
+    logprobs_BT: Tensor,
+    sampler_logprobs_BT: Tensor,
+    loss_mask_BT: Tensor,
+    *,
+    level: Level = "token",
+    cap: float = 2.0,
+    sequence_ids_BT: Tensor | None = None,
+) -> ImportanceWeights:
+    """Weights for tokens that another policy sampled (truncated importance sampling, Ionides 2008).
+
+        token:    w_t = min(exp(logprobs_t - sampler_logprobs_t), cap)
+        sequence: w_t = min(exp(sum over the sequence of the same differences), cap)
+
+    They correct for a sampler that computes its log-probabilities with other kernels or older weights than the trainer.
+    Give them to a policy loss as `weights_BT`.
+
+    Args:
+        logprobs_BT: of the policy that the loss takes as the old one, as the trainer computes it.
+        sampler_logprobs_BT: as the sampler recorded them.
+        loss_mask_BT: 1 for a token that takes part; weights elsewhere are 0.
+        level: the ratio of each token, or that of its sequence.
+        cap: the greatest weight.
+
+    Returns:
+        The weights, and `weight_min`, `weight_max`, `weight_mean`, `weight_effective_sample_size` and
+        `weight_capped_fraction`, over tokens or over sequences.
+    """
+    check_choice("level", level, get_args(Level))
+    _check_above_0("cap", cap)
+    tokens = Participants(loss_mask_BT, sequence_ids_BT)
+    with torch.no_grad():
+        log_ratio = tokens.pick("logprobs", logprobs_BT) - tokens.pick("sampler_logprobs", sampler_logprobs_BT)
+        if level == "sequence":
+            log_ratio = tokens.sequence_sums(log_ratio)
+        ratio = log_ratio.exp()
+        weights = ratio.clamp(max=cap)  # infinite ratios included
+        weights_N = weights[tokens.sequence_N] if level == "sequence" else weights
+        measured = _weight_statistics(weights) | Diagnostics({"weight_capped_fraction": mean_of(ratio > cap)})
+        return ImportanceWeights(tokens.lay(weights_N), measured)
+
+
+def within_cap(
+    proximal_logprobs_BT: Tensor, behaviour_logprobs_BT: Tensor, loss_mask_BT: Tensor, cap: float = 5.0
+) -> Tensor:
+    """(B,T) bool: the tokens that take part and whose weight in `decoupled_ppo_loss` is at most the cap."""
+    _check_above_0("cap", cap)
+    tokens = Participants(loss_mask_BT)
+    return tokens.lay(_within(_proximal_weights(tokens, proximal_logprobs_BT, behaviour_logprobs_BT), cap))
+
+
+def _proximal_weights(tokens: Participants, proximal_logprobs_BT: Tensor, behaviour_logprobs_BT: Tensor) -> Tensor:
+    proximal_N = tokens.pick("proximal_logprobs", proximal_logprobs_BT).detach()
+    return _cut(proximal_N - tokens.pick("behaviour_logprobs", behaviour_logprobs_BT).detach()).exp()
+
+
+def _within(weights_N: Tensor, cap: float) -> Tensor:
+    return ~(weights_N > cap)  # NaN counts as within, so that an unknown log-probability shows in the loss
+
+
+def _weight_statistics(weights: Tensor) -> Diagnostics:
+    return Diagnostics({**spread_of("weight", weights), "weight_effective_sample_size": effective_size_of(weights)})
+
+
+# Divergence from a reference
+
+
+def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: KLEstimator = "k3") -> Tensor:
+    """Estimate KL(policy, reference) for each token (Schulman 2020, "Approximating KL divergence").
+
+        d  = logprobs - reference_logprobs, which gets no gradient
+        k1 = d                   unbiased; may be negative
+        k2 = d² / 2              small bias if the two are close
+        k3 = exp(-d) - 1 + d     unbiased and never negative; d is cut to ±20 first
+        k1+, k3+                 the value of k1 or k3 with the gradient of k2
+
+    On samples of the policy only k2 has the gradient of the divergence: that of k1 is 0 on average, and that of k3 is
+    of the reverse, KL(reference, policy). So k1 and k3 are for reading and rewards, and k2, k1+ and k3+ for a loss.
+    Unlike verl's, k3 has no upper bound of 10, beyond which a token far from the reference would have no gradient.
+    """
+    check_choice("estimator", estimator, get_args(KLEstimator))
+    difference = logprobs - reference_logprobs.detach()
+    half_square = 0.5 * difference.square()
+    if estimator == "k2":
+        return half_square
+    near = _cut(difference)
+    value = difference if estimator.startswith("k1") else torch.expm1(-near) + near
+    return value.detach() + (half_square - half_square.detach()) if estimator.endswith("+") else value
+
+
+def kl_loss(
+    logprobs_BT: Tensor,
+    reference_logprobs_BT: Tensor,
+    loss_mask_BT: Tensor,
+    *,
+    estimator: KLEstimator = "k3+",
+    weights_BT: Tensor | None = None,
+    aggregation: Aggregation = "token-mean",
+    global_batch: GlobalBatch | None = None,
+    sequence_ids_BT: Tensor | None = None,
+) -> Loss:
+    """The divergence from the reference as a loss, to be added with a coefficient.
+
+    The diagnostics, without `weights_BT`, are `kl`, the estimate per token (see `kl_estimate`), and `kl_sequence`, its
+    mean sum over a sequence.
+    """
+    tokens = Participants(loss_mask_BT, sequence_ids_BT)
+    kl_N, measured = _kl(tokens, logprobs_BT, reference_logprobs_BT, estimator)
+    return Loss(tokens.aggregate(tokens.weighted(kl_N, weights_BT), aggregation, global_batch), measured)
+
+
+class PenalisedRewards(NamedTuple):
+    """(B,T) rewards less the penalty, without a gradient, and the penalty's diagnostics."""
+
+    rewards_BT: Tensor
+    diagnostics: Diagnostics
+
+
+def penalised_rewards(
+    rewards_BT: Tensor,
+    logprobs_BT: Tensor,
+    reference_logprobs_BT: Tensor,
+    loss_mask_BT: Tensor,
+    *,
+    coefficient: float,
+    estimator: KLEstimator = "k1",
+    sequence_ids_BT: Tensor | None = None,
+) -> PenalisedRewards:
+    """Subtract coefficient · kl_t from the reward of each token that takes part, before advantages are computed.
+
+    The penalty then reaches the policy through the advantages. The coefficient is at least 0; the estimator is not one
+    with "+", which differs only in its gradient. The diagnostics are those of `kl_loss`.
+    """
+    if estimator.endswith("+"):
+        raise ConfigError(
+            f"{estimator!r} is {estimator[:-1]!r} with another gradient; in rewards say {estimator[:-1]!r}"
+        )
+    check_number("coefficient", coefficient, 0.0)
+    with torch.no_grad():
+        tokens = Participants(loss_mask_BT, sequence_ids_BT)
+        kl_N, measured = _kl(tokens, logprobs_BT, reference_logprobs_BT, estimator)
+        rewards_N = tokens.pick("rewards", rewards_BT) - coefficient * kl_N
+        # Whole numbers would swallow the penalty.
+        dtype = rewards_BT.dtype if rewards_BT.is_floating_point() else rewards_N.dtype
+        changed_BT = torch.where(loss_mask_BT.bool(), tokens.lay(rewards_N).to(dtype), rewards_BT.to(dtype))
+        return PenalisedRewards(changed_BT, measured)
+
+
+def _kl(
+    tokens: Participants, logprobs_BT: Tensor, reference_BT: Tensor, estimator: KLEstimator
+) -> tuple[Tensor, Diagnostics]:
+    reference_N = tokens.pick("reference_logprobs", reference_BT)
+    kl_N = kl_estimate(tokens.pick("logprobs", logprobs_BT), reference_N, estimator)
+    sums_Q = tokens.sequence_sums(kl_N.detach())
+    return kl_N, Diagnostics({"kl": mean_of(kl_N), "kl_sequence": mean_of(sums_Q)})
+
+
+class AdaptiveKLCoefficient:
+    """A coefficient that grows while the policy is further from the reference than the target, else shrinks.
+
+        coefficient ← coefficient · (1 + clip(kl / target - 1, -0.2, 0.2) · min(samples / horizon, 1))
+
+    After Ziegler et al. 2019, section 2.2. More samples than the horizon count as the horizon: five times as many would
+    make the coefficient 0, and more would make it negative, a reward for distance.
+
+    Args:
+        coefficient: to start with.
+        target: the divergence to hold, in the unit of `update`.
+        horizon: over how many samples the coefficient may change by a fifth.
+
+    Raises:
+        ConfigError: one of them is not above 0.
+    """
+
+    def __init__(self, coefficient: float, *, target: float, horizon: float) -> None:
+        for name, number in (("coefficient", coefficient), ("target", target), ("horizon", horizon)):
+            _check_above_0(name, number)
+        self.value, self.target, self.horizon = coefficient, target, horizon
+
+    def update(self, kl: float, samples: float) -> float:
+        """Adapt to a measurement, such as `kl_sequence`, on so many sequences; return the new coefficient.
+
+        Raises:
+            TrainingError: the divergence is not finite; the coefficient stays.
+            ConfigError: the number of samples is negative or not finite.
+        """
+        check_number("samples", samples, 0.0)
+        kl = float(kl)
+        if not math.isfinite(kl):
+            raise TrainingError(f"the KL divergence from the reference is {kl}; its coefficient stays {self.value:g}")
+        error = min(max(kl / self.target - 1.0, -0.2), 0.2)
+        self.value *= 1.0 + error * min(samples / self.horizon, 1.0)
+        return self.value
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the state for a checkpoint; target and horizon belong to the configuration."""
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Continue from a checkpoint; one without a coefficient raises `ConfigError`."""
+        check_number("the state's value", state.get("value"), 0.0)
+        self.value = state["value"]
+
+
+# Entropy and log-probabilities
+
+
+def logprobs_of(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
+    """(B,T) log p(ids[:, t] | ids[:, :t]), from the logits at t - 1; 0.0 at t = 0, which nothing predicts.
+
+    In float32 or wider: in bfloat16 a log-probability of -5 is off by as much as 0.016.
+    """
+    if logits_BTV.dim() != 3 or logits_BTV.shape[:2] != ids_BT.shape:
+        raise ConfigError(f"logits are (B,T,V) of ids (B,T); got {tuple(logits_BTV.shape)} of {tuple(ids_BT.shape)}")
+    chosen = _log_softmax(logits_BTV).gather(-1, ids_BT[:, 1:].unsqueeze(-1)).squeeze(-1)
+    return torch.nn.functional.pad(chosen, (1, 0))
+
+
+def entropies_of(logits_BTV: Tensor) -> Tensor:
+    """(B,T) entropy in nats of the distribution from which token t came, on the axis of `logprobs_of`.
+
+    A logit of -inf is an impossible token and adds nothing.
+    """
+    logprobs = _log_softmax(logits_BTV)
+    # 0 · log 0 is 0 here, and NaN in floating point.
+    finite = torch.where(logprobs == -torch.inf, 0.0, logprobs)
+    return torch.nn.functional.pad(-(logprobs.exp() * finite).sum(dim=-1), (1, 0))
+
+
+def _log_softmax(logits_BTV: Tensor) -> Tensor:
+    return logits_BTV[:, :-1].log_softmax(dim=-1, dtype=torch.promote_types(logits_BTV.dtype, torch.float32))
+
+
+def entropy_loss(
+    entropies_BT: Tensor,
+    loss_mask_BT: Tensor,
+    *,
+    aggregation: Aggregation = "token-mean",
+    global_batch: GlobalBatch | None = None,
+    sequence_ids_BT: Tensor | None = None,
+) -> Loss:
+    """The negative of `entropies_of` the policy, to be added with a coefficient; `entropy` is the mean over tokens."""
+    tokens = Participants(loss_mask_BT, sequence_ids_BT)
+    entropies_N = tokens.pick("entropies", entropies_BT)
+    measured = Diagnostics({"entropy": mean_of(entropies_N)})
+    return Loss(tokens.aggregate(-entropies_N, aggregation, global_batch), measured)
+
+
+# Critic
+
+
+def value_loss(
+    values_BT: Tensor,
+    old_values_BT: Tensor,
+    returns_BT: Tensor,
+    loss_mask_BT: Tensor,
+    *,
+    clip: float | None = 0.5,
+    aggregation: Aggregation = "token-mean",
+    global_batch: GlobalBatch | None = None,
+    sequence_ids_BT: Tensor | None = None,
+) -> Loss:
+    """Half the squared error of a critic, clipped as in PPO's first implementation (Dhariwal et al. 2017).
+
+        near_t = clip(values_t, old_values_t - clip, old_values_t + clip)
+        L_t    = ½ max((values_t - returns_t)², (near_t - returns_t)²)
+
+    The ½ makes the gradient the error itself; double a coefficient that comes from code without it.
+
+    Args:
+        values_BT: of the critic being trained; the only input that gets a gradient.
+        old_values_BT: of the critic before the update.
+        returns_BT: the targets.
+        clip: how far a value may be pushed from the old one; None: no limit.
+
+    Returns:
+        The loss with `value_clip_fraction`, the share of tokens whose gradient is held back; `value_error`, the mean of
+        |values - returns|; `value_mean`, `return_mean` and `value_tokens`.
+    """
+    if clip is not None:
+        check_number("clip", clip, 0.0)
+    if clip == 0.0:
+        raise ConfigError("clip is above 0, or None for no limit; got 0")
+    tokens = Participants(loss_mask_BT, sequence_ids_BT)
+    values_N = tokens.pick("values", values_BT)
+    returns_N = tokens.pick("returns", returns_BT).detach()
+    old_N = tokens.pick("old_values", old_values_BT).detach()
+    squares_N = near_N = (values_N - returns_N).square()
+    if clip is not None:
+        near_N = (values_N.clamp(old_N - clip, old_N + clip) - returns_N).square()
+        squares_N = torch.maximum(squares_N, near_N)
+    measured = {
+        "value_clip_fraction": mean_of(near_N > (values_N - returns_N).square()),
+        "value_error": mean_of((values_N - returns_N).abs()),
+        "value_mean": mean_of(values_N),
+        "return_mean": mean_of(returns_N),
+        "value_tokens": tokens.total(),
+    }
+    return Loss(tokens.aggregate(0.5 * squares_N, aggregation, global_batch), Diagnostics(measured))
