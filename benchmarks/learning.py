@@ -36,9 +36,10 @@ from reward_kit.rl.model_kit.models import load_model, save_model  # noqa: E402
 from reward_kit.rl.training.logs import TrainingDisplay  # noqa: E402
 from reward_kit.rl.training.pipelines import latest_state  # noqa: E402
 from reward_kit.rl.training.plan import load_plan  # noqa: E402
+from reward_kit.rl.training.resume import header_of  # noqa: E402
 from reward_kit.rl.training.rollouts import Collector  # noqa: E402
-from reward_kit.rl.training.run_folder import RunFolder, header_of  # noqa: E402
 from reward_kit.rl.training.session import train as run_training  # noqa: E402
+from reward_kit.runs.run_folder import RunFolder  # noqa: E402
 from reward_kit.runs.tasks import load_task  # noqa: E402
 
 EXAMPLE = ROOT / "examples" / "alfworld_household"

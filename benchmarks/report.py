@@ -40,7 +40,7 @@ import reward_kit.cli.outcome  # noqa: E402
 import reward_kit.runs.runner  # noqa: E402
 from reward_kit.cli.main import program  # noqa: E402
 from reward_kit.report.run_page import write_report  # noqa: E402
-from reward_kit.runs.run_folder import RunStore  # noqa: E402
+from reward_kit.runs.run_folder import RunFolder  # noqa: E402
 from reward_kit.runs.summary import EpisodeRow  # noqa: E402
 
 SAMPLES, ROLLOUTS, STEPS = 250, 4, 10
@@ -147,8 +147,8 @@ def share_of_a_run(folder: Path, options: list[str]) -> tuple[float, dict[str, f
     """The processor time of a run in seconds, and what of it went into its results; the run stays in `runs/`."""
     watch = Watch()
     for name, label in (("append_episode", "episodes"), ("append_score", "scores"), ("write_summary", "summary")):
-        watch.over(RunStore, name, label)
-    watch.over(RunStore, "write_header", "header")
+        watch.over(RunFolder, name, label)
+    watch.over(RunFolder, "write_header", "header")
     watch.over(reward_kit.runs.runner, "score_record", "scores")
     watch.over(EpisodeRow, "of_episode", "summary")
     watch.over(reward_kit.cli.outcome, "summarise", "summary")

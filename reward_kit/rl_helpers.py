@@ -1,6 +1,6 @@
 """GiGPO advantages on the steps of a batch, by the name and signature that the specification fixes.
 
-`reward_kit.credit` has the estimators; nothing given is ever changed. Unscored is not zero: a trajectory whose score is
+`reward_kit.credit` has the estimators; arguments are never changed. Unscored is not zero: a trajectory whose score is
 None gets advantage None on every step and has no part in a baseline.
 """
 
@@ -36,23 +36,21 @@ def system_apply_gigpo_to_batch_steps(
     min_anchor_group_size: int = 2,
     invalid_action_penalty: float = 0.0,
 ) -> list[list[StepData]]:
-    """GiGPO advantages on copies of the steps; `gigpo_credit` gives the formulas, the arguments and the errors.
+    """Return GiGPO advantages on copies of the steps; `gigpo_credit` has the formulas, further options and errors.
 
     Args:
         batch_of_step_data_lists: the trajectories, each a list of steps in time order.
-        final_scores_for_rollouts: one score per trajectory, None where it is unscored.
+        final_scores_for_rollouts: one score per trajectory, None if it is unscored.
         omega: the weight of A_E in the convex combination.
         gamma: the discount of G_k.
-        state_hashing_function: what makes two steps share an anchor state.
-        default_step_reward: see `gigpo_credit`.
+        state_hashing_function: gives the key of the anchor state that steps share.
+        default_step_reward: see `gigpo_credit`, as for the options below.
         group_ids: one per trajectory. None takes `step_info["group_id"]` of the steps; without any, all are one group.
         combination: "convex" or "additive".
         step_weight: the weight of A_S in the additive combination.
-        epsilon: added to each standard deviation.
-        normalization: what A_E and A_S are measured in, and the options that follow: see `gigpo_credit`.
 
     Returns:
-        Copies with `advantage`, A, and `return_to_go` set (A + V where the policy gave a value, else G_k); None on the
+        Copies with `advantage`, A, and `return_to_go` set (A + V if the policy gave a value, else G_k); None on the
         steps of an unscored trajectory.
     """
     credit = gigpo_credit(

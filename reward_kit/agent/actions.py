@@ -40,7 +40,17 @@ def action_of(message: Message) -> Action:
 
 def action_written(text: str, written: Sequence[WrittenCall], reasoning: str | None) -> Action:
     """Return the action of an assistant message with these parts."""
-    calls = [_read_call(call) for call in written]
+    calls: list[dict[str, Any]] = []
+    for call in written:
+        try:
+            # Some models write nothing at all for a tool without parameters.
+            arguments = read_strictly(call.arguments) if call.arguments.strip() else {}
+        except (ValueError, RecursionError):
+            arguments = None
+        if isinstance(arguments, dict) and not _is_too_deep(call.arguments, arguments):
+            calls.append({"name": call.name, "arguments": arguments, "id": call.id})
+        else:  # kept verbatim; the worker answers with a tool error
+            calls.append({"name": call.name, "arguments_text": call.arguments, "id": call.id})
     action: Action
     if not calls:
         action = {"type": "text", "content": text}
@@ -55,24 +65,11 @@ def action_written(text: str, written: Sequence[WrittenCall], reasoning: str | N
     return action
 
 
-def _read_call(call: WrittenCall) -> dict[str, Any]:
-    """Return one call. Arguments that are not a JSON object stay verbatim; the worker answers with a tool error."""
-    text = call.arguments
-    try:
-        # Some models write nothing at all for a tool without parameters.
-        arguments = read_strictly(text) if text.strip() else {}
-    except (ValueError, RecursionError):
-        arguments = None
-    # Most texts have too few brackets to be nested so deeply.
-    may_be_deep = text.count("{") + text.count("[") > MAX_NESTING
-    if not isinstance(arguments, dict) or (may_be_deep and _is_deeper(arguments, MAX_NESTING)):
-        return {"name": call.name, "arguments_text": text, "id": call.id}
-    return {"name": call.name, "arguments": arguments, "id": call.id}
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
+def _is_too_deep(text: str, value: Any) -> bool:
+    if text.count("{") + text.count("[") <= MAX_NESTING:
+        return False
     level = [value]
-    for _ in range(levels):
+    for _ in range(MAX_NESTING):
         inside = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
         level = [item for items in inside for item in items]
     return any(isinstance(item, dict | list) for item in level)
@@ -82,8 +79,8 @@ def assistant_message(action: Action, step: int) -> Message:
     """Return the message that an action adds to the conversation."""
     calls = []
     for call_id, call in zip(call_ids(action, step), tool_calls_of(action), strict=True):
-        has_text = "arguments_text" in call
-        arguments = str(call["arguments_text"]) if has_text else json_text(call.get("arguments") or {})
+        is_text = "arguments_text" in call
+        arguments = str(call["arguments_text"]) if is_text else json_text(call.get("arguments") or {})
         calls.append(ToolCall(id=call_id, function=FunctionCall(name=call["name"], arguments=arguments)))
     message = Message(role="assistant", content=action.get("content") or ("" if not calls else None))
     if calls:
@@ -131,20 +128,12 @@ def as_text(value: Any) -> str:
 
 
 def json_text(value: Any) -> str:
-    """Return `value` as JSON text, NumPy values, pydantic models and dataclasses included.
-
-    Raises:
-        TypeError: it has no JSON form.
-    """
+    """Return `value` as JSON text, NumPy values, pydantic models and dataclasses included; else raise a TypeError."""
     return _TEXT_ENCODER.encode(value)
 
 
 def plain(value: Any) -> Any:
-    """Return `value` as the JSON data it will be stored as.
-
-    Raises:
-        TypeError: it has no JSON form.
-    """
+    """Return `value` as the JSON data it will be stored as; a value without a JSON form raises a TypeError."""
     return json.loads(_STORED_ENCODER.encode(value))
 
 

@@ -10,8 +10,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import ClassVar, NamedTuple, Self
+from typing import NamedTuple
 
 import anyio
 
@@ -57,7 +56,7 @@ class RunBudget:
         return time.monotonic() - self._began
 
     def exhausted(self) -> Exhausted | None:
-        """Return the limit that is reached, None if there is none."""
+        """Return the limit that is reached, if any."""
         limits = self.limits
         if limits.cost is not None and self.cost >= limits.cost:
             return Exhausted("cost", f"{self.cost:.4f} of {limits.cost:g} US dollars")
@@ -68,41 +67,6 @@ class RunBudget:
         if limits.wall_time_s is not None and (seconds := self.seconds) >= limits.wall_time_s:
             return Exhausted("wall_time_s", f"{seconds:.0f} of {limits.wall_time_s:g} s")
         return None
-
-
-class _Deadline:
-    """A cancel scope that its clock can pause."""
-
-    __slots__ = ("_scope", "_scopes")
-
-    def __init__(self, scope: anyio.CancelScope, scopes: list[anyio.CancelScope]) -> None:
-        self._scope, self._scopes = scope, scopes
-
-    def __enter__(self) -> anyio.CancelScope:
-        self._scopes.append(self._scope)
-        return self._scope.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        self._scopes.remove(self._scope)
-        return bool(self._scope.__exit__(kind, error, trace))
-
-
-class _NoDeadline:
-    """Replaces a cancel scope if there is no limit, since a scope costs every step some microseconds."""
-
-    __slots__ = ()
-    cancelled_caught: ClassVar[bool] = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> bool:
-        return self.cancelled_caught
-
-
-_NO_DEADLINE = _NoDeadline()
 
 
 class EpisodeClock:
@@ -133,9 +97,18 @@ class EpisodeClock:
         """The rest of the limit, at least 0; None without one."""
         return None if self._limit_s is None else max(self._limit_s - self.seconds, 0.0)
 
-    def deadline(self, seconds: float | None) -> _Deadline | _NoDeadline:
-        """Return `anyio.move_on_after` on this clock."""
-        return _NO_DEADLINE if seconds is None else _Deadline(anyio.move_on_after(seconds), self._scopes)
+    @contextmanager
+    def deadline(self, seconds: float | None) -> Iterator[anyio.CancelScope | None]:
+        """Cancel the block after `seconds` of this clock; without a limit no scope is made, which costs each step."""
+        if seconds is None:
+            yield None
+            return
+        with anyio.move_on_after(seconds) as scope:
+            self._scopes.append(scope)
+            try:
+                yield scope
+            finally:
+                self._scopes.remove(scope)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -87,8 +87,7 @@ class History(Sequence[Message]):
     __slots__ = ("_messages", "_stop")
 
     def __init__(self, messages: Sequence[Message], stop: int) -> None:
-        self._messages = messages
-        self._stop = stop
+        self._messages, self._stop = messages, stop
 
     def __len__(self) -> int:
         return self._stop
@@ -118,7 +117,7 @@ class History(Sequence[Message]):
 
 
 class StepData(BaseModel):
-    """One policy action and its results.
+    """A policy action and its results.
 
     Attributes:
         system_step_index: counts policy actions from 0.
@@ -199,16 +198,7 @@ _IN_INFO = ("usage", "finish_reason")
 def write_log_probs(
     log_probs: Mapping[str, Any] | None, episode: SingleAgentEpisode, info: dict[str, Any]
 ) -> dict[str, Any]:
-    """Write the token facts of an episode's next action.
-
-    Args:
-        log_probs: of the policy's output.
-        episode: receives the tokens.
-        info: of the step; receives usage and finish reason.
-
-    Returns:
-        The step's outputs; values may be None.
-    """
+    """Write an action's token facts to its episode and its step's `info`; return the rest, the step's outputs."""
     if not log_probs:
         return {}
     info |= {key: log_probs[key] for key in _IN_INFO if log_probs.get(key)}
@@ -224,13 +214,7 @@ def write_log_probs(
 
 
 def read_log_probs(episode: SingleAgentEpisode, t: int, turn: Turn | None) -> dict[str, Any] | None:
-    """Return the token facts of the t-th action; unknown keys are absent, None if all are.
-
-    Args:
-        episode: its record.
-        t: the action.
-        turn: `episode.tokens.turns().get(t)`; computed once for all steps.
-    """
+    """Return the token facts of the t-th action, with `turn` its `episode.tokens.turns().get(t)`; None if unknown."""
     facts = {key: episode.get_extra_model_outputs(key, t) for key in _IN_OUTPUTS if key in episode.extra_model_outputs}
     if turn is not None:
         facts |= turn._asdict()

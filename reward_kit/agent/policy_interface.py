@@ -68,7 +68,7 @@ class EpisodeContext:
 
 
 class PolicyOutput(NamedTuple):
-    """One action of a policy. A plain 4-tuple in this order is accepted too.
+    """An action of a policy. A plain 4-tuple in this order is accepted too.
 
     Attributes:
         action_structured: the action; see `Action`.
@@ -108,7 +108,7 @@ class AgentPolicy(ABC):
         return self.is_free
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Return the session of one episode; by default the policy itself."""
+        """Return the session of one episode, by default the policy itself."""
         return self
 
     @abstractmethod
@@ -123,26 +123,16 @@ class AgentPolicy(ABC):
         """
 
     async def see_end(self, messages: Sequence[Message]) -> None:
-        """Inspect the whole conversation of an episode that did not fail; an error breaks the episode.
-
-        Called once, before `close`. By default it does nothing.
-        """
+        """Inspect the whole conversation of an episode that did not fail, before `close`; an error breaks it."""
         return
 
     async def close(self) -> None:
-        """Release resources; called once.
-
-        A session is closed when its episode is over, also after a failure; the policy itself after the last session.
-        """
+        """Release resources, once: a session's after its episode, also a failed one; a policy's after all sessions."""
         return
 
 
 async def open_session(policy: AgentPolicy, context: EpisodeContext) -> AgentPolicy:
-    """Open a session of `policy` for an episode.
-
-    Raises:
-        PolicyError: `open` is a plain function, or returned no session.
-    """
+    """Open a session of `policy` for an episode; a wrong `open` raises a PolicyError."""
     session = await _await_result(policy.open(context), "open")
     if not hasattr(session, "get_action"):
         raise PolicyError(f"open returned {session!r:.80}; return the session, a policy for this one episode")
@@ -152,11 +142,7 @@ async def open_session(policy: AgentPolicy, context: EpisodeContext) -> AgentPol
 async def next_action(
     session: AgentPolicy, conversation: Sequence[Message], specs: list[ToolSpec] | None
 ) -> PolicyOutput:
-    """Return the session's next action.
-
-    Raises:
-        PolicyError: `get_action` is a plain function, or did not return a `PolicyOutput`.
-    """
+    """Return the session's next action; a wrong `get_action` raises a PolicyError."""
     return check_output(await _await_result(session.get_action(conversation, specs), "get_action"))
 
 
@@ -171,25 +157,18 @@ ACTION_TYPES = ("text", "tool_call", "tool_calls", "terminate")
 
 
 def check_output(output: object) -> PolicyOutput:
-    """Return `output` as a `PolicyOutput`.
-
-    Raises:
-        PolicyError: it is not a 4-tuple, its action is of an unknown type, or its other parts are invalid.
-    """
+    """Return `output` as a `PolicyOutput`; an invalid part raises a PolicyError."""
     if not isinstance(output, PolicyOutput):
         if not isinstance(output, tuple) or len(output) != 4:
             raise PolicyError(f"get_action returned {type(output).__name__}; expected a PolicyOutput or a 4-tuple")
         output = PolicyOutput(*output)
-    _check_action(output.action_structured)
     if not isinstance(output.raw_policy_output, str | None):
         raise PolicyError(f"raw_policy_output is text or None, got {output.raw_policy_output!r}")
     if not isinstance(output.value_estimate, numbers.Real | None):
         raise PolicyError(f"value_estimate is a number or None, got {output.value_estimate!r}")
-    _check_log_probs(output.log_probs)
-    return output
-
-
-def _check_action(action: Any) -> None:
+    if output.log_probs is not None:
+        _check_log_probs(output.log_probs)
+    action: Any = output.action_structured
     kind = action.get("type") if isinstance(action, dict) else None
     if kind not in ACTION_TYPES:
         raise PolicyError(f"unknown action {action!r}; its type must be one of {', '.join(ACTION_TYPES)}")
@@ -207,11 +186,10 @@ def _check_action(action: Any) -> None:
     for call in tool_calls_of(action):
         if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
             raise PolicyError(f"a tool call needs a 'name' string, got {call!r}")
+    return output
 
 
 def _check_log_probs(log_probs: Any) -> None:
-    if log_probs is None:
-        return
     if not isinstance(log_probs, Mapping) or not isinstance(log_probs.get("usage"), Mapping | None):
         raise PolicyError(f"log_probs and its usage are mappings, got {log_probs!r}")
     if not isinstance(log_probs.get("policy_version"), int | None):
@@ -229,6 +207,4 @@ def tool_calls_of(action: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the tool calls of an action, in order; [] for text and terminate."""
     if action["type"] == "tool_call":
         return [action]
-    if action["type"] == "tool_calls":
-        return cast(list[Mapping[str, Any]], action.get("calls") or [])
-    return []
+    return cast(list[Mapping[str, Any]], action.get("calls") or []) if action["type"] == "tool_calls" else []

@@ -61,12 +61,7 @@ _budget: ContextVar[_Budget] = ContextVar("_budget")
 
 
 def compile_template(text: str) -> tuple[jinja2.Template, frozenset[str]]:
-    """Compile a template; return it and the names it uses.
-
-    Raises:
-        TemplateLimitError: the template is larger than `TEMPLATE_BYTES`, or nested too deeply.
-        jinja2.TemplateSyntaxError: it is not a template.
-    """
+    """Compile a template, unless it is too large or nested too deeply; return it and the names it uses."""
     from jinja2 import meta
 
     if len(text) > TEMPLATE_BYTES:
@@ -83,11 +78,7 @@ def compile_template(text: str) -> tuple[jinja2.Template, frozenset[str]]:
 
 
 def render_template(template: jinja2.Template, fields: Mapping[str, Any]) -> str:
-    """Return the text of a template.
-
-    Raises:
-        TemplateLimitError: it does more than a rendering may, or its text is too long.
-    """
+    """Return the text of a template; a TemplateLimitError if it does more than a rendering may."""
     token = _budget.set(_Budget())
     try:
         pieces, size = [], 0
@@ -163,12 +154,6 @@ def _filter(name: str, node: nodes.Expr) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
-def _concatenated(values: list[Any]) -> str:
-    texts = [str(value) for value in values]
-    _spend(sum(map(len, texts)))
-    return "".join(texts)
-
-
 def _pay_step(_: None) -> bool:
     _spend(_STEP)
     return True
@@ -193,16 +178,16 @@ class _BoundedEnvironment(sandbox.ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
         for name, function in list(self.filters.items()):
             self.filters[name] = _paying_filter(name, function)
-        self.filters |= {"pay": _paid, "pay_text": _concatenated, "pay_step": _pay_step}
+        self.filters |= {"pay": _paid, "pay_text": lambda values: self.concat(map(str, values)), "pay_step": _pay_step}
 
     @staticmethod
     def concat(pieces: Iterable[str]) -> str:
-        """Join the output of a macro or a block."""
-        found = []
+        """Join the output of a macro or a block, or the operands of `~`."""
+        paid = []
         for piece in pieces:
             _spend(1 + len(piece))
-            found.append(piece)
-        return "".join(found)
+            paid.append(piece)
+        return "".join(paid)
 
     def call_binop(self, context: runtime.Context, operator: str, left: Any, right: Any) -> Any:
         """Compute `left operator right`, after bounding the size of the result."""

@@ -33,7 +33,7 @@ from reward_kit.agent.policy_interface import (
 from reward_kit.agent.samples import Prompt, Sample
 from reward_kit.agent.starts import CLOSE_SECONDS, EpisodeStart, GroupStart, close_quietly, environment_call
 from reward_kit.agent.tool_execution import Execution, Toolbox
-from reward_kit.environments.base import ForkableResource, ToolSpec, hash_key
+from reward_kit.environments.base import ForkableResource, hash_key
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.json_codec import to_json_value
 from reward_kit.episodes.record import EpisodeFacts, facts_of
@@ -97,10 +97,7 @@ class RLRolloutWorker:
         self._ends_on_text = (task_definition.on_text or ("continue" if continues else "end")) == "end"
 
     async def run_episode(self, seed: int | None = None) -> tuple[list[StepData], list[Message], Any]:
-        """Collect one episode of the task itself.
-
-        Args:
-            seed: the run's seed, 0 by default.
+        """Collect one episode of the task itself, with the run's seed, by default 0.
 
         Returns:
             The steps, the whole conversation, and the task's ground truth. A failure is logged and stored in the last
@@ -178,8 +175,14 @@ class RLRolloutWorker:
                     await session.see_end(History(live.episode.messages, len(live.episode.messages)))
         finally:
             for opened in (user, session):
-                if opened is not None and opened is not self.agent_policy:
-                    await self._close_session(opened)
+                if opened is None or opened is self.agent_policy:
+                    continue
+                try:
+                    what = f"close of a session of {self.policy_label}"
+                    with boundary(PolicyError, what), anyio.fail_after(CLOSE_SECONDS, shield=True):
+                        await opened.close()
+                except RewardKitError as error:
+                    logger.warning("%s", error)
         if resource is not None and live.failure is None and live.is_state_known:
             with self._environment_call("final_state", resource):
                 snapshot = await resource.final_state()
@@ -208,15 +211,6 @@ class RLRolloutWorker:
             start.rollout_id, start.seeds.policy, start.resource, start.sample.id, start.rollout_index, call_tool
         )
 
-    async def _close_session(self, session: AgentPolicy | UserSession) -> None:
-        """Close a session, also during cancellation. A failure is logged and does not affect the episode."""
-        try:
-            what = f"close of a session of {self.policy_label}"
-            with boundary(PolicyError, what), anyio.fail_after(CLOSE_SECONDS, shield=True):
-                await session.close()
-        except RewardKitError as error:
-            logger.warning("%s", error)
-
     async def _reset(self, live: LiveEpisode, user: UserSession | None) -> None:
         """Record the first messages and observation."""
         shown = ""
@@ -242,16 +236,31 @@ class RLRolloutWorker:
                 episode.get_infos(-1)["state_key"] = await resource.state_key()
             specs = await tools.specs()
         asked = time.perf_counter()
-        output = await self._ask_policy(live, session, specs)
-        if output is None:
+        limit, left = self.task_definition.limits.policy_time_s, live.clock.left_s
+        try:
+            with live.clock.deadline(self._policy_seconds(live)) as scope, boundary(PolicyError, self.policy_label):
+                conversation = History(episode.messages, len(episode.messages))
+                output = await next_action(session, conversation, specs)
+        except LimitError as error:
+            logger.info("episode %s: %s", episode.id_, error)
+            live.stop(StopReason.CONTEXT_LIMIT)
             return
+        if scope is not None and scope.cancelled_caught:
+            if left is not None and (limit is None or left < limit):
+                live.stop(StopReason.WALL_TIME_LIMIT)
+                return
+            with boundary(PolicyError, self.policy_label):
+                raise self._policy_timeout()
         answered = time.perf_counter()
         action = output.action_structured
         with boundary(PolicyError, self.policy_label):
             to_json_value(action)  # refuse what cannot be stored before carrying it out
             message = assistant_message(action, len(episode))
         if "prompt_messages" in action and not episode.assistant_turns:
-            live.replace_prompt(action["prompt_messages"])
+            # The record begins with what the policy gave its model.
+            given = [original.to_chat() for original in episode.messages]
+            episode.messages[:] = [Message.model_validate(prompt) for prompt in action["prompt_messages"]]
+            episode.get_infos(-1)["given_messages"] = given
         if "results" in action:  # the policy made its calls itself
             execution, live.own_calls = live.own_calls or Execution(), None
             execution.messages = [Message.model_validate(result) for result in action["results"]]
@@ -266,32 +275,16 @@ class RLRolloutWorker:
         self._check_cost_known(used, self.policy_label, is_free=self.agent_policy.is_free)
         stop_reason = self._check_termination(live, output, execution)
         if stop_reason is None and action["type"] == "text" and "results" not in action:
-            stop_reason = await self._answer_text(live, user, message, execution)
+            if user is None:
+                execution.messages.append(Message(role="user", content=self.task_definition.nudge))
+            else:
+                stop_reason = await self._answer_text(live, user, message, execution)
         live.add_step(output, message, execution, stop_reason)
         if stop_reason is not None:
             live.stop(stop_reason, execution.failure)
         live.policy_s += answered - asked
         live.environment_s += (asked - began) + (time.perf_counter() - answered)
         logger.debug("%s step %d: %s -> %s", episode.id_, len(episode) - 1, action, execution.info)
-
-    async def _ask_policy(
-        self, live: LiveEpisode, session: AgentPolicy, specs: list[ToolSpec] | None
-    ) -> PolicyOutput | None:
-        """Return the policy's next action; None if the episode's time or the model's context ran out."""
-        limit, left = self.task_definition.limits.policy_time_s, live.clock.left_s
-        conversation = History(live.episode.messages, len(live.episode.messages))
-        try:
-            with live.clock.deadline(self._policy_seconds(live)), boundary(PolicyError, self.policy_label):
-                return await next_action(session, conversation, specs)
-        except LimitError as error:
-            logger.info("episode %s: %s", live.episode.id_, error)
-            live.stop(StopReason.CONTEXT_LIMIT)
-            return None
-        if left is not None and (limit is None or left < limit):
-            live.stop(StopReason.WALL_TIME_LIMIT)
-            return None
-        with boundary(PolicyError, self.policy_label):
-            raise self._policy_timeout()
 
     async def _ask_user(self, live: LiveEpisode, user: UserSession, messages: Sequence[Message]) -> UserTurn:
         """Return the simulated user's next message."""
@@ -300,7 +293,7 @@ class RLRolloutWorker:
         with boundary(PolicyError, WHO):
             with live.clock.deadline(self._policy_seconds(live)) as scope:
                 turn = await user.reply(messages)
-            if scope.cancelled_caught:
+            if scope is not None and scope.cancelled_caught:
                 raise self._policy_timeout()
         used = live.count_usage(turn.facts, live.user_usage)
         self.budget.spend(used)
@@ -308,12 +301,9 @@ class RLRolloutWorker:
         return turn
 
     async def _answer_text(
-        self, live: LiveEpisode, user: UserSession | None, message: Message, execution: Execution
+        self, live: LiveEpisode, user: UserSession, message: Message, execution: Execution
     ) -> StopReason | None:
-        """Answer a text by the user or a nudge. Return the reason if that ends the episode."""
-        if user is None:
-            execution.messages.append(Message(role="user", content=self.task_definition.nudge))
-            return None
+        """Let the user answer. Return the reason if that ends the episode."""
         try:
             turn = await self._ask_user(live, user, [*live.episode.messages, message])
         except RewardKitError as error:
@@ -371,34 +361,19 @@ class RLRolloutWorker:
 
 @dataclass(slots=True)
 class LiveEpisode:
-    """The state of an episode while it runs, and the writer of its record.
-
-    Attributes:
-        start: its identity, seeds and resource.
-        episode: the record.
-        tokens_used: prompt and completion tokens of all steps so far.
-        policy_s: seconds that the policy took.
-        environment_s: seconds that everything else took.
-        usage: the policy's reported usage, summed.
-        user_usage: the simulated user's.
-        own_calls: results of the calls that the policy made itself in the current turn.
-        stop_reason: set once the episode is over.
-        failure: set if something broke.
-        is_state_known: no call of the resource was cancelled.
-        clock: its own time, to which its limits apply.
-    """
+    """The state of an episode while it runs, and the writer of its record."""
 
     start: EpisodeStart
     episode: SingleAgentEpisode
     tokens_used: int = 0
     policy_s: float = 0.0
-    environment_s: float = 0.0
-    usage: dict[str, float] = field(default_factory=dict)
+    environment_s: float = 0.0  # everything but the policy
+    usage: dict[str, float] = field(default_factory=dict)  # summed, as the policy reports it
     user_usage: dict[str, float] = field(default_factory=dict)
-    own_calls: Execution | None = None
+    own_calls: Execution | None = None  # made by the policy itself in the current turn
     stop_reason: StopReason | None = None
     failure: Failure | None = None
-    is_state_known: bool = True
+    is_state_known: bool = True  # no call of the resource was cancelled
     clock: EpisodeClock = field(default_factory=EpisodeClock)
     _began: float = field(default_factory=time.perf_counter)
     _began_at: datetime.datetime = field(default_factory=lambda: datetime.datetime.now(datetime.UTC))
@@ -413,19 +388,8 @@ class LiveEpisode:
         self.stop_reason, self.failure = reason, failure or self.failure
         self.episode.is_terminated, self.episode.is_truncated = reason.is_terminal, not reason.is_terminal
 
-    def replace_prompt(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Let the record begin with the messages that the policy gave its model; the original ones go to the infos."""
-        given = [message.to_chat() for message in self.episode.messages]
-        self.episode.messages[:] = [Message.model_validate(message) for message in messages]
-        self.episode.get_infos(-1)["given_messages"] = given
-
     def count_usage(self, facts: Mapping[str, Any] | None, account: dict[str, float]) -> Used:
-        """Add the usage of one action to an account.
-
-        Args:
-            facts: with `usage`, or with token ids if no endpoint reports it.
-            account: `usage` or `user_usage`.
-        """
+        """Add the usage of one action to `usage` or `user_usage`; token ids count if no endpoint reports it."""
         facts = facts or {}
         usage = facts.get("usage") or {}
         for key, value in usage.items():
@@ -494,11 +458,7 @@ class LiveEpisode:
 async def collect_group(
     worker: RLRolloutWorker, sample: Sample, size: int, *, run_seed: int = 0
 ) -> list[SingleAgentEpisode]:
-    """Collect `size` concurrent episodes of one sample from one start.
-
-    Returns:
-        (G,) the episodes in rollout order; a failed one carries its failure.
-    """
+    """Collect `size` concurrent episodes of one sample from one start, (G,) in rollout order; failed ones included."""
     episodes: dict[int, SingleAgentEpisode] = {}
 
     async def collect(index: int) -> None:
@@ -511,7 +471,7 @@ async def collect_group(
 
 
 def _check_everything_loaded(task: TaskDefinitionModel, tools: ToolRegistry | None, user: SimulatedUser | None) -> None:
-    """Refuse a task that names tools, a user or a server that were not passed, and would silently be missing."""
+    """Refuse a task that names tools, a user or a server that were not passed and would silently be missing."""
     config = task.base_resource_config
     parts = config.get("resources") or ()
     has_server = "resource_server" in config or any("resource_server" in (part.get("config") or {}) for part in parts)

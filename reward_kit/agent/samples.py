@@ -34,7 +34,7 @@ class PromptError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One initial condition: a row of the task's dataset, or the task itself.
+    """An initial condition: a row of the task's dataset, or the task itself.
 
     Attributes:
         id: unique in its task.
@@ -80,12 +80,7 @@ def derive_seed(*parts: object) -> int:
 def derive_seeds(run_seed: int, sample_id: str, rollout_index: int, noise: str, policy_label: str = "") -> Seeds:
     """Return the environment seed f(run, sample) and the policy seed f(run, sample, rollout index, policy).
 
-    Args:
-        run_seed: the run's.
-        sample_id: the sample's.
-        rollout_index: the position in the group.
-        noise: "independent" or "shared": whether the group's forks draw different random numbers.
-        policy_label: distinguishes several policies of one run.
+    With `noise` "independent" the group's forks draw different random numbers, with "shared" the same.
     """
     noise_parts = (rollout_index,) if noise == "independent" else ()
     return Seeds(
@@ -108,13 +103,10 @@ def make_rollout_id(group_id: str, rollout_index: int) -> str:
 
 
 class Prompt:
-    """The first messages of a task's episodes: its templates, compiled once.
+    """The first messages of a task's episodes: its templates, compiled once or refused with a ConfigError.
 
     Attributes:
         shows_observation: a template uses the environment's first observation.
-
-    Raises:
-        ConfigError: a template does not compile.
     """
 
     def __init__(self, task: TaskDefinitionModel) -> None:
@@ -128,35 +120,41 @@ class Prompt:
             content = message.content
             parts = [{"text": content}] if isinstance(content, str) else content or []
             for text in (part.get("text") for part in parts):
-                if isinstance(text, str) and "{" in text:
-                    self._compile(text)
+                if not (isinstance(text, str) and "{" in text):
+                    continue
+                # Jinja2 costs 30 ms to import and many tasks have no template.
+                import jinja2
 
-    def _compile(self, text: str) -> None:
-        # Jinja2 costs 30 ms to import and many tasks have no template.
-        import jinja2
+                from reward_kit.agent.prompt_templates import TemplateLimitError, compile_template
 
-        from reward_kit.agent.prompt_templates import TemplateLimitError, compile_template
-
-        try:
-            self._templates[text], used = compile_template(text)
-        except (jinja2.TemplateSyntaxError, TemplateLimitError) as error:
-            raise ConfigError(f"task {self._task.name!r}: message template {text[:60]!r}: {error}") from None
-        self.shows_observation |= "observation" in used
+                try:
+                    self._templates[text], used = compile_template(text)
+                except (jinja2.TemplateSyntaxError, TemplateLimitError) as error:
+                    raise ConfigError(f"task {task.name!r}: message template {text[:60]!r}: {error}") from None
+                self.shows_observation |= "observation" in used
 
     def render(self, sample: Sample, observation: str = "") -> list[Message]:
-        """Return the first messages of an episode of `sample`.
+        """Return the first messages of an episode of `sample`, with the environment's first observation as text.
 
-        Args:
-            sample: its row fills the templates; a row's own `messages` are used if the task has none.
-            observation: the environment's first observation as text.
-
-        Raises:
-            ConfigError: a template uses a field that the row does not have, or fails in another way, or the row's own
-                messages are invalid.
+        The sample's row fills the templates; a row's own `messages` are used if the task has none. A template that does
+        not fit the row, and invalid messages, are a ConfigError.
         """
-        if self._messages:
-            messages = [self._render_message(i, sample, observation) for i in range(len(self._messages))]
-        else:
+        messages: list[Message] = []
+        fields = {"observation": "", **sample.row, **({"observation": observation} if observation else {})}
+        for index, message in enumerate(self._messages):
+            key = ("messages", index) if index < len(self._task.messages) else ("initial_user_prompt",)
+            content: Any = message.content
+            if isinstance(content, str):
+                content = self._fill(content, fields, sample, key)
+            elif content:
+                content = [
+                    {**part, "text": self._fill(part["text"], fields, sample, key)}
+                    if isinstance(part.get("text"), str)
+                    else part
+                    for part in content
+                ]
+            messages.append(message.model_copy(update={"content": content}))
+        if not messages:
             try:
                 messages = pydantic.TypeAdapter(list[Message]).validate_python(sample.row.get("messages") or [])
             except pydantic.ValidationError as error:
@@ -165,20 +163,6 @@ class Prompt:
         if observation and not self.shows_observation:
             messages.append(Message(role="user", content=observation))
         return messages
-
-    def _render_message(self, index: int, sample: Sample, observation: str) -> Message:
-        message = self._messages[index]
-        key = ("messages", index) if index < len(self._task.messages) else ("initial_user_prompt",)
-        fields = {"observation": "", **sample.row, **({"observation": observation} if observation else {})}
-        if isinstance(message.content, str):
-            return message.model_copy(update={"content": self._fill(message.content, fields, sample, key)})
-        parts = [
-            {**part, "text": self._fill(part["text"], fields, sample, key)}
-            if isinstance(part.get("text"), str)
-            else part
-            for part in message.content or []
-        ]
-        return message.model_copy(update={"content": parts or message.content})
 
     def _fill(self, text: str, fields: Mapping[str, Any], sample: Sample, key: tuple[str | int, ...]) -> str:
         if text not in self._templates:

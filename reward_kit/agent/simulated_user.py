@@ -19,13 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from reward_kit.agent.actions import plain
 from reward_kit.agent.models import write_log_probs
 from reward_kit.agent.policies.simple_policies import ScriptedPolicy
-from reward_kit.agent.policy_interface import (
-    Action,
-    AgentPolicy,
-    EpisodeContext,
-    next_action,
-    open_session,
-)
+from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, next_action, open_session
 from reward_kit.agent.samples import Prompt, Sample, derive_seed
 from reward_kit.agent.starts import EpisodeStart
 from reward_kit.episodes.episode_data import REWARD
@@ -42,20 +36,17 @@ GREETING = "Hello! What can I do for you?"
 WHO = "the simulated user"
 """The user's name in messages and failures, beside the labels of policies."""
 NO_ANSWER = "(no answer)"
-"""What the user reads if the agent gives an empty text."""
+"""The text that the user reads for an empty one of the agent."""
 AGENT, USER = "agent", "user"
 Replies = Sequence[str] | Callable[[Sequence[Message], Mapping[str, Any]], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class UserTurn:
-    """One message of the user.
+    """A message of the user, as the agent reads it, which may end the conversation.
 
-    Attributes:
-        text: as the agent reads it, without the stop phrase.
-        is_over: the user ends the conversation with it.
-        facts: JSON-safe facts for the record: the raw output, and `usage`, `finish_reason` and token ids if known; the
-            first turn also has the user's `instructions`.
+    The JSON-safe facts are the raw output, and `usage`, `finish_reason` and token ids if known; those of the first turn
+    also have the user's `instructions`.
     """
 
     text: str
@@ -103,11 +94,7 @@ class SimulatedUser:
         return self.policy.knows_cost
 
     def check(self, sample: Sample) -> None:
-        """Fill the templates, as `open` will.
-
-        Raises:
-            ConfigError: a template uses a field that the sample's row does not have.
-        """
+        """Fill the templates, as `open` will; a field that the sample's row does not have raises a ConfigError."""
         self._instructions.render(sample)
 
     async def open(self, start: EpisodeStart) -> UserSession:
@@ -118,7 +105,8 @@ class SimulatedUser:
         instructions = self._instructions.render(start.sample)
         with _named_failures():
             session = await open_session(policy, context)
-        return UserSession(session, instructions, self._stop_phrase, self._opens, is_shared=session is self.policy)
+        is_shared = session is self.policy
+        return UserSession(session, instructions, self._stop_phrase, opens=self._opens, is_shared=is_shared)
 
     async def close(self) -> None:
         """Close the policy; called once, after the last session."""
@@ -182,24 +170,16 @@ class ScriptedUser(SimulatedUser):
 
 
 class UserSession:
-    """The user of one episode.
-
-    Args:
-        policy: the session of the user's policy.
-        instructions: its system message, [] if it has none.
-        stop_phrase: ends the conversation.
-        opens: the user speaks first; None lets the task's messages decide.
-        is_shared: the policy is not this session's to close.
-    """
+    """The user of one episode, with the session of its policy; a shared one is not closed with it."""
 
     def __init__(
         self,
         policy: AgentPolicy,
         instructions: Sequence[Message],
         stop_phrase: str,
-        opens: bool | None,
         *,
-        is_shared: bool = False,
+        opens: bool | None,
+        is_shared: bool,
     ) -> None:
         self._policy, self._is_shared = policy, is_shared
         self._first = list(instructions)
@@ -211,22 +191,17 @@ class UserSession:
     def begins(self, messages: Sequence[Message], observation: str) -> bool:
         """Return whether the user speaks first. Call it once, before `reply`.
 
-        Args:
-            messages: the task's first messages.
-            observation: the environment's first observation, which may be one of them; the user does not see it.
+        The environment's first observation may be one of the task's first messages; the user does not see it.
         """
         self._observation = observation
-        speaks_already = any(_is_of_user(message, observation) for message in messages)
-        begins = not speaks_already if self._opens is None else self._opens
+        is_spoken_for = any(_is_of_user(message, observation) for message in messages)
+        begins = not is_spoken_for if self._opens is None else self._opens
         if begins:
             self._first.append(Message(role="user", content=GREETING))
         return begins
 
     async def reply(self, messages: Sequence[Message]) -> UserTurn:
-        """Return the user's next message.
-
-        Args:
-            messages: the conversation so far, as the agent sees it.
+        """Return the user's next message, given the conversation as the agent sees it.
 
         Raises:
             PolicyError: the user's policy returned no action, or called a tool.
@@ -250,7 +225,11 @@ class UserSession:
         facts: dict[str, Any] = plain({"raw": raw, **known})
         if self._unrecorded:  # recorded with the first answer, since they are not in the conversation
             facts["instructions"], self._unrecorded = self._unrecorded, ""
-        return UserTurn(_remove_phrase(self._stop_phrase, text) if stops else text, stops, facts)
+        if stops:  # one gap is left where the phrase had gaps on both sides
+            pattern = rf"\s+(?:{re.escape(self._stop_phrase)}\s+)+"
+            text = re.sub(pattern, lambda cut: "\n" if "\n" in cut[0] else " ", text)
+            text = text.replace(self._stop_phrase, "").strip()
+        return UserTurn(text, stops, facts)
 
     async def close(self) -> None:
         """Close the session of the policy."""
@@ -259,12 +238,7 @@ class UserSession:
 
 
 def heard_by_user(message: Message, observation: str) -> Message | None:
-    """Return a message as the user's policy sees it; None if it does not.
-
-    Args:
-        message: of the conversation as the agent sees it.
-        observation: the environment's first observation, which may be one of the messages; "" without an environment.
-    """
+    """Return a message as the user's policy sees it; None if it is hidden, as the environment's `observation` is."""
     if message.role == "assistant" and not message.tool_calls and not message.function_call:
         return Message(role="user", content=message.text or NO_ANSWER)
     return Message(role="assistant", content=message.text) if _is_of_user(message, observation) else None
@@ -300,12 +274,6 @@ def _named_failures() -> Iterator[None]:
         raise
 
 
-def _remove_phrase(phrase: str, text: str) -> str:
-    """Remove the phrase, and leave one gap where it had gaps on both sides."""
-    pattern = rf"\s+(?:{re.escape(phrase)}\s+)+"
-    return re.sub(pattern, lambda cut: "\n" if "\n" in cut[0] else " ", text).replace(phrase, "").strip()
-
-
 def _check_texts(value: Any, what: str) -> list[str]:
     if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
         raise ConfigError(f"{what}: expected a list of texts, got {value!r:.80}")
@@ -322,15 +290,11 @@ class _UserTurn(NamedTuple):
 def dialogue_of(episode: SingleAgentEpisode) -> MultiAgentEpisode:
     """Return the recorded conversation as an episode of the agents "agent" and "user", to inspect or train either.
 
-    The environment's time advances with each action of either. The agent's part is the recorded episode itself. The
-    user's observations are the agent's texts, their actions the answers. The raw text, usage and token ids of the
-    user's messages, if known, are extra model outputs and the tokens of the user's own episode. If the user spoke last,
-    that action is complete if the task ended with it, and hangs if the conversation was cut off or continues. The
-    user's rewards are unknown.
-
-    Args:
-        episode: as the worker records it, or read from a run. Its conversation and tokens are shared, not copied. A
-            user who never spoke is not in the dialogue.
+    The environment's time advances with each action of either. The agent's part is the recorded episode itself, whose
+    conversation and tokens are shared. The user's observations are the agent's texts, their actions the answers. The
+    raw text, usage and token ids of the user's messages, if known, are extra model outputs and the tokens of the user's
+    own episode. If the user spoke last, that action is complete if the task ended with it, and hangs if the
+    conversation was cut off or continues. The user's rewards are unknown. A user who never spoke is not in it.
 
     Raises:
         EpisodeError: the record of the user's tokens contradicts itself.
@@ -340,7 +304,7 @@ def dialogue_of(episode: SingleAgentEpisode) -> MultiAgentEpisode:
     dialogue = MultiAgentEpisode(episode.id_, agent_module_ids={AGENT: AGENT, USER: USER})
     if not episode.is_reset:
         return dialogue
-    opening = _opening(episode)
+    opening = _user_turn(episode, -1)
     if opening is None:
         dialogue.add_env_reset(observations={AGENT: episode.get_observations(0)}, infos={AGENT: episode.get_infos(0)})
     else:
@@ -359,30 +323,23 @@ def dialogue_of(episode: SingleAgentEpisode) -> MultiAgentEpisode:
     return dialogue
 
 
-def _opening(episode: SingleAgentEpisode) -> _UserTurn | None:
-    """Return the user's first message, if they began."""
-    facts = episode.get_infos(0).get(USER)
+def _user_turn(episode: SingleAgentEpisode, t: int) -> _UserTurn | None:
+    """Return the user's answer to the t-th action, or their opening for -1; None if it was answered otherwise."""
+    facts = episode.get_infos(t + 1).get(USER)
     if facts is None:
         return None
-    before = _first_messages(episode)
-    return _UserTurn(before[-1] if before and before[-1].role == "user" else None, facts)
+    messages = _messages_after(episode, t)
+    return _UserTurn(messages[-1] if messages and messages[-1].role == "user" else None, facts)
 
 
-def _first_messages(episode: SingleAgentEpisode) -> list[Message]:
-    """Return the messages before the agent's first action, as the task gave them to the policy."""
+def _messages_after(episode: SingleAgentEpisode, t: int) -> list[Message]:
+    """Return the answers to the t-th action; for -1 the first messages, as the task gave them to the policy."""
+    if t >= 0:
+        return episode.answers_to(t)
     if given := episode.get_infos(0).get("given_messages"):
         return [Message.model_validate(message) for message in given]
     turns = episode.assistant_turns
     return episode.messages[: turns[0] if len(turns) else len(episode.messages)]
-
-
-def _turn_after(episode: SingleAgentEpisode, t: int) -> _UserTurn | None:
-    """Return the user's answer to the t-th action; None if it was answered otherwise."""
-    facts = episode.get_infos(t + 1).get(USER)
-    if facts is None:
-        return None
-    answers = episode.answers_to(t)
-    return _UserTurn(answers[-1] if answers and answers[-1].role == "user" else None, facts)
 
 
 def _add_step(dialogue: MultiAgentEpisode, episode: SingleAgentEpisode, t: int) -> None:
@@ -393,7 +350,7 @@ def _add_step(dialogue: MultiAgentEpisode, episode: SingleAgentEpisode, t: int) 
         "extra_model_outputs": {AGENT: {key: value for key, value in outputs.items() if value is not None}},
     }
     text = episode.messages[episode.assistant_turns[t]].text or NO_ANSWER
-    turn = _turn_after(episode, t)
+    turn = _user_turn(episode, t)
     if turn is not None:
         dialogue.add_env_step({USER: text}, rewards={}, **acts)
         _add_turn(dialogue, episode, turn, t)
@@ -445,20 +402,18 @@ def _add_answered(
 def _add_user_conversation(user: SingleAgentEpisode, episode: SingleAgentEpisode) -> None:
     """Add the conversation from the user's side: their instructions, what they heard, their own messages as turns."""
     user.id_ = f"{episode.id_}-{USER}"
-    opening = _opening(episode)
-    turns = [opening, *(_turn_after(episode, t) for t in range(len(episode)))]
+    turns = [_user_turn(episode, t) for t in range(-1, len(episode))]
     instructions = next((turn.facts.get("instructions") for turn in turns if turn is not None), None)
     if instructions:
         user.add_messages([Message(role="system", content=instructions)])
-    if opening is not None:
+    if turns[0] is not None:
         user.add_messages([Message(role="user", content=GREETING)])
     is_forked = (episode.custom_data.get("start") or {}).get("fork") is not None
     observation = episode.get_observations(0) if is_forked else ""
     for t, turn in enumerate(turns, start=-1):
-        if t < 0:
-            messages = _first_messages(episode)
-        else:
-            messages = [episode.messages[episode.assistant_turns[t]], *episode.answers_to(t)]
+        messages = _messages_after(episode, t)
+        if t >= 0:
+            messages = [episode.messages[episode.assistant_turns[t]], *messages]
         own = turn.message if turn is not None else None
         heard = (heard_by_user(message, observation) for message in (messages if own is None else messages[:-1]))
         user.add_messages(message for message in heard if message is not None)

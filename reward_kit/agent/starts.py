@@ -8,7 +8,8 @@ unverified.
 from __future__ import annotations
 
 import logging
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
 
@@ -28,13 +29,8 @@ logger = logging.getLogger("reward_kit.agent")
 class environment_call:
     """A call of a resource: errors become an `EnvironmentFailure`, and after `seconds` it is cancelled.
 
-    No cancel scope is made where it would do nothing, since one costs as much as a step of a fast environment.
-
-    Args:
-        what: the call, for messages.
-        seconds: None for no limit.
-        resource: if it is known.
-        limit: the user's name for `seconds`.
+    No cancel scope is made for a resource that never waits, since one costs as much as a step of a fast environment.
+    `limit` is the user's name for `seconds`.
     """
 
     __slots__ = ("_boundary", "_limit", "_scope", "_seconds")
@@ -82,21 +78,17 @@ async def close_quietly(resource: ForkableResource) -> None:
         logger.warning("%s", error)
 
 
+@asynccontextmanager
+async def _closing_on_error(resource: ForkableResource) -> AsyncIterator[None]:
+    async with AsyncExitStack() as on_error:
+        on_error.push_async_callback(close_quietly, resource)
+        yield
+        on_error.pop_all()
+
+
 @dataclass(frozen=True, slots=True)
 class EpisodeStart:
-    """One episode's identity, seeds and private resource.
-
-    Attributes:
-        rollout_id: unique in a run.
-        group_id: shared by the episodes of one start.
-        rollout_index: the position in the group, from 0.
-        sample: of the group.
-        seeds: everything random derives from them.
-        resource: the live resource, owned by the episode; None if the task has tools only.
-        fork: how the resource was made: "native", "replay" or "none" (a fresh start).
-        state_key: the key of the start, None without a resource.
-        verified: the start is proved to be the group's; None without a resource.
-    """
+    """An episode's identity, seeds and private resource, which the episode owns; None if the task has tools only."""
 
     rollout_id: str
     group_id: str
@@ -104,9 +96,9 @@ class EpisodeStart:
     sample: Sample
     seeds: Seeds
     resource: ForkableResource | None = None
-    fork: str | None = None
+    fork: str | None = None  # "native", "replay" or "none" (a fresh start)
     state_key: str | None = None
-    verified: bool | None = None
+    verified: bool | None = None  # the start is proved to be the group's
 
 
 class GroupStart:
@@ -114,8 +106,8 @@ class GroupStart:
 
     Args:
         task: defines the resource.
-        sample: the group's.
-        run_seed: the run's seed.
+        sample: of the group.
+        run_seed: of the run.
         policy_label: distinguishes the groups of several policies on one sample.
         environment: a resource that is set up already, used instead of the task's `resource_type`; it is reset and
             forked, and stays its owner's.
@@ -158,12 +150,7 @@ class GroupStart:
         return EpisodeStart(rollout_id, self.group_id, rollout_index, self._sample, seeds)
 
     async def episode(self, rollout_index: int) -> EpisodeStart:
-        """Return the start of the `rollout_index`-th episode. The caller closes its resource.
-
-        Raises:
-            ConfigError: the resource type is unknown or refuses its configuration.
-            EnvironmentFailure: the resource cannot be made, or a fork is not in its origin's state.
-        """
+        """Return the start of the `rollout_index`-th episode. The caller closes its resource."""
         start, given, task, sample = self.identity(rollout_index), self._given, self._task, self._sample
         if given is None and task.resource_type is None:
             return start
@@ -178,11 +165,13 @@ class GroupStart:
             # One fork at a time: resources need not support concurrent forks.
             async with self._lock:
                 if self._base is None:
-                    self._base = await self._open_base(kind, config, start.seeds)
+                    base = await (self._fresh(kind, config, start.seeds) if given is None else self._fork_given(given))
+                    async with _closing_on_error(base):
+                        self._key = await self._state_key(base)
+                    self._base = base
                 with self._call(f"fork of {kind.__name__}"):
                     resource = await self._base.fork()
-        async with AsyncExitStack() as on_error:
-            on_error.push_async_callback(close_quietly, resource)
+        async with _closing_on_error(resource):
             key = await self._state_key(resource)
             if self._key is not None and key != self._key:
                 raise EnvironmentFailure(
@@ -191,39 +180,25 @@ class GroupStart:
                 )
             with self._call(f"reseed_noise of {type(resource).__name__}"):
                 await resource.reseed_noise(start.seeds.noise)
-            on_error.pop_all()
         return replace(start, resource=resource, fork=fork_kind, state_key=key, verified=fork_kind != "none")
 
-    async def _open_base(
-        self, kind: type[ForkableResource], config: dict[str, object], seeds: Seeds
-    ) -> ForkableResource:
-        """Return the resource that the group's episodes are forked from, and note the key of its state."""
-        given = self._given
-        if given is None:
-            base = await self._fresh(kind, config, seeds)
-        else:
-            # A fork of its own, since other groups reset the given one to other starts.
-            async with self._given_lock:
-                with self._call(f"reset of {kind.__name__}"):
-                    await given.reset(seeds.environment)
-                with self._call(f"fork of {kind.__name__}"):
-                    base = await given.fork()
-        async with AsyncExitStack() as on_error:
-            on_error.push_async_callback(close_quietly, base)
-            self._key = await self._state_key(base)
-            on_error.pop_all()
-        return base
+    async def _fork_given(self, given: ForkableResource) -> ForkableResource:
+        """Return a fork of the given resource, since other groups reset that one to other starts."""
+        name = type(given).__name__
+        async with self._given_lock:
+            with self._call(f"reset of {name}"):
+                await given.reset(self.identity(0).seeds.environment)
+            with self._call(f"fork of {name}"):
+                return await given.fork()
 
     async def _fresh(self, kind: type[ForkableResource], config: dict[str, object], seeds: Seeds) -> ForkableResource:
         with boundary(EnvironmentFailure, f"making a {kind.__name__}"):
             resource = kind()
-        async with AsyncExitStack() as on_error:
-            on_error.push_async_callback(close_quietly, resource)
+        async with _closing_on_error(resource):
             with self._call(f"setup of {kind.__name__}"):
                 await resource.setup(config)
             with self._call(f"reset of {kind.__name__}"):
                 await resource.reset(seeds.environment)
-            on_error.pop_all()
         return resource
 
     async def _state_key(self, resource: ForkableResource) -> str:

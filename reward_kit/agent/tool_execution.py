@@ -42,26 +42,15 @@ logger = logging.getLogger("reward_kit.agent")
 
 @dataclass(slots=True)
 class Execution:
-    """The results of one action.
-
-    Attributes:
-        messages: the tools' answers, or a nudge; they follow the assistant message.
-        reward: the sum of the environment's rewards, None if it gave none.
-        terminated: the environment ended the task.
-        truncated: the environment stopped for an outside reason.
-        wants_end: the agent called the task's terminate tool.
-        info: JSON-safe facts for the step.
-        is_interrupted: the episode's time limit cancelled a call of the resource; its state is unknown.
-        failure: set if something broke.
-    """
+    """The results of one action: the messages that follow it, the sum of the rewards, JSON-safe facts for the step."""
 
     messages: list[Message] = field(default_factory=list)
     reward: float | None = None
     terminated: bool = False
     truncated: bool = False
-    wants_end: bool = False
+    wants_end: bool = False  # the agent called the task's terminate tool
     info: dict[str, Any] = field(default_factory=dict)
-    is_interrupted: bool = False
+    is_interrupted: bool = False  # the episode's time limit cancelled a call of the resource; its state is unknown
     failure: Failure | None = None
 
     @property
@@ -72,13 +61,7 @@ class Execution:
 
 
 class Toolbox:
-    """Every tool that an agent can call in one episode: the resource's, the task's own, and the terminate tool.
-
-    Args:
-        task: its limits and its terminate tool.
-        resource: the episode's.
-        registry: the task's own tools.
-    """
+    """Every tool that an agent can call in one episode: the resource's, the task's own, and the terminate tool."""
 
     def __init__(
         self, task: TaskDefinitionModel, resource: ForkableResource | None, registry: ToolRegistry | None
@@ -88,28 +71,21 @@ class Toolbox:
         self._tool_time_s, self._output_chars = task.limits.tool_time_s, task.limits.tool_output_chars
         self._own = list(registry.get_openai_tools()) if registry else []
         if task.terminate_tool:
-            parameters = {
-                "type": "object",
-                "properties": {"message": {"type": "string", "description": "a closing remark"}},
-                "additionalProperties": False,
-            }
+            properties = {"message": {"type": "string", "description": "a closing remark"}}
+            parameters = {"type": "object", "properties": properties, "additionalProperties": False}
             about = "End the episode. Call this when the task is done."
             self._own.append(tool_spec(task.terminate_tool, about, parameters))
         self._offered: list[str] = []
 
     async def specs(self) -> list[ToolSpec] | None:
-        """Return the tools that can be called now, None if there are none.
-
-        Raises:
-            ConfigError: two tools have the same name.
-        """
+        """Return the tools that can be called now, if any; a repeated name raises a ConfigError."""
         specs = list(self._own)
         with boundary(EnvironmentFailure, "get_tools_spec"):
             if self._resource is not None:
                 specs = [*await self._resource.get_tools_spec(), *specs]
             names = [spec["function"]["name"] for spec in specs]
-            is_ambiguous = len(set(names)) < len(names)
-        if is_ambiguous:
+            is_unique = len(set(names)) == len(names)
+        if not is_unique:
             twice = {name for name in names if names.count(name) > 1}
             raise ConfigError(f"two tools are called {', '.join(sorted(twice))}; rename one of them")
         self._offered = names
@@ -121,24 +97,21 @@ class Toolbox:
         """Make the calls of an action, one after another.
 
         A call that fails answers the agent with the error. A resource that breaks, or does not answer in time, ends the
-        episode: its state is no longer known.
-
-        Args:
-            action: with tool calls.
-            step: its number in the episode.
-            seconds_left: of the episode.
-            done: results are added to it; by default to a new one.
+        episode: its state is no longer known. The results are added to `done`.
         """
         done = Execution() if done is None else done
-        calls, ids = tool_calls_of(action), call_ids(action, step)
+        calls, limit = tool_calls_of(action), self._output_chars
         began = time.perf_counter()
-        for position, call in enumerate(calls):
+        for call, call_id in zip(calls, call_ids(action, step), strict=True):
             left = None if seconds_left is None else max(seconds_left - (time.perf_counter() - began), 0.0)
-            text, facts = await self._call(call, done, left)
-            content, is_cut = cut_text(text, self._output_chars)
-            name = call["name"]
-            done.messages.append(Message(role="tool", name=name, tool_call_id=ids[position], content=content))
-            done.info.setdefault("tools", []).append({**facts, "name": name, **({"cut": True} if is_cut else {})})
+            name, (text, facts) = call["name"], await self._call(call, done, left)
+            facts["name"] = name
+            if len(text) > limit:
+                half, facts["cut"] = limit // 2, True
+                note = f"\n[… {len(text) - 2 * half:,} of {len(text):,} characters left out …]\n"
+                text = f"{text[:half]}{note}{text[len(text) - half :]}"
+            done.messages.append(Message(role="tool", name=name, tool_call_id=call_id, content=text))
+            done.info.setdefault("tools", []).append(facts)
         if calls:
             done.info["is_action_valid"] = all(tool.get("is_valid", True) for tool in done.info["tools"])
         return done
@@ -149,21 +122,25 @@ class Toolbox:
         """Return the text that answers one call, and facts about it."""
         if done.is_over:
             return NOT_CARRIED_OUT, {"skipped": True}
-        name = call["name"]
+        name, arguments = call["name"], call.get("arguments") or {}
         try:
-            arguments = _read_arguments(call)
+            if "arguments_text" in call:
+                text = str(call["arguments_text"])[:200]
+                raise ToolError(f"the arguments of {name!r} are not a JSON object: {text}")
+            if not isinstance(arguments, Mapping):
+                raise ToolError(f"the arguments of {name!r} are {kind_of(arguments)}, not an object")
             if name == self._terminate_tool:
                 done.wants_end = True
                 return "The episode ends.", {}
             is_own = self._registry is not None and name in self._registry.get_tools()
             if not is_own and self._resource is not None and self._resource.never_waits:
-                return await self._call_resource(name, arguments, done)
+                return await self._call_resource(name, dict(arguments), done)
             limit = self._tool_time_s
             allowed = [seconds for seconds in (limit, seconds_left) if seconds is not None]
             with anyio.move_on_after(min(allowed) if allowed else None):
                 if is_own:
-                    return await self._call_own(name, arguments)
-                return await self._call_resource(name, arguments, done)
+                    return await self._call_own(name, dict(arguments))
+                return await self._call_resource(name, dict(arguments), done)
             if seconds_left is not None and (limit is None or seconds_left < limit):
                 done.is_interrupted = not is_own
                 raise ToolError(f"tool {name!r} was cut off: the episode's time is up (limits.wall_time_s)")
@@ -175,7 +152,13 @@ class Toolbox:
             if error.__cause__ is not None:
                 if (tool_errors := CURRENT_TOOL_ERRORS.get()) is not None:
                     tool_errors.add(name, error)
-                logger.info("tool %s failed: %s", name, user_traceback(_root_cause(error)) or error)
+                # The error raised first; those raised from it repeat its message. `raise e from e` makes a cycle.
+                root: BaseException = error
+                seen = {id(root)}
+                while root.__cause__ is not None and id(root.__cause__) not in seen:
+                    root = root.__cause__
+                    seen.add(id(root))
+                logger.info("tool %s failed: %s", name, user_traceback(root) or error)
             return f"Error: {error}", {"error": str(error), "is_valid": False}
         except RewardKitError as error:
             logger.info("%s failed", name, exc_info=error)
@@ -216,34 +199,6 @@ class Toolbox:
         if facts.pop("is_action_valid", True) is False:
             facts["is_valid"] = False
         return text, facts
-
-
-def _read_arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    if "arguments_text" in call:
-        text = str(call["arguments_text"])[:200]
-        raise ToolError(f"the arguments of {call['name']!r} are not a JSON object: {text}")
-    arguments = call.get("arguments") or {}
-    if not isinstance(arguments, Mapping):
-        raise ToolError(f"the arguments of {call['name']!r} are {kind_of(arguments)}, not an object")
-    return dict(arguments)
-
-
-def cut_text(text: str, limit: int) -> tuple[str, bool]:
-    """Return `text`, or its two ends with a note between them if it is longer than `limit` characters."""
-    if len(text) <= limit:
-        return text, False
-    half = limit // 2
-    note = f"\n[… {len(text) - 2 * half:,} of {len(text):,} characters left out …]\n"
-    return f"{text[:half]}{note}{text[len(text) - half :]}", True
-
-
-def _root_cause(error: BaseException) -> BaseException:
-    """Return the error that was raised first; those raised from it repeat its message."""
-    seen = {id(error)}  # `raise error from error` makes a cycle
-    while error.__cause__ is not None and id(error.__cause__) not in seen:
-        error = error.__cause__
-        seen.add(id(error))
-    return error
 
 
 _PACKAGE = f"{Path(errors.__file__).parent}{os.sep}"
@@ -306,16 +261,10 @@ class ToolErrors:
             self._unknown[name] += 1
 
     def lines(self, log: Path, most: int = 3) -> list[str]:
-        """Return a line for each of the `most` commonest bugs, and one for all unknown tools.
-
-        Args:
-            log: the file with the tracebacks.
-            most: limit of the bugs listed.
-        """
+        """Return a line for each of the `most` commonest bugs, whose tracebacks are in `log`; one for unknown tools."""
         lines = []
-        for key, times in self._bugs.most_common(most):
-            tool, kind, place = key
-            message = " ".join(self._messages[key].split())
+        for (tool, kind, place), times in self._bugs.most_common(most):
+            message = " ".join(self._messages[tool, kind, place].split())
             what = f"{shown(tool, _SHOWN_CHARS)} raised {kind}{f': {shown(message, _SHOWN_CHARS)}' if message else ''}"
             lines.append(f"tool {what}{f' ({place})' if place else ''}, {counted(times, 'call')}; more in {log}")
         if self._unknown_calls:

@@ -16,15 +16,16 @@ from rich.table import Table
 from rich.text import Text
 
 from reward_kit.cli.echo import echo, echo_json
-from reward_kit.cli.options import WholeNumber, complete_rewards, sandbox_keys, sandbox_options
+from reward_kit.cli.options import WholeNumber, complete_rewards, json_option, sandbox_keys, sandbox_options, set_option
 from reward_kit.cli.trust import require_trust_in, trust_option
 from reward_kit.console import SafeConsole
+from reward_kit.display_text import truncate
 from reward_kit.errors import ConfigError
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
-from reward_kit.runs.calibration import Calibration, Disagreement, Figure, Settings, calibrate
+from reward_kit.runs.calibration import Calibration, Settings, calibrate
 from reward_kit.runs.labels import LabelColumns, Pairs, read_labels
 from reward_kit.runs.task_file import overlaid, parse_override
 from reward_kit.runs.tasks import load_tasks_reward
@@ -37,8 +38,8 @@ def _columns(command: Any) -> Any:
     """An option for the name of each column."""
     for name in reversed(_COLUMNS):
         default = getattr(LabelColumns(), name)
-        told = f"The column with the {name.replace('rollout', 'rollout id')}."
-        option = click.option(f"--{name}-column", default=default, show_default=True, metavar="NAME", help=told)
+        text = f"The column with the {name.replace('rollout', 'rollout id')}."
+        option = click.option(f"--{name}-column", default=default, show_default=True, metavar="NAME", help=text)
         command = option(command)
     return command
 
@@ -52,15 +53,7 @@ def _columns(command: Any) -> Any:
     shell_complete=complete_rewards,
     help="The reward, or reward_kit.rewards:NAME.",
 )
-@click.option(
-    "-O",
-    "--option",
-    "options",
-    multiple=True,
-    metavar="KEY=VALUE",
-    envvar="REWARD_KIT_CALIBRATE_OPTION",
-    help="An option of the reward.",
-)
+@set_option("An option of the reward.", ("-O", "--option", "options"))
 @click.option("--data", type=click.Path(path_type=Path), help="The transcripts that rollout_id names.")
 @click.option(
     "--pairs",
@@ -84,9 +77,7 @@ def _columns(command: Any) -> Any:
     "--resamples", type=WholeNumber(0), default=1_000, show_default=True, help="For the intervals; 0 for none."
 )
 @click.option("--worst", type=WholeNumber(0), default=5, show_default=True, help="How many disagreements are shown.")
-@click.option(
-    "--json", "as_json", is_flag=True, envvar="REWARD_KIT_CALIBRATE_JSON", help="Print it as JSON on standard output."
-)
+@json_option("Print it as JSON on standard output.")
 @_columns
 @trust_option
 def command(
@@ -116,7 +107,13 @@ def command(
       reward-kit calibrate labels.csv --reward reward_kit.rewards:llm_judge -O model=gpt-5-mini
       reward-kit calibrate pairs.csv --pairs judge --reward reward_kit.rewards:pairwise_judge -O model=gpt-5-mini
     """
-    settings = Settings(threshold, _levels(levels), seed, resamples)
+    try:
+        known = tuple(float(part) for part in levels.split(",")) if levels is not None else None
+    except ValueError:
+        raise click.UsageError(
+            f"--levels {levels!r}: write numbers with commas between them, such as 1,2,3,4,5"
+        ) from None
+    settings = Settings(threshold, known, seed, resamples)
     names = LabelColumns(**{name.removesuffix("_column"): value for name, value in columns.items()})
     rows = read_labels(labels, names, data=data, pairs=pairs)
     require_trust_in([reward])
@@ -140,17 +137,6 @@ def command(
         echo_json({**facts, "seed": seed, "resamples": resamples, **done.to_json()})
         return
     _show(done, f"{id_} against {labels.name}")
-
-
-def _levels(text: str | None) -> tuple[float, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise click.UsageError(
-            f"--levels {text!r}: write numbers with commas between them, such as 1,2,3,4,5"
-        ) from None
 
 
 def _loaded(
@@ -180,41 +166,27 @@ def _show(done: Calibration, title: str) -> None:
     table.add_column("95% interval", justify="right", no_wrap=True)
     table.add_column("what it is", overflow="fold")
     for figure in done.figures:
-        table.add_row(figure.name.replace("_", " "), _number(figure.value), _interval(figure), figure.meaning)
+        interval = "–" if figure.low is None else f"[{_number(figure.low)}, {_number(figure.high)}]"
+        table.add_row(figure.name.replace("_", " "), _number(figure.value), interval, figure.meaning)
     console.print(table)
-    for line in _notes(done):
-        console.print(Text(line), soft_wrap=True)
-    if done.worst:
-        console.print(Text("\nThe worst disagreements", "bold"))
-    for item in done.worst:
-        console.print(Text(_told(item)), soft_wrap=True)
-
-
-def _notes(done: Calibration) -> list[str]:
     lines = [f"{done.scored} of {done.rows} rows are scored"]
     if done.unscored:
         counts = ", ".join(f"{name} {count}" for name, count in done.unscored.items())
         lines[0] += f"; unscored, and in no figure: {counts}"
-        lines.append(f"first error: {_printable(done.first_error or '')}")
+        first = "".join(letter if letter.isprintable() else " " for letter in done.first_error or "")
+        lines.append(f"first error: {truncate(first, 500)}")
     if done.clipped:
         lines.append(f"{done.clipped} scores lie outside of 0 to 1 and count as the nearer end")
-    return lines
-
-
-def _told(item: Disagreement) -> str:
-    head = f"{Path(item.where).name} ({item.id}): label {item.label:g}, score {item.score:.2f}"
-    answers = [f"  answer: {answer}" for answer in item.answers]
-    return "\n".join([head, f"  asked: {item.prompt}", *answers, f"  reason: {item.reason}"])
-
-
-def _printable(text: str) -> str:
-    line = "".join(letter if letter.isprintable() else " " for letter in text)
-    return line if len(line) <= 500 else f"{line[:499]}…"
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+    if done.worst:
+        console.print(Text("\nThe worst disagreements", "bold"))
+    for item in done.worst:
+        head = f"{Path(item.where).name} ({item.id}): label {item.label:g}, score {item.score:.2f}"
+        answers = [f"  answer: {answer}" for answer in item.answers]
+        text = "\n".join([head, f"  asked: {item.prompt}", *answers, f"  reason: {item.reason}"])
+        console.print(Text(text), soft_wrap=True)
 
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{round(value, 3) + 0.0:.3f}"  # and no -0.000
-
-
-def _interval(figure: Figure) -> str:
-    return "–" if figure.low is None else f"[{_number(figure.low)}, {_number(figure.high)}]"

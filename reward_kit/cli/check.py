@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,12 @@ from reward_kit.cli.options import (
     complete_policies,
     complete_rewards,
     complete_targets,
+    json_option,
     sandbox_keys,
+    set_option,
 )
 from reward_kit.cli.trust import described, require_trust_in, require_trust_in_file, trust_option
 from reward_kit.display_text import counted
-from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.config import resource_class
 from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, boundary
 from reward_kit.reward_agent.levels import SandboxChoice
@@ -62,23 +64,8 @@ _SECONDS_BETWEEN = 5.0
 
 @click.command(name="check")
 @click.argument("target", shell_complete=complete_targets)
-@click.option(
-    "-c",
-    "--config",
-    "config",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Resource: a key of its config.",
-)
-@click.option(
-    "-O",
-    "--option",
-    "options",
-    multiple=True,
-    envvar="REWARD_KIT_CHECK_OPTION",
-    metavar="KEY=VALUE",
-    help="Reward: an option of it.",
-)
+@set_option("Resource: a key of its config.", ("-c", "--config", "config"))
+@set_option("Reward: an option of it.", ("-O", "--option", "options"))
 @click.option(
     "--steps",
     type=WholeNumber(1),
@@ -127,20 +114,8 @@ _SECONDS_BETWEEN = 5.0
     show_default=True,
     help="Reward, task file, run, rollouts: from which findings on to exit with 1.",
 )
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    envvar="REWARD_KIT_CHECK_JSON",
-    help="Reward, task file, run, rollouts: print what was found as JSON.",
-)
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(FORMATS),
-    envvar="REWARD_KIT_CHECK_FORMAT",
-    help="File of rollouts: of which trainer.",
-)
+@json_option("Reward, task file, run, rollouts: print what was found as JSON.")
+@click.option("--format", "form", type=click.Choice(FORMATS), help="File of rollouts: of which trainer.")
 @click.option("--seed", default=0, show_default=True, help="For everything random.")
 @click.option("--no-run", is_flag=True, help="Task file: read it and its dataset, show what would run, run nothing.")
 @trust_option
@@ -172,15 +147,27 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
     if target.endswith((".yaml", ".yml")):
         _refuse_options_not_for("task file")
         if more["no_run"]:
-            _read_task(Path(target))
+            _, samples = read_task(Path(target))
+            code = code_of_file(Path(target))
+            echo(f"{target}: the file is ok as far as reading shows. {counted(len(samples), 'sample')}.")
+            echo("\n".join(["It would run:", *described(code)]) if code.files else "It names no code to run.")
+            echo("Nothing was run.")
             return
         require_trust_in_file(Path(target), {"--gold-policy": more["gold_policy"]})
         _check_task(Path(target), more, seed)
     elif is_run(target):
         _refuse_options_not_for("run")
-        progress = _Progress()
-        report = check_run(Path(target), progress.show)
-        progress.done()
+        due, is_shown = time.monotonic() + _SECONDS_BETWEEN, False
+
+        def show(number: int, share: float) -> None:
+            nonlocal due, is_shown
+            if time.monotonic() >= due:
+                due, is_shown = time.monotonic() + _SECONDS_BETWEEN, True
+                echo(f"{counted(number, 'episode')}, {share:.0%}", err=True)
+
+        report = check_run(Path(target), show)
+        if is_shown:
+            echo("100%", err=True)
         _print_report(report, more["fail_on"], more["as_json"])
     elif is_foreign_file(target):
         _refuse_options_not_for("file of rollouts")
@@ -204,24 +191,6 @@ def _print_report(report: Report | TaskReport, fail_on: str, as_json: bool) -> N
     sys.exit(report.exit_code(fail_on))
 
 
-class _Progress:
-    """Prints on standard error, every few seconds, how far a long check is."""
-
-    def __init__(self) -> None:
-        self._is_shown, self._next = False, time.monotonic() + _SECONDS_BETWEEN
-
-    def show(self, number: int, share: float) -> None:
-        """Count an episode."""
-        if time.monotonic() >= self._next:
-            self._next, self._is_shown = time.monotonic() + _SECONDS_BETWEEN, True
-            echo(f"{counted(number, 'episode')}, {share:.0%}", err=True)
-
-    def done(self) -> None:
-        """Print the last line, if there was a first one."""
-        if self._is_shown:
-            echo("100%", err=True)
-
-
 def _refuse_options_not_for(kind: str) -> None:
     """Reject options that would have no effect."""
     context = click.get_current_context()
@@ -232,15 +201,6 @@ def _refuse_options_not_for(kind: str) -> None:
             raise click.UsageError(
                 f"{parameter.opts[-1]} is for a {' or a '.join(kinds)} and has no effect on a {kind}"
             )
-
-
-def _read_task(path: Path) -> None:
-    """Check a task file and its dataset without importing or executing anything that they name."""
-    _, samples = read_task(path)
-    code = code_of_file(path)
-    echo(f"{path}: the file is ok as far as reading shows. {counted(len(samples), 'sample')}.")
-    echo("\n".join(["It would run:", *described(code)]) if code.files else "It names no code to run.")
-    echo("Nothing was run.")
 
 
 def _check_task(path: Path, options: Mapping[str, Any], seed: int) -> None:
@@ -266,8 +226,8 @@ def _check_task(path: Path, options: Mapping[str, Any], seed: int) -> None:
     if name is not None:
         policy = name, make_policy(name, {}, path.resolve().parent)
     samples = selected(task, options["limit"])
-    with _Question() as question:
-        report = anyio.run(partial(check_task, task, samples, plan.user, policy, seed=seed, tell=question.show))
+    with _status_line() as show:
+        report = anyio.run(partial(check_task, task, samples, plan.user, policy, seed=seed, tell=show))
     _print_report(report, options["fail_on"], as_json)
 
 
@@ -276,49 +236,45 @@ def _check_reward(target: str, options: Mapping[str, Any], seed: int) -> None:
     rollouts = [ScoringRequest.of(episode) for episode in read_transcripts(data)] if data else []
     if data and not rollouts:
         raise ConfigError(f"{data} has no rows")
+    truths = []
+    for text in options["ground_truth"]:
+        try:
+            truths.append(json.loads(text))
+        except ValueError as error:
+            raise ConfigError(
+                f"--ground-truth {text!r} is not JSON: {error}; a text stands in quotes: '\"Paris\"'"
+            ) from None
     plan = Plan(
         target,
         SandboxChoice(options["sandbox"], read_paths=options["read_path"], reward_time_s=options["deadline"]),
         Path.cwd(),
-        Given([_ground_truth(text) for text in options["ground_truth"]], options["gold"], rollouts),
+        Given(truths, options["gold"], rollouts),
         dict(parse_override(item, "-O") for item in options["options"]),
         options["against"],
         seed=seed,
     )
     loaded, other = load(plan)
-    with _Question() as question:
-        report = anyio.run(check_reward, plan, loaded, other, question.show)
+    with _status_line() as show:
+        report = anyio.run(check_reward, plan, loaded, other, show)
     for note in loaded.notes:
         echo(note, err=True)
     _print_report(report, options["fail_on"], options["as_json"])
 
 
-def _ground_truth(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ConfigError(
-            f"--ground-truth {text!r} is not JSON: {error}; a text stands in quotes: '\"Paris\"'"
-        ) from None
+@contextmanager
+def _status_line() -> Iterator[Callable[[str], None]]:
+    """Show what is being asked on one line of a terminal; without a terminal show nothing."""
+    is_shown = sys.stderr.isatty()
 
-
-class _Question:
-    """The question that is being asked, on one line of a terminal; nothing if there is none."""
-
-    def __init__(self) -> None:
-        self._is_shown = sys.stderr.isatty()
-
-    def __enter__(self) -> _Question:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._is_shown:
-            echo(nl=False, err=True, redraw=True)
-
-    def show(self, what: str) -> None:
-        """Show what is being asked now."""
-        if self._is_shown:
+    def show(what: str) -> None:
+        if is_shown:
             echo(f"checking {quoted(what, 60)} …", nl=False, err=True, redraw=True)
+
+    try:
+        yield show
+    finally:
+        if is_shown:
+            echo(nl=False, err=True, redraw=True)
 
 
 def _check_resource(target: str, config: dict[str, Any], steps: int, seed: int) -> None:
@@ -331,39 +287,32 @@ def _check_resource(target: str, config: dict[str, Any], steps: int, seed: int) 
 
     async def check() -> tuple[list[Finding], list[str]]:
         findings = await check_resource(kind, config, seed=seed, steps=steps)
+        resource = kind()
         try:
-            return findings, await _first_look(kind, config, seed)
+            with boundary(EnvironmentFailure, "a first look"):
+                await resource.setup(config)
+                await resource.reset(seed)
+                functions = [tool["function"] for tool in await resource.get_tools_spec()]
+                observation = as_text(await resource.get_observation()) or "(none)"
         except RewardKitError:
             if all(finding.level != "error" for finding in findings):
                 raise
-            return findings, []  # what is wrong with it is found already
+            return findings, []  # what is wrong with it is in the findings
+        finally:
+            await resource.close()
+        tools = []
+        for function in functions:
+            arguments = ", ".join(function["parameters"].get("properties", ()))
+            tools.append(f"tool {function['name']}({arguments}): {function.get('description', '(no description)')}")
+        return findings, [*tools, f"first observation:\n{observation}"]
 
     findings, look = anyio.run(check)
     of_rows = ", ".join(sorted(kind.per_sample_keys_for(config)))
-    told = [f"{finding.level}: {finding.message}" for finding in findings]
-    for line in (*told, *([f"rows may set: {of_rows}"] if of_rows else []), *look):
+    problems = [f"{finding.level}: {finding.message}" for finding in findings]
+    for line in (*problems, *([f"rows may set: {of_rows}"] if of_rows else []), *look):
         echo(line)
     errors = sum(finding.level == "error" for finding in findings)
     verdict = counted(errors, "error") if errors else "ok"
     echo(f"{target}: {verdict} ({kind.fork_kind_for(config)} fork, {steps} steps)")
     if errors:
         sys.exit(1)
-
-
-async def _first_look(kind: type[ForkableResource], config: dict[str, Any], seed: int) -> list[str]:
-    """Return lines about the tools, and the first observation."""
-    world = kind()
-    try:
-        with boundary(EnvironmentFailure, "a first look"):
-            await world.setup(config)
-            await world.reset(seed)
-            functions = [tool["function"] for tool in await world.get_tools_spec()]
-            observation = as_text(await world.get_observation()) or "(none)"
-            return [*map(_described, functions), f"first observation:\n{observation}"]
-    finally:
-        await world.close()
-
-
-def _described(function: Mapping[str, Any]) -> str:
-    arguments = ", ".join(function["parameters"].get("properties", ()))
-    return f"tool {function['name']}({arguments}): {function.get('description', '(no description)')}"

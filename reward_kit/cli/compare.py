@@ -7,25 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from reward_kit.cli.echo import echo_json
-from reward_kit.cli.options import Number, WholeNumber, complete_runs, newest_run_option, two_newest
+from reward_kit.cli.options import Number, WholeNumber, complete_runs, json_option, newest_run_option, two_newest
 from reward_kit.cli.outcome import note_console
 from reward_kit.console import SafeConsole
 from reward_kit.display_text import shown
-from reward_kit.runs.comparison import Comparison, Gate, compare, read_sides, regression_gates, to_json, under_gate
+from reward_kit.runs.comparison import compare, read_sides, regression_gates, to_json, under_gate
 from reward_kit.runs.comparison_table import comparison_table, notes_of
 
 
 class _Margin(Number):
-    """What a loss may be; a run that stands behind the option is taken for it, and the message says so."""
+    """The largest loss; the message explains that a run after the option is taken for its value."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             float(value)
         except ValueError:
-            self.fail(f"{value!r} is no number; put --fail-on-regression behind the runs, or write =0", param, ctx)
+            self.fail(f"{value!r} is not a number; put --fail-on-regression behind the runs, or write =0", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -41,7 +40,6 @@ class _Margin(Number):
     "--policy",
     "policies",
     multiple=True,
-    envvar="REWARD_KIT_COMPARE_POLICY",
     metavar="NAME",
     help="Of a run with several policies, the one to compare; may be repeated.",
 )
@@ -63,13 +61,7 @@ class _Margin(Number):
 @click.option("--lower-bound", is_flag=True, help="With --fail-under: the lower bound of its interval, not the mean.")
 @click.option("--seed", type=WholeNumber(0), default=0, show_default=True, help="Of the bootstrap and permutations.")
 @click.option("--display", type=click.Choice(["rich", "plain"]), help="The table; default by terminal.")
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    envvar="REWARD_KIT_COMPARE_JSON",
-    help="Print the comparison as JSON on standard output.",
-)
+@json_option("Print the comparison as JSON on standard output.")
 def command(
     runs: tuple[Path, ...],
     policies: tuple[str, ...],
@@ -102,33 +94,20 @@ def command(
     if as_json:
         echo_json({**to_json(comparison), "gates": [gate._asdict() for gate in gates]}, allow_nan=False)
     else:
-        _console(display).print(comparison_table(comparison, plain=_is_plain(display)))
-    _tell(comparison, gates, output)
-    sys.exit(int(any(gate.failed for gate in gates)))
-
-
-def _is_plain(display: str | None) -> bool:
-    return display == "plain" or (display is None and not sys.stdout.isatty())
-
-
-def _console(display: str | None) -> Console:
-    """Standard output; plain lines are not folded, so that other programs can read them."""
-    if _is_plain(display):
-        return SafeConsole(width=10_000, no_color=True)
-    return SafeConsole(width=None if sys.stdout.isatty() else 120)
-
-
-def _tell(comparison: Comparison, gates: list[Gate], output: Path | None) -> None:
-    """What belongs to the table but not into it: warnings, where the page is, which gates fell."""
+        is_terminal = sys.stdout.isatty()
+        is_plain = display == "plain" or (display is None and not is_terminal)
+        # Plain lines are not folded, so that other programs can read them.
+        wide = SafeConsole(width=10_000, no_color=True)
+        console = wide if is_plain else SafeConsole(width=None if is_terminal else 120)
+        console.print(comparison_table(comparison, plain=is_plain))
     note = note_console()
-    for told in notes_of(comparison):
-        note.print(f"warning: {told}", style="yellow")
+    for text in notes_of(comparison):
+        note.print(f"warning: {text}", style="yellow")
     if output is not None:
         from reward_kit.report.comparison_page import write_comparison
 
         note.print(f"Its page:  {write_comparison(comparison, output)}")
     for gate in gates:
-        told = shown(gate.told, 2_000)
-        note.print(
-            f"Gate failed: {told}" if gate.failed else f"Gate passed: {told}", style="red" if gate.failed else ""
-        )
+        outcome, style = ("failed", "red") if gate.failed else ("passed", "")
+        note.print(f"Gate {outcome}: {shown(gate.told, 2_000)}", style=style)
+    sys.exit(int(any(gate.failed for gate in gates)))

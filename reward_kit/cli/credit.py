@@ -15,12 +15,22 @@ from rich.table import Table
 from rich.text import Text
 
 from reward_kit.cli.echo import echo_json
-from reward_kit.cli.options import WholeNumber, complete_estimators, complete_runs, newest_run_option, run_or_newest
-from reward_kit.cli.outcome import note_console, write_page
+from reward_kit.cli.options import (
+    WholeNumber,
+    complete_estimators,
+    complete_runs,
+    json_option,
+    newest_run_option,
+    run_or_newest,
+    set_option,
+)
+from reward_kit.cli.outcome import note_console, note_page
 from reward_kit.console import SafeConsole
+from reward_kit.display_text import truncate
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.runs.credit import RunCredit, assign_credit, extreme_steps, headline, write_section
 from reward_kit.runs.run_folder import RunHeader, episode_at, is_open_elsewhere
+from reward_kit.runs.runner import write_page
 from reward_kit.runs.task_file import parse_override
 from reward_kit.task_parts import CreditModel
 from reward_kit.validation import describe_validation_error
@@ -39,24 +49,10 @@ _DIGEST, _DIGEST_SHOWN = re.compile("[0-9a-f]{32,}"), 8
     shell_complete=complete_estimators,
     help="Default: that of the task's `credit:` block, else gigpo.",
 )
-@click.option(
-    "-O",
-    "--option",
-    "options",
-    multiple=True,
-    envvar="REWARD_KIT_CREDIT_OPTION",
-    metavar="KEY=VALUE",
-    help="An option of the estimator, or step_rewards.",
-)
+@set_option("An option of the estimator, or step_rewards.", ("-O", "--option", "options"))
 @newest_run_option()
 @click.option("--top", type=WholeNumber(0), default=5, show_default=True, help="Best and worst steps to show.")
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    envvar="REWARD_KIT_CREDIT_JSON",
-    help="Print the facts, and the steps, as JSON on standard output.",
-)
+@json_option("Print the facts, and the steps, as JSON on standard output.")
 def command(
     run: Path | None, estimator: str | None, options: tuple[str, ...], log_dir: Path, top: int, as_json: bool
 ) -> None:
@@ -84,7 +80,10 @@ def command(
         raise StoreError(f"{run} is open in another process; wait for it to end")
     credit = assign_credit(run, settings)
     write_section(run, credit)
-    best, worst = ([_with_action(row, run, credit) for row in rows] for rows in extreme_steps(run, top))
+    best, worst = (
+        [{**row, "action": episode_at(run, credit.offsets[row["rollout_id"]]).get_actions(row["step"])} for row in rows]
+        for rows in extreme_steps(run, top)
+    )
     if as_json:
         echo_json({"run": str(run), **credit.section, "best": best, "worst": worst})
     else:
@@ -93,11 +92,11 @@ def command(
     for warning in credit.warnings:
         note.print(f"warning: {warning}", style="yellow")
     note.print(f"Written to {run / 'credit.jsonl'}")
-    write_page(run, note)
+    note_page(*write_page(run))
 
 
 def _settings(header: RunHeader, estimator: str | None, asked: Mapping[str, Any]) -> CreditModel:
-    """The task's own settings with those of the command line on them; another estimator has options of its own."""
+    """Return the task's settings with those of the command line laid over; another estimator has its own options."""
     if "estimator" in asked:
         raise ConfigError("-O estimator: write --estimator NAME")
     try:
@@ -110,38 +109,27 @@ def _settings(header: RunHeader, estimator: str | None, asked: Mapping[str, Any]
         raise ConfigError("\n".join(f"-O {line}" for line in describe_validation_error(error))) from None
 
 
-def _with_action(row: Mapping[str, Any], run: Path, credit: RunCredit) -> dict[str, Any]:
-    """A line of the file with the action that it is about."""
-    episode = episode_at(run, credit.offsets[row["rollout_id"]])
-    return {**row, "action": episode.get_actions(row["step"])}
-
-
 def _show(credit: RunCredit, best: Sequence[Mapping[str, Any]], worst: Sequence[Mapping[str, Any]]) -> None:
     # A file or a pipe is as wide as the table needs; a person's terminal is what it is.
     console = SafeConsole(width=None if SafeConsole().is_terminal else 160)
     console.print(Text(headline(credit.section), "bold"))
     table = Table(box=None, show_header=False)
-    for name, value in _facts(credit.section):
-        table.add_row(Text(name, "dim"), Text(value))
+    section = credit.section
+    unscored, alone = section["unscored"], section["groups_without_peers"]
+    episodes = f"{section['episodes']}{f', {unscored} of them unscored and without credit' if unscored else ''}"
+    groups = f"{section['groups']}{f', {alone} of them with fewer than two scored episodes' if alone else ''}"
+    table.add_row(Text("episodes", "dim"), Text(episodes))
+    table.add_row(Text("groups", "dim"), Text(groups))
+    for name, value in section["diagnostics"].items():
+        if name not in ("trajectories", "unscored", "steps", "groups"):
+            text = f"{value:.1%}" if name.endswith("_share") else f"{value:.3g}"
+            table.add_row(Text(name.replace("_", " "), "dim"), Text(text))
     console.print(table)
     for title, rows in (("Best steps", best), ("Worst steps", worst)):
         if rows:
             console.print(_steps_table(title, rows))
     if not best and not worst and credit.section["diagnostics"].get("zero_advantage_share", 1) == 1:
         console.print("No step was better or worse than its peers.")
-
-
-def _facts(section: Mapping[str, Any]) -> list[tuple[str, str]]:
-    unscored, alone, told = section["unscored"], section["groups_without_peers"], ("trajectories", "unscored", "steps")
-    episodes = f"{section['episodes']}{f', {unscored} of them unscored and without credit' if unscored else ''}"
-    groups = f"{section['groups']}{f', {alone} of them with fewer than two scored episodes' if alone else ''}"
-    figures = {name: value for name, value in section["diagnostics"].items() if name not in (*told, "groups")}
-    shown = {name: f"{value:.1%}" if name.endswith("_share") else f"{value:.3g}" for name, value in figures.items()}
-    return [
-        ("episodes", episodes),
-        ("groups", groups),
-        *((name.replace("_", " "), text) for name, text in shown.items()),
-    ]
 
 
 def _steps_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -153,37 +141,27 @@ def _steps_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     for name in ("episode", "step", "state", "action"):
         table.add_column(name, overflow="fold", no_wrap=name == "step")
     for row in rows:
-        figures = [_figure(row[name]) for name in ("A", "A_E", "A_S", "return_to_go")]
+        values = [row[name] for name in ("A", "A_E", "A_S", "return_to_go")]
+        figures = ["–" if value is None else f"{value + 0.0:+.3f}" for value in values]  # -0.0 is no worse than 0.0
         peers = "–" if row["peers"] is None else str(row["peers"])
-        state, action = _state_text(row["state_key"]), _short(action_text(row["action"]), _LONGEST_ACTION)
+        key, action = str(row["state_key"]), _short(action_text(row["action"]), _LONGEST_ACTION)
+        # The beginning of a digest distinguishes states, and leaves room for the action.
+        state = f"{key[:_DIGEST_SHOWN]}…" if _DIGEST.fullmatch(key) else _short(key, _LONGEST_STATE)
         table.add_row(*figures, peers, *map(Text, (row["rollout_id"], str(row["step"]), state, action)))
     return table
 
 
-def _state_text(key: Any) -> str:
-    """A state key as far as it tells states apart: the beginning of a digest does, and leaves room for the action."""
-    return f"{key[:_DIGEST_SHOWN]}…" if _DIGEST.fullmatch(str(key)) else _short(key, _LONGEST_STATE)
-
-
-def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value + 0.0:+.3f}"  # -0.0 is no worse than 0.0
-
-
 def action_text(action: Mapping[str, Any]) -> str:
-    """An action as one would say it: the text, or the calls."""
-    calls = action.get("calls") or ([action] if "name" in action else [])
-    if calls:
-        return "; ".join(f"{call.get('name')}({_arguments(call.get('arguments'))})" for call in calls)
-    return str(action.get("content", action.get("type", action)))
+    """Return an action for people: the text, or the calls."""
+    texts = []
+    for call in action.get("calls") or ([action] if "name" in action else []):
+        given = call.get("arguments")
+        if isinstance(given, Mapping):
+            given = ", ".join(f"{name}={json.dumps(value, default=str)}" for name, value in given.items())
+        texts.append(f"{call.get('name')}({given or ''})")
+    return "; ".join(texts) or str(action.get("content", action.get("type", action)))
 
 
-def _arguments(arguments: Any) -> str:
-    if not isinstance(arguments, Mapping):
-        return str(arguments or "")
-    return ", ".join(f"{name}={json.dumps(value, default=str)}" for name, value in arguments.items())
-
-
-def _short(text: Any, length: int) -> str:
-    """One line without what would write to the terminal: a stranger may have chosen the text."""
-    plain = _UNPRINTABLE.sub(" ", str(text))
-    return plain if len(plain) <= length else f"{plain[: length - 1]}…"
+def _short(text: str, length: int) -> str:
+    """Return untrusted text on one line, without characters that would act on the terminal."""
+    return truncate(_UNPRINTABLE.sub(" ", text), length)

@@ -15,14 +15,14 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import click
 
 from reward_kit.cli.echo import echo, echo_json
+from reward_kit.cli.options import json_option
 from reward_kit.display_text import counted, shown
 from reward_kit.errors import ConfigError, how_to_install
 from reward_kit.providers.keys import (
@@ -36,26 +36,17 @@ from reward_kit.providers.keys import (
 )
 from reward_kit.safe_input import MODEL_LIST_BYTES, read_beginning
 from reward_kit.sandbox import landlock
-from reward_kit.sandbox.host import STRENGTHS, Availability, best_strength, probe
-
-if TYPE_CHECKING:
-    import aiohttp
+from reward_kit.sandbox.host import STRENGTHS, best_strength, probe
 
 _PATIENCE_S = 10.0
 _KEY, _URL = "OPENAI_API_KEY", "OPENAI_BASE_URL"
 NONE_NAMED = f"none named: set {_KEY}, and {_URL} for a server of your own, or try one with --base-url URL"
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointAnswer:
-    """What became of asking one endpoint.
+class EndpointAnswer(NamedTuple):
+    """The answer of one endpoint: "ok" or the kind of trouble in one word, and the same in words.
 
-    Attributes:
-        base_url: of the endpoint.
-        outcome: "ok", or the kind of trouble in one word.
-        told: the same in words, with what to do about it.
-        seconds: until all of the answer was there; None where none came.
-        models: how many it offers; None where it does not say.
+    `seconds` passed until the whole answer was there, None if none came; `models` is None if their number is unknown.
     """
 
     base_url: str
@@ -64,45 +55,24 @@ class EndpointAnswer:
     seconds: float | None = None
     models: int | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain data."""
-        return asdict(self)
 
-
-async def asked(base_urls: Sequence[str]) -> list[EndpointAnswer]:
-    """Ask the endpoint of the environment, where it names one, and those that are given, all at once.
-
-    Args:
-        base_urls: such as "http://127.0.0.1:8000/v1".
-
-    Raises:
-        ConfigError: one of them is no URL.
-    """
-    own = _of_the_environment()
-    given = [resolve_endpoint(url, None, key_variable(url), needs_key=False) for url in base_urls]
-    named = [own, *given] if isinstance(own, EndpointSettings) else given
-    once = [one for place, one in enumerate(named) if one.base_url not in {other.base_url for other in named[:place]}]
-    answers = await asyncio.gather(*map(_ask, once))
-    return [own, *answers] if isinstance(own, EndpointAnswer) else answers
-
-
-def _of_the_environment() -> EndpointSettings | EndpointAnswer | None:
-    """The endpoint and its key; None where none is named; what is wrong with it where it cannot be asked."""
-    named_in_file = read_dotenv(Path.cwd())
-    if not any(os.environ.get(name) or named_in_file.get(name) for name in (_KEY, _URL)):
-        return None
-    try:
-        return resolve_endpoint(needs_key=False)
-    except ConfigError as error:
-        return EndpointAnswer(f"${_URL}", "misconfigured", str(error))
+async def _ask_all(base_urls: Sequence[str]) -> list[EndpointAnswer]:
+    """Ask the endpoint that the environment names, if any, and those that are given, all at once."""
+    endpoints, answers = [], []
+    in_file = read_dotenv(Path.cwd())
+    if any(os.environ.get(name) or in_file.get(name) for name in (_KEY, _URL)):
+        try:
+            endpoints.append(resolve_endpoint(needs_key=False))
+        except ConfigError as error:
+            answers.append(EndpointAnswer(f"${_URL}", "misconfigured", str(error)))
+    endpoints += [resolve_endpoint(url, None, key_variable(url), needs_key=False) for url in base_urls]
+    once = {one.base_url: one for one in reversed(endpoints)}
+    ordered = [once[url] for url in dict.fromkeys(one.base_url for one in endpoints)]
+    return [*answers, *await asyncio.gather(*map(_ask, ordered))]
 
 
 def keys_set() -> list[dict[str, Any]]:
-    """The variables that hold a key and are set, where they are, and which origins each may go to; no value.
-
-    Raises:
-        ConfigError: REWARD_KIT_KEY_ORIGINS is wrong.
-    """
+    """Return the variables that hold a key and are set, where, and the origins that each may go to; no value."""
     dotenv = {name: value for name, value in read_dotenv(Path.cwd()).items() if value}
     shell = {name: value for name, value in os.environ.items() if value}
     found = []
@@ -125,42 +95,32 @@ async def _ask(endpoint: EndpointSettings) -> EndpointAnswer:
             session.get(f"{url}/models", allow_redirects=False) as response,
         ):
             body = await read_beginning(response, MODEL_LIST_BYTES) if response.status == 200 else b""
-            seconds = time.perf_counter() - started
-            return _of_status(url, response, body, seconds, endpoint.no_key)
+            status, seconds, models = response.status, time.perf_counter() - started, None
+            location, reason = response.headers.get("Location", ""), response.reason or ""
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        return EndpointAnswer(url, *_of_error(error))
-
-
-def _of_status(url: str, response: aiohttp.ClientResponse, body: bytes, seconds: float, no_key: str) -> EndpointAnswer:
-    status = response.status
+        return EndpointAnswer(url, *_trouble(error))
     if status == 200:
-        return _of_models(url, body, seconds)
-    if status in (401, 403):
+        try:
+            models = len(json.loads(body)["data"])
+            outcome, told = "ok", f"answers, {counted(models, 'model')}"
+        except (ValueError, TypeError, KeyError, RecursionError):
+            outcome, told = "foreign", "answers, and not as OpenAI's API does: does the URL end in /v1?"
+    elif status in (401, 403):
+        no_key = endpoint.no_key
         what = f"wants a key, and none was sent: {no_key}" if no_key else f"does not accept the key of {_KEY}"
-        return EndpointAnswer(url, "unauthorised", f"unauthorised (HTTP {status}): it {what}", seconds)
-    if status == 404:
-        return EndpointAnswer(
-            url, "not_found", "not found (HTTP 404): nothing at /models; does the URL end in /v1?", seconds
-        )
-    if 300 <= status < 400:
-        host = shown(urlsplit(response.headers.get("Location", "")).hostname or "elsewhere", 100)
-        return EndpointAnswer(url, "redirected", f"redirects to {host} (HTTP {status}): name that URL instead", seconds)
-    reason = shown(response.reason or "", 60)
-    return EndpointAnswer(url, "failing", f"is there and fails: HTTP {status} {reason}".rstrip(), seconds)
+        outcome, told = "unauthorised", f"unauthorised (HTTP {status}): it {what}"
+    elif status == 404:
+        outcome, told = "not_found", "not found (HTTP 404): nothing at /models; does the URL end in /v1?"
+    elif 300 <= status < 400:
+        host = shown(urlsplit(location).hostname or "elsewhere", 100)
+        outcome, told = "redirected", f"redirects to {host} (HTTP {status}): name that URL instead"
+    else:
+        outcome, told = "failing", f"is there and fails: HTTP {status} {shown(reason, 60)}".rstrip()
+    return EndpointAnswer(url, outcome, told, seconds, models)
 
 
-def _of_models(url: str, body: bytes, seconds: float) -> EndpointAnswer:
-    try:
-        models = len(json.loads(body)["data"])
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return EndpointAnswer(
-            url, "foreign", "answers, and not as OpenAI's API does: does the URL end in /v1?", seconds
-        )
-    return EndpointAnswer(url, "ok", f"answers, {counted(models, 'model')}", seconds, models)
-
-
-def _of_error(error: Exception) -> tuple[str, str]:
-    """The word and the words for an error of aiohttp's; those have no secret in them, but none is shown either."""
+def _trouble(error: Exception) -> tuple[str, str]:
+    """Return the word and the words for an error of aiohttp; its own text is not shown."""
     import aiohttp
 
     if isinstance(error, aiohttp.ClientConnectorDNSError):
@@ -188,19 +148,18 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+).*?extra\s*==\s*['\"]([A-Za-z0-9._-
 
 
 @click.command(name="doctor")
-@click.option("--json", "as_json", is_flag=True, envvar="REWARD_KIT_DOCTOR_JSON", help="Print JSON on standard output.")
+@json_option("Print JSON on standard output.")
 @click.option(
     "--base-url",
     "base_urls",
     multiple=True,
-    envvar="REWARD_KIT_DOCTOR_BASE_URL",
     metavar="URL",
     help="Ask this OpenAI-compatible endpoint as well; may be repeated.",
 )
 def command(as_json: bool, base_urls: tuple[str, ...]) -> int:
     """Show what this machine offers, what is missing, and which model endpoints answer.
 
-    Each wall of the sandbox is tried in a throw-away process, so what is shown is what a run would get. Endpoints are
+    Each level of the sandbox is tried in a throw-away process, so what is shown is what a run would get. Endpoints are
     the one of OPENAI_BASE_URL and OPENAI_API_KEY, and those of --base-url; each is asked for its list of models, once.
     A key goes only to the origins that it is configured for, which are listed under Keys. The exit code is 1 where
     model-written code cannot be confined, and where an endpoint of --base-url does not answer, else 0.
@@ -222,8 +181,11 @@ def command(as_json: bool, base_urls: tuple[str, ...]) -> int:
 
 
 async def _examine(base_urls: Sequence[str]) -> dict[str, Any]:
-    endpoints = await asked(base_urls)  # first, since a wrong URL is told at once
+    endpoints = await _ask_all(base_urls)  # first, since a wrong URL is reported at once
+    import resource
+
     strengths = await probe()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         best: str | None = await best_strength("auto")
         refusal = ""
@@ -241,52 +203,39 @@ async def _examine(base_urls: Sequence[str]) -> dict[str, Any]:
             "strength": best,
             "confines_model_code": best is not None,
             "refusal": refusal,
-            "strengths": {one.strength: _told(one) for one in strengths},
+            "strengths": {
+                one.strength: {"available": one.is_available, "reason": one.reason, "walls": _WALLS[one.strength]}
+                for one in strengths
+            },
         },
         "kernel": _kernel(),
-        "limits": _limits(),
+        "limits": {"open_files": soft, "open_files_at_most": hard, "processors": os.cpu_count()},
         "extras": _extras(),
         "packages": _packages(),
-        "endpoints": [one.to_json() for one in endpoints],
+        "endpoints": [one._asdict() for one in endpoints],
         "keys": keys_set(),
     }
 
 
-def _told(one: Availability) -> dict[str, Any]:
-    return {"available": one.is_available, "reason": one.reason, "walls": _WALLS[one.strength]}
-
-
 def _kernel() -> dict[str, Any]:
+    """Return what the kernel's own switches say; the strengths of the sandbox are what was tried."""
     if sys.platform != "linux":
         return {}
-    return {
-        "landlock": landlock.abi(),
-        "seccomp": _read("/proc/sys/kernel/seccomp/actions_avail"),
-        "user_namespaces": _user_namespaces(),
-    }
-
-
-def _user_namespaces() -> str:
-    """What the kernel's own switches say of them; whether they can be made, the strengths above tell."""
     most = _read("/proc/sys/user/max_user_namespaces")
     if not most or most == "0":
-        return "none allowed" if most else "not in this kernel"
-    if _read("/proc/sys/kernel/unprivileged_userns_clone") == "0":
-        return "for root only (kernel.unprivileged_userns_clone)"
-    if _read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1":
-        return "restricted by AppArmor (kernel.apparmor_restrict_unprivileged_userns)"
-    return f"allowed, at most {most}"
-
-
-def _limits() -> dict[str, Any]:
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return {"open_files": soft, "open_files_at_most": hard, "processors": os.cpu_count()}
+        namespaces = "none allowed" if most else "not in this kernel"
+    elif _read("/proc/sys/kernel/unprivileged_userns_clone") == "0":
+        namespaces = "for root only (kernel.unprivileged_userns_clone)"
+    elif _read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1":
+        namespaces = "restricted by AppArmor (kernel.apparmor_restrict_unprivileged_userns)"
+    else:
+        namespaces = f"allowed, at most {most}"
+    seccomp = _read("/proc/sys/kernel/seccomp/actions_avail")
+    return {"landlock": landlock.abi(), "seccomp": seccomp, "user_namespaces": namespaces}
 
 
 def _extras() -> dict[str, list[str]]:
-    """What is missing of each extra; an empty list for one that is whole."""
+    """Return the missing packages of each extra."""
     return {extra: [name for name in names if _version(name) is None] for extra, names in _required().items()}
 
 
@@ -297,15 +246,16 @@ def _packages() -> dict[str, str]:
 
 
 def _required() -> dict[str, list[str]]:
-    """The packages of each extra, on this Python."""
+    """Return the packages of each extra, on this Python."""
     wanted: dict[str, list[str]] = {}
     try:
         requirements = importlib.metadata.requires("reward-kit") or []
     except importlib.metadata.PackageNotFoundError:  # a checkout on the path, not installed
         requirements = []
     for requirement in requirements:
-        match = _REQUIREMENT.match(requirement)
-        if match is not None and not _is_for_another_python(requirement):
+        bound = re.search(r"python_version\s*<\s*['\"](\d+)\.(\d+)", requirement)
+        is_for_older = bound is not None and sys.version_info >= (int(bound[1]), int(bound[2]))
+        if (match := _REQUIREMENT.match(requirement)) is not None and not is_for_older:
             wanted.setdefault(match[2], []).append(match[1])
     return wanted
 
@@ -315,11 +265,6 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _is_for_another_python(requirement: str) -> bool:
-    bound = re.search(r"python_version\s*<\s*['\"](\d+)\.(\d+)", requirement)
-    return bound is not None and sys.version_info >= (int(bound[1]), int(bound[2]))
 
 
 def _read(path: str) -> str:
@@ -343,42 +288,28 @@ def _show(found: dict[str, Any]) -> None:
     limits = found["limits"]
     few = "" if limits["open_files_at_most"] >= _ENOUGH_DESCRIPTORS else "; many episodes at once will not fit"
     echo(f"Descriptors {limits['open_files']:,}, may be raised to {limits['open_files_at_most']:,}{few}")
-    _show_extras(found)
-    _show_endpoints(found["endpoints"])
-    _show_keys(found["keys"])
+    echo("Extras")
+    for extra, missing in found["extras"].items():
+        if not missing:
+            versions = ", ".join(f"{name} {found['packages'][name]}" for name in _required()[extra])
+            echo(f"  {extra:<12} {versions}")
+        elif extra not in _FOR_CONTRIBUTORS:
+            echo(f"  {extra:<12} missing: {', '.join(missing)}")
+    if any(found["extras"].values()):
+        echo(f"  To add one, {how_to_install('NAME')}")
+    echo("Endpoints")
+    for one in found["endpoints"]:
+        taken = "" if one["seconds"] is None else f"after {one['seconds'] * 1000:.0f} ms: "
+        echo(f"  {one['base_url']}  {taken}{one['told']}")
+    if not found["endpoints"]:
+        echo(f"  {NONE_NAMED}")
+    echo("Keys")
+    for one in found["keys"]:
+        source = "" if one["source"] == "environment" else f", from {one['source']}"
+        echo(f"  {one['variable']}{source}  may go to {', '.join(one['origins']) or 'no origin'}")
+    if not found["keys"]:
+        echo("  none set")
     if sandbox["strength"]:
         echo(f"\nModel-written code is confined with {sandbox['strength']}.")
     else:
         echo(f"\nModel-written code is refused here: {sandbox['refusal']}; {_ELSEWHERE}.")
-
-
-def _show_extras(found: dict[str, Any]) -> None:
-    echo("Extras")
-    for extra, missing in found["extras"].items():
-        if not missing:
-            told = ", ".join(f"{name} {found['packages'][name]}" for name in _required()[extra])
-        elif extra in _FOR_CONTRIBUTORS:
-            continue
-        else:
-            told = f"missing: {', '.join(missing)}"
-        echo(f"  {extra:<12} {told}")
-    if any(found["extras"].values()):
-        echo(f"  To add one, {how_to_install('NAME')}")
-
-
-def _show_endpoints(endpoints: Sequence[dict[str, Any]]) -> None:
-    echo("Endpoints")
-    for one in endpoints:
-        taken = "" if one["seconds"] is None else f"after {one['seconds'] * 1000:.0f} ms: "
-        echo(f"  {one['base_url']}  {taken}{one['told']}")
-    if not endpoints:
-        echo(f"  {NONE_NAMED}")
-
-
-def _show_keys(keys: Sequence[dict[str, Any]]) -> None:
-    echo("Keys")
-    for one in keys:
-        source = "" if one["source"] == "environment" else f", from {one['source']}"
-        echo(f"  {one['variable']}{source}  may go to {', '.join(one['origins']) or 'no origin'}")
-    if not keys:
-        echo("  none set")

@@ -16,14 +16,7 @@ _CLEAR_LINE = "\r\x1b[K"
 
 
 def echo(message: object = "", *, err: bool = False, nl: bool = True, redraw: bool = False) -> None:
-    """Print a text with its control characters escaped; line breaks and tabs stay.
-
-    Args:
-        message: what to print.
-        err: print on standard error.
-        nl: end with a line break.
-        redraw: replace the line that the cursor is on.
-    """
+    """Print a text with its control characters escaped; line breaks and tabs stay."""
     click.echo(_CLEAR_LINE * redraw + printable(str(message)), err=err, nl=nl)
 
 

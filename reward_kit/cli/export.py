@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,18 +35,12 @@ from reward_kit.runs.results import Result
 from reward_kit.runs.run_folder import RunHeader
 
 CHATS = "openai-jsonl"
+_UNREADABLE = "episodes.jsonl: {} cannot be read as an episode"
 
 
 @click.command(name="export")
 @click.argument("run", required=False, type=click.Path(path_type=Path), shell_complete=complete_runs)
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["parquet", "csv", CHATS]),
-    required=True,
-    envvar="REWARD_KIT_EXPORT_FORMAT",
-    help="What is written.",
-)
+@click.option("--format", "form", type=click.Choice(["parquet", "csv", CHATS]), required=True, help="What is written.")
 @click.option(
     "-o",
     "--output",
@@ -60,19 +54,11 @@ CHATS = "openai-jsonl"
     "tables",
     type=click.Choice(list(TABLES)),
     multiple=True,
-    envvar="REWARD_KIT_EXPORT_TABLE",
     help="Of Parquet and CSV: which; may be repeated. Default: all.",
 )
 @click.option("--min-score", type=Number(), metavar="X", help="Episodes with a score of at least X.")
 @click.option("--only-passed", is_flag=True, help="Episodes that passed, by the run's own threshold.")
-@click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    metavar="NAME",
-    envvar="REWARD_KIT_EXPORT_POLICY",
-    help="Episodes of this policy; may be repeated.",
-)
+@click.option("--policy", "policies", multiple=True, metavar="NAME", help="Episodes of this policy; may be repeated.")
 @click.option("--raw", is_flag=True, help="Of CSV: texts as they are, also where a spreadsheet would compute them.")
 @click.option(
     "--tools",
@@ -103,7 +89,13 @@ def command(
       reward-kit export runs/my-run --format csv --table episodes -o episodes.csv
       reward-kit export runs/my-run --format openai-jsonl --only-passed -o train.jsonl
     """
-    _refuse_useless({"--table": tables, "--raw": raw, "--tools": tools}, form)
+    for flag, value, forms in (
+        ("--table", tables, ("csv", "parquet")),
+        ("--raw", raw, ("csv",)),
+        ("--tools", tools, (CHATS,)),
+    ):
+        if value and form not in forms:
+            raise ConfigError(f"{flag} has no effect with --format {form}; it is for {' and '.join(forms)}")
     run = run_or_newest(run, log_dir)
     header = header_of_run(run)
     selection = Selection(header.pass_threshold, min_score, only_passed, policies)
@@ -114,13 +106,6 @@ def command(
     else:
         targets = _targets(run, form, output, tables)
         _write_tables(run, selection, form, targets, is_raw=raw, is_private=output is None)
-
-
-def _refuse_useless(given: Mapping[str, Any], form: str) -> None:
-    of = {"--table": ("csv", "parquet"), "--raw": ("csv",), "--tools": (CHATS,)}
-    for flag, value in given.items():
-        if value and form not in of[flag]:
-            raise ConfigError(f"{flag} has no effect with --format {form}; it is for {' and '.join(of[flag])}")
 
 
 def _folder(path: Path, *, is_private: bool) -> Path:
@@ -143,7 +128,7 @@ def _targets(run: Path, form: str, output: Path | None, tables: Sequence[str]) -
     chosen = list(dict.fromkeys(tables)) or list(TABLES)
     if output is not None and len(chosen) == 1 and not output.is_dir():
         if output == STDOUT and form == "parquet":
-            raise ConfigError("-o -: Parquet is no text; name a file")
+            raise ConfigError("-o -: Parquet is not text; name a file")
         _check_target(output)
         return {chosen[0]: output}
     if output == STDOUT:
@@ -160,37 +145,28 @@ def _write_tables(
     run: Path, selection: Selection, form: str, targets: Mapping[str, Path], *, is_raw: bool, is_private: bool
 ) -> None:
     credit = CreditLines(run) if STEPS.name in targets else None
-    told, count, rows = {"run": run.name, "written_by": "reward-kit"}, 0, Counter[str]()
+    metadata, count, rows = {"run": run.name, "written_by": "reward-kit"}, 0, Counter[str]()
     with ExitStack() as files:
         sinks = {
-            name: files.enter_context(opened(path, form, TABLES[name], told, is_raw=is_raw, is_private=is_private))
+            name: files.enter_context(opened(path, form, TABLES[name], metadata, is_raw=is_raw, is_private=is_private))
             for name, path in targets.items()
         }
         for result in _some(selected(run, selection), selection):
             count += 1
             for name, sink in sinks.items():
                 lines = credit.of(result.episode["rollout_id"]) if credit is not None and name == STEPS.name else []
-                with _told_of(result):
+                with boundary(StoreError, _UNREADABLE.format(result.episode["rollout_id"])):
                     made = rows_of(TABLES[name], result, selection.pass_threshold, lines)
                 for row in made:
                     sink.write(row)
                 rows[name] += len(made)
     for name, path in targets.items():
-        _say(f"{name}: {rows[name]:,} rows of {count:,} episodes", path)
-    _tell_left_out(selection.left_out)
-
-
-def _told_of(result: Result) -> AbstractContextManager[None]:
-    """What a line that somebody edited does to its reader, as an error that names its episode."""
-    return boundary(StoreError, f"episodes.jsonl: {result.episode['rollout_id']} cannot be read as an episode")
+        _report(f"{name}: {rows[name]:,} rows of {count:,} episodes", path)
+    _report_left_out(selection.left_out)
 
 
 def _some(results: Iterator[Result], selection: Selection) -> Iterator[Result]:
-    """The results, of which there must be some.
-
-    Raises:
-        ConfigError: there is none, so that nothing would be written.
-    """
+    """The results, of which there must be some."""
     is_empty = True
     for result in results:
         is_empty = False
@@ -203,63 +179,41 @@ def _some(results: Iterator[Result], selection: Selection) -> Iterator[Result]:
 def _write_chats(
     run: Path, header: RunHeader, selection: Selection, target: Path, given: Path | None, *, is_private: bool
 ) -> None:
-    chats = _Chats(_tools(run, header, selection, given))
+    tools, count = _tools(run, header, selection, given), 0
+    unfit, dropped, examples = Counter[str](), Counter[str](), dict[str, str]()
+
+    def reasons() -> str:
+        most = unfit.most_common(10)
+        return "; ".join(f"{times:,} {reason} (such as {examples[reason]})" for reason, times in most)
+
     with binary_file(target, is_private=is_private) as file:
         for result in _some(selected(run, selection), selection):
-            if (line := chats.line_of(result)) is not None:
-                file.write(line.encode())
-        if not chats.count:
-            raise ConfigError(f"no episode can be written: {chats.reasons}")
-    _say(f"{chats.count:,} chats", target)
-    for name, times in chats.dropped.items():
+            rollout_id = result.episode["rollout_id"]
+            try:
+                if result.episode.get("failure"):
+                    raise Unfit("broke")
+                with boundary(StoreError, _UNREADABLE.format(rollout_id)):
+                    chat = chat_of(result.episode["messages"])
+                    line = chat.line(tools)
+            except Unfit as reason:
+                unfit[str(reason)] += 1
+                examples.setdefault(str(reason), rollout_id)
+                continue
+            file.write(line.encode())
+            dropped += chat.dropped
+            count += 1
+        if not count:
+            raise ConfigError(f"no episode can be written: {reasons()}")
+    _report(f"{count:,} chats", target)
+    for name, times in dropped.items():
         echo(f"the format has no place for: {name} ({times:,} times)", err=True)
-    _tell_left_out(selection.left_out)
-    if chats.unfit:
-        echo(f"{sum(chats.unfit.values()):,} episodes cannot be said in it: {chats.reasons}", err=True)
-
-
-class _Chats:
-    """Makes the lines, and counts what has none.
-
-    Args:
-        tools: that each chat is written with.
-
-    Attributes:
-        count: how many lines were made.
-        unfit: why episodes have none.
-        dropped: what of the others has no place in the format.
-    """
-
-    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        self.count, self.unfit, self.dropped = 0, Counter[str](), Counter[str]()
-        self._tools = tools
-        self._first: dict[str, str] = {}
-
-    def line_of(self, result: Result) -> str | None:
-        """The line of an episode; None where it cannot be said in the format."""
-        try:
-            if result.episode.get("failure"):
-                raise Unfit("broke")
-            with _told_of(result):
-                chat = chat_of(result.episode["messages"])
-                line = chat.line(self._tools)
-        except Unfit as reason:
-            self.unfit[str(reason)] += 1
-            self._first.setdefault(str(reason), result.episode["rollout_id"])
-            return None
-        self.dropped += chat.dropped
-        self.count += 1
-        return line
-
-    @property
-    def reasons(self) -> str:
-        """Why some episodes have no line, each with an example."""
-        most = self.unfit.most_common(10)
-        return "; ".join(f"{count:,} {reason} (such as {self._first[reason]})" for reason, count in most)
+    _report_left_out(selection.left_out)
+    if unfit:
+        echo(f"{sum(unfit.values()):,} episodes cannot be written in it: {reasons()}", err=True)
 
 
 def _tools(run: Path, header: RunHeader, selection: Selection, given: Path | None) -> Sequence[Mapping[str, Any]]:
-    """What stands in the file, else what the task offers, where an episode calls anything."""
+    """Return the tools of the file, else those of the task if an episode calls any."""
     from reward_kit.runs.chats import tools_of_file, tools_of_task
 
     if given is not None:
@@ -267,23 +221,22 @@ def _tools(run: Path, header: RunHeader, selection: Selection, given: Path | Non
     wanted = replace(selection, left_out=Counter(), seen=set())  # what it counts is counted when they are written
     if not any(message.get("tool_calls") for one in selected(run, wanted) for message in one.episode["messages"]):
         return []
-    if (task_path := header.task_path or (header.rescored_from or {}).get("task_path")) is not None and Path(
-        task_path
-    ).is_file():
+    task_path = header.task_path or (header.rescored_from or {}).get("task_path")
+    if task_path is not None and Path(task_path).is_file():
         require_trust_in_file(Path(task_path), stored=header.overrides)
     with contextlib.redirect_stdout(sys.stderr):  # a user's module may print when it is loaded
         found = tools_of_task(header)
     if found.changed:
-        told = f"the tools may be others than in the run, since these changed: {', '.join(found.changed)}"
-        echo(told, err=True)
+        changed = ", ".join(found.changed)
+        echo(f"the tools may be others than in the run, since these changed: {changed}", err=True)
     return found.tools
 
 
-def _say(told: str, path: Path) -> None:
-    echo(f"{told}: {'standard output' if path == STDOUT else path}", err=True)
+def _report(text: str, path: Path) -> None:
+    echo(f"{text}: {'standard output' if path == STDOUT else path}", err=True)
 
 
-def _tell_left_out(left_out: Counter[str]) -> None:
+def _report_left_out(left_out: Counter[str]) -> None:
     if left_out:
-        told = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
-        echo(f"left out: {told}", err=True)
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
+        echo(f"left out: {reasons}", err=True)

@@ -74,7 +74,7 @@ _MEANT = {
 
 EXIT_CODES = {
     0: "It worked, and every gate was passed.",
-    1: "A gate failed: `--fail-under`, `--fail-on-error`, a limit of the run, findings of `check`, a wall of `doctor`.",
+    1: "A gate failed: `--fail-under`, `--fail-on-error`, a limit of the run, findings of `check` or `doctor`.",
     2: "Wrong usage or configuration: an option, a task file, a path. Nothing was run.",
     3: "The run itself failed, or every episode of it broke.",
     130: "It was stopped, by Ctrl-C or SIGTERM; what was done is kept, and `--resume` goes on.",
@@ -125,7 +125,7 @@ class LazyGroup(click.Group):
 
 def module_of(name: str) -> str:
     """Return the module of a command."""
-    return f"reward_kit.cli.{_MODULES.get(name, name).replace('-', '_')}"
+    return f"reward_kit.cli.{_MODULES.get(name, name)}"
 
 
 def _verbose() -> click.Option:
@@ -134,16 +134,16 @@ def _verbose() -> click.Option:
         ["-v", "--verbose"],
         count=True,
         expose_value=False,
-        callback=lambda context, option, times: _show_logs(context, times),
+        callback=_show_logs,
         help="Show what is going on, on standard error; -vv shows more.",
     )
 
 
-def _show_logs(context: click.Context, times: int) -> None:
-    told = context.find_root().meta
-    told["verbose"] = max(times, told.get("verbose", 0))
+def _show_logs(context: click.Context, option: click.Parameter, times: int) -> None:
+    meta = context.find_root().meta
+    meta["verbose"] = max(times, meta.get("verbose", 0))
     if not context.resilient_parsing:
-        operator_log.begin(told["verbose"])
+        operator_log.begin(meta["verbose"])
 
 
 def _with_common_options(command: click.Command, prefix: str) -> click.Command:
@@ -200,7 +200,7 @@ def main() -> None:
 
 
 def _first_of_ours(group: ExceptionGroup[Exception]) -> RewardKitError:
-    """The first of our errors that task groups wrapped; a group without one is a bug of ours and is shown whole."""
+    """Return the first of our errors that task groups wrapped; a group without one is a bug, and is shown whole."""
     ours: Exception | None = group.subgroup(RewardKitError)
     while isinstance(ours, ExceptionGroup):
         ours = ours.exceptions[0]

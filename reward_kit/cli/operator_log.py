@@ -1,4 +1,4 @@
-"""Logs for whoever runs the program: what the package's loggers say, on standard error, where it is asked for.
+"""Logs of the package on standard error, if they are asked for.
 
 `REWARD_KIT_LOG=info:providers=debug` and `-v` say what; without them nothing is printed. `REWARD_KIT_LOG_FORMAT=json`
 makes each record one JSON object. Secrets are blotted out as in the files of a run.
@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,18 +38,13 @@ _OF_EVERY_RECORD = {*vars(logging.makeLogRecord({})), "message", "asctime", "tas
 
 @dataclass(frozen=True, slots=True)
 class LogFilter:
-    """What is asked for.
-
-    Attributes:
-        base: from which level on records are shown.
-        named: levels of single loggers, by their whole names; they hold for the loggers below them too.
-    """
+    """The level from which on records are shown, and levels of single loggers and those below them."""
 
     base: int
     named: Mapping[str, int] = field(default_factory=dict)
 
     def level_of(self, name: str) -> int:
-        """The level of a logger: its own, or that of the nearest one above it."""
+        """Return the level of a logger: its own, or that of the nearest one above it."""
         while name:
             if name in self.named:
                 return self.named[name]
@@ -58,18 +53,20 @@ class LogFilter:
 
 
 def parsed(text: str) -> LogFilter:
-    """`info`, or `warning:providers=debug,runs=info`: a level, and others for single parts of the package.
-
-    Raises:
-        ConfigError: a level or a part does not exist; the nearest one is told.
-    """
+    """Parse `info`, or `warning:providers=debug,runs=info`: a level, and others for single parts of the package."""
     base, _, rest = text.partition(":")
     named = {}
     for part in filter(None, rest.split(",")):
         name, separator, level = part.partition("=")
         if not separator:
-            raise ConfigError(f"{VARIABLE}={text}: {part!r} is no part=level, such as providers=debug")
-        named[_logger_name(name.strip(), text)] = _level(level, text)
+            raise ConfigError(f"{VARIABLE}={text}: {part!r} is not part=level, such as providers=debug")
+        bare = name.strip().removeprefix(f"{ROOT}.")
+        parts = [path.stem for path in Path(__file__).parents[1].iterdir() if not path.name.startswith(("_", "."))]
+        known = sorted({*parts, "events"})
+        if bare.partition(".")[0] not in known:
+            near = did_you_mean(bare, known)
+            raise ConfigError(f"{VARIABLE}={text}: no part of the package is called {name.strip()!r}{near}")
+        named[f"{ROOT}.{bare}"] = _level(level, text)
     return LogFilter(_level(base, text), named)
 
 
@@ -81,23 +78,8 @@ def _level(text: str, whole: str) -> int:
     return LEVELS[name]
 
 
-def _logger_name(name: str, whole: str) -> str:
-    bare = name.removeprefix(f"{ROOT}.")
-    parts = [path.stem for path in Path(__file__).parents[1].iterdir() if not path.name.startswith(("_", "."))]
-    known = sorted({*parts, "events"})
-    if bare.partition(".")[0] not in known:
-        raise ConfigError(f"{VARIABLE}={whole}: no part of the package is called {name!r}{did_you_mean(bare, known)}")
-    return f"{ROOT}.{bare}"
-
-
 class OperatorHandler(logging.StreamHandler[Any]):
-    """Writes to standard error what is asked for, each record as one line of text or of JSON.
-
-    Args:
-        wanted: which records.
-        form: "text" or "json".
-        redaction: what is kept out.
-    """
+    """Writes to standard error what is asked for, each record as one line of text or of JSON."""
 
     def __init__(self, wanted: LogFilter, form: str, redaction: Redaction) -> None:
         super().__init__(sys.stderr)
@@ -109,14 +91,22 @@ class OperatorHandler(logging.StreamHandler[Any]):
         self._redactions.append(redaction)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is asked for."""
+        """Return True if the record is asked for."""
         return record.levelno >= self._wanted.level_of(record.name)
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the record as one line; a traceback is indented below its text."""
+        moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        at = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        level, trace = record.levelname.lower(), traceback_of(record)
+        extras = {key: one for key, one in vars(record).items() if key not in _OF_EVERY_RECORD and one is not None}
         if self._form == "text":
-            return _as_text(record, self._hidden)
-        line = self._hidden(_as_json(record))
+            pairs = "".join(f" {key}={value}" for key, value in extras.items())
+            message = one_line(self._hidden(f"{record.getMessage()}{pairs}"))
+            return self._hidden(f"{at} {level:7} {record.name}  {message}{indented(self._hidden(trace))}")
+        document: dict[str, Any] = {"at": at, "level": level, "logger": record.name, "message": record.getMessage()}
+        document |= {"pid": record.process, **extras, **({"traceback": trace} if trace else {})}
+        line = self._hidden(json.dumps(document, default=repr))
         for redaction in self._redactions:  # a secret may be escaped in it
             line = redaction.of_line(line.encode("ascii")).decode("ascii")
         return line
@@ -127,54 +117,16 @@ class OperatorHandler(logging.StreamHandler[Any]):
         return text
 
 
-def _extras(record: logging.LogRecord) -> dict[str, Any]:
-    return {key: value for key, value in vars(record).items() if key not in _OF_EVERY_RECORD}
-
-
-def _at(record: logging.LogRecord) -> str:
-    moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _as_json(record: logging.LogRecord) -> str:
-    document = {
-        "at": _at(record),
-        "level": record.levelname.lower(),
-        "logger": record.name,
-        "message": record.getMessage(),
-        "pid": record.process,
-        **{key: value for key, value in _extras(record).items() if value is not None},
-    }
-    if trace := traceback_of(record):
-        document["traceback"] = trace
-    return json.dumps(document, default=repr)
-
-
-def _as_text(record: logging.LogRecord, hide: Callable[[str], str]) -> str:
-    """One line, and a traceback indented below it, so that no message can look like another record."""
-    extras = "".join(f" {key}={value}" for key, value in _extras(record).items() if value is not None)
-    message = one_line(hide(f"{record.getMessage()}{extras}"))
-    line = f"{_at(record)} {record.levelname.lower():7} {record.name}  {message}"
-    return hide(line + indented(hide(traceback_of(record))))
-
-
 _shown: OperatorHandler | None = None
 
 
 def is_on() -> bool:
-    """Whether logs go to standard error."""
+    """Return True if logs go to standard error."""
     return _shown is not None
 
 
 def begin(verbose: int) -> None:
-    """Show logs as the environment and `-v` ask for it; told again, with more of `-v`, it shows more.
-
-    Args:
-        verbose: how often `-v` was given: once is info, twice debug.
-
-    Raises:
-        ConfigError: a variable asks for what there is not.
-    """
+    """Show logs as the environment and `-v` ask for it: one `-v` is info, two are debug. A later call shows more."""
     global _shown
     if logging.lastResort is not None:  # prints warnings of loggers without a handler, also those of other packages
         logging.lastResort.setFormatter(SafeFormatter())
@@ -197,18 +149,14 @@ def begin(verbose: int) -> None:
     _shown = OperatorHandler(wanted, form, Redaction(known_secrets()))
     root.addHandler(_shown)
     root.propagate = False
-    _let_through(wanted)
-
-
-def _let_through(wanted: LogFilter) -> None:
-    """Have the loggers make what is asked for; a run's own log goes on getting all from info on."""
-    logging.getLogger(ROOT).setLevel(min(wanted.base, logging.INFO))
+    # The loggers make what is asked for; the log of a run still gets everything from info on.
+    root.setLevel(min(wanted.base, logging.INFO))
     for name, level in wanted.named.items():
         logging.getLogger(name).setLevel(min(level, logging.INFO))
     logging.getLogger(EVENTS).setLevel(wanted.level_of(EVENTS))
 
 
 def also_keep_out(redaction: Redaction) -> None:
-    """Keep more out of what is shown, where anything is."""
+    """Keep more out of what is shown, if anything is."""
     if _shown is not None:
         _shown.also_keep_out(redaction)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from reward_kit.errors import ConfigError
 LATEST = "latest"
 """The value of `--resume` without a run."""
 _MOST_RUNS = 50
+_NO_RUN = "no run in {}; make one with `reward-kit run`, name one, or name its folder with --log-dir"
 _COMPLETABLE = re.compile(r"[\w@%+=:,./-]+")  # bash inserts a value as it is, so a shell must not act on it
 
 
@@ -58,11 +60,7 @@ class Number(click.FloatRange):
         return super()._describe_range() if self.min is not None or self.max is not None else ""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number.
-
-        Raises:
-            click.BadParameter: it is not a number, not finite or out of bounds.
-        """
+        """Return the number."""
         found: float = super().convert(value, param, ctx)
         return found if math.isfinite(found) else self.fail(f"{value!r} is not a finite number.", param, ctx)
 
@@ -74,17 +72,6 @@ class WholeNumber(click.IntRange):
 
 
 # Options
-
-
-def stacked(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return one decorator that adds several options, listed in help in this order."""
-
-    def add(command: Any) -> Any:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
 
 
 def set_option(help: str, option: tuple[str, ...] = ("-T", "--set", "overrides")) -> Callable[[Any], Any]:
@@ -113,25 +100,20 @@ def log_dir_option(help: str) -> Callable[[Any], Any]:
 
 def resume_options(command: Any) -> Any:
     """Add `--log-dir` and `--resume` to a command."""
-    return stacked(
-        log_dir_option("Where the new run's folder is made; with --resume, where the latest is looked for."),
-        click.option(
-            "--resume",
-            is_flag=False,
-            flag_value=LATEST,
-            metavar="[RUN]",
-            shell_complete=complete_runs,
-            help="Continue a run; default: the latest.",
-        ),
-    )(command)
+    resume = click.option(
+        "--resume",
+        is_flag=False,
+        flag_value=LATEST,
+        metavar="[RUN]",
+        shell_complete=complete_runs,
+        help="Continue a run; default: the latest.",
+    )
+    log_dir = log_dir_option("Where the new run's folder is made; with --resume, where the latest is looked for.")
+    return log_dir(resume(command))
 
 
 def sandbox_options(default: str | None = None) -> Callable[[Any], Any]:
-    """Return `--sandbox`.
-
-    Args:
-        default: whose level holds if the option is left out, such as "the task's"; None for the general one.
-    """
+    """Return `--sandbox`."""
     first = f"{default}, else " if default else ""
     return click.option(
         "--sandbox",
@@ -148,32 +130,13 @@ def sandbox_keys(sandbox: str | None) -> dict[str, Any]:
 # RUN, the argument
 
 
-def run_argument(command: Any) -> Any:
-    """Add the optional argument RUN."""
-    return click.argument("run", required=False, type=click.Path(path_type=Path), shell_complete=complete_runs)(command)
-
-
 def newest_run_option(what: str = "the newest run is") -> Callable[[Any], Any]:
-    """Return `--log-dir` of a command that reads a run.
-
-    Args:
-        what: what is looked for there, for the help.
-    """
+    """Return `--log-dir` of a command that reads a run."""
     return log_dir_option(f"Where {what} looked for, when no RUN is named.")
 
 
 def run_or_newest(run: Path | None, log_dir: Path, *, except_for: Path | None = None, training: bool = False) -> Path:
-    """Return the named run, else the newest one of a folder, which is reported on standard error.
-
-    Args:
-        run: as it was named; None if it was left out.
-        log_dir: the folder.
-        except_for: a run that is not meant, even if it is the newest.
-        training: also accept a training run.
-
-    Raises:
-        ConfigError: no run was named, and the folder has none.
-    """
+    """Return the named run, else the newest one of a folder, which is reported on standard error."""
     from reward_kit.runs.run_folder import newest_runs
 
     if run is not None:
@@ -181,22 +144,18 @@ def run_or_newest(run: Path | None, log_dir: Path, *, except_for: Path | None = 
     found = newest_runs(log_dir, lambda header: training or header.training is None)
     found = [path for path in found if path != except_for]
     if not found:
-        raise ConfigError(_no_run_in(log_dir))
+        raise ConfigError(_NO_RUN.format(log_dir))
     echo(f"the newest run: {found[0]}", err=True)
     return found[0]
 
 
 def two_newest(log_dir: Path) -> tuple[Path, Path]:
-    """Return the newest run of a folder, preceded by the newest earlier one of the same task, its baseline.
-
-    Raises:
-        ConfigError: there are not two.
-    """
+    """Return the newest run of a folder, preceded by the newest earlier one of the same task, its baseline."""
     from reward_kit.runs.run_folder import RunHeader, newest_runs
 
     found = newest_runs(log_dir, lambda header: header.training is None)
     if not found:
-        raise ConfigError(_no_run_in(log_dir))
+        raise ConfigError(_NO_RUN.format(log_dir))
     newest, name = found[0], RunHeader.read(found[0]).task_name
     earlier = [path for path in found[1:] if RunHeader.read(path).task_name == name]
     if not earlier:
@@ -207,18 +166,8 @@ def two_newest(log_dir: Path) -> tuple[Path, Path]:
     return earlier[0], newest
 
 
-def _no_run_in(log_dir: Path) -> str:
-    return f"no run in {log_dir}; make one with `reward-kit run`, name one, or name its folder with --log-dir"
-
-
 def report_hidden_secrets(overrides: Mapping[str, Any], given: Mapping[str, Any], otherwise: str = "") -> list[str]:
-    """Return the keys of a resumed run's overrides whose secrets were not stored, and report those still missing.
-
-    Args:
-        overrides: what the run was given by -T, as it is stored.
-        given: what the resume is given.
-        otherwise: the end of the message, such as another way to give them.
-    """
+    """Return the keys of a resumed run's overrides whose secrets were not stored, and report those still missing."""
     from reward_kit.runs.redaction import hidden_keys
 
     hidden = list(hidden_keys(overrides))
@@ -235,8 +184,12 @@ def complete_runs(context: click.Context, parameter: click.Parameter, typed: str
     """Offer the runs of the folder that is typed, or of the folder for runs; the newest first."""
     folder, slash, _ = typed.rpartition("/")
     place = Path(f"{folder}{slash}" or context.params.get("log_dir") or "runs")
-    found = sorted(place.glob("*/run.json"), key=_changed_at, reverse=True)[:_MOST_RUNS]
-    return [CompletionItem(typed, type="dir"), *_beginning(typed, (str(path.parent) for path in found))]
+    changed: dict[Path, float] = {}
+    for path in place.glob("*/run.json"):
+        with suppress(OSError):  # removed just now
+            changed[path.parent] = path.stat().st_mtime
+    newest = sorted(changed, key=changed.__getitem__, reverse=True)[:_MOST_RUNS]
+    return [CompletionItem(typed, type="dir"), *_beginning(typed, map(str, newest))]
 
 
 def complete_policies(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
@@ -280,10 +233,3 @@ def complete_targets(context: click.Context, parameter: click.Parameter, typed: 
 
 def _beginning(typed: str, names: Iterable[Any]) -> list[CompletionItem]:
     return [CompletionItem(name) for name in names if name.startswith(typed) and _COMPLETABLE.fullmatch(name)]
-
-
-def _changed_at(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:  # removed just now
-        return 0.0

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from rich.console import Console, RenderableType
@@ -28,7 +28,7 @@ from reward_kit.runs.display import Display, DisplayKind, summary_table
 from reward_kit.runs.events import log_handler
 from reward_kit.runs.plan import Control, RunPlan
 from reward_kit.runs.redaction import Redaction
-from reward_kit.runs.run_folder import RunStore
+from reward_kit.runs.run_folder import RunFolder
 from reward_kit.runs.runner import Run, RunEngine, RunOutcome
 from reward_kit.runs.summary import EpisodeRow
 
@@ -50,16 +50,9 @@ def display_kind(asked: str | None) -> DisplayKind:
     return "rich" if sys.stderr.isatty() and not operator_log.is_on() else "plain"
 
 
-class Speaker(Protocol):
-    """Shows notes to the user."""
-
-    def say(self, note: str) -> None:
-        """Show a note."""
-
-
 @asynccontextmanager
 async def interruptible(
-    control: Control, display: Speaker, traffic: ProviderSession | None, grace_s: float | None = None
+    control: Control, say: Callable[[str], None], traffic: ProviderSession | None, grace_s: float | None = None
 ) -> AsyncIterator[None]:
     """Finish what is in flight on the first Ctrl-C or SIGTERM, and stop at once on the second.
 
@@ -67,55 +60,36 @@ async def interruptible(
 
     Args:
         control: of the run.
-        display: for what is happening.
+        say: shows a note.
         traffic: of the run's endpoints, if it has any.
         grace_s: seconds to finish what is in flight, which may wait for a stuck server; None for no limit.
     """
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_watch_signals, control, display, lambda: traffic is not None and traffic.is_down, grace_s)
-        yield
-        tasks.cancel_scope.cancel()
 
-
-async def _watch_signals(
-    control: Control, display: Speaker, is_down: Callable[[], bool], grace_s: float | None
-) -> None:
     def stop_now() -> None:
         control.finish(INTERRUPTED)
-        display.say("stopping now; what was in flight runs again on resume")
+        say("stopping now; what was in flight runs again on resume")
         control.scope.cancel()
 
-    async def stop_after(seconds: float) -> None:
+    async def stop_later(seconds: float) -> None:
         await anyio.sleep(seconds)
         stop_now()
 
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with anyio.create_task_group() as waiting:
+    async def watch_signals() -> None:
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async for _ in signals:
-                if control.stop_reason or is_down():
+                if control.stop_reason or (traffic is not None and traffic.is_down):
                     stop_now()
                     continue
                 control.finish(INTERRUPTED)
                 most = "" if grace_s is None else f", for at most {grace_s:g} s"
-                display.say(f"finishing what is in flight{most}; Ctrl-C again stops now")
+                say(f"finishing what is in flight{most}; Ctrl-C again stops now")
                 if grace_s is not None:
-                    waiting.start_soon(stop_after, grace_s)
+                    tasks.start_soon(stop_later, grace_s)
 
-
-def stop_grace_s() -> float:
-    """Return how long an interrupted run may finish what is in flight: `REWARD_KIT_STOP_GRACE_S`, or 60 seconds.
-
-    Raises:
-        ConfigError: the variable is not a number of seconds.
-    """
-    given = os.environ.get(GRACE_VARIABLE, "")
-    try:
-        seconds = float(given or _STOP_GRACE_S)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise ConfigError(f"{GRACE_VARIABLE}={given!r}: expected a number of seconds, such as 60")
-    return seconds
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch_signals)
+        yield
+        tasks.cancel_scope.cancel()
 
 
 def log_to(path: Path, redaction: Redaction) -> None:
@@ -129,7 +103,7 @@ def log_to(path: Path, redaction: Redaction) -> None:
 
 
 def allow_many_connections() -> None:
-    """As many open files as the system lets us have; the usual soft limit is less than a thousand episodes need."""
+    """Allow as many open files as the system does; the usual soft limit is too low for a thousand episodes."""
     if sys.platform == "win32":
         return
     import resource
@@ -143,7 +117,7 @@ def allow_many_connections() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What a command shows at its end, and what its exit code depends on.
+    """The end of a command: what it shows, and what its exit code depends on.
 
     Attributes:
         title: of the table.
@@ -166,7 +140,7 @@ class Ending:
 
 def run_into(
     plan: RunPlan,
-    folder: RunStore,
+    folder: RunFolder,
     ending: Ending,
     *,
     display: str | None,
@@ -176,20 +150,15 @@ def run_into(
     given: Iterable[SingleAgentEpisode] = (),
     engine: RunEngine | None = None,
 ) -> int:
-    """Run a plan into its folder and end the command.
-
-    Args:
-        plan: what is run.
-        folder: where to.
-        ending: how the command ends.
-        display: the kind of progress that was asked for.
-        traffic: what all requests to model endpoints share; None if there are none. It is closed.
-        error_limit, only_failed, given, engine: as `runner.run` takes them.
-
-    Returns:
-        The exit code.
-    """
-    grace_s, shown = stop_grace_s(), Display(display_kind(display), ending.expected)
+    """Run a plan into its folder and end the command."""
+    given_s = os.environ.get(GRACE_VARIABLE, "")
+    try:
+        grace_s = float(given_s or _STOP_GRACE_S)
+    except ValueError:
+        grace_s = math.nan
+    if not 0 <= grace_s < math.inf:
+        raise ConfigError(f"{GRACE_VARIABLE}={given_s!r}: expected a number of seconds, such as 60")
+    shown = Display(display_kind(display), ending.expected)
 
     async def run() -> tuple[RunOutcome, Control]:
         control = Control()
@@ -197,7 +166,7 @@ def run_into(
         @asynccontextmanager
         async def watched(execution: Run) -> AsyncIterator[None]:
             shown.scoring = lambda: execution.scoring
-            async with interruptible(control, shown, traffic, grace_s):
+            async with interruptible(control, shown.say, traffic, grace_s):
                 with shown, contextlib.redirect_stdout(sys.stderr):
                     yield
 
@@ -252,7 +221,7 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
         done = f"{len(outcome.rows)} of {ending.expected} episodes are there"
         note.print(f"Stopped ({control.stop_reason or 'failed'}): {done}{waiting}.")
     note.print(f"Written to {outcome.path}")
-    _note_page(outcome.page, outcome.page_error, note)
+    note_page(outcome.page, outcome.page_error)
     if outcome.credit is not None:
         from reward_kit.runs.credit import headline
 
@@ -269,23 +238,15 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
         note.print(f"Score them with another reward:  {shlex.join(again)}")
     if broken := sum(sum(summary.errors.values()) for summary in policies):
         log = outcome.path / "run.log"
-        what = (
-            "1 episode broke and is kept as an error"
-            if broken == 1
-            else f"{broken} episodes broke and are kept as errors"
-        )
-        note.print(f"{what}{f'; tracebacks are in {log}' if log.exists() else ''}")
+        kept = "1 episode broke and is kept as an error"
+        kept = kept if broken == 1 else f"{broken} episodes broke and are kept as errors"
+        note.print(f"{kept}{f'; tracebacks are in {log}' if log.exists() else ''}")
         if resume:
             command = shlex.join([*resume, "--only-failed"])
             fixed = "  (and --force if you have fixed the reward or the task)" if "--resume" in command else ""
             note.print(f"Run those again with:  {command}{fixed}")
     for line in outcome.tool_errors:
         note.print(line, style="yellow")
-    return _exit_code(outcome, control, ending, note)
-
-
-def _exit_code(outcome: RunOutcome, control: Control, ending: Ending, note: Console) -> int:
-    policies, missing = outcome.policies, outcome.missing
     if control.is_failure:
         return 3
     # Ctrl-C after the last episode began changed nothing; a passed limit on errors is a gate all the same.
@@ -313,13 +274,9 @@ def note_console() -> Console:
     return SafeConsole(stderr=True, soft_wrap=True)
 
 
-def write_page(path: Path, note: Console) -> None:
-    """Write `report.html`. A failure leaves the run and the exit code as they are."""
-    _note_page(*runner.write_page(path), note)
-
-
-def _note_page(page: Path | None, error: Exception | None, note: Console) -> None:
+def note_page(page: Path | None, error: Exception | None) -> None:
+    """Show where the page of a run is, or why it has none."""
     if error is not None:
-        note.print(f"No report was written: {error}", style="red")
+        note_console().print(f"No report was written: {error}", style="red")
     elif page is not None:
-        note.print(f"Its page:  {page}")
+        note_console().print(f"Its page:  {page}")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,16 +37,18 @@ from reward_kit.cli.outcome import Ending, run_into
 from reward_kit.cli.trust import require_trust_in_file, trust_option
 from reward_kit.display_text import counted
 from reward_kit.errors import ConfigError
-from reward_kit.runs.plan import RunArgs, RunPlan, begin_run, changes_since, header_to_resume, plan_run
+from reward_kit.providers.cassette import Cassette
+from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
+from reward_kit.runs.inputs import differences
+from reward_kit.runs.plan import RunArgs, RunPlan, begin_run, header_to_resume, plan_run
 from reward_kit.runs.redaction import is_hidden
-from reward_kit.runs.run_folder import RunHeader, RunStore, latest_run
+from reward_kit.runs.run_folder import RunFolder, RunHeader, latest_run
 from reward_kit.runs.task_file import LocatedYaml, parse_override, parse_task
 from reward_kit.runs.tasks import LoadedTask, check_world, load_task
 from reward_kit.task_parts import RunLimitsModel
 from reward_kit.validation import describe_validation_error
 
 if TYPE_CHECKING:
-    from reward_kit.providers.session import ProviderSession
     from reward_kit.runs.runner import RunEngine
 
 _DECIDED = (
@@ -152,29 +154,45 @@ def command(**options: Any) -> None:
     """
     asked = RunOptions(**options)
     overrides = dict(parse_override(item) for item in asked.overrides)
-    if asked.resume is None and (asked.only_failed or asked.force):
-        raise click.UsageError(f"{'--only-failed' if asked.only_failed else '--force'} goes with --resume")
+    path, header, stored = None, None, set[str]()
     # Output of the user's code must not mix with the summary on standard output.
     with contextlib.redirect_stdout(sys.stderr):
         if asked.resume is not None:
-            path, args, stored = _resumed(asked, overrides)
+            path, header, args, stored = _resumed(asked, overrides)
+        elif asked.only_failed or asked.force:
+            raise click.UsageError(f"{'--only-failed' if asked.only_failed else '--force'} goes with --resume")
+        elif asked.task is None:
+            raise click.UsageError("name a task file, or give --resume")
         else:
-            path, args, stored = None, _new(asked, overrides), set[str]()
-        _refuse_options_of_another_engine(asked)
+            overrides |= sandbox_keys(asked.sandbox)
+            require_trust_in_file(asked.task, {**overrides, **_keys_for_trust(asked.policies, asked.base_url)})
+            given = {one.name: getattr(asked, one.name) for one in fields(RunArgs) if hasattr(asked, one.name)}
+            args = RunArgs(**{**given, "task_path": asked.task, "overrides": overrides})
         traffic = _traffic(asked)
-        task = _load(args, traffic, stored)
-        header = _unchanged_header(path, task, asked.force) if path is not None else None
+        # In a dry run, a judge learns from the traffic that no request will be made.
+        token = CURRENT_PROVIDER_SESSION.set(traffic if traffic.is_dry_run else None)
+        try:
+            task = load_task(args.task_path, args.overrides, stored=stored)
+        finally:
+            CURRENT_PROVIDER_SESSION.reset(token)
+        if path is not None and header is not None:
+            _refuse_changes(path, header, task, asked.force)
         task = _with_run_limits(task, header, overrides, asked.max_cost)
         planned = outline_of_own_model(task) if asked.engine == "ray" else task
         plan = plan_run(planned, args, max_concurrency=asked.max_concurrency, traffic=traffic)
         engine = _ray_engine(asked, task, args, plan, traffic) if asked.engine == "ray" else None
         anyio.run(check_world, task.definition, task.samples, task.located)
-        _record(asked, traffic)  # opened last, so that bad input leaves no file behind
+        # Opened last, so that bad input leaves no file behind; a dry run begins no recording.
+        if asked.record is not None and (not asked.dry_run or asked.record.exists()):
+            traffic.cassette = Cassette.replay(asked.record) if asked.dry_run else Cassette.record(asked.record)
+            if held := traffic.cassette.held:
+                count = "1 exchange that is" if held == 1 else f"{held} exchanges that are"
+                echo(f"--record {asked.record} adds to {count} there", err=True)
     echo("".join(f"{note}\n" for note in task.notes), err=True, nl=False)
     if asked.dry_run:
         _show_plan(plan, asked.as_json)
         return
-    folder = RunStore(path, plan.redaction) if path is not None else begin_run(asked.log_dir, task, plan, args)
+    folder = RunFolder(path, plan.redaction) if path is not None else begin_run(asked.log_dir, task, plan, args)
     ending = Ending(
         title=f"{plan.definition.name}  ({counted(len(plan.samples), 'sample')} × {plan.rollouts})",
         expected=plan.total,
@@ -196,35 +214,20 @@ def command(**options: Any) -> None:
     )
 
 
-# What is run
+def _keys_for_trust(policies: Sequence[str], base_url: str | None) -> dict[str, Any]:
+    """Return the options other than -T that name code or an endpoint, as keys for the question of trust."""
+    return {"--policy": list(policies), **({"--base-url": base_url} if base_url is not None else {})}
 
 
-def _new(asked: RunOptions, overrides: dict[str, Any]) -> RunArgs:
-    """Return the arguments of a new run, once the user trusts what its task would execute."""
-    if asked.task is None:
-        raise click.UsageError("name a task file, or give --resume")
-    overrides |= sandbox_keys(asked.sandbox)
-    require_trust_in_file(asked.task, {**overrides, **_keys_for_trust(asked.policies, asked.base_url)})
-    return RunArgs(
-        task_path=asked.task,
-        overrides=overrides,
-        models=asked.models,
-        policies=asked.policies,
-        base_url=asked.base_url,
-        rollouts=asked.rollouts,
-        limit=asked.limit,
-        sample_ids=asked.sample_ids,
-        seed=asked.seed,
-    )
-
-
-def _resumed(asked: RunOptions, overrides: Mapping[str, Any]) -> tuple[Path, RunArgs, set[str]]:
-    """Return the folder and the arguments of a run that goes on, and the keys that only its `run.json` gives.
-
-    Raises:
-        ConfigError: there is no such run, or an option would change what is run.
-    """
-    _refuse_decided_options()
+def _resumed(asked: RunOptions, overrides: Mapping[str, Any]) -> tuple[Path, RunHeader, RunArgs, set[str]]:
+    """Return the folder, header and arguments of a run that goes on, and the keys that only its `run.json` gives."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in _DECIDED and source is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{parameter.opts[0]} cannot be changed by --resume; start a new run")
+        if parameter.name in _DECIDED and source is ParameterSource.ENVIRONMENT:
+            echo(f"{parameter.opts[0]} of the environment is not used: a resume keeps what was decided", err=True)
     if asked.resume != LATEST:
         path = Path(asked.resume or "")
     else:
@@ -239,51 +242,21 @@ def _resumed(asked: RunOptions, overrides: Mapping[str, Any]) -> tuple[Path, Run
     typed = {**overrides, **_keys_for_trust((), asked.base_url)}
     stored = {**header.overrides, **_keys_for_trust(header.policies, None if asked.base_url else header.base_url)}
     if require_trust_in_file(args.task_path, typed, stored):
-        return path, args, set()
-    return path, args, {*args.overrides} - {*overrides} | ({"base_url"} if asked.base_url is None else set())
+        return path, header, args, set()
+    own = {*args.overrides} - {*overrides} | ({"base_url"} if asked.base_url is None else set())
+    return path, header, args, own
 
 
-def _keys_for_trust(policies: Sequence[str], base_url: str | None) -> dict[str, Any]:
-    """Return the options besides -T that name code or an endpoint, as keys for the question of trust."""
-    return {"--policy": list(policies), **({"--base-url": base_url} if base_url is not None else {})}
-
-
-def _refuse_decided_options() -> None:
-    """Reject options that would change what is run; from the environment they are ignored, which is reported."""
-    context = click.get_current_context()
-    for parameter in context.command.params:
-        if parameter.name not in _DECIDED:
-            continue
-        source = context.get_parameter_source(parameter.name)
-        if source is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"{parameter.opts[0]} cannot be changed by --resume; start a new run")
-        if source is ParameterSource.ENVIRONMENT:
-            echo(f"{parameter.opts[0]} of the environment is not used: a resume keeps what was decided", err=True)
-
-
-def _unchanged_header(path: Path, task: LoadedTask, force: bool) -> RunHeader:
-    """Return the header of a run that goes on. Its results belong together only while its inputs are the same."""
-    header = RunHeader.read(path)
-    if changes := changes_since(path, header, task):
-        shown = "\n".join(changes)
-        if not force:
-            raise ConfigError(
-                f"{path} cannot go on, because its results would not belong together:\n{shown}\n"
-                "Start a new run, undo the change, or go on all the same with --force"
-            )
-        echo(f"--force: {path} goes on, though its results may not belong together:\n{shown}", err=True)
-    return header
-
-
-def _load(args: RunArgs, traffic: ProviderSession, stored: Collection[str]) -> LoadedTask:
-    """Load the task; in a dry run, a judge learns from the traffic that no request will be made."""
-    from reward_kit.providers.session import CURRENT_PROVIDER_SESSION
-
-    token = CURRENT_PROVIDER_SESSION.set(traffic if traffic.is_dry_run else None)
-    try:
-        return load_task(args.task_path, args.overrides, stored=stored)
-    finally:
-        CURRENT_PROVIDER_SESSION.reset(token)
+def _refuse_changes(path: Path, header: RunHeader, task: LoadedTask, force: bool) -> None:
+    """Reject or report changed inputs of a run that goes on: its results belong together only if they are the same."""
+    changes = "\n".join(differences(path, header.digests, task.digests, task.inputs))
+    if changes and not force:
+        raise ConfigError(
+            f"{path} cannot go on, because its results would not belong together:\n{changes}\n"
+            "Start a new run, undo the change, or go on all the same with --force"
+        )
+    if changes:
+        echo(f"--force: {path} goes on, though its results may not belong together:\n{changes}", err=True)
 
 
 def _with_run_limits(
@@ -320,45 +293,20 @@ def _show_plan(plan: RunPlan, as_json: bool) -> None:
     echo("Nothing was written.")
 
 
-# Model answers, recorded and replayed
-
-
 def _traffic(asked: RunOptions) -> ProviderSession:
     """Return what all requests of this run share, with the recording that answers come from; a dry run makes none."""
-    from reward_kit.providers.cassette import Cassette
-    from reward_kit.providers.session import ProviderSession
-
     if asked.record is not None and asked.replay is not None:
         raise click.UsageError("give --record or --replay, not both")
-    cassette = Cassette.replay(asked.replay) if asked.replay is not None else None
-    traffic = ProviderSession(cassette=cassette, is_dry_run=asked.dry_run)
-    if asked.dry_run:
-        traffic.notice = lambda line: echo(f"note: {line}; a dry run needs none", err=True)
-    return traffic
-
-
-def _record(asked: RunOptions, traffic: ProviderSession) -> None:
-    """Keep the answers, if --record asks for it. A dry run reads an existing recording, and begins none."""
-    path = asked.record
-    if path is None or (asked.dry_run and not path.exists()):
-        return
-    from reward_kit.providers.cassette import Cassette
-
-    traffic.cassette = Cassette.replay(path) if asked.dry_run else Cassette.record(path)
-    if held := traffic.cassette.held:
-        count = "1 exchange that is" if held == 1 else f"{held} exchanges that are"
-        echo(f"--record {path} adds to {count} there", err=True)
-
-
-# Engines
-
-
-def _refuse_options_of_another_engine(asked: RunOptions) -> None:
     if asked.engine == "local" and (asked.address is not None or asked.engine_options):
         raise click.UsageError(f"{'--address' if asked.address is not None else '-E'} goes with --engine ray")
     if asked.engine == "ray" and (asked.record is not None or asked.replay is not None):
         option = "--record" if asked.record is not None else "--replay"
         raise click.UsageError(f"{option} goes with --engine local: the answers of several workers have no one order")
+    cassette = Cassette.replay(asked.replay) if asked.replay is not None else None
+    traffic = ProviderSession(cassette=cassette, is_dry_run=asked.dry_run)
+    if asked.dry_run:
+        traffic.notice = lambda line: echo(f"note: {line}; a dry run needs none", err=True)
+    return traffic
 
 
 def outline_of_own_model(task: LoadedTask) -> LoadedTask:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import datetime
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
 from reward_kit.cli.echo import echo, echo_json
-from reward_kit.cli.options import WholeNumber, log_dir_option
+from reward_kit.cli.options import WholeNumber, json_option, log_dir_option
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.runs.display import figure
 from reward_kit.runs.files import read_json
@@ -24,7 +24,7 @@ _LONG_AGO = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """One run on disk.
+    """A run on disk.
 
     Attributes:
         path: its folder.
@@ -47,43 +47,15 @@ class StoredRun:
 
 
 def stored_runs(folder: Path) -> list[StoredRun]:
-    """The runs in a folder, the newest first. What is no run is left out.
-
-    Raises:
-        ConfigError: there is no such folder.
-    """
+    """Return the runs in a folder, the newest first."""
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}; name the folder of the runs with --log-dir")
     runs = [_read(path.parent) for path in folder.glob(f"*/{FILE}")]
     return sorted(runs, key=lambda run: run.started_at, reverse=True)
 
 
-def to_remove(runs: Sequence[StoredRun], keep: int | None, older_than: datetime.timedelta | None) -> list[StoredRun]:
-    """The runs that a rule does not keep.
-
-    Args:
-        runs: as `stored_runs` gives them.
-        keep: the newest so many of each task stay; None keeps by age alone.
-        older_than: younger runs stay; None keeps by number alone.
-    """
-    now = datetime.datetime.now(datetime.UTC)
-    seen: dict[str, int] = {}
-    chosen = []
-    for run in runs:
-        seen[run.task] = seen.get(run.task, 0) + 1
-        is_beyond = keep is None or seen[run.task] > keep
-        is_old = older_than is None or now - run.started_at > older_than
-        if is_beyond and is_old:
-            chosen.append(run)
-    return chosen
-
-
 def remove(run: StoredRun) -> None:
-    """Delete a run's folder.
-
-    Raises:
-        StoreError: another process has it open, it is a symbolic link, or it cannot be deleted.
-    """
+    """Delete a run's folder."""
     if is_open_elsewhere(run.path):
         raise StoreError(f"{run.path} is open in another process; wait for it to end")
     if run.path.is_symlink():
@@ -96,10 +68,16 @@ def remove(run: StoredRun) -> None:
 
 def _read(path: Path) -> StoredRun:
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    scores: dict[str, float | None] = {}
+    # A missing or damaged summary, like a damaged header, does not hide the other runs.
+    with suppress(StoreError), boundary(StoreError, f"{path / 'summary.json'} is damaged"):
+        policies = read_json(path / "summary.json").get("policies", [])
+        means = {str(policy["policy"]): (policy["score"] or {}).get("mean") for policy in policies}
+        scores = {name: None if mean is None else float(mean) for name, mean in means.items()}
     try:
         header = RunHeader.read(path)
     except StoreError:
-        return StoredRun(path, "?", "unreadable", _LONG_AGO, size, 0, _scores(path))
+        return StoredRun(path, "?", "unreadable", _LONG_AGO, size, 0, scores)
     is_open = header.status == "running" and is_open_elsewhere(path)
     return StoredRun(
         path=path,
@@ -108,25 +86,8 @@ def _read(path: Path) -> StoredRun:
         started_at=header.timing.started_at,
         size=size,
         total=header.total,
-        scores=_scores(path),
+        scores=scores,
     )
-
-
-def _scores(path: Path) -> dict[str, float | None]:
-    """As the summary says; none where there is no summary, or it is damaged: one such run does not hide the others."""
-    if not (path / "summary.json").is_file():
-        return {}
-    try:
-        with boundary(StoreError, f"{path / 'summary.json'} is damaged"):
-            policies = read_json(path / "summary.json").get("policies", [])
-            return {str(policy["policy"]): _mean(policy["score"]) for policy in policies}
-    except StoreError:
-        return {}
-
-
-def _mean(score: Mapping[str, Any] | None) -> float | None:
-    told = (score or {}).get("mean")
-    return None if told is None else float(told)
 
 
 _AGE = re.compile(r"(\d+)([dhm])")
@@ -147,9 +108,7 @@ def command() -> None:
 
 @command.command(name="list")
 @_LOG_DIR
-@click.option(
-    "--json", "as_json", is_flag=True, envvar="REWARD_KIT_RUNS_LIST_JSON", help="Print JSON on standard output."
-)
+@json_option("Print JSON on standard output.")
 def list_(log_dir: Path, as_json: bool) -> None:
     """The runs of a folder, the newest first: where each is, how it ended, its size and its mean scores.
 
@@ -160,7 +119,10 @@ def list_(log_dir: Path, as_json: bool) -> None:
     """
     runs = stored_runs(log_dir)
     if as_json:
-        echo_json([_as_json(run) for run in runs])
+        keys = ("task", "status", "size", "total", "scores")
+        facts = [{key: getattr(run, key) for key in keys} for run in runs]
+        places = [{"path": str(run.path), "started_at": run.started_at.isoformat()} for run in runs]
+        echo_json([{**place, **one} for place, one in zip(places, facts, strict=True)])
         return
     for run in runs:
         scores = ", ".join(
@@ -187,39 +149,34 @@ def prune(log_dir: Path, keep: int | None, older_than: str | None, yes: bool, dr
     """
     if keep is None and older_than is None:
         raise click.UsageError("say what to keep: --keep N, --older-than AGE, or both")
-    chosen = to_remove(stored_runs(log_dir), keep, _age(older_than))
+    age = None
+    if older_than is not None:
+        if (match := _AGE.fullmatch(older_than.strip())) is None:
+            raise ConfigError(f"--older-than {older_than!r}: write a number and d, h or m, such as 30d")
+        age = datetime.timedelta(**{_UNITS[match[2]]: int(match[1])})
+    now, seen, chosen = datetime.datetime.now(datetime.UTC), Counter[str](), []
+    for run in stored_runs(log_dir):
+        seen[run.task] += 1
+        if (keep is None or seen[run.task] > keep) and (age is None or now - run.started_at > age):
+            chosen.append(run)
     for run in chosen:
         echo(f"{run.path}  {run.status:<11}  {_size(run.size):>8}")
     freed = _size(sum(run.size for run in chosen))
     if not chosen or dry_run:
         echo(f"{len(chosen)} runs, {freed}. Nothing was removed." if chosen else "Nothing to remove.", err=True)
         return
-    if yes or click.confirm(f"Remove these {len(chosen)} runs ({freed})?", err=True):
-        _remove_all(chosen)
-    else:
+    if not yes and not click.confirm(f"Remove these {len(chosen)} runs ({freed})?", err=True):
         echo("Nothing was removed.", err=True)
-
-
-def _remove_all(chosen: Sequence[StoredRun]) -> None:
-    """Remove each; one that cannot be removed does not keep the others."""
+        return
     problems = []
     for run in chosen:
         try:
             remove(run)
-        except StoreError as error:
+        except StoreError as error:  # the others are removed nevertheless
             problems.append(str(error))
     echo(f"{len(chosen) - len(problems)} runs removed.", err=True)
     if problems:
         raise StoreError("\n".join(problems))
-
-
-def _age(text: str | None) -> datetime.timedelta | None:
-    if text is None:
-        return None
-    match = _AGE.fullmatch(text.strip())
-    if match is None:
-        raise ConfigError(f"--older-than {text!r}: write a number and d, h or m, such as 30d")
-    return datetime.timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
 def _size(count: float) -> str:
@@ -228,8 +185,3 @@ def _size(count: float) -> str:
             return f"{count:.0f} {unit}"
         count /= 1000
     return f"{count:.1f} GB"
-
-
-def _as_json(run: StoredRun) -> dict[str, object]:
-    facts = {key: getattr(run, key) for key in ("task", "status", "size", "total", "scores")}
-    return {"path": str(run.path), "started_at": run.started_at.isoformat(), **facts}

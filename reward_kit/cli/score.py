@@ -39,8 +39,8 @@ from reward_kit.runs.display import difference_text, figure, interval_text
 from reward_kit.runs.inputs import digest_of, scorer_hash
 from reward_kit.runs.plan import RunPlan
 from reward_kit.runs.redaction import HIDDEN, without_secrets
-from reward_kit.runs.rescoring import Counts, PolicyChange, ScoreChanges, changes_of, scores_of
-from reward_kit.runs.run_folder import FILE, RunHeader, RunStore, is_open_elsewhere, new_run_path
+from reward_kit.runs.rescoring import ScoreChanges, changes_of, scores_of
+from reward_kit.runs.run_folder import FILE, RunFolder, RunHeader, is_open_elsewhere, new_run_path
 from reward_kit.runs.scoring import (
     Ready,
     ScoreOrigin,
@@ -71,18 +71,7 @@ _SECTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class ScoreArgs:
-    """The options of `score`.
-
-    Attributes:
-        reward: FILE.py:FUNCTION.
-        options: of the reward.
-        changes: dotted keys of a task file, with their values.
-        pass_threshold: a score of this or more passes; None for that of the run, or 1.
-        log_dir: where the new run's folder is made.
-        fail_under: the gate on mean scores.
-        display: the kind of progress.
-        as_json: print the summary as JSON on standard output.
-    """
+    """The options of `score`."""
 
     reward: str
     options: Mapping[str, Any]
@@ -161,9 +150,6 @@ def _load_reward(origin: ScoreOrigin, args: ScoreArgs) -> Ready:
     return ready
 
 
-# The episodes of a run
-
-
 def _score_run(run: Path, args: ScoreArgs, output: Path | None, only_failed: bool) -> int:
     source = source_of(run)
     ready = _load_reward(origin_of(source.header) or ScoreOrigin({"name": source.header.task_name}, Path.cwd()), args)
@@ -172,35 +158,42 @@ def _score_run(run: Path, args: ScoreArgs, output: Path | None, only_failed: boo
     ready = ready._replace(definition=definition)
     check_reward(ready.reward, checked_facts(source))
     plan = RunPlan(definition, reward=ready.reward, given=len(source.places.episodes), redaction=ready.redaction)
-    folder = _new_or_begun(output, _header(source, args, ready, plan), args, ready)
+    folder = _open_folder(source, args, ready, plan, output)
     if only_failed and output is None:
         raise ConfigError("--only-failed scores again what an earlier scoring failed on; name its folder with -o")
     if not (folder.path / "episodes.jsonl").exists():
-        copied = copy_results(source, folder.path, ready.redaction)
+        hidden = copy_results(source, folder.path, ready.redaction)
         if source.redact:
             echo(f"the texts went through {source.redact} when they were stored; they are scored as stored", err=True)
-        if copied.blotted:
-            of = f"{copied.blotted:,} of {copied.episodes:,} episodes"
+        if hidden:
+            of = f"{hidden:,} of {len(source.places.episodes):,} episodes"
             echo(f"secrets are hidden in {of}; they are scored as stored, with {HIDDEN!r} there", err=True)
     before = scores_of(source)
 
     def changes(rows: Sequence[EpisodeRow]) -> ScoreChanges:
         return changes_of(before, rows, definition.pass_threshold)
 
+    again = ["reward-kit", "score", str(run), "--reward", args.reward]
+    for key, value in args.changes.items():
+        option = key.removeprefix("reward_options.")
+        typed = value if isinstance(value, str) else json.dumps(value)
+        typed = "…" if SECRET_NAME.search(option) else typed  # for the user to give again
+        again += ["-O" if option != key else "-T", f"{option}={typed}"]
+    again += ["--pass-threshold", f"{args.pass_threshold:g}"] if args.pass_threshold is not None else []
     ending = Ending(
         title=f"{source.path.name}  scored again by {args.reward}",
         expected=plan.total,
         fail_under=args.fail_under,
         as_json=args.as_json,
-        resume_command=_same_command(run, args, folder.path),
+        resume_command=[*again, "-o", str(folder.path)],
         further=lambda rows: {"changes": changes(rows).to_json()},
         shown=lambda rows: [_changes_table(changes(rows))],
     )
     return run_into(plan, folder, ending, display=args.display, only_failed=only_failed)
 
 
-def _header(source: Source, args: ScoreArgs, ready: Ready, plan: RunPlan) -> RunHeader:
-    """Return the header of the new run: the task as it was, by this reward, and where its episodes came from."""
+def _open_folder(source: Source, args: ScoreArgs, ready: Ready, plan: RunPlan, output: Path | None) -> RunFolder:
+    """Return the new run's folder, or the one that an earlier call of the same command began."""
     earlier = source.header
     files = {name: source.path / name for name in ("episodes.jsonl", "scores.jsonl")}
     rescored_from = {
@@ -211,48 +204,28 @@ def _header(source: Source, args: ScoreArgs, ready: Ready, plan: RunPlan) -> Run
         "scorer": {"id": ready.reward.id, "hash": scorer_hash(ready.reward)},
         "options": without_secrets(dict(args.options)),
     }
-    return RunHeader(
-        task_name=ready.definition.name,
-        data=str((source.path / "episodes.jsonl").resolve()),
-        reward=args.reward,
-        rescored_from=rescored_from,
-        task=without_secrets(ready.definition.model_dump(mode="json", exclude_defaults=True)),
-        seed=earlier.seed,
-        total=plan.total,
-    )
-
-
-def _new_or_begun(output: Path | None, header: RunHeader, args: ScoreArgs, ready: Ready) -> RunStore:
-    """Return the new run's folder, or the one that an earlier call of the same command began.
-
-    Raises:
-        ConfigError: the folder belongs to something else.
-        StoreError: another process has it open.
-    """
-    path = output or new_run_path(args.log_dir, header.task_name)
+    path = output or new_run_path(args.log_dir, ready.definition.name)
     if not path.exists():
-        return RunStore.create(path, header.with_(run_id=path.name), ready.redaction)
+        header = RunHeader(
+            run_id=path.name,
+            task_name=ready.definition.name,
+            data=str((source.path / "episodes.jsonl").resolve()),
+            reward=args.reward,
+            rescored_from=rescored_from,
+            task=without_secrets(ready.definition.model_dump(mode="json", exclude_defaults=True)),
+            seed=earlier.seed,
+            total=plan.total,
+        )
+        return RunFolder.create(path, header, ready.redaction)
     if not (path / FILE).is_file():
         raise ConfigError(f"-o {path}: this exists, and is not a run; name a folder that does not exist yet")
     if is_open_elsewhere(path):
         raise StoreError(f"{path} is open in another process; wait for it to end")
     begun = RunHeader.read(path).rescored_from or {}
     for key, difference in _MUST_HOLD.items():
-        if begun.get(key) != (header.rescored_from or {})[key]:
+        if begun.get(key) != rescored_from[key]:
             raise ConfigError(f"-o {path}: it cannot go on ({difference}); name a folder that does not exist yet")
-    return RunStore(path, ready.redaction)
-
-
-def _same_command(run: Path, args: ScoreArgs, path: Path) -> list[str]:
-    """Return the command that goes on, with secrets left for the user to give again."""
-    command = ["reward-kit", "score", str(run), "--reward", args.reward]
-    for key, value in args.changes.items():
-        option = key.removeprefix("reward_options.")
-        typed = value if isinstance(value, str) else json.dumps(value)
-        shown = "…" if SECRET_NAME.search(option) else typed
-        command += ["-O" if option != key else "-T", f"{option}={shown}"]
-    command += ["--pass-threshold", f"{args.pass_threshold:g}"] if args.pass_threshold is not None else []
-    return [*command, "-o", str(path)]
+    return RunFolder(path, ready.redaction)
 
 
 def _changes_table(changes: ScoreChanges) -> RenderableType:
@@ -261,44 +234,33 @@ def _changes_table(changes: ScoreChanges) -> RenderableType:
     table.add_column("", style="dim", no_wrap=True)
     for policy in changes.policies:
         table.add_column(Text(printable(policy.policy)), justify="right", overflow="fold")
-    for name, cells in _lines(changes.policies):
+    policies = changes.policies
+    rows: dict[str, list[str]] = {
+        "mean score before": [interval_text(one.before) for one in policies],
+        "mean score now": [interval_text(one.after) for one in policies],
+        "difference, paired": [difference_text(one.difference) for one in policies],
+        "episodes scored both times": [f"{one.paired:,}" for one in policies],
+        "higher / lower / equal": [
+            f"{one.episodes.up:,} / {one.episodes.down:,} / {one.episodes.same:,}" for one in policies
+        ],
+        "failed before, pass now": [f"{one.episodes.to_passed:,}" for one in policies],
+        "passed before, fail now": [f"{one.episodes.to_failed:,}" for one in policies],
+        "samples higher / lower / equal": [
+            f"{one.samples_up:,} / {one.samples_down:,} / {one.samples_same:,}" for one in policies
+        ],
+    }
+    if any(one.episodes.lost for one in policies):
+        rows["scored before, not now"] = [f"{one.episodes.lost:,}" for one in policies]
+    if any(one.episodes.gained for one in policies):
+        rows["scored now, not before"] = [f"{one.episodes.gained:,}" for one in policies]
+    for name, cells in rows.items():
         table.add_row(name, *cells)
-    return Group(table, _moved(changes)) if changes.moved else table
-
-
-def _lines(policies: Sequence[PolicyChange]) -> list[tuple[str, list[str]]]:
-    def counted(name: str) -> list[str]:
-        return [f"{getattr(one.episodes, name):,}" for one in policies]
-
-    lines = [
-        ("mean score before", [interval_text(one.before) for one in policies]),
-        ("mean score now", [interval_text(one.after) for one in policies]),
-        ("difference, paired", [difference_text(one.difference) for one in policies]),
-        ("episodes scored both times", [f"{one.paired:,}" for one in policies]),
-        ("higher / lower / equal", [_ways(one.episodes) for one in policies]),
-        ("failed before, pass now", counted("to_passed")),
-        ("passed before, fail now", counted("to_failed")),
-        ("samples higher / lower / equal", [_samples(one) for one in policies]),
-    ]
-    for name, title in (("lost", "scored before, not now"), ("gained", "scored now, not before")):
-        if any(getattr(one.episodes, name) for one in policies):
-            lines.append((title, counted(name)))
-    return lines
-
-
-def _ways(counts: Counts) -> str:
-    return f"{counts.up:,} / {counts.down:,} / {counts.same:,}"
-
-
-def _samples(change: PolicyChange) -> str:
-    return f"{change.samples_up:,} / {change.samples_down:,} / {change.samples_same:,}"
-
-
-def _moved(changes: ScoreChanges) -> RenderableType:
-    table = Table(title=Text("Moved most", "bold"), box=box.SIMPLE, title_justify="left")
-    table.add_column("episode", overflow="fold")
+    if not changes.moved:
+        return table
+    moved = Table(title=Text("Moved most", "bold"), box=box.SIMPLE, title_justify="left")
+    moved.add_column("episode", overflow="fold")
     for name in ("before", "now"):
-        table.add_column(name, justify="right")
+        moved.add_column(name, justify="right")
     for one in changes.moved:
-        table.add_row(Text(printable(one.rollout_id)), figure(one.before), figure(one.after))
-    return table
+        moved.add_row(Text(printable(one.rollout_id)), figure(one.before), figure(one.after))
+    return Group(table, moved)

@@ -15,7 +15,7 @@ import click
 
 from reward_kit.cli import operator_log
 from reward_kit.cli.echo import echo
-from reward_kit.cli.options import Number, WholeNumber, complete_rewards, sandbox_options
+from reward_kit.cli.options import Number, WholeNumber, complete_rewards, sandbox_options, set_option
 from reward_kit.cli.trust import require_trust_in, trust_option
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.levels import SandboxChoice
@@ -23,7 +23,7 @@ from reward_kit.reward_agent.remote import KEY_VARIABLE
 from reward_kit.runs.task_file import parse_override
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import Sequence
 
     from reward_kit.integrations.reward_server.options import Keys, ServerOptions
     from reward_kit.integrations.reward_server.server import Named
@@ -40,15 +40,7 @@ _EXAMPLE = '{"messages": [{"role": "assistant", "content": "42"}], "ground_truth
     type=click.Path(path_type=Path),
     help="Keys, one on each line. Default: $REWARD_KIT_SERVE_API_KEY, else one is made and printed.",
 )
-@click.option(
-    "-O",
-    "--option",
-    "options",
-    multiple=True,
-    metavar="KEY=VALUE",
-    envvar="REWARD_KIT_SERVE_OPTION",
-    help="An option of the reward; of several rewards NAME.KEY=VALUE.",
-)
+@set_option("An option of the reward; of several rewards NAME.KEY=VALUE.", ("-O", "--option", "options"))
 @sandbox_options()
 @click.option(
     "--deadline", type=Number(0.001), default=600.0, show_default=True, metavar="S", help="Seconds for one call."
@@ -120,11 +112,7 @@ def command(rewards: tuple[str, ...], **given: Any) -> None:
 
 
 def _limits(given: dict[str, Any]) -> ServerOptions:
-    """The options of the server; what is not given is no more than what it is part of.
-
-    Raises:
-        ConfigError: a batch, or a body, could never be accepted.
-    """
+    """Return the options of the server; a limit that is left out is at most the one that it is part of."""
     from reward_kit.integrations.reward_server.options import AT_LEAST, ServerOptions
 
     usual = {field.name: field.default for field in fields(ServerOptions)}
@@ -138,7 +126,7 @@ def _limits(given: dict[str, Any]) -> ServerOptions:
 
 
 def _keys(file: Path | None) -> tuple[Keys, str]:
-    """The keys, and the one that was made for this start, "" where none had to be."""
+    """Return the keys, and the one that was made for this start, "" if keys were given."""
     from reward_kit.integrations.reward_server.options import Keys, new_key, read_keys
     from reward_kit.runs.redaction import Redaction
 
@@ -154,23 +142,22 @@ def _keys(file: Path | None) -> tuple[Keys, str]:
 async def _serve(named: Sequence[Named], keys: Keys, made: str, options: ServerOptions) -> None:
     from reward_kit.integrations.reward_server.server import serving
 
+    async def stop_at_next() -> None:
+        await anext(signals)
+        running.stop()
+
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with anyio.create_task_group() as tasks:
             async with serving(named, keys, options) as running:
-                _tell(named, running.address, made, options.host)
+                _show_addresses(named, running.address, made, options.host)
                 await anext(signals)
                 echo("Answering what is in flight; Ctrl-C again stops now.", err=True)
-                tasks.start_soon(_stop_at, signals, running.stop)
+                tasks.start_soon(stop_at_next)
             tasks.cancel_scope.cancel()
 
 
-async def _stop_at(signals: AsyncIterator[signal.Signals], stop: Callable[[], None]) -> None:
-    await anext(signals)
-    stop()
-
-
-def _tell(named: Sequence[Named], address: str, made: str, host: str) -> None:
-    """The address on standard output, and everything else on standard error."""
+def _show_addresses(named: Sequence[Named], address: str, made: str, host: str) -> None:
+    """Print the address on standard output, and everything else on standard error."""
     for one in named:
         for note in one.notes:
             echo(note, err=True)
@@ -183,17 +170,14 @@ def _tell(named: Sequence[Named], address: str, made: str, host: str) -> None:
         f"-H 'Content-Type: application/json' -d '{_EXAMPLE}'",
         err=True,
     )
-    if not _is_loopback(host):
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = host == "localhost"
+    if not is_loopback:
         echo(
-            f"warning: {host} can be reached from other machines, and HTTP is not encrypted: whoever is on the way "
-            "reads keys and rollouts. Put a proxy with TLS in front, or keep to 127.0.0.1 and forward the port by ssh",
+            f"warning: {host} can be reached from other machines, and HTTP is not encrypted: who is on the way reads "
+            "keys and rollouts. Put a proxy with TLS in front, or keep to 127.0.0.1 and forward the port by ssh",
             err=True,
         )
     echo(address)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -97,12 +97,7 @@ def task_schema() -> str:
 
 
 def train_schema() -> str:
-    """Return the JSON schema of train files.
-
-    Raises:
-        ConfigError: the extra `train` is not installed, which knows the keys of `ppo`.
-    """
-
+    """Return the JSON schema of train files."""
     from reward_kit.cli.train import needs_to_learn
 
     with needs_to_learn("the schema of train files"):

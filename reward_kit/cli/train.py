@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from reward_kit.cli.options import resume_options
+from reward_kit.cli.options import display_option, json_option, resume_options, set_option
 from reward_kit.cli.trust import trust_option
 from reward_kit.errors import ConfigError, how_to_install
 
@@ -19,9 +19,6 @@ def needs_to_learn(what: str) -> Iterator[None]:
     """Report a missing `[train]` extra for the imports in this block, in the name of `what`.
 
     Imports in here keep help and completion free of PyTorch.
-
-    Raises:
-        ConfigError: a package of the extra is not installed.
     """
     try:
         yield
@@ -33,25 +30,11 @@ def needs_to_learn(what: str) -> Iterator[None]:
 
 @click.command(name="train")
 @click.argument("config", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "-T",
-    "--set",
-    "overrides",
-    multiple=True,
-    envvar="REWARD_KIT_TRAIN_SET",
-    metavar="KEY=VALUE",
-    help="Set a key of the train file (dotted for inner; task.KEY for one of the task).",
-)
+@set_option("Set a key of the train file (dotted for inner; task.KEY for one of the task).")
 @resume_options
 @click.option("--force", is_flag=True, help="With --resume: continue though the files changed.")
-@click.option("--display", type=click.Choice(["rich", "plain", "none"]), help="Progress; default by terminal.")
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    envvar="REWARD_KIT_TRAIN_JSON",
-    help="Print the summary as JSON on standard output.",
-)
+@display_option()
+@json_option()
 @click.option(
     "--dry-run", is_flag=True, help="Check everything, print batches, credit and loss in formulas, write nothing."
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
 import sys
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -20,8 +21,7 @@ from reward_kit.cli.outcome import (
     display_kind,
     interruptible,
     log_to,
-    note_console,
-    write_page,
+    note_page,
 )
 from reward_kit.cli.trust import require_trust_in_file
 from reward_kit.display_text import counted
@@ -31,40 +31,22 @@ from reward_kit.rl.learner.sharding import ProcessGroup, open_process_group
 from reward_kit.rl.training.description import describe_plan, plan_notes
 from reward_kit.rl.training.logs import TrainingDisplay
 from reward_kit.rl.training.plan import TrainingPlan, check_policy, load_plan
-from reward_kit.rl.training.run_folder import (
-    CHANGEABLE,
-    RunFolder,
-    changes_since,
-    header_of,
-    latest_training,
-    remove_unused,
-    training_of,
-)
+from reward_kit.rl.training.resume import CHANGEABLE, changes_since, header_of
 from reward_kit.rl.training.session import INTERRUPTED, TrainingOutcome, train
 from reward_kit.rl.training.setup import Factories, help_to_train, sharded_by
 from reward_kit.runs import events
 from reward_kit.runs.files import METRICS
 from reward_kit.runs.plan import Control
 from reward_kit.runs.redaction import without_hidden
-from reward_kit.runs.run_folder import FILE, RunHeader, new_run_path
+from reward_kit.runs.run_folder import CHECKPOINTS, RunFolder, RunHeader, latest_run, new_run_path
+from reward_kit.runs.runner import write_page
 from reward_kit.runs.task_file import parse_override
 from reward_kit.runs.tasks import check_world
 
 
 @dataclass(frozen=True, slots=True)
 class TrainArgs:
-    """The flags of `train`.
-
-    Attributes:
-        config: the train file; may be None with `resume`.
-        overrides: KEY=VALUE, laid over the file.
-        log_dir: where the run's folder is made.
-        resume: the run to continue, or LATEST; None for a new one.
-        force: continue though files changed.
-        display: the kind of progress.
-        as_json: print the summary to standard output as JSON.
-        dry_run: check and describe, and write nothing.
-    """
+    """The flags of `train`."""
 
     config: Path | None
     overrides: tuple[str, ...]
@@ -77,12 +59,7 @@ class TrainArgs:
 
 
 def run_train(args: TrainArgs) -> None:
-    """Train in this process, or as one of several that `torchrun` started, and exit with the run's code.
-
-    Raises:
-        ConfigError: the train file or a flag is wrong.
-        UsageError: the flags do not go together.
-    """
+    """Train in this process, or as one of several that `torchrun` started, and exit with the run's code."""
     with open_process_group() as group:
         if group is not None and not group.processes.is_first:
             if not help_to_train(group):
@@ -127,25 +104,20 @@ def _run_first(args: TrainArgs, group: ProcessGroup | None) -> int:
         return _train(plan, path, args, group)
     except (ConfigError, ExceptionGroup) as error:
         is_refused = isinstance(error, ConfigError) or error.subgroup(ConfigError) is not None
-        if is_refused and args.resume is None:  # by something that only weights or environments could show
-            remove_unused(path)
+        is_used = _has_figures(path) or any((path / CHECKPOINTS).glob("*"))
+        if is_refused and args.resume is None and not is_used:  # by something that only weights or environments show
+            shutil.rmtree(path, ignore_errors=True)
         raise
 
 
 def _plan_to_resume(args: TrainArgs, given: dict[str, object]) -> tuple[Path, TrainingPlan]:
-    """Find the run to continue, and its plan with the keys that a resume may change.
-
-    Raises:
-        ConfigError: something would change that the earlier updates were made with.
-    """
+    """Find the run to continue, and its plan with the keys that a resume may change."""
     if args.resume == LATEST:
-        path = latest_training(args.log_dir, load_plan(args.config).name if args.config else None)
+        path = latest_run(args.log_dir, load_plan(args.config).name if args.config else None, training=True)
     else:
         path = Path(str(args.resume))
-    if not (path / FILE).is_file():
-        raise ConfigError(f"--resume: {path} is not a run; name a folder with a {FILE}, or none for the latest")
-    header = RunHeader.read(path)
-    training = training_of(header, path)
+    header = RunHeader.to_resume(path)
+    training = header.training_of(path)
     train_file = Path(training.train_path)
     is_agreed = require_trust_in_file(train_file, given, training.overrides)
     hidden = report_hidden_secrets(training.overrides, given)
@@ -174,6 +146,10 @@ def _plan_to_resume(args: TrainArgs, given: dict[str, object]) -> tuple[Path, Tr
     return path, plan
 
 
+def _has_figures(run: Path) -> bool:
+    return (run / METRICS).is_file() and (run / METRICS).stat().st_size > 0
+
+
 def _train(plan: TrainingPlan, path: Path, args: TrainArgs, group: ProcessGroup | None) -> int:
     factories = Factories() if group is None else Factories(sharded_by(group))
     if plan.config.engine.type == "ray":
@@ -184,7 +160,7 @@ def _train(plan: TrainingPlan, path: Path, args: TrainArgs, group: ProcessGroup 
     display = TrainingDisplay(display_kind(args.display), plan.config.updates, evaluated_every=every)
 
     def stoppable(control: Control, watching: TrainingDisplay) -> AbstractAsyncContextManager[None]:
-        return interruptible(control, watching, None)
+        return interruptible(control, watching.say, None)
 
     async def run() -> TrainingOutcome:
         with display, contextlib.redirect_stdout(sys.stderr):
@@ -201,8 +177,8 @@ def _train(plan: TrainingPlan, path: Path, args: TrainArgs, group: ProcessGroup 
             outcome = anyio.run(run)
         finally:
             # Also for a run that failed or was stopped.
-            if (path / METRICS).is_file() and (path / METRICS).stat().st_size:
-                write_page(path, note_console())
+            if _has_figures(path):
+                note_page(*write_page(path))
         events.ended(path, "training", outcome.status)
 
     if args.as_json:

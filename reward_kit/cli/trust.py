@@ -45,35 +45,14 @@ def trust_option(command: Callable[..., Any]) -> Any:
 def require_trust_in_file(
     path: Path, typed: Mapping[str, Any] | None = None, stored: Mapping[str, Any] | None = None
 ) -> bool:
-    """Return if the user trusts what a task or train file would run, after asking where that is possible.
-
-    Args:
-        path: the YAML file.
-        typed: keys laid over the file's, from the command line of this call.
-        stored: keys laid over the file's, from a `run.json`.
-
-    Returns:
-        Whether the user typed or agreed to what `stored` says about code and endpoints. If only REWARD_KIT_TRUST lets
-        it run, it did not become the user's own choice.
-
-    Raises:
-        ConfigError: the file cannot be read, or is not trusted; nothing of it has run.
-    """
+    """Return if the user trusts what a task or train file would run, after asking where that is possible."""
     from reward_kit.runs.trust import code_of_file
 
     return _require(code_of_file(path, typed, stored), str(path))
 
 
 def require_trust_in(references: Sequence[str], folder: Path | None = None) -> None:
-    """Return if the user trusts the code of `file.py:name` references, after asking where that is possible.
-
-    Args:
-        references: as typed on the command line.
-        folder: what file paths are relative to, by default the working directory.
-
-    Raises:
-        ConfigError: a file is not trusted; nothing of it has run.
-    """
+    """Return if the user trusts the code of `file.py:name` references, after asking where that is possible."""
     from reward_kit.runs.trust import code_of_references
 
     _require(code_of_references(references, folder or Path.cwd()), ", ".join(references))
@@ -126,18 +105,15 @@ def _ask(code: PlannedCode, files: Sequence[Path], what: str) -> None:
 
 
 def described(code: PlannedCode) -> Iterator[str]:
-    """The lines that name what would run: settings, then files."""
-    lines = [*code.settings, *_file_lines(code)]
+    """Yield the lines that name what would run: settings, then files."""
+    lines = list(code.settings)
+    for file in code.files:
+        name = str(file.relative_to(code.folder) if file.is_relative_to(code.folder) else file)
+        lines.append(f"file: {name if name.isprintable() else repr(name)}")
     yield f"  in {shown(str(code.folder), _LINE_CHARS)}"
     yield from (f"    {shown(line, _LINE_CHARS)}" for line in lines[:_LINES])
     if len(lines) > _LINES:
         yield f"    … and {counted(len(lines) - _LINES, 'line')} more"
-
-
-def _file_lines(code: PlannedCode) -> Iterator[str]:
-    for file in code.files:
-        name = str(file.relative_to(code.folder) if file.is_relative_to(code.folder) else file)
-        yield f"file: {name if name.isprintable() else repr(name)}"
 
 
 def _record(code: PlannedCode, *, always: bool = False) -> None:

@@ -28,13 +28,7 @@ from reward_kit.runs.run_folder import FILE
     shell_complete=complete_runs,
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: a free one.")
-@click.option(
-    "--open/--no-open",
-    "opens",
-    default=False,
-    envvar="REWARD_KIT_VIEW_OPEN",
-    help="Open the address in the browser of this machine.",
-)
+@click.option("--open/--no-open", "opens", default=False, help="Open the address in the browser of this machine.")
 @click.option(
     "-o",
     "--output",
@@ -82,7 +76,7 @@ async def _serve(catalogue: RunCatalogue, port: int, opens: bool) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with serving(catalogue, port, access) as address:
             echo(address)
-            echo("Ctrl-C ends it. Whoever has this address can read these runs, on this machine alone.", err=True)
+            echo("Ctrl-C ends it. With this address anyone can read these runs, on this machine alone.", err=True)
             if opens:  # not this address, since other users can read the arguments of the browser's process
                 once = f"{address.partition('?')[0]}?{CODE}={access.one_time_code()}"
                 await anyio.to_thread.run_sync(webbrowser.open, once)

@@ -1,4 +1,4 @@
-"""What the credit of a batch looks like: how many steps have peers, how many earn nothing, and what is wrong if so."""
+"""Diagnostics of a batch's credit: steps with peers, steps without advantage, and the likely causes of poor credit."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from reward_kit.credit.step_arrays import Codes, Flags, Floats, codes_of
 from reward_kit.credit.step_credit import StepCredit
 
 FEW_SHARED = 0.05
-"""Below this share of steps with a peer, step-level credit says next to nothing."""
+"""Below this share of steps with a peer, step-level credit has next to no effect."""
 
-# Each with its cause and what to do about it.
+# Each with its cause and fix.
 _NOTHING_SCORED = "no trajectory is scored, so nothing has credit: look at the scores' failures"
 _MOSTLY_UNSCORED = "{} of {} trajectories are unscored and take no part: look at the scores' failures"
 _ALL_SINGLE = (
@@ -46,14 +46,14 @@ class CreditDiagnostics:
         unscored: trajectories without a score.
         steps: of the scored trajectories.
         groups: with a scored trajectory.
-        single_groups: groups with one scored trajectory, which has nothing to be compared with.
+        single_groups: groups with one scored trajectory, which cannot be compared.
         tied_groups: groups of two and more whose scores are all equal.
         uses_states: the estimator looked at states; without it the anchors' numbers are 0.
-        anchor_sizes: how many anchors have 1, 2, … steps: size -> anchors.
+        anchor_sizes: the number of anchors by their number of steps.
         steps_with_peer: steps with a peer.
         steps_with_other_peer: those with a peer of another trajectory; a state visited twice by one trajectory is
             compared with itself only.
-        zero_advantages: steps whose advantage is exactly 0.
+        zero_advantages: steps with an advantage of exactly 0.
     """
 
     trajectories: int
@@ -69,7 +69,7 @@ class CreditDiagnostics:
     zero_advantages: int
 
     def summary(self) -> dict[str, float]:
-        """The figures by the names that logs show; shares are of the scored steps or groups, and absent without any."""
+        """Return the figures by their names in logs; shares are of the scored steps or groups, if there are any."""
         figures: dict[str, float] = {
             "credit/trajectories": self.trajectories,
             "credit/unscored": self.unscored,
@@ -91,46 +91,25 @@ class CreditDiagnostics:
         return figures
 
     def warnings(self) -> list[str]:
-        """What makes the credit worth less than it could be, each with its cause and what to do about it."""
+        """Return the problems that weaken the credit, each with its cause and fix."""
         if not self.trajectories:
             return [_NOTHING_SCORED]
-        found = []
+        warnings = []
         if self.unscored > self.trajectories:
-            found.append(_MOSTLY_UNSCORED.format(self.unscored, self.unscored + self.trajectories))
+            warnings.append(_MOSTLY_UNSCORED.format(self.unscored, self.unscored + self.trajectories))
         # Advantages without states and without groups that differ are of an estimator that compares otherwise.
         compares_groups = self.uses_states or self.zero_advantages == self.steps
         if compares_groups and self.single_groups == self.groups:
-            found.append(_ALL_SINGLE)
+            warnings.append(_ALL_SINGLE)
         elif compares_groups and self.tied_groups and self.tied_groups + self.single_groups == self.groups:
-            found.append(_ALL_TIED)
-        return found + self._state_warnings()
-
-    def _state_warnings(self) -> list[str]:
-        if not self.uses_states or not self.steps:
-            return []
-        share = self.steps_with_peer / self.steps
-        if share < FEW_SHARED:
-            return [_FEW_SHARED.format(share)]
-        if not self.steps_with_other_peer and self.groups > self.single_groups:
-            return [_NEVER_MEET]
-        return []
-
-
-@dataclass(frozen=True, slots=True)
-class AnchorValue:
-    """What happened from one state on, within one group.
-
-    Attributes:
-        anchor: its number in `StepCredit.anchors_S`.
-        first_step: the position of its first step in the batch, to look its state up by.
-        count: scored steps taken in it.
-        mean_return: the mean of their G_k, an estimate of the state's value.
-    """
-
-    anchor: int
-    first_step: int
-    count: int
-    mean_return: float
+            warnings.append(_ALL_TIED)
+        if self.uses_states and self.steps:
+            share = self.steps_with_peer / self.steps
+            if share < FEW_SHARED:
+                warnings.append(_FEW_SHARED.format(share))
+            elif not self.steps_with_other_peer and self.groups > self.single_groups:
+                warnings.append(_NEVER_MEET)
+        return warnings
 
 
 def credit_diagnostics(
@@ -139,12 +118,12 @@ def credit_diagnostics(
     scores: Sequence[float | None],
     group_ids: Sequence[Hashable] | None = None,
 ) -> CreditDiagnostics:
-    """The diagnostics of a batch's credit.
+    """Return the diagnostics of a batch's credit.
 
     Args:
         credit: of S steps.
         lengths_B: (B,) steps of each trajectory.
-        scores: (B,) None where unscored.
+        scores: (B,) None if unscored.
         group_ids: (B,) the group of each trajectory; None is one group.
     """
     lengths_B = np.asarray(lengths_B, dtype=np.int64)
@@ -154,15 +133,17 @@ def credit_diagnostics(
     is_scored_B = ~np.isnan(scores_B)
     scored_S = np.repeat(is_scored_B, lengths_B)
     anchors_S = credit.anchors_S[scored_S]
-    single, tied = _single_and_tied(scores_B[is_scored_B], groups_B[is_scored_B])
+    scores_N = scores_B[is_scored_B]
+    groups, codes_N, counts_G = np.unique(groups_B[is_scored_B], return_inverse=True, return_counts=True)
+    lowest_G, highest_G = _extremes(codes_N, scores_N, len(groups))
     sizes, with_peer, with_other = _peers(anchors_S, np.repeat(np.arange(len(lengths_B)), lengths_B)[scored_S])
     return CreditDiagnostics(
         trajectories=int(is_scored_B.sum()),
         unscored=int((~is_scored_B).sum()),
         steps=int(scored_S.sum()),
-        groups=len(np.unique(groups_B[is_scored_B])),
-        single_groups=single,
-        tied_groups=tied,
+        groups=len(groups),
+        single_groups=int((counts_G == 1).sum()),
+        tied_groups=int(((counts_G > 1) & (lowest_G == highest_G)).sum()),
         uses_states=bool((credit.anchors_S >= 0).any()),
         anchor_sizes=sizes,
         steps_with_peer=int(with_peer.sum()),
@@ -171,35 +152,20 @@ def credit_diagnostics(
     )
 
 
-def anchor_values(credit: StepCredit) -> list[AnchorValue]:
-    """The mean return and the visits of every anchor with a scored step, in order of appearance."""
-    counted_S = np.flatnonzero((credit.anchors_S >= 0) & ~np.isnan(credit.returns_S))
-    anchors, first, codes, counts = np.unique(
-        credit.anchors_S[counted_S], return_index=True, return_inverse=True, return_counts=True
-    )
-    means: Floats = np.bincount(codes, credit.returns_S[counted_S], minlength=len(anchors)) / np.maximum(counts, 1)
-    order = np.argsort(first, kind="stable")
-    rows = zip(anchors[order], counted_S[first[order]], counts[order], means[order], strict=True)
-    return [AnchorValue(int(anchor), int(step), int(count), float(mean)) for anchor, step, count, mean in rows]
-
-
-def _single_and_tied(scores_N: Floats, groups_N: Codes) -> tuple[int, int]:
-    _, codes, counts = np.unique(groups_N, return_inverse=True, return_counts=True)
-    lowest, highest = np.full(len(counts), np.inf), np.full(len(counts), -np.inf)
-    np.minimum.at(lowest, codes, scores_N)
-    np.maximum.at(highest, codes, scores_N)
-    return int((counts == 1).sum()), int(((counts > 1) & (lowest == highest)).sum())
+def _extremes(codes_N: Codes, values_N: Codes | Floats, size: int) -> tuple[Floats, Floats]:
+    """Return the lowest and the highest value of each code."""
+    lowest, highest = np.full(size, np.inf), np.full(size, -np.inf)
+    np.minimum.at(lowest, codes_N, values_N)
+    np.maximum.at(highest, codes_N, values_N)
+    return lowest, highest
 
 
 def _peers(anchors_S: Codes, trajectories_S: Codes) -> tuple[dict[int, int], Flags, Flags]:
-    """How many anchors there are of each size, and which steps have a peer, and one of another trajectory."""
+    """Return the number of anchors of each size, and for each step whether it has a peer, and another trajectory's."""
     if not len(anchors_S) or anchors_S[0] < 0:
         none_S = np.zeros(len(anchors_S), dtype=np.bool_)
         return {}, none_S, none_S
     _, codes, counts = np.unique(anchors_S, return_inverse=True, return_counts=True)
-    lowest = np.full(len(counts), np.iinfo(np.int64).max)
-    highest = np.full(len(counts), -1)
-    np.minimum.at(lowest, codes, trajectories_S)
-    np.maximum.at(highest, codes, trajectories_S)
+    lowest, highest = _extremes(codes, trajectories_S, len(counts))
     sizes, numbers = np.unique(counts, return_counts=True)
     return dict(zip(sizes.tolist(), numbers.tolist(), strict=True)), (counts > 1)[codes], (lowest < highest)[codes]

@@ -1,4 +1,4 @@
-"""Advantage estimators: what each action was worth above its peers. Pure functions in NumPy, in float64.
+"""Advantage estimators, pure functions in NumPy, in float64.
 
 An estimator takes a batch of trajectories (lists of `StepData`), their final scores and their groups, and keyword-only
 hyper-parameters, and returns a `StepCredit`: flat arrays with one item per step of the batch, in order. `ESTIMATORS`
@@ -17,13 +17,10 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from reward_kit.agent.models import StepData
 from reward_kit.credit.options import Normalization, check_choice, check_normalization, check_number, check_returns
 from reward_kit.credit.state_hashes import StateHash, anchor_codes, check_state_hash
 from reward_kit.credit.step_arrays import (
     Batch,
-    Codes,
-    Floats,
     StepArrays,
     discounted,
     first_of_each,
@@ -53,18 +50,18 @@ def grpo_credit(
 ) -> StepCredit:
     """Group-relative advantages: A = (score - mean(score)) / (std(score) + epsilon) over the trajectory's group.
 
-    With normalization "std" it is GRPO (Shao et al. 2024, "DeepSeekMath", section 4.1.2), with "mean", which divides by
-    nothing, Dr. GRPO (Liu et al. 2025, "Understanding R1-Zero-Like Training"). `step_arrays.relative` has all four.
+    With normalization "std" it is GRPO (Shao et al. 2024, "DeepSeekMath", section 4.1.2), with "mean", which does not
+    divide, Dr. GRPO (Liu et al. 2025, "Understanding R1-Zero-Like Training"). `step_arrays.relative` has all four.
 
     Args:
         batch: B trajectories, S steps in all.
-        scores: (B,) None where unscored.
+        scores: (B,) None if unscored.
         group_ids: (B,) as in `gigpo_credit`.
-        normalization: what the score is measured in.
+        normalization: the scale of the score.
         normalization_constant: for "constant".
         epsilon: added to each standard deviation.
         gamma: the discount of G_k.
-        default_step_reward: what an unset base reward counts in G_k.
+        default_step_reward: the value of an unset base reward in G_k.
 
     Raises:
         ConfigError: the arguments contradict each other.
@@ -89,8 +86,8 @@ def rloo_credit(
 ) -> StepCredit:
     """REINFORCE leave-one-out (Ahmadian et al. 2024, "Back to Basics"): A = score - the mean score of the others.
 
-    The baseline does not contain the score that it is taken from, so the estimate of the gradient is unbiased. A group
-    of one has no others and gives zero. Arguments and errors as in `grpo_credit`.
+    The baseline does not contain the score itself, so the estimate of the gradient is unbiased. A group of one gives
+    zero. Arguments and errors as in `grpo_credit`.
     """
     return grpo_credit(
         batch,
@@ -111,20 +108,20 @@ def reinforce_plus_plus_baseline_credit(
     gamma: float = 1.0,
     default_step_reward: float = 0.0,
 ) -> StepCredit:
-    """REINFORCE++ with a baseline (Hu et al. 2025): the group's mean taken away, then divided by the batch's scale.
+    """REINFORCE++ with a baseline (Hu et al. 2025): less the group's mean, then divided by the batch's scale.
 
         A = (score - mean(score)) / (std + epsilon)
 
     with std the unbiased standard deviation of score - mean(score) over all scored trajectories. Each trajectory counts
-    once: their mean is then zero as it stands, and a constant group keeps its exact zeros, which it would lose if the
-    batch were whitened over steps or tokens. Arguments and errors as in `grpo_credit`.
+    once, so that a constant group keeps its exact zeros, which it would lose if the batch were whitened over steps or
+    tokens. Arguments and errors as in `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     check_normalization("std", None, epsilon)
     arrays = StepArrays.of(batch, scores, group_ids)
     centred_B = relative(arrays.scores_B, arrays.groups_B, "mean")
     scored = centred_B[~np.isnan(centred_B)]
-    # `hypot` is the root of the sum of squares, also where no float holds a square.
+    # `hypot` is the root of the sum of squares, even if no float holds a square.
     scale = math.hypot(*scored.tolist()) / math.sqrt(max(len(scored) - 1, 1)) + epsilon
     advantages_B = centred_B / scale if scale > 0 else centred_B
     return episode_credit(arrays, advantages_B, arrays.returns_S(gamma, default_step_reward))
@@ -143,23 +140,25 @@ def opo_credit(
 
         A = score - sum(length score) / sum(length)      over the trajectory's group
 
-    Args:
-        batch: B trajectories, S steps in all.
-        scores: (B,) None where unscored.
-        group_ids: (B,) as in `gigpo_credit`.
-        length: "tokens", the sampled tokens (`policy_logprobs["token_ids"]`); "steps"; or "recorded", tokens in the
-            groups whose scored steps all record them and steps in the others.
-        gamma: the discount of G_k.
-        default_step_reward: what an unset base reward counts in G_k.
-
-    Raises:
-        ConfigError: the arguments contradict each other, or `length` is "tokens" and a step records none.
-        InvalidResultError: a score or a base reward is not finite.
+    `length` is "tokens", the sampled tokens (`policy_logprobs["token_ids"]`, missing ones are a ConfigError); "steps";
+    or "recorded", tokens in the groups whose scored steps all record them and steps in the others. Other arguments and
+    errors as in `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     check_choice("length", length, get_args(Length))
     arrays = StepArrays.of(batch, scores, group_ids)
-    weights_B = _lengths(arrays, length)
+    weights_B = arrays.lengths_B.astype(np.float64)
+    if length != "steps":
+        token_ids = [(step.policy_logprobs or {}).get("token_ids") for step in arrays.steps]
+        tokens_S = np.array([math.nan if ids is None else float(len(ids)) for ids in token_ids], dtype=np.float64)
+        is_missing_S = np.isnan(tokens_S) & arrays.is_scored_S
+        if length == "tokens" and is_missing_S.any():
+            where = arrays.name_of(int(np.argmax(is_missing_S)))
+            raise ConfigError(f"{where} records no policy_logprobs['token_ids']; give length 'steps' or 'recorded'")
+        tokens_B = arrays.sums_B(np.nan_to_num(tokens_S))
+        is_known_G = np.bincount(arrays.groups_B, arrays.sums_B(is_missing_S.astype(np.float64))) == 0
+        is_known_G &= np.bincount(arrays.groups_B, tokens_B) > 0
+        weights_B = np.where(is_known_G[arrays.groups_B], tokens_B, weights_B)
     advantages_B = relative(arrays.scores_B, arrays.groups_B, "mean", weights_N=weights_B)
     return episode_credit(arrays, advantages_B, arrays.returns_S(gamma, default_step_reward))
 
@@ -174,9 +173,8 @@ def grpo_passk_credit(
 ) -> StepCredit:
     """Pass@k (Tang et al. 2025, "Optimizing Language Models for Inference Time Objectives"), k the size of the group.
 
-    The best trajectory of a group gets what the group would lose without it, its score less the second best one; all
-    others get zero. Where several are best nothing would be lost, and so in a group of one, which has no second:
-    exact zeros. Arguments and errors as in `grpo_credit`.
+    The best trajectory of a group gets its score less the second best one, the group's loss without it; all others get
+    zero. If several are best, and in a group of one, all get exact zeros. Arguments and errors as in `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     arrays = StepArrays.of(batch, scores, group_ids)
@@ -205,10 +203,10 @@ def gpg_credit(
 
         A = (score - mean(score)) B / B'
 
-    over the trajectory's group, with B the scored trajectories of the batch and B' those in groups whose scores
-    differ. The others give no gradient, and the factor keeps its length from depending on how many they are. It is
-    the one number that groups share. (A count of the scores that are not zero, which is in use too, is something else:
-    it takes a failed trajectory for one without a gradient.) Arguments and errors as in `grpo_credit`.
+    over the trajectory's group, with B the scored trajectories of the batch and B' those in groups whose scores differ.
+    The others give no gradient, and the factor keeps its length from depending on their number. (The count of scores
+    that are not zero, which is in use too, takes a failed trajectory for one without a gradient.) Arguments and errors
+    as in `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     arrays = StepArrays.of(batch, scores, group_ids)
@@ -219,28 +217,6 @@ def gpg_credit(
     with overflow_allowed():
         advantages_B = centred_B * (int(np.sum(is_scored_B)) / counting) if counting else centred_B
     return episode_credit(arrays, advantages_B, arrays.returns_S(gamma, default_step_reward))
-
-
-def _lengths(arrays: StepArrays, length: str) -> Floats:
-    """(B,) how long each trajectory is, in one unit for each group."""
-    steps_B = arrays.lengths_B.astype(np.float64)
-    if length == "steps":
-        return steps_B
-    tokens_S = np.array([_sampled_tokens(step) for step in arrays.steps], dtype=np.float64)
-    is_missing_S = np.isnan(tokens_S) & arrays.is_scored_S
-    if length == "tokens" and is_missing_S.any():
-        where = arrays.name_of(int(np.argmax(is_missing_S)))
-        raise ConfigError(f"{where} records no policy_logprobs['token_ids']; give length 'steps' or 'recorded'")
-    tokens_B = arrays.sums_B(np.nan_to_num(tokens_S))
-    is_known_G = np.bincount(arrays.groups_B, arrays.sums_B(is_missing_S.astype(np.float64))) == 0
-    is_known_G &= np.bincount(arrays.groups_B, tokens_B) > 0
-    return np.where(is_known_G[arrays.groups_B], tokens_B, steps_B)
-
-
-def _sampled_tokens(step: StepData) -> float | None:
-    """How many tokens the policy sampled in a step; None where nobody counted."""
-    token_ids = (step.policy_logprobs or {}).get("token_ids")
-    return None if token_ids is None else float(len(token_ids))
 
 
 ReturnBaseline = Literal["none", "mean"]
@@ -257,21 +233,9 @@ def discounted_returns_credit(
 ) -> StepCredit:
     """REINFORCE (Williams 1992) with reward-to-go: A = G_k = r_k + gamma G_{k+1}.
 
-    With `baseline` "mean", the mean of G over the scored steps of the group is taken away; it contains the step itself,
-    which shrinks the gradient a little in small groups. Without one nothing is relative: equal trajectories do not give
-    zeros, and groups do not matter.
-
-    Args:
-        batch: B trajectories, S steps in all.
-        scores: (B,) None where unscored.
-        group_ids: (B,) as in `gigpo_credit`.
-        gamma: in [0, 1].
-        default_step_reward: what an unset base reward counts, as in `gigpo_credit`.
-        baseline: "none" or "mean".
-
-    Raises:
-        ConfigError: the arguments contradict each other.
-        InvalidResultError: a score or a base reward is not finite.
+    With `baseline` "mean", the mean of G over the scored steps of the group is subtracted; it contains the step itself,
+    which shrinks the gradient a little in small groups. With "none" equal trajectories do not give zeros, and groups do
+    not matter. Other arguments and errors as in `gigpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     check_choice("baseline", baseline, get_args(ReturnBaseline))
@@ -320,41 +284,16 @@ def gae_credit(
         A_k     = delta_k + gamma lam A_{k+1}
 
     V_k is the step's `policy_value_estimate`, r_k as in `gigpo_credit`. After the last step of a terminated trajectory
-    nothing follows: V = 0. One that was cut off would have gone on, and V is what its last step records as
-    `step_info["bootstrap_value"]`; where it records none, the last step's own V stands in, the nearest state that the
-    critic saw. What is relative here is relative to the critic: equal trajectories do not give zeros, and groups do
-    not matter. The advantages are not whitened, so that A + V is what the critic is trained towards.
+    V = 0. Of one that was cut off it is `step_info["bootstrap_value"]` of its last step, else the last step's own V,
+    the nearest state that the critic saw. Advantages are relative to the critic: equal trajectories do not give zeros,
+    and groups do not matter. They are not whitened, so that A + V is the critic's target.
 
-    Args:
-        batch: B trajectories, S steps in all.
-        scores: (B,) None where unscored.
-        group_ids: (B,) only checked.
-        gamma: in [0, 1].
-        lam: in [0, 1]; 0 trusts the critic after one step, 1 never.
-        default_step_reward: what an unset base reward counts, as in `gigpo_credit`.
-
-    Raises:
-        ConfigError: an option is out of range, or a step of a scored trajectory has no value.
-        InvalidResultError: a score or a base reward is not finite.
+    `lam` is in [0, 1]; 0 trusts the critic after one step, 1 never. Other arguments and errors as in `gigpo_credit`; a
+    step of a scored trajectory without a value is a ConfigError.
     """
     check_returns(gamma, default_step_reward)
     check_number("lam", lam, 0.0, 1.0)
     arrays = StepArrays.of(batch, scores, group_ids)
-    values_S = _checked_values(arrays)
-    has_steps_B = arrays.lengths_B > 0
-    lasts_B = np.cumsum(arrays.lengths_B)[has_steps_B] - 1
-    next_values_S = np.append(values_S[1:], 0.0)[: len(values_S)]
-    next_values_S[lasts_B] = 0.0
-    for last in lasts_B[arrays.is_truncated_B[has_steps_B]].tolist():
-        next_values_S[last] = _bootstrap_value(arrays, last, float(values_S[last]))
-    with overflow_allowed():
-        deltas_S = arrays.earned_S(default_step_reward) + gamma * next_values_S - values_S
-    advantages_S = discounted(deltas_S, arrays.lengths_B, gamma * lam)
-    return step_credit(arrays, advantages_S, arrays.returns_S(gamma, default_step_reward))
-
-
-def _checked_values(arrays: StepArrays) -> Floats:
-    """(S,) V of every step; a scored trajectory needs it on all of its steps."""
     values_S = arrays.values_S
     bad_S = ~np.isfinite(values_S) & arrays.is_scored_S
     if bad_S.any():
@@ -364,17 +303,20 @@ def _checked_values(arrays: StepArrays) -> Floats:
             f"{arrays.name_of(position)} has the policy_value_estimate {value}; gae needs a finite one on every step: "
             "take a policy with a critic, or another estimator"
         )
-    return values_S
-
-
-def _bootstrap_value(arrays: StepArrays, last: int, own: float) -> float:
-    """V of what would have followed the last step of a trajectory that was cut off."""
-    recorded = arrays.steps[last].step_info.get("bootstrap_value")
-    if recorded is None:
-        return own
-    if isinstance(recorded, bool) or not isinstance(recorded, int | float | np.number) or not math.isfinite(recorded):
-        raise ConfigError(f"{arrays.name_of(last)}: step_info['bootstrap_value'] is a finite number; got {recorded!r}")
-    return float(recorded)
+    has_steps_B = arrays.lengths_B > 0
+    lasts_B = np.cumsum(arrays.lengths_B)[has_steps_B] - 1
+    next_values_S = np.append(values_S[1:], 0.0)[: len(values_S)]
+    next_values_S[lasts_B] = 0.0
+    for last in lasts_B[arrays.is_truncated_B[has_steps_B]].tolist():
+        value = arrays.steps[last].step_info.get("bootstrap_value")
+        is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        if value is not None and not (is_number and math.isfinite(value)):
+            raise ConfigError(f"{arrays.name_of(last)}: step_info['bootstrap_value'] is a finite number; got {value!r}")
+        next_values_S[last] = values_S[last] if value is None else value
+    with overflow_allowed():
+        deltas_S = arrays.earned_S(default_step_reward) + gamma * next_values_S - values_S
+    advantages_S = discounted(deltas_S, arrays.lengths_B, gamma * lam)
+    return step_credit(arrays, advantages_S, arrays.returns_S(gamma, default_step_reward))
 
 
 def turn_level_grpo_credit(
@@ -389,29 +331,19 @@ def turn_level_grpo_credit(
 
         A_k = G_k - the mean over the other trajectories of the group of their G_k
 
-    where a trajectory that has already stopped takes part with G_k = 0: nothing is what it earns from turn k on.
+    where a trajectory that has already stopped takes part with G_k = 0, its earnings from turn k on.
 
-    The usual form (Wei et al. 2025, MT-GRPO) takes each turn's mean reward from each turn's reward and adds up to the
-    trajectory's end. How many means are taken away then depends on when the trajectory stopped, which its own actions
+    The usual form (Wei et al. 2025, MT-GRPO) subtracts each turn's mean reward from each turn's reward and adds up to
+    the trajectory's end. The number of means then depends on when the trajectory stopped, which its own actions
     decided: every "go on" pays the mean reward of the turns that follow, and the gradient is biased towards stopping
-    (verl issue 7244). The mean over those who reached turn k, the trajectory itself among them, is no cure: it shrinks
-    the gradient of a turn the more, the fewer reach it.
+    (verl issue 7244). The mean over those that reached turn k, the trajectory itself among them, shrinks the gradient
+    of a turn the more, the fewer reach it.
 
     Here the baseline of turn k is a function of the other trajectories alone. They are drawn independently of this one,
     so it is independent of the action and of whether this trajectory reaches turn k, and
     E[grad log pi(a_k) baseline] = E[baseline] E[grad log pi(a_k)] = 0: the gradient is unbiased for every length. A
-    group of one has no others and gives zero; one whose trajectories earn the same at every turn gives exact zeros.
-
-    Args:
-        batch: B trajectories, S steps in all.
-        scores: (B,) None where unscored.
-        group_ids: (B,) as in `gigpo_credit`.
-        gamma: in [0, 1].
-        default_step_reward: what an unset base reward counts, as in `gigpo_credit`.
-
-    Raises:
-        ConfigError: the arguments contradict each other.
-        InvalidResultError: a score or a base reward is not finite.
+    group of one gives zero; one whose trajectories earn the same at every turn gives exact zeros. Arguments and errors
+    as in `gigpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     arrays = StepArrays.of(batch, scores, group_ids)
@@ -419,27 +351,22 @@ def turn_level_grpo_credit(
     starts_B = np.cumsum(arrays.lengths_B) - arrays.lengths_B
     turns_S = np.arange(len(returns_S)) - arrays.to_steps(starts_B)
     groups_S = arrays.to_steps(arrays.groups_B)
-    sizes_G = np.bincount(arrays.groups_B, ~np.isnan(arrays.scores_B))
     cells_S = groups_S * (int(turns_S.max(initial=0)) + 1) + turns_S
     is_scored_S = arrays.is_scored_S
-    advantages_S = np.full(len(returns_S), np.nan)
-    advantages_S[is_scored_S] = _less_the_others(
-        returns_S[is_scored_S], without_gaps(cells_S[is_scored_S]), sizes_G[groups_S[is_scored_S]]
-    )
-    return step_credit(arrays, advantages_S, returns_S)
-
-
-def _less_the_others(values_N: Floats, cells_N: Codes, sizes_N: Floats) -> Floats:
-    """(N,) each value less the mean of the others of its cell, filled up with zeros to the size of its group.
-
-    Counted from the cell's first value, as in `baselines.relative`, so that equal values give exact zeros.
-    """
+    # (N,) the scored steps: each value less the mean of the others of its cell, filled up with zeros to the size of its
+    # group. Values count from the cell's first one, as in `relative`, so that equal values give exact zeros.
+    values_N, cells_N = returns_S[is_scored_S], without_gaps(cells_S[is_scored_S])
+    sizes_N = np.bincount(arrays.groups_B, ~np.isnan(arrays.scores_B))[groups_S[is_scored_S]]
     first_N = values_N[first_of_each(cells_N)][cells_N]
     present_N = np.bincount(cells_N)[cells_N]
+    advantages_S = np.full(len(returns_S), np.nan)
     with overflow_allowed():
         centred_N = values_N - first_N
         sums_N = np.bincount(cells_N, centred_N)[cells_N] - (sizes_N - present_N) * first_N
-        return np.divide(sizes_N * centred_N - sums_N, sizes_N - 1, out=np.zeros_like(values_N), where=sizes_N > 1)
+        advantages_S[is_scored_S] = np.divide(
+            sizes_N * centred_N - sums_N, sizes_N - 1, out=np.zeros_like(values_N), where=sizes_N > 1
+        )
+    return step_credit(arrays, advantages_S, returns_S)
 
 
 def gigpo_credit(
@@ -470,28 +397,28 @@ def gigpo_credit(
         A   = omega A_E + (1 - omega) A_S             convex
         A   = A_E + step_weight A_S                   additive, the paper's
 
-    r_k is the step's `base_reward`. Only in a trajectory where some base reward is None do those count as
+    r_k is the step's `base_reward`. Only in a trajectory with some base reward None do those count as
     `default_step_reward`, and the final score is added at its last step. A group of one gives exact zeros, and so do
-    values that are all equal. An `invalid_action_penalty` is taken from r_k where `step_info["is_action_valid"]` is
+    values that are all equal. An `invalid_action_penalty` is subtracted from r_k if `step_info["is_action_valid"]` is
     False, and the sum of a trajectory's from the score in A_E; a score that is added at the last step stays as it is.
 
     Args:
         batch: B trajectories, S steps in all.
-        scores: (B,) None where unscored.
+        scores: (B,) None if unscored.
         group_ids: (B,) the group of each trajectory; None takes the recorded ones, else one group.
         omega: in [0, 1] for "convex", None for "additive".
         gamma: in [0, 1].
         state_hash: a name of `STATE_HASHES`, which sees the whole step (None: "state_key"), such a name with options
             as a mapping, a function of the step's `observation_data`, or a list of these, all of which have to agree.
-        default_step_reward: what an unset base reward counts.
-        combination: which of the two rules.
+        default_step_reward: the value of an unset base reward.
+        combination: the rule, "convex" or "additive".
         step_weight: for "additive", None for "convex".
         epsilon: not negative.
-        normalization: what A_E and A_S are divided by: "std", as above; "mean", nothing; "constant", the next option;
-            "leave_one_out", nothing, and the mean is that of the others.
+        normalization: the divisor of A_E and A_S: "std", as above; "mean", none; "constant", the next option;
+            "leave_one_out", none, and the mean is that of the others.
         normalization_constant: for "constant", None for the others.
         episode_statistics: in the mean and std of A_E each counts once ("trajectory", the paper's), or once per "step".
-        min_anchor_group_size: A_S is 0 where fewer scored steps than this share a state.
+        min_anchor_group_size: A_S is 0 if fewer scored steps than this share a state.
         invalid_action_penalty: not negative.
 
     Raises:
@@ -501,7 +428,10 @@ def gigpo_credit(
     episode_weight, weight = _weights(combination, omega, step_weight)
     check_returns(gamma, default_step_reward)
     check_normalization(normalization, normalization_constant, epsilon)
-    _check_statistics(episode_statistics, min_anchor_group_size, invalid_action_penalty)
+    check_choice("episode_statistics", episode_statistics, get_args(EpisodeStatistics))
+    if not isinstance(min_anchor_group_size, int) or min_anchor_group_size < 1:
+        raise ConfigError(f"min_anchor_group_size is a whole number from 1; got {min_anchor_group_size!r}")
+    check_number("invalid_action_penalty", invalid_action_penalty, 0.0)
     check_state_hash(state_hash)
     arrays = StepArrays.of(batch, scores, group_ids)
     penalties_S = np.where(arrays.is_valid_S, 0.0, invalid_action_penalty) if invalid_action_penalty else None
@@ -521,7 +451,7 @@ def gigpo_credit(
 
 
 def _weights(combination: str, omega: float | None, step_weight: float | None) -> tuple[float, float]:
-    """The weights of A_E and A_S. An argument that the rule does not use is refused, so that none is a silent no-op."""
+    """Return the weights of A_E and A_S. An argument that the rule does not use is refused, not ignored."""
     check_choice("combination", combination, get_args(Combination))
     if combination == "convex":
         if not isinstance(omega, int | float) or not 0.0 <= omega <= 1.0 or step_weight is not None:
@@ -530,13 +460,6 @@ def _weights(combination: str, omega: float | None, step_weight: float | None) -
     if not isinstance(step_weight, int | float) or not math.isfinite(step_weight) or omega is not None:
         raise ConfigError(f"additive takes a finite step_weight and no omega; got {step_weight!r} and {omega!r}")
     return 1.0, step_weight
-
-
-def _check_statistics(episode_statistics: str, min_anchor_group_size: int, invalid_action_penalty: float) -> None:
-    check_choice("episode_statistics", episode_statistics, get_args(EpisodeStatistics))
-    if not isinstance(min_anchor_group_size, int) or min_anchor_group_size < 1:
-        raise ConfigError(f"min_anchor_group_size is a whole number from 1; got {min_anchor_group_size!r}")
-    check_number("invalid_action_penalty", invalid_action_penalty, 0.0)
 
 
 ESTIMATORS: Mapping[str, Estimator] = {

@@ -1,7 +1,7 @@
-"""Which groups are worth training on, and how many are still to be collected (dynamic sampling, as in DAPO).
+"""Selection of groups worth training on, and the number still to be collected (dynamic sampling, as in DAPO).
 
-`filter_groups` judges the groups of one collection. `GroupRefill` keeps those that pass over several collections, says
-how many are missing, and in the end what there is: `RefillOutcome`.
+`filter_groups` judges the groups of one collection. `GroupRefill` keeps those that pass over several collections, and
+gives a `RefillOutcome` in the end.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class DropReason(StrEnum):
     """Why a group was not kept."""
 
     NO_SIGNAL = "no_signal"
-    """Fewer than two of its members are scored, so there is nothing to compare."""
+    """Fewer than two of its members are scored, so they cannot be compared."""
     UNSCORED_MEMBER = "unscored_member"
-    """A member is unscored, and the filter was told to drop such groups."""
+    """A member is unscored, and the filter drops such groups."""
     TIED = "tied"
-    """All its scores are equal, and no step advantage of it is kept for."""
+    """All its scores are equal, without a step advantage to keep it for."""
     BELOW_BAND = "below_band"
     """Its mean score is below the band: too hard."""
     ABOVE_BAND = "above_band"
@@ -42,7 +42,7 @@ class FilteredGroups:
     Attributes:
         kept: the group ids that passed, in order of appearance.
         dropped: the others, each with its reason.
-        members: of every group, the positions of its trajectories in the batch, wherever they stand.
+        members: of every group, the positions of its trajectories in the batch.
     """
 
     kept: list[Hashable]
@@ -67,12 +67,12 @@ def filter_groups(
     """Drop the groups that teach nothing.
 
     Args:
-        scores: (B,) None where unscored. Equal means equal as float64.
+        scores: (B,) None if unscored. Equal means equal as float64.
         group_ids: (B,) the group of each trajectory; members of a group need not be neighbours.
         band: keep groups whose mean score is within [low, high] only.
-        keep_step_signal: keep a group with equal scores where one of its step advantages is not 0 (GiGPO's A_S: equal
+        keep_step_signal: keep a group with equal scores if one of its step advantages is not 0 (GiGPO's A_S: equal
             outcomes reached by different ways).
-        step_advantages: (B,) the step advantages of each trajectory, for `keep_step_signal`; None or NaN where unset.
+        step_advantages: (B,) the step advantages of each trajectory, for `keep_step_signal`; None or NaN if unset.
         unscored: "ignore" judges a group by its scored members, "drop" drops a group with an unscored one. A group with
             fewer than two scored members is dropped in both.
 
@@ -80,75 +80,56 @@ def filter_groups(
         ConfigError: the arguments do not fit together.
         InvalidResultError: a score is not finite.
     """
-    _check(scores, group_ids, band, unscored)
+    if len(group_ids) != len(scores):
+        raise ConfigError(f"{len(scores)} scores need {len(scores)} group ids; got {len(group_ids)}")
+    check_scores(scores)
+    given: Any = band
+    is_band = isinstance(given, tuple | list) and len(given) == 2 and all(isinstance(x, int | float) for x in given)
+    if band is not None and not (is_band and band[0] <= band[1]):
+        raise ConfigError(f"band is two numbers, the lowest and the highest mean score kept; got {band!r}")
+    if unscored not in ("ignore", "drop"):
+        raise ConfigError(f"unknown unscored {unscored!r}{did_you_mean(str(unscored), ('ignore', 'drop'))}")
     if keep_step_signal and (step_advantages is None or len(step_advantages) != len(scores)):
-        given = "none" if step_advantages is None else str(len(step_advantages))
-        raise ConfigError(f"keep_step_signal needs step_advantages of {len(scores)} trajectories; got {given}")
+        count = "none" if step_advantages is None else str(len(step_advantages))
+        raise ConfigError(f"keep_step_signal needs step_advantages of {len(scores)} trajectories; got {count}")
     members: dict[Hashable, list[int]] = {}
     for index, group in enumerate(group_ids):
         members.setdefault(group, []).append(index)
     kept, dropped = [], {}
     for group, indices in members.items():
-        ways = [step_advantages[i] for i in indices] if keep_step_signal and step_advantages is not None else []
-        reason = _reason([scores[i] for i in indices], ways, band, unscored)
-        if reason is None:
-            kept.append(group)
+        scored = [index for index in indices if scores[index] is not None]
+        values = [float(score) for index in scored if (score := scores[index]) is not None]
+        mean = math.fsum(values) / len(values) if values else 0.0
+        # As float64, None is NaN, which counts as unset.
+        has_step_signal = keep_step_signal and any(
+            (np.abs(np.array(step_advantages[index], dtype=np.float64)) > 0.0).any()  # type: ignore[index]
+            for index in scored
+        )
+        if unscored == "drop" and len(scored) < len(indices):
+            dropped[group] = DropReason.UNSCORED_MEMBER
+        elif len(scored) < 2:
+            dropped[group] = DropReason.NO_SIGNAL
+        elif band is not None and mean < band[0]:
+            dropped[group] = DropReason.BELOW_BAND
+        elif band is not None and mean > band[1]:
+            dropped[group] = DropReason.ABOVE_BAND
+        elif min(values) == max(values) and not has_step_signal:
+            dropped[group] = DropReason.TIED
         else:
-            dropped[group] = reason
+            kept.append(group)
     return FilteredGroups(kept, dropped, members)
-
-
-def _check(scores: Sequence[float | None], group_ids: Sequence[Hashable], band: Any, unscored: str) -> None:
-    if len(group_ids) != len(scores):
-        raise ConfigError(f"{len(scores)} scores need {len(scores)} group ids; got {len(group_ids)}")
-    check_scores(scores)
-    is_band = isinstance(band, tuple | list) and len(band) == 2 and all(isinstance(x, int | float) for x in band)
-    if band is not None and not (is_band and band[0] <= band[1]):
-        raise ConfigError(f"band is two numbers, the lowest and the highest mean score kept; got {band!r}")
-    if unscored not in ("ignore", "drop"):
-        raise ConfigError(f"unknown unscored {unscored!r}{did_you_mean(str(unscored), ('ignore', 'drop'))}")
-
-
-def _reason(
-    scores: Sequence[float | None],
-    step_advantages: Sequence[Sequence[float | None]],
-    band: tuple[float, float] | None,
-    unscored: Unscored,
-) -> DropReason | None:
-    scored = [float(score) for score in scores if score is not None]
-    if unscored == "drop" and len(scored) < len(scores):
-        return DropReason.UNSCORED_MEMBER
-    if len(scored) < 2:
-        return DropReason.NO_SIGNAL
-    mean = math.fsum(scored) / len(scored)
-    if band is not None and mean < band[0]:
-        return DropReason.BELOW_BAND
-    if band is not None and mean > band[1]:
-        return DropReason.ABOVE_BAND
-    ways = zip(scores, step_advantages, strict=True) if step_advantages else ()
-    if min(scored) == max(scored) and not any(score is not None and _any_signal(steps) for score, steps in ways):
-        return DropReason.TIED
-    return None
-
-
-def _any_signal(advantages: Sequence[float | None]) -> bool:
-    # As float64, None is NaN, which counts as unset.
-    return bool((np.abs(np.array(advantages, dtype=np.float64)) > 0.0).any())
-
-
-# Collecting until there are enough
 
 
 @dataclass(frozen=True, slots=True)
 class RefillOutcome:
-    """What the collections gave.
+    """The result of several collections.
 
     Attributes:
-        groups: what was kept, in order of arrival; never more than wanted.
-        missing: how many groups are missing from what was wanted.
+        groups: the kept groups, in order of arrival; never more than wanted.
+        missing: the number of groups that are still wanted.
         tries: collections made.
-        dropped: how many groups were dropped for each reason.
-        surplus: kept groups beyond what was wanted, in order, for the next batch.
+        dropped: the number of groups dropped for each reason.
+        surplus: further kept groups, in order, for the next batch.
     """
 
     groups: list[Any]
@@ -159,11 +140,11 @@ class RefillOutcome:
 
     @property
     def is_complete(self) -> bool:
-        """There are as many groups as wanted."""
+        """No group is missing."""
         return not self.missing
 
     def describe(self) -> str:
-        """One line: what there is, what is missing and why groups were dropped."""
+        """Return one line with the kept, the missing and the dropped groups."""
         wanted = len(self.groups) + self.missing
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items()) or "none"
         return f"{len(self.groups)} of {wanted} groups after {self.tries} collections; dropped: {reasons}"
@@ -171,7 +152,7 @@ class RefillOutcome:
 
 @dataclass(slots=True)
 class GroupRefill:
-    """Collects groups until there are enough, or the tries are used up; what was kept is never collected again.
+    """Collects groups until there are enough, or the tries are used up; kept groups are never collected again.
 
     Attributes:
         wanted: groups in a batch.
@@ -203,7 +184,7 @@ class GroupRefill:
 
     @property
     def missing(self) -> int:
-        """How many groups are still to be collected."""
+        """The number of groups still to be collected."""
         return max(self.wanted - len(self._kept), 0)
 
     @property
@@ -212,11 +193,11 @@ class GroupRefill:
         return self._tries >= self.max_tries
 
     def add(self, groups: dict[Hashable, Any], verdict: FilteredGroups) -> None:
-        """Take the kept groups of one collection.
+        """Add the kept groups of one collection.
 
         Args:
-            groups: what stands for each group (its episodes, its rows), by group id.
-            verdict: of the filter on them; the last try is judged like every other.
+            groups: by group id, any value for each (its episodes, its rows).
+            verdict: of the filter on them.
 
         Raises:
             ConfigError: no try is left, or the verdict is on other groups.
@@ -232,6 +213,6 @@ class GroupRefill:
             self._dropped[reason] = self._dropped.get(reason, 0) + 1
 
     def outcome(self) -> RefillOutcome:
-        """What there is now."""
+        """Return the result so far."""
         groups, surplus = self._kept[: self.wanted], self._kept[self.wanted :]
         return RefillOutcome(groups, self.missing, self._tries, dict(self._dropped), surplus)

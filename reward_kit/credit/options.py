@@ -1,4 +1,4 @@
-"""Checks of estimators' options: one clear error where an option is unknown, out of range or would change nothing."""
+"""Checks of options: a ConfigError for one that is unknown, out of range or without effect."""
 
 from __future__ import annotations
 
@@ -14,21 +14,13 @@ Normalization = Literal["std", "mean", "constant", "leave_one_out"]
 
 
 def check_choice(name: str, choice: object, known: Sequence[str]) -> None:
-    """Refuses a choice that there is not.
-
-    Raises:
-        ConfigError: see above.
-    """
+    """Reject unknown choices."""
     if choice not in known:
         raise ConfigError(f"unknown {name} {choice!r}{did_you_mean(str(choice), known)}")
 
 
 def check_number(name: str, number: object, low: float = -math.inf, high: float = math.inf) -> None:
-    """Refuses what is no finite number in [low, high].
-
-    Raises:
-        ConfigError: see above.
-    """
+    """Reject all but finite numbers in [low, high]."""
     if not isinstance(number, int | float | np.integer | np.floating) or not math.isfinite(number):
         raise ConfigError(f"{name} is a finite number; got {number!r}")
     if not low <= number <= high:
@@ -37,21 +29,13 @@ def check_number(name: str, number: object, low: float = -math.inf, high: float 
 
 
 def check_returns(gamma: float, default_step_reward: float) -> None:
-    """Refuses what G_k cannot be made with.
-
-    Raises:
-        ConfigError: gamma is not in [0, 1], or the default reward is not finite.
-    """
+    """Check the options of G_k: gamma in [0, 1], a finite default reward."""
     check_number("gamma", gamma, 0.0, 1.0)
     check_number("default_step_reward", default_step_reward)
 
 
 def check_normalization(normalization: str, normalization_constant: float | None, epsilon: float) -> None:
-    """Refuses an unknown name, and a constant where none is used, so that no option is a silent no-op.
-
-    Raises:
-        ConfigError: see above, or epsilon is negative or not finite.
-    """
+    """Reject unknown names, a constant without effect, and an epsilon that is negative or not finite."""
     check_choice("normalization", normalization, get_args(Normalization))
     check_number("epsilon", epsilon, 0.0)
     if normalization != "constant":

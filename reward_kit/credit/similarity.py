@@ -2,13 +2,13 @@
 
 Two texts are similar where 2 LCS / (|a| + |b|) reaches the threshold, with LCS the length of their longest common
 subsequence. The groups are the connected components of that relation, so they do not depend on the order of the texts,
-and two similar texts are never apart. The price is that groups chain: where a is similar to b and b to c, all three are
-together, however far a is from c. Short texts that differ in one word can be similar ("You are in the kitchen." and
-"You are in the bedroom." at 0.7); raise the threshold, or use a hash that reads what matters.
+and two similar texts are never apart. But groups chain: if a is similar to b and b to c, all three are together,
+however far a is from c. Short texts that differ in one word can be similar ("You are in the kitchen." and "You are in
+the bedroom." at 0.7); raise the threshold, or use a hash that reads only the relevant part.
 
 Not all pairs are compared. Equal texts are one. Near copies are first gathered around leaders, found by hashes of their
 pieces. Two leaders' clusters can hold a similar pair only if the leaders are near, the distance being a metric; counts
-of symbols and of pairs of symbols bound it from below for all leaders at once. What is left is compared exactly.
+of symbols and of pairs of symbols bound it from below for all leaders at once. The rest is compared exactly.
 
 The distance is |a| + |b| - 2 LCS(a, b), in insertions and deletions; it is a metric. The similarity above is 1 minus
 the distance over |a| + |b|: the ratio of `difflib.SequenceMatcher` if its blocks are a longest common subsequence,
@@ -30,7 +30,7 @@ from reward_kit.credit.step_arrays import Codes, Floats
 
 
 def indel_distance(a: str, b: str, limit: int) -> int | None:
-    """The exact distance, or None where it is above `limit`, which is found out much sooner."""
+    """Return the exact distance, or much sooner None if it is above `limit`."""
     distance = Indel.distance(a, b, score_cutoff=limit)
     return distance if distance <= limit else None
 
@@ -60,8 +60,8 @@ class TextSketches:
 
     Attributes:
         texts: the texts.
-        symbols: (buckets, N) how often a symbol of each bucket stands in the text; buckets that all texts fill alike
-            are left out, here and below.
+        symbols: (buckets, N) the count of each bucket's symbols in the text; buckets that all texts fill alike are left
+            out, here and below.
         runs: (N, buckets) the same of pairs, and of triples.
         pieces: (N, up to 4) hashes of pieces of eight symbols, likely to be equal for texts that are near.
     """
@@ -73,7 +73,7 @@ class TextSketches:
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> TextSketches:
-        """The sketches of texts."""
+        """Return the sketches of texts."""
         longest = max(map(len, texts), default=0)
         kind = np.int16 if longest < _SHORT_TEXTS else np.int64
         counts = [np.zeros((len(texts), buckets), dtype=kind) for buckets in _BUCKETS]
@@ -88,18 +88,14 @@ class TextSketches:
         return cls(texts, np.ascontiguousarray(symbols.T), (pairs, triples), pieces)
 
     def least_distances(self, index: int, others: Codes) -> Codes:
-        """(M,) a lower bound of the distance of one text to each of the others."""
+        """Return (M,) a lower bound of the distance of one text to each of the others."""
         bounds = _difference(self.symbols[:, others], self.symbols[:, index, None], axis=0)
         for table, changed in zip(self.runs, _CHANGED[1:], strict=True):
             bounds = np.maximum(bounds, -(-_difference(table[others], table[index], axis=1) // changed))
         return bounds
 
     def near_pairs(self, indices: Codes, reaches: Floats) -> Iterator[tuple[int, list[int]]]:
-        """The pairs of `indices` that may be within the sum of their reaches, nearest first.
-
-        Yields:
-            A position in `indices`, and later positions that may be near; only where there are any.
-        """
+        """Yield positions in `indices` with later ones that may be within the sum of their reaches, nearest first."""
         symbols, fives = np.ascontiguousarray(self.symbols[:, indices]), self._fives(indices)
         for row in range(len(indices) - 1):
             bounds = _difference(symbols[:, row + 1 :], symbols[:, row, None], axis=0)
@@ -118,7 +114,7 @@ class TextSketches:
                 yield row, near[np.argsort(bounds, kind="stable")].tolist()
 
     def _fives(self, indices: Codes) -> Counts:
-        """(M, buckets) the counts of runs of five in some of the texts."""
+        """Return (M, buckets) the counts of runs of five in some of the texts."""
         counts = np.zeros((len(indices), _FIVE_BUCKETS), dtype=self.symbols.dtype)
         for row, index in enumerate(indices.tolist()):
             pairs, triples = _short_runs(_codes(self.texts[index]))
@@ -131,25 +127,25 @@ def _codes(text: str) -> Codes:
 
 
 def _short_runs(codes: Codes) -> tuple[Codes, Codes]:
-    """Numbers for the pairs of neighbours, and for the triples."""
+    """Return numbers for the pairs of neighbours, and for the triples."""
     return codes[:-1] * 37 + codes[1:], codes[:-2] * 1369 + codes[1:-1] * 37 + codes[2:]
 
 
 def _varying(counts: Counts) -> Counts:
-    """The columns in which not all texts are alike."""
+    """Return the columns in which not all texts are alike."""
     is_varying = (counts != counts[:1]).any(axis=0)
     return np.ascontiguousarray(counts[:, is_varying])
 
 
 def _difference(many: Counts, one: Counts, axis: int) -> Codes:
-    """The sums of the absolute differences; in the counts' own type, which is several times as fast."""
+    """Return the sums of the absolute differences, in the counts' own type, which is several times as fast."""
     difference = many - one
     np.abs(difference, out=difference)
     return difference.sum(axis=axis, dtype=difference.dtype)  # type: ignore[no-any-return]
 
 
 def _pieces(codes: npt.NDArray[np.uint64]) -> list[int]:
-    """For each of four random orders, the hash of the text's first piece in that order (MinHash)."""
+    """Return for each of four random orders the hash of the text's first piece in that order (MinHash)."""
     if len(codes) < _PIECE:
         return []
     rolled = codes
@@ -160,12 +156,9 @@ def _pieces(codes: npt.NDArray[np.uint64]) -> list[int]:
 
 
 def similar_groups(texts: Sequence[str], groups_S: Codes, threshold: float) -> Codes:
-    """(S,) a number for each component of similar texts within a group: equal where two steps share a state.
+    """Return (S,) a number for each component of similar texts within a group: equal if two steps share a state.
 
-    Args:
-        texts: (S,) the state of every step.
-        groups_S: (S,) texts of different groups are never together.
-        threshold: in (0, 1]; 1 takes equal texts only.
+    The threshold is in (0, 1]; 1 takes equal texts only.
     """
     keys = list(zip(groups_S.tolist(), texts, strict=True))
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
@@ -182,7 +175,7 @@ def similar_groups(texts: Sequence[str], groups_S: Codes, threshold: float) -> C
 
 
 def components(texts: Sequence[str], threshold: float) -> list[list[int]]:
-    """The connected components of distinct texts, each the positions of its members in order."""
+    """Return the connected components of distinct texts, each the positions of its members in order."""
     linker = _Linker(texts, threshold)
     if threshold < 1.0:
         linker.gather()
@@ -218,7 +211,7 @@ class _Linker:
         self._sketches = TextSketches.of(texts if threshold < 1.0 else ())
 
     def find(self, index: int) -> int:
-        """The text that stands for the component."""
+        """Return the representative text of the component."""
         parents = self._parents
         while parents[index] != index:
             parents[index] = parents[parents[index]]
@@ -229,10 +222,10 @@ class _Linker:
         self._parents[self.find(a)] = self.find(b)
 
     def _limit(self, a: int, b: int) -> int:
-        """The largest distance at which two texts are similar."""
+        """Return the largest distance at which two texts are similar."""
         total = len(self._texts[a]) + len(self._texts[b])
         limit = math.ceil((1.0 - self._threshold) * total)
-        # By the same division as the similarity, so that no rounding can tell the two apart.
+        # By the same division as the similarity, so that rounding cannot make them differ.
         while limit and (total - limit) / total < self._threshold:
             limit -= 1
         return limit
@@ -241,7 +234,7 @@ class _Linker:
         return indel_distance(self._texts[a], self._texts[b], limit)
 
     def gather(self) -> None:
-        """Put each text to a similar leader, if its pieces lead to one, or let it lead. The rest is linked later."""
+        """Add each text to a similar leader, if its pieces lead to one, else make it a leader; link the rest later."""
         by_piece: dict[int, _TextCluster] = {}
         for index, pieces in enumerate(self._sketches.pieces):
             candidates = {id(by_piece[piece]): by_piece[piece] for piece in pieces if piece in by_piece}
@@ -284,7 +277,7 @@ class _Linker:
             self._join(one.leader, two.leader)
 
     def _has_similar_pair(self, one: _TextCluster, two: _TextCluster, distance: int) -> bool:
-        """Whether two clusters with leaders this far apart hold a similar pair beside their leaders."""
+        """Return whether two clusters with leaders this far apart hold a similar pair beside their leaders."""
         for a, radius in zip(one.members, one.distances, strict=True):
             least = self._sketches.least_distances(a, np.array(two.members))
             least = np.maximum(least, distance - radius - np.array(two.distances))

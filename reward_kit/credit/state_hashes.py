@@ -1,4 +1,4 @@
-"""`typed_key`: any plain value as a dictionary key that keeps type and shape apart."""
+"""State hashes: keys that make two steps share an anchor state, and `typed_key`, on which they are built."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, count
 from typing import Any
 
@@ -19,11 +18,10 @@ from pydantic import BaseModel
 from reward_kit.agent.models import StepData
 from reward_kit.credit.step_arrays import Batch, Codes
 from reward_kit.errors import ConfigError, boundary, did_you_mean, how_to_install, kind_of
-from reward_kit.models import Message
 
 
 def typed_key(value: Any) -> Hashable:
-    """`value` as a dictionary key that keeps type and shape apart: 1, 1.0, True and "1" are four keys.
+    """Return `value` as a dictionary key that keeps type and shape apart: 1, 1.0, True and "1" are four keys.
 
     Raises:
         ConfigError: it holds something that is neither plain data, an array, a tensor nor a model, or it holds itself.
@@ -55,12 +53,13 @@ def _key(value: Any) -> Hashable:
     if isinstance(value, BaseModel):
         return kind, _key(value.model_dump())
     if kind.__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
-        return _tensor_key(value)
-    return _container_key(value)
-
-
-def _container_key(value: Any) -> Hashable:
-    kind = type(value)
+        # By dtype, shape and content. PyTorch is not imported here, and the device does not matter.
+        here = value.detach().cpu()
+        if getattr(here, "is_sparse", False):
+            here = here.to_dense()
+        if str(here.dtype) == "torch.bfloat16":  # unknown to NumPy; float32 holds each of its values
+            here = here.float()
+        return kind, str(value.dtype), tuple(value.shape), here.numpy().tobytes()
     if isinstance(value, list | tuple):
         return kind, tuple(map(_key, value))
     if isinstance(value, set | frozenset):
@@ -70,18 +69,8 @@ def _container_key(value: Any) -> Hashable:
     raise ConfigError(f"a state hash gave {kind_of(value)}; give text, plain data, an array, a tensor or a model")
 
 
-def _tensor_key(tensor: Any) -> Hashable:
-    """By dtype, shape and content. PyTorch is not imported here, and the device does not matter."""
-    here = tensor.detach().cpu()
-    if getattr(here, "is_sparse", False):
-        here = here.to_dense()
-    if str(here.dtype) == "torch.bfloat16":  # NumPy has none; float32 holds each of its values
-        here = here.float()
-    return type(tensor), str(tensor.dtype), tuple(tensor.shape), here.numpy().tobytes()
-
-
 def stable_text(key: Hashable) -> str:
-    """A typed key as text that is the same in every process, which `hash` and the order of a set are not."""
+    """Return a typed key as text that is the same in every process, unlike `hash` and the order of a set."""
     if isinstance(key, frozenset):
         return f"{{{','.join(sorted(map(stable_text, key)))}}}"
     if isinstance(key, tuple):
@@ -103,8 +92,8 @@ class NamedHash:
     """A named hash with its options fixed.
 
     Attributes:
-        read: where the state of a step was read, and the state; two states share a key only where both are equal.
-        threshold: how similar two texts are to count as one state; None where they have to be equal.
+        read: returns the source of a step's state, and the state; states share a key only if both are equal.
+        threshold: the least similarity of two texts that count as one state; None if they have to be equal.
     """
 
     read: Reader
@@ -112,21 +101,12 @@ class NamedHash:
 
 
 def check_state_hash(state_hash: StateHash) -> None:
-    """Refuses a hash that cannot be used, before anything is collected.
-
-    Raises:
-        ConfigError: no hash has this name, or an option is unknown, missing or does not fit.
-    """
+    """Raise a ConfigError for an unknown hash, or an unknown, missing or invalid option."""
     _prepared(state_hash)
 
 
 def anchor_codes(batch: Batch, groups_S: Codes, state_hash: StateHash = None) -> Codes:
-    """(S,) a number for each distinct pair of group and state: equal where two steps share an anchor state.
-
-    Args:
-        batch: the trajectories.
-        groups_S: (S,) the group of every step, numbered from 0.
-        state_hash: see the module.
+    """Return (S,) a number for each distinct pair of group and state: equal if two steps share an anchor state.
 
     Raises:
         ConfigError: the hash cannot be used, or gave something that cannot be a key.
@@ -144,7 +124,7 @@ def anchor_codes(batch: Batch, groups_S: Codes, state_hash: StateHash = None) ->
 
 
 def hash_steps(batch: Batch, state_hash: StateHash = None) -> list[Hashable]:
-    """(S,) the key of every step's state; for "similarity", of the text that is compared.
+    """Return (S,) the key of every step's state; for "similarity", of the text that is compared.
 
     Raises:
         ConfigError: the hash cannot be used, or gave something that cannot be a key.
@@ -156,7 +136,7 @@ def hash_steps(batch: Batch, state_hash: StateHash = None) -> list[Hashable]:
 
 
 def _texts_alone(batch: Batch, read: Reader) -> list[Hashable] | None:
-    """(S,) the states where all were read in one place and are text: the usual run, in a tenth of the time."""
+    """Return (S,) the states if all have one source and are text: the usual run, in a tenth of the time."""
     if read is _recorded_key:
         recorded: list[Any] = [step.step_info.get("state_key") for step in chain.from_iterable(batch)]
         kinds = set(map(type, recorded))
@@ -171,13 +151,10 @@ def _texts_alone(batch: Batch, read: Reader) -> list[Hashable] | None:
 
 
 def readable_keys(batch: Batch, state_hash: StateHash = None) -> list[str]:
-    """(S,) the key of every step as people and files want it: equal texts for equal keys, and only for those.
+    """Return (S,) the key of every step for people and files: equal texts for equal keys, and only for those.
 
-    Text stands as it is; where it is long, its beginning and a digest. Anything else is followed by the digest of its
-    typed key. For "similarity" it is the step's own text, since an anchor state has no text of its own.
-
-    Raises:
-        ConfigError: as `hash_steps`.
+    Short text stays as it is; of long text it is the beginning and a digest. Anything else is followed by the digest of
+    its typed key. For "similarity" it is the step's own text, since an anchor state has no text of its own.
     """
     known: dict[tuple[str, Hashable], str] = {}
     readable = []
@@ -226,36 +203,31 @@ def _prepared(state_hash: StateHash) -> NamedHash | Callable[[Any], Any]:
 
 
 def _all_of(hashes: Sequence[OneHash]) -> NamedHash:
-    """One hash of several."""
+    """Return one hash of several."""
     if not hashes or any(one is None or isinstance(one, list | tuple) for one in hashes):
         raise ConfigError(f"a list of state hashes has at least one, each a name, mapping or function; got {hashes!r}")
     prepared = [_prepared(one) for one in hashes]
     if any(isinstance(one, NamedHash) and one.threshold is not None for one in prepared):
         raise ConfigError("state hash 'similarity' links texts that are not equal, and so stands alone, not in a list")
-    return NamedHash(partial(_read_all, readers=[_reader_of(one) for one in prepared]))
+    readers = [_reader_of(one) for one in prepared]
+    return NamedHash(lambda step: ("all", [read(step) for read in readers]))
 
 
 def _reader_of(prepared: NamedHash | Callable[[Any], Any]) -> Reader:
-    return prepared.read if isinstance(prepared, NamedHash) else partial(_read_function, function=prepared)
+    if isinstance(prepared, NamedHash):
+        return prepared.read
 
+    def call(step: StepData) -> tuple[str, Any]:
+        name = getattr(prepared, "__name__", type(prepared).__name__)
+        with boundary(ConfigError, f"the state hash {name!r}, step {step.system_step_index}"):
+            return "function", prepared(step.observation_data)
 
-def _read_all(step: StepData, *, readers: Sequence[Reader]) -> tuple[str, Any]:
-    return "all", [read(step) for read in readers]
-
-
-def _read_function(step: StepData, *, function: Callable[[Any], Any]) -> tuple[str, Any]:
-    what = f"the state hash {getattr(function, '__name__', type(function).__name__)!r}"
-    return "function", _call(function, step, what)
+    return call
 
 
 def _read(batch: Batch, prepared: NamedHash | Callable[[Any], Any]) -> Iterator[tuple[str, Any]]:
-    """(S,) where the state of each step was read, and the state."""
+    """Return (S,) the source of each step's state, and the state."""
     return map(_reader_of(prepared), chain.from_iterable(batch))
-
-
-def _call(function: Callable[[Any], Any], step: StepData, what: str) -> Any:
-    with boundary(ConfigError, f"{what}, step {step.system_step_index}"):
-        return function(step.observation_data)
 
 
 # The named hashes
@@ -263,7 +235,7 @@ def _call(function: Callable[[Any], Any], step: StepData, what: str) -> Any:
 
 def _recorded_key(step: StepData) -> tuple[str, Any]:
     recorded = step.step_info.get("state_key")
-    # The two kinds of key are told apart, so that no text can be mistaken for a recorded key.
+    # The source keeps the two kinds of key apart, so that no text can be mistaken for a recorded key.
     return ("state_key", recorded) if recorded is not None else ("observation", step.observation_data)
 
 
@@ -281,29 +253,34 @@ def _reader(name: str, of: Any) -> Reader:
 
 
 def _last_messages(*, count: int) -> NamedHash:
-    """The last `count` messages before the action: role, content, calls; not the calls' ids, which are never equal."""
+    """Read the last `count` messages before the action: role, content, calls; not the calls' ids, which all differ."""
     if type(count) is not int or count < 1:
         raise ConfigError(f"state hash 'last_messages': count is a positive whole number; got {count!r}")
-    return NamedHash(partial(_read_messages, count=count))
 
+    def read(step: StepData) -> tuple[str, Any]:
+        messages, end = [], _before_action(step)
+        for i in range(max(end - count, 0), end):
+            message = step.resulting_messages_history[i]
+            calls = [call.function for call in message.tool_calls or ()]
+            calls += [message.function_call] if message.function_call is not None else []
+            written = [[call.name, call.arguments] for call in calls]
+            messages.append([message.role, message.name, message.content, written])
+        return "messages", messages
 
-def _read_messages(step: StepData, *, count: int) -> tuple[str, Any]:
-    history, behind = step.resulting_messages_history, _before_action(step)
-    return "messages", [_what_was_said(history[i]) for i in range(max(behind - count, 0), behind)]
+    return NamedHash(read)
 
 
 def _before_action(step: StepData) -> int:
-    """How many messages of the history stood before the action."""
+    """Return the number of messages of the history before the action."""
     history = step.resulting_messages_history
     # The history goes up to the answers to the action. Each action is one assistant message, so the last is its own.
     return next((i for i in range(len(history) - 1, -1, -1) if history[i].role == "assistant"), len(history))
 
 
 def _last_match(*, pattern: str) -> NamedHash:
-    """What `pattern` matched last in what was answered to the policy before the action: its groups, or the whole match.
+    """Read the last match of `pattern` in the answers to the policy before the action: its groups, or all of it.
 
-    What the policy itself said and the system message are not looked at. No match, and a match of which no group took
-    part, are the same: "nothing".
+    The policy's own messages and the system message are left out. No match, and a match without a group, are the same.
     """
     if not isinstance(pattern, str) or not pattern:
         raise ConfigError(f"state hash 'last_match': pattern is a regular expression; got {pattern!r}")
@@ -311,70 +288,58 @@ def _last_match(*, pattern: str) -> NamedHash:
         compiled = re.compile(pattern)
     except re.error as error:
         raise ConfigError(f"state hash 'last_match': {pattern!r}: {error}") from error
-    return NamedHash(partial(_read_last_match, pattern=compiled))
 
+    def read(step: StepData) -> tuple[str, Any]:
+        history = step.resulting_messages_history
+        for i in range(_before_action(step) - 1, -1, -1):
+            if history[i].role in ("assistant", "system"):
+                continue
+            if matches := list(compiled.finditer(history[i].text)):
+                groups = list(matches[-1].groups()) or [matches[-1].group()]
+                return "match", groups if any(one is not None for one in groups) else None
+        return "match", None
 
-def _read_last_match(step: StepData, *, pattern: re.Pattern[str]) -> tuple[str, Any]:
-    history = step.resulting_messages_history
-    for i in range(_before_action(step) - 1, -1, -1):
-        if history[i].role in ("assistant", "system"):
-            continue
-        if found := list(pattern.finditer(history[i].text)):
-            groups = list(found[-1].groups()) or [found[-1].group()]
-            return "match", groups if any(one is not None for one in groups) else None
-    return "match", None
-
-
-def _what_was_said(message: Message) -> list[Any]:
-    calls = [call.function for call in message.tool_calls or ()]
-    if message.function_call is not None:
-        calls.append(message.function_call)
-    return [message.role, message.name, message.content, [[call.name, call.arguments] for call in calls]]
-
-
-def _canonical_json() -> NamedHash:
-    """The observation as JSON where it is text: the order of keys and white space do not matter, numbers' types do."""
-    return NamedHash(_read_json)
+    return NamedHash(read)
 
 
 def _read_json(step: StepData) -> tuple[str, Any]:
+    """Read an observation that is text as JSON: key order and white space do not matter, numbers' types do."""
     observation = step.observation_data
     if not isinstance(observation, str):
         return "json", observation
     try:
         value = json.loads(observation)
         typed_key(value)
-    except (ValueError, RecursionError, ConfigError):  # no JSON, or nested too deeply to be compared: the text it is
+    except (ValueError, RecursionError, ConfigError):  # not JSON, or nested too deeply to be compared: the text itself
         return "observation", observation
     return "json", value
 
 
 def _regex(*, replace: Mapping[str, str], of: str = "observation_text") -> NamedHash:
-    """`of` with every match of each pattern replaced, in the order given: times, ids, counters."""
+    """Read `of` with every match of each pattern replaced, in the order given: times, ids, counters."""
     if not isinstance(replace, Mapping) or not replace:
         raise ConfigError(f"state hash 'regex': replace maps patterns to texts; got {replace!r}")
-    rules = [(_pattern(pattern, text), text) for pattern, text in replace.items()]
-    return NamedHash(partial(_read_replaced, read=_reader("regex", of), rules=rules))
+    rules: list[tuple[re.Pattern[str], str]] = []
+    pairs: list[tuple[Any, Any]] = [*replace.items()]
+    for pattern, text in pairs:
+        if not isinstance(pattern, str) or not isinstance(text, str):
+            raise ConfigError(f"state hash 'regex': a pattern and its text are texts; got {pattern!r}: {text!r}")
+        try:
+            rules.append((re.compile(pattern), text))
+            rules[-1][0].sub(text, "")  # the text may name a group which the pattern lacks
+        except (re.error, IndexError) as error:
+            raise ConfigError(f"state hash 'regex': {pattern!r}: {text!r}: {error}") from error
+    read_original = _reader("regex", of)
 
+    def read(step: StepData) -> tuple[str, Any]:
+        source, value = read_original(step)
+        return source, _replaced(value, rules)
 
-def _pattern(pattern: Any, text: Any) -> re.Pattern[str]:
-    if not isinstance(pattern, str) or not isinstance(text, str):
-        raise ConfigError(f"state hash 'regex': a pattern and its text are texts; got {pattern!r}: {text!r}")
-    try:
-        compiled = re.compile(pattern)
-        compiled.sub(text, "")  # a text that names a group which the pattern lacks
-    except (re.error, IndexError) as error:
-        raise ConfigError(f"state hash 'regex': {pattern!r}: {text!r}: {error}") from error
-    return compiled
-
-
-def _read_replaced(step: StepData, *, read: Reader, rules: list[tuple[re.Pattern[str], str]]) -> tuple[str, Any]:
-    source, value = read(step)
-    return source, _replaced(value, rules)
+    return NamedHash(read)
 
 
 def _replaced(value: Any, rules: list[tuple[re.Pattern[str], str]]) -> Any:
-    """`value` with every text in it rewritten; keys of mappings are names, and stay."""
+    """Rewrite every text in `value`; keys of mappings are names, and stay."""
     if isinstance(value, str):
         for pattern, text in rules:
             value = pattern.sub(text, value)
@@ -387,7 +352,7 @@ def _replaced(value: Any, rules: list[tuple[re.Pattern[str], str]]) -> Any:
 
 
 def _similarity(*, threshold: float = 0.95, of: str = "observation_text") -> NamedHash:
-    """`of`, texts at least this similar being linked; `similarity` says what that means."""
+    """Read `of`, and link texts at least this similar; see the module `similarity`."""
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0.0 < threshold <= 1.0:
         raise ConfigError(f"state hash 'similarity': threshold is in (0, 1]; got {threshold!r}")
     if importlib.util.find_spec("rapidfuzz") is None:
@@ -412,9 +377,9 @@ STATE_HASHES: Mapping[str, Callable[..., NamedHash]] = {
     "observation_text": lambda: NamedHash(_observation),
     "last_messages": _last_messages,
     "last_match": _last_match,
-    "canonical_json": _canonical_json,
+    "canonical_json": lambda: NamedHash(_read_json),
     "regex": _regex,
     "similarity": _similarity,
 }
-"""By name, what makes the hash of its options. "state_key": the resource's key as recorded before the action and, where
-there is none, the observation. "observation_text": what was new to the policy in this step."""
+"""Makers of hashes from their options, by name. "state_key": the resource's key as recorded before the action, else the
+observation. "observation_text": the observation, new to the policy in this step."""

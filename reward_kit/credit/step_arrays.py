@@ -29,14 +29,12 @@ _FEW = 64
 class StepArrays:
     """A batch of B trajectories with S steps in all, flat and in order.
 
-    What every estimator needs is read once, in `of`; what few need, the properties, each time they are asked for.
-
     Attributes:
         steps: (S,) the steps.
         lengths_B: (B,) steps of each trajectory.
-        scores_B: (B,) NaN where unscored.
+        scores_B: (B,) NaN if unscored.
         groups_B: (B,) the group of each trajectory, numbered from 0 in order of appearance.
-        rewards_S: (S,) the base rewards, NaN where unset.
+        rewards_S: (S,) the base rewards, NaN if unset.
     """
 
     steps: list[StepData]
@@ -49,26 +47,40 @@ class StepArrays:
     def of(
         cls, batch: Batch, scores: Sequence[float | None], group_ids: Sequence[Hashable] | None = None
     ) -> StepArrays:
-        """The arrays of a batch.
+        """Return the arrays of a batch.
 
         Args:
             batch: B trajectories.
-            scores: (B,) None where unscored.
+            scores: (B,) None if unscored.
             group_ids: (B,) the group of each trajectory; None takes `step_info["group_id"]` of the first steps and,
                 without any, one group.
 
         Raises:
-            ConfigError: it is no batch of trajectories, there are not as many scores or group ids as trajectories, or
-                only some record a group.
+            ConfigError: it is not a batch of trajectories, there are not as many scores or group ids as trajectories,
+                or only some record a group.
             InvalidResultError: a score or a base reward is not finite.
         """
         if any(isinstance(steps, StepData) for steps in batch):
             raise ConfigError("a batch is a list of trajectories, each a list of steps; got a list of steps")
+        for what, given in (("scores", scores), ("group ids", group_ids)):
+            if given is not None and len(given) != len(batch):
+                raise ConfigError(f"{len(batch)} trajectories need {len(batch)} {what}; got {len(given)}")
+        check_scores(scores)
+        scores_B = np.array([math.nan if score is None else score for score in scores], dtype=np.float64)
+        if group_ids is None:
+            group_ids = [steps[0].step_info.get("group_id") if steps else None for steps in batch]
+            # A trajectory that broke before its first step has nothing to record, and nothing to earn.
+            without = [index for index, steps in enumerate(batch) if steps and group_ids[index] is None]
+            if without and any(group_id is not None for group_id in group_ids):
+                raise ConfigError(f"trajectory {without[0]} records no group_id while others do; give group_ids")
         lengths_B = np.fromiter(map(len, batch), dtype=np.int64, count=len(batch))
-        scores_B = _scores(batch, scores)
-        groups_B = codes_of(_group_keys(batch, group_ids))
         steps = list(chain.from_iterable(batch))
-        return cls(steps, lengths_B, scores_B, groups_B, _rewards(steps, lengths_B))
+        rewards = [step.base_reward for step in steps]
+        rewards_S = np.array(rewards, dtype=np.float64)
+        if not np.isfinite(rewards_S).all():
+            is_unset_S = np.array([reward is None for reward in rewards], dtype=np.bool_)
+            check_finite(rewards_S, lengths_B, "a base reward", missing_S=is_unset_S)
+        return cls(steps, lengths_B, scores_B, codes_of(group_ids), rewards_S)
 
     @property
     def is_scored_S(self) -> Flags:
@@ -77,13 +89,13 @@ class StepArrays:
 
     @property
     def values_S(self) -> Floats:
-        """(S,) what the policy expected, NaN where it gave no value."""
+        """(S,) the policy's value, NaN if it gave none."""
         # float64 turns None into NaN.
         return np.array([step.policy_value_estimate for step in self.steps], dtype=np.float64)
 
     @property
     def is_valid_S(self) -> Flags:
-        """(S,) False where `step_info["is_action_valid"]` is recorded as False."""
+        """(S,) False if `step_info["is_action_valid"]` is recorded as False."""
         flags = [step.step_info.get("is_action_valid") is not False for step in self.steps]
         return np.array(flags, dtype=np.bool_)
 
@@ -91,40 +103,37 @@ class StepArrays:
     def is_truncated_B(self) -> Flags:
         """(B,) the trajectory was cut off: its last step records `truncated`, or `terminated` as False.
 
-        One that says it terminated did, and so did one whose steps record neither.
+        A recorded termination is decisive, and steps that record neither terminated.
         """
-        return np.array([_is_truncated(steps) for steps in self._trajectories()], dtype=np.bool_)
-
-    @property
-    def is_terminated_B(self) -> Flags:
-        """(B,) the trajectory ended by itself; one without steps is neither terminated nor truncated."""
-        return ~self.is_truncated_B & (self.lengths_B > 0)
+        truncated_B = np.zeros(len(self.lengths_B), dtype=np.bool_)
+        ends_B = np.cumsum(self.lengths_B)
+        for index in np.flatnonzero(self.lengths_B).tolist():
+            info = self.steps[ends_B[index] - 1].step_info
+            is_cut = bool(info.get("truncated")) or info.get("terminated") is False
+            truncated_B[index] = is_cut and not info.get("terminated")
+        return truncated_B
 
     def to_steps(self, values_B: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """(S,) each trajectory's value on all its steps."""
+        """Return (S,) each trajectory's value on all its steps."""
         return np.repeat(values_B, self.lengths_B)
 
     def name_of(self, position: int) -> str:
-        """The step that stands at a position of the flat arrays, for messages."""
+        """Return the step at a position of the flat arrays, for messages."""
         trajectory, step = place_of(position, self.lengths_B)
         return f"trajectory {trajectory}, step {step}"
 
     def sums_B(self, values_S: Floats) -> Floats:
-        """(B,) the sum of each trajectory's values."""
+        """Return (B,) the sum of each trajectory's values."""
         codes_S = self.to_steps(np.arange(len(self.lengths_B)))
         return np.bincount(codes_S, values_S, minlength=len(self.lengths_B)).astype(np.float64, copy=False)
 
-    def _trajectories(self) -> Iterable[list[StepData]]:
-        ends_B = np.cumsum(self.lengths_B).tolist()
-        return (self.steps[end - length : end] for end, length in zip(ends_B, self.lengths_B.tolist(), strict=True))
-
     def returns_S(self, gamma: float, default: float = 0.0, penalties_S: Floats | None = None) -> Floats:
-        """(S,) G_k = r_k + gamma G_{k+1} of every step; NaN on the steps of an unscored trajectory.
+        """Return (S,) G_k = r_k + gamma G_{k+1} of every step; NaN on the steps of an unscored trajectory.
 
         Args:
             gamma: the discount.
-            default: what an unset base reward counts.
-            penalties_S: (S,) taken from r_k before discounting.
+            default: the value of an unset base reward.
+            penalties_S: (S,) subtracted from r_k before discounting.
 
         Raises:
             InvalidResultError: a return is not finite.
@@ -137,10 +146,10 @@ class StepArrays:
         return returns_S
 
     def earned_S(self, default: float = 0.0) -> Floats:
-        """(S,) r_k, the base rewards with their gaps filled; NaN on the steps of an unscored trajectory.
+        """Return (S,) r_k, the base rewards with their gaps filled; NaN on the steps of an unscored trajectory.
 
-        Only in a trajectory where some base reward is unset do those count as `default`, and the score is added at its
-        last step.
+        Only in a trajectory with some base reward unset do those count as `default`, and the score is added at its last
+        step.
         """
         unset_S = np.isnan(self.rewards_S)
         rewards_S = np.where(unset_S, default, self.rewards_S)
@@ -153,7 +162,7 @@ class StepArrays:
 
 
 def discounted(values_S: Floats, lengths_B: Codes, decay: float) -> Floats:
-    """(S,) x_k + decay x_{k+1} + decay² x_{k+2} … to the end of each trajectory."""
+    """Return (S,) x_k + decay x_{k+1} + decay² x_{k+2} … to the end of each trajectory."""
     out_S = values_S.copy()
     # Longest first, so that the trajectories that have a step this far from their end are the first ones.
     order_B = np.argsort(-lengths_B, kind="stable")
@@ -172,22 +181,12 @@ def discounted(values_S: Floats, lengths_B: Codes, decay: float) -> Floats:
 
 
 def overflow_allowed() -> np.errstate:
-    """For sums that `check_finite` judges afterwards."""
+    """Allow overflow in sums that `check_finite` judges afterwards."""
     return np.errstate(over="ignore", invalid="ignore")
 
 
 def check_finite(values_S: Floats, lengths_B: Codes, what: str, *, missing_S: Flags) -> None:
-    """Refuses what is not finite.
-
-    Args:
-        values_S: (S,) to check.
-        lengths_B: (B,) to name the trajectory by.
-        what: for the message.
-        missing_S: (S,) where NaN stands for "there is none".
-
-    Raises:
-        InvalidResultError: a value is not finite.
-    """
+    """Raise an InvalidResultError that names the trajectory of a value that is neither finite nor missing."""
     bad_S = ~np.isfinite(values_S) & ~missing_S
     if bad_S.any():
         trajectory, step = place_of(int(np.argmax(bad_S)), lengths_B)
@@ -195,71 +194,29 @@ def check_finite(values_S: Floats, lengths_B: Codes, what: str, *, missing_S: Fl
 
 
 def place_of(position: int, lengths_B: Codes) -> tuple[int, int]:
-    """The trajectory, and the step within it, that stand at a position of the flat arrays."""
+    """Return the trajectory, and the step within it, at a position of the flat arrays."""
     ends_B = np.cumsum(lengths_B)
     trajectory = int(np.searchsorted(ends_B, position, side="right"))
     return trajectory, position - int(ends_B[trajectory] - lengths_B[trajectory])
 
 
 def codes_of(keys: Iterable[Hashable]) -> Codes:
-    """(N,) a number for each distinct key, from 0 in order of appearance."""
+    """Return (N,) a number for each distinct key, from 0 in order of appearance."""
     keys = list(keys)
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return np.fromiter(map(numbers.__getitem__, keys), dtype=np.int64, count=len(keys))
 
 
 def check_scores(scores: Sequence[float | None]) -> None:
-    """Refuses what is no score.
-
-    Raises:
-        ConfigError: one is neither a number nor None.
-        InvalidResultError: one is not finite.
-    """
+    """Raise a ConfigError for a score that is neither a number nor None, an InvalidResultError if it is not finite."""
     for index, score in enumerate(scores):
         try:
             is_finite = score is None or math.isfinite(score)
         except (TypeError, OverflowError):
-            told = f"is a number, or None where it is unscored; got {score!r:.80}"
-            raise ConfigError(f"the score of trajectory {index} {told}") from None
+            problem = f"is a number, or None where it is unscored; got {score!r:.80}"
+            raise ConfigError(f"the score of trajectory {index} {problem}") from None
         if not is_finite:
             raise InvalidResultError(f"the score of trajectory {index} is {score}; use None where it is unscored")
-
-
-def _scores(batch: Batch, scores: Sequence[float | None]) -> Floats:
-    """(B,) the scores, NaN where unscored."""
-    if len(scores) != len(batch):
-        raise ConfigError(f"{len(batch)} trajectories need {len(batch)} scores; got {len(scores)}")
-    check_scores(scores)
-    return np.array([math.nan if score is None else score for score in scores], dtype=np.float64)
-
-
-def _group_keys(batch: Batch, group_ids: Sequence[Hashable] | None) -> Sequence[Hashable]:
-    """(B,) the group of each trajectory."""
-    if group_ids is not None:
-        if len(group_ids) != len(batch):
-            raise ConfigError(f"{len(batch)} trajectories need {len(batch)} group ids; got {len(group_ids)}")
-        return group_ids
-    recorded = [steps[0].step_info.get("group_id") if steps else None for steps in batch]
-    # A trajectory that broke before its first step has nothing to record, and nothing to earn.
-    without = [index for index, steps in enumerate(batch) if steps and recorded[index] is None]
-    if without and any(group_id is not None for group_id in recorded):
-        raise ConfigError(f"trajectory {without[0]} records no group_id while others do; give group_ids")
-    return recorded
-
-
-def _rewards(steps: Sequence[StepData], lengths_B: Codes) -> Floats:
-    """(S,) the base rewards, NaN where unset."""
-    rewards = [step.base_reward for step in steps]
-    rewards_S = np.array(rewards, dtype=np.float64)
-    if not np.isfinite(rewards_S).all():
-        is_unset_S = np.array([reward is None for reward in rewards], dtype=np.bool_)
-        check_finite(rewards_S, lengths_B, "a base reward", missing_S=is_unset_S)
-    return rewards_S
-
-
-def _is_truncated(steps: Sequence[StepData]) -> bool:
-    info = steps[-1].step_info if steps else {}
-    return not info.get("terminated") and (bool(info.get("truncated")) or info.get("terminated") is False)
 
 
 # Between these, values and their differences can be squared and added up.
@@ -276,7 +233,7 @@ def relative(
     weights_N: Floats | None = None,
     min_group_size: int = 1,
 ) -> Floats:
-    """(N,) each value relative to its group; NaN takes no part and stays NaN.
+    """Return (N,) each value relative to its group; NaN takes no part and stays NaN.
 
     With the mean and the unbiased standard deviation over the group (over `weights_N` copies of each value):
 
@@ -285,17 +242,17 @@ def relative(
         "constant"       (x - mean) / normalization_constant
         "leave_one_out"  x - the mean of the others = (x - mean) n / (n - 1)
 
-    Values are taken relative to the first of their group. A constant group is then zero before anything is rounded, and
-    a large offset costs no precision. A group of one gives zero. Numbers whose squares no float holds are measured in a
-    unit of their group first; only what is itself too large for a float becomes infinite.
+    Values count from the first of their group. A constant group is then zero before anything is rounded, and a large
+    offset costs no precision. A group of one gives zero. Numbers whose squares no float holds are measured in a unit of
+    their group first; only a result that is itself too large for a float becomes infinite.
 
     Args:
         values_N: (N,) the values.
         groups_N: (N,) the group of each, a number that is not negative.
-        normalization: which of the four.
+        normalization: one of the four.
         epsilon: added to each standard deviation.
         normalization_constant: for "constant".
-        weights_N: (N,) how often each value counts; leaving one out leaves out all its copies.
+        weights_N: (N,) copies of each value; leaving one out leaves out all its copies.
         min_group_size: smaller groups give zeros.
     """
     valued_N = ~np.isnan(values_N)
@@ -305,7 +262,7 @@ def relative(
     centred = values / units
     centred -= centred[first_of_each(groups)][groups]
     totals = np.bincount(groups, weights)
-    # Where all weights are zero, as of trajectories without steps, there is no mean to take away.
+    # If all weights are zero, as of trajectories without steps, there is no mean to subtract.
     centred -= (np.bincount(groups, weights * centred) / np.where(totals > 0, totals, 1.0))[groups]
     scales = _scales(centred, groups, weights, normalization, epsilon / units, normalization_constant)
     counts = (scales > 0) & (np.bincount(groups) >= min_group_size)[groups]
@@ -317,7 +274,7 @@ def relative(
 
 
 def _units(values: Floats, groups: Codes) -> Floats:
-    """What the values of each group are counted in: ones, or powers of two near the largest where that is needed."""
+    """Return the unit of each group's values: one, or if needed the power of two near the largest."""
     sizes = np.abs(values)
     if not ((sizes > _LARGE) | ((sizes < _SMALL) & (sizes > 0.0))).any():
         return np.ones(1)
@@ -330,7 +287,7 @@ def _units(values: Floats, groups: Codes) -> Floats:
 def _scales(
     centred: Floats, groups: Codes, weights: Floats, normalization: str, epsilons: Floats, constant: float | None
 ) -> Floats:
-    """What each centred value is divided by; zero where its group has nothing to compare it with."""
+    """Return the divisor of each centred value; zero if its group has nothing to compare it with."""
     if normalization == "mean":
         return np.ones_like(centred)
     if normalization == "constant":
@@ -343,7 +300,7 @@ def _scales(
 
 
 def first_of_each(groups: Codes) -> Codes:
-    """The position at which each group appears first."""
+    """Return the position at which each group appears first."""
     first = np.zeros(int(groups.max(initial=-1)) + 1, dtype=np.int64)
     # Of a position that is written twice the last value stays.
     first[groups[::-1]] = np.arange(len(groups))[::-1]
@@ -351,7 +308,7 @@ def first_of_each(groups: Codes) -> Codes:
 
 
 def without_gaps(groups: Codes) -> Codes:
-    """The groups, numbered anew where their numbers would make the tables of groups much longer than the values."""
+    """Renumber groups whose numbers would make the tables of groups much longer than the values."""
     if int(groups.max(initial=0)) <= 4 * len(groups):
         return groups
     return np.asarray(np.unique(groups, return_inverse=True)[1], dtype=np.int64)

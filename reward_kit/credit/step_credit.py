@@ -1,11 +1,9 @@
-"""`StepCredit`, what an estimator says of every step of a batch, and `with_credit`, which writes it onto the steps."""
+"""`StepCredit`, an estimator's result for every step of a batch, and `with_credit`, which writes it onto the steps."""
 
 from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +23,7 @@ class StepCredit(NamedTuple):
         step_advantages_S: (S,) A_S, the action's own advantage; of GiGPO, among those taken in the same state.
         advantages_S: (S,) A, the two combined.
         returns_S: (S,) G_k, the discounted return from the step on.
-        anchors_S: (S,) a number for each distinct pair of group and state; -1 where the estimator looks at no states.
+        anchors_S: (S,) a number for each distinct pair of group and state; -1 if the estimator looks at no states.
     """
 
     episode_advantages_S: Floats
@@ -36,54 +34,44 @@ class StepCredit(NamedTuple):
 
 
 def episode_credit(arrays: StepArrays, advantages_B: Floats, returns_S: Floats) -> StepCredit:
-    """The credit of an estimator that says one thing of each trajectory.
-
-    Raises:
-        InvalidResultError: an advantage is too large for a number.
-    """
-    advantages_S = arrays.to_steps(advantages_B)
-    check_advantages(arrays, advantages_S)
-    return StepCredit(advantages_S, 0.0 * advantages_S, advantages_S, returns_S, _no_anchors(arrays))
+    """Return the credit of an estimator with one advantage per trajectory."""
+    credit = step_credit(arrays, arrays.to_steps(advantages_B), returns_S)
+    return credit._replace(episode_advantages_S=credit.step_advantages_S, step_advantages_S=credit.episode_advantages_S)
 
 
 def step_credit(arrays: StepArrays, advantages_S: Floats, returns_S: Floats) -> StepCredit:
-    """The credit of an estimator that says something of each step by itself.
-
-    Raises:
-        InvalidResultError: an advantage is too large for a number.
-    """
+    """Return the credit of an estimator with an advantage for each step by itself."""
     check_advantages(arrays, advantages_S)
-    return StepCredit(0.0 * advantages_S, advantages_S, advantages_S, returns_S, _no_anchors(arrays))
+    no_anchors_S = np.full(len(arrays.steps), -1, dtype=np.int64)
+    return StepCredit(0.0 * advantages_S, advantages_S, advantages_S, returns_S, no_anchors_S)
 
 
 def check_advantages(arrays: StepArrays, advantages_S: Floats) -> None:
-    """NaN says that a trajectory is unscored, so no scored one may have it, nor what no float holds.
-
-    Raises:
-        InvalidResultError: an advantage is too large for a number.
-    """
+    """Raise an InvalidResultError for an advantage of a scored trajectory that is not finite; NaN means unscored."""
     check_finite(advantages_S, arrays.lengths_B, "an advantage", missing_S=~arrays.is_scored_S)
 
 
-def _no_anchors(arrays: StepArrays) -> Codes:
-    return np.full(len(arrays.steps), -1, dtype=np.int64)
-
-
 def with_credit(batch: Batch, credit: StepCredit) -> list[list[StepData]]:
-    """Copies of the steps with `advantage` and `return_to_go` set; None where the credit is NaN.
+    """Return copies of the steps with `advantage` and `return_to_go` set; None if the credit is NaN.
 
-    `return_to_go` is what a critic is trained towards: A + V where the policy gave a value, else G_k.
+    `return_to_go` is the target of a critic: A + V if the policy gave a value, else G_k.
     """
     numbers = zip(credit.advantages_S.tolist(), credit.returns_S.tolist(), strict=True)
-    with _no_garbage_collection():
+    # Several objects per step would have the garbage collector look through the whole batch over and over.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
         return [[_copy_with(step, *next(numbers)) for step in steps] for steps in batch]
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 # `step.model_copy(update=…)` in a third of the time: batches have 100,000 steps and more.
 
 _CREDIT_FIELDS = frozenset({"advantage", "return_to_go"})
 _new = object.__new__
-# A model's own `__setattr__` looks up what it may set; the slots behind it just take the value.
+# A model's own `__setattr__` checks each name; the slots behind it take the value.
 _set_fields = BaseModel.__dict__["__dict__"].__set__
 _set_fields_set = BaseModel.__dict__["__pydantic_fields_set__"].__set__
 _set_extra = BaseModel.__dict__["__pydantic_extra__"].__set__
@@ -91,7 +79,7 @@ _set_private = BaseModel.__dict__["__pydantic_private__"].__set__
 
 
 def known_value(value: float | None) -> float | None:
-    """A policy's V; None where it gave none, or what is no finite number."""
+    """Return a policy's V; None if it gave none, or one that is not finite."""
     return value if value is not None and -math.inf < value < math.inf else None
 
 
@@ -108,16 +96,3 @@ def _copy_with(step: StepData, advantage: float, return_to_go: float) -> StepDat
     _set_extra(copy, dict(extra) if (extra := step.__pydantic_extra__) else {})
     _set_private(copy, step.__pydantic_private__)
     return copy
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Several objects per step would have the collector look through the whole batch over and over."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

@@ -1,4 +1,4 @@
-"""What a sampled token was chosen from, where a constraint left only some of the vocabulary.
+"""The ids from which constrained tokens were sampled.
 
 The log-probability of such a token is of the distribution over the allowed ids, so a trainer has to apply the same mask
 before its log-softmax. Inside one JSON string the same hundred thousand ids are allowed at every token: each different
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +19,15 @@ from reward_kit.errors import EpisodeError
 Ids = npt.NDArray[np.int32]
 """Token ids as an array."""
 Allowed = Sequence[int] | npt.NDArray[np.integer[Any]] | None
-"""The ids that might come at one token; None: any."""
+"""The ids that were possible at one token; None for any."""
 
 
 class AllowedIds:
     """The restricted tokens of one row.
 
     Args:
-        places: (M,) which tokens were restricted, ascending, counted from the row's first token without padding.
-        offsets: (M+1,) where the ids of each begin in `ids`, and the end.
+        places: (M,) positions of the restricted tokens, ascending, from the row's first token without padding.
+        offsets: (M+1,) the beginning of each place's ids in `ids`, and the end.
         ids: the ids that were allowed, ascending for each place.
 
     Raises:
@@ -43,12 +43,8 @@ class AllowedIds:
     def __init__(self, places: npt.ArrayLike, offsets: npt.ArrayLike, ids: npt.ArrayLike) -> None:
         self.places = np.asarray(places, dtype=np.int32)
         bounds, flat = np.asarray(offsets, dtype=np.int64), np.asarray(ids, dtype=np.int32)
-        if (
-            len(bounds) != len(self.places) + 1
-            or bounds[0] != 0
-            or bounds[-1] != len(flat)
-            or (np.diff(bounds) < 0).any()
-        ):
+        fits = len(bounds) == len(self.places) + 1 and bounds[0] == 0 and bounds[-1] == len(flat)
+        if not fits or (np.diff(bounds) < 0).any():
             raise EpisodeError(
                 f"{len(self.places)} places and {len(flat)} ids do not go with offsets {bounds.tolist()}"
             )
@@ -57,13 +53,7 @@ class AllowedIds:
 
     @classmethod
     def shared(cls, places: npt.ArrayLike, which: npt.ArrayLike, sets: Sequence[Ids]) -> AllowedIds:
-        """From sets of which several places may have the same.
-
-        Args:
-            places: (M,) as above.
-            which: (M,) the number of each place's set.
-            sets: the ids of each set, ascending.
-        """
+        """Return one whose places may share sets: `which` (M,) is the number of each place's set."""
         made = cls([], [0], [])
         made.places, made.which = np.asarray(places, dtype=np.int32), np.asarray(which, dtype=np.int32)
         made.sets = tuple(sets)
@@ -83,28 +73,24 @@ class AllowedIds:
         return f"AllowedIds({len(self)} places, {len(self.sets)} sets)"
 
     def at(self, m: int) -> Ids:
-        """The ids allowed at the m-th place."""
+        """Return the ids allowed at the m-th place."""
         ids: Ids = self.sets[self.which[m]]
         return ids
 
     @property
     def offsets(self) -> Ids:
-        """(M+1,) where the ids of each place begin in `ids`; made anew."""
+        """(M+1,) the beginning of each place's ids in `ids`, computed on each access."""
         sizes = np.array([len(ids) for ids in self.sets], dtype=np.int32)
         offsets: Ids = np.cumsum(np.append(0, sizes[self.which]), dtype=np.int32)
         return offsets
 
     @property
     def ids(self) -> Ids:
-        """The ids of all places, one after another; made anew, and large where most of a vocabulary is allowed."""
+        """The ids of all places, one after another, computed on each access; they may be many."""
         return np.concatenate([np.zeros(0, np.int32), *(self.sets[number] for number in self.which)])
 
     def mask(self, vocabulary: int) -> npt.NDArray[np.bool_]:
-        """(M,V) true where an id is allowed.
-
-        Args:
-            vocabulary: V, the width of the logits.
-        """
+        """Return (M,V), true for allowed ids; V is the width of the logits."""
         per_set = np.zeros((len(self.sets), vocabulary), dtype=np.bool_)
         for number, ids in enumerate(self.sets):
             per_set[number, ids] = True
@@ -113,7 +99,7 @@ class AllowedIds:
 
 
 class AllowedTrack:
-    """What was allowed at the tokens of an episode that is still growing; places count from its first token."""
+    """The restricted tokens of an episode that is still growing; places count from its first token."""
 
     __slots__ = ("_numbers", "places", "sets", "which")
 
@@ -127,12 +113,22 @@ class AllowedTrack:
         return bool(self.places)
 
     def add(self, place: int, number: int) -> None:
-        """The set of this number was allowed at `place`, which lies behind all that are there."""
+        """Add a place, behind all present ones, and the number of its set."""
         self.places.append(place)
         self.which.append(number)
 
+    def add_sets(self, start: int, sets: Sequence[Ids | None]) -> None:
+        """Add the sets, as `checked_sets` gives them, of tokens that begin at `start`."""
+        numbers: dict[int, int] = {}  # by identity, since one set is often that of many tokens
+        for place, ids in enumerate(sets, start):
+            if ids is not None:
+                number = numbers.get(id(ids))
+                if number is None:
+                    number = numbers[id(ids)] = self.number_of(ids)
+                self.add(place, number)
+
     def number_of(self, ids: Ids) -> int:
-        """The number of a set, a new one where it was never allowed before."""
+        """Return the number of a set, a new one for a new set."""
         key = ids.tobytes()
         number = self._numbers.get(key)
         if number is None:
@@ -141,7 +137,7 @@ class AllowedTrack:
         return number
 
     def between(self, start: int, stop: int) -> AllowedIds | None:
-        """The restricted ones of the tokens `start:stop`, counted from `start`; None where there is none."""
+        """Return the restricted ones of the tokens `start:stop`, counted from `start`, if any."""
         places = np.array(self.places, dtype=np.int32)
         first, last = np.searchsorted(places, (start, stop))
         if first == last:
@@ -150,7 +146,7 @@ class AllowedTrack:
         return AllowedIds.shared(places[first:last] - start, which, [self.sets[number] for number in used])
 
     def kept(self, start: int, stop: int) -> AllowedTrack:
-        """Those of the tokens `start:stop`, at the same places."""
+        """Return those of the tokens `start:stop`, at the same places."""
         kept = AllowedTrack()
         kept.extend(self, start, stop)
         return kept
@@ -162,18 +158,20 @@ class AllowedTrack:
                 self.add(place, self.number_of(other.sets[number]))
 
     def get_state(self) -> dict[str, Any]:
-        """A JSON-safe form."""
+        """Return a JSON-safe form."""
         return {"places": list(self.places), "which": list(self.which), "sets": [_packed(ids) for ids in self.sets]}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> AllowedTrack:
-        """The inverse of `get_state`.
-
-        Raises:
-            EpisodeError: a place has no set.
-        """
-        track = cls()
-        numbers = [track.number_of(_unpacked(packed)) for packed in state["sets"]]
+        """Return the track of a state that `get_state` gave; a place without a set raises an EpisodeError."""
+        track, numbers = cls(), []
+        for packed in state["sets"]:
+            if isinstance(packed, Mapping):
+                runs = np.array(packed["runs"], dtype=np.int32).reshape(-1, 2)
+                ids = np.concatenate([np.arange(first, first + count, dtype=np.int32) for first, count in runs])
+            else:
+                ids = np.array(packed, dtype=np.int32)
+            numbers.append(track.number_of(ids))
         if len(state["places"]) != len(state["which"]) or any(not 0 <= n < len(numbers) for n in state["which"]):
             raise EpisodeError("allowed ids: each place names one of the sets")
         for place, which in zip(state["places"], state["which"], strict=True):
@@ -181,76 +179,40 @@ class AllowedTrack:
         return track
 
 
-class RecordedSets(NamedTuple):
-    """What was allowed at the tokens of one action, before it is stored.
+def checked_sets(allowed: Sequence[Allowed], token_ids: Sequence[int], step: int) -> list[Ids | None]:
+    """Return (N,) the allowed ids of each token of an action, ascending; tokens with the same object share an array.
 
-    Attributes:
-        sets: the ids of each set, ascending.
-        which: (N,) the number of each token's set; None: any id.
+    Raises:
+        EpisodeError: their number is not that of the tokens, or a sampled token was not allowed.
     """
-
-    sets: list[Ids]
-    which: list[int | None]
-
-    @classmethod
-    def of(cls, allowed: Sequence[Allowed], token_ids: Sequence[int], step: int) -> RecordedSets:
-        """Checked and in order.
-
-        Args:
-            allowed: (N,) what was allowed at each token.
-            token_ids: (N,) what was sampled.
-            step: the action's, for messages.
-
-        Raises:
-            EpisodeError: they are not as many as the tokens, or a token was sampled that was not allowed.
-        """
-        if len(allowed) != len(token_ids):
-            raise EpisodeError(f"step {step}: {len(token_ids)} token ids but {len(allowed)} entries of allowed_ids")
-        made = cls([], [])
-        numbers: dict[int, int] = {}  # one object often stands at many tokens
-        for token, given in zip(token_ids, allowed, strict=True):
-            if given is None:
-                made.which.append(None)
-                continue
-            if id(given) not in numbers:
-                numbers[id(given)] = len(made.sets)
-                made.sets.append(_ascending(np.array(given, dtype=np.int32)))
-            number = numbers[id(given)]
-            _check_allowed(made.sets[number], int(token), step)
-            made.which.append(number)
-        return made
-
-    def store(self, track: AllowedTrack, start: int) -> None:
-        """Write them, where the action's first token stands at place `start`."""
-        numbers = [track.number_of(ids) for ids in self.sets]
-        for n, which in enumerate(self.which):
-            if which is not None:
-                track.add(start + n, numbers[which])
-
-
-def _ascending(ids: Ids) -> Ids:
-    """Each id once, in order; most constraints give them so."""
-    return ids if len(ids) < 2 or (ids[1:] > ids[:-1]).all() else np.unique(ids)
-
-
-def _check_allowed(ids: Ids, token: int, step: int) -> None:
-    place = int(ids.searchsorted(token))
-    if place == len(ids) or ids[place] != token:
-        raise EpisodeError(f"step {step}: token {token} was sampled and is not among the {len(ids)} that were allowed")
+    if len(allowed) != len(token_ids):
+        raise EpisodeError(f"step {step}: {len(token_ids)} token ids but {len(allowed)} entries of allowed_ids")
+    arrays: dict[int, Ids] = {}
+    sets: list[Ids | None] = []
+    for token, given in zip(token_ids, allowed, strict=True):
+        if given is None:
+            sets.append(None)
+            continue
+        ids = arrays.get(id(given))
+        if ids is None:
+            ids = np.array(given, dtype=np.int32)
+            if len(ids) > 1 and not (ids[1:] > ids[:-1]).all():
+                ids = np.unique(ids)
+            arrays[id(given)] = ids
+        index = int(ids.searchsorted(token))
+        if index == len(ids) or ids[index] != token:
+            raise EpisodeError(
+                f"step {step}: token {token} was sampled and is not among the {len(ids)} that were allowed"
+            )
+        sets.append(ids)
+    return sets
 
 
 def _packed(ids: Ids) -> list[int] | dict[str, list[int]]:
-    """The ids, or where that is shorter the runs in which they lie: first, count, first, count, …."""
+    """Return the ids, or if that is shorter the runs in which they lie: first, count, first, count, …."""
     breaks = np.flatnonzero(np.diff(ids) != 1) + 1
     if 2 * (len(breaks) + 1) >= len(ids):
         return [int(number) for number in ids]
     starts = np.concatenate([[0], breaks])
     counts = np.diff(starts, append=len(ids))
     return {"runs": np.stack([ids[starts], counts], axis=1).reshape(-1).tolist()}
-
-
-def _unpacked(packed: list[int] | Mapping[str, list[int]]) -> Ids:
-    if not isinstance(packed, Mapping):
-        return np.array(packed, dtype=np.int32)
-    runs = np.array(packed["runs"], dtype=np.int32).reshape(-1, 2)
-    return np.concatenate([np.arange(first, first + count, dtype=np.int32) for first, count in runs])

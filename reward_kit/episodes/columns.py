@@ -1,25 +1,25 @@
-"""What the spaces of Gymnasium say about fills and one-hot vectors, asked by their attributes.
+"""`Column`: items by time step, read and written by RLlib's index grammar, with fills and one-hot vectors.
 
-Gymnasium itself is never imported: whatever has `shape` and `dtype`, `n`, `nvec` or `spaces` is a space here.
+Gymnasium is never imported: any object with `shape` and `dtype`, `n`, `nvec` or `spaces` is a space here.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from reward_kit.episodes.storage import Records, as_list, compact, is_compact, items_of, joined, stacked, stacks
 from reward_kit.errors import EpisodeError
 
 
 def dummy(space: Any, fill: Any, *, one_hot: bool = False) -> Any:
-    """An item of the space with `fill` in every place; discrete ones as zero-hot vectors where `one_hot`.
+    """Return an item of the space filled with `fill`, which is `fill` itself for a space without numbers.
 
-    A space without numbers, such as one of texts, gives `fill` itself.
+    With `one_hot`, discrete parts are vectors.
     """
     inner = getattr(space, "spaces", space)
     if isinstance(inner, Mapping):
@@ -35,7 +35,7 @@ def dummy(space: Any, fill: Any, *, one_hot: bool = False) -> Any:
 
 
 def one_hot(value: Any, space: Any) -> Any:
-    """The item, or a stack of items, with every discrete part as a one-hot vector of float32.
+    """Return the item, or a stack of items, with every discrete part as a one-hot vector of float32.
 
     Raises:
         EpisodeError: there is no space, or a number lies outside it.
@@ -52,11 +52,19 @@ def one_hot(value: Any, space: Any) -> Any:
         return value
     numbers = np.asarray(value) - np.asarray(getattr(space, "start", 0))
     columns = numbers[..., None] if getattr(space, "nvec", None) is None else numbers
-    return np.concatenate([_vectors(columns[..., i], depth, space) for i, depth in enumerate(depths)], axis=-1)
+    parts = []
+    for i, depth in enumerate(depths):
+        column = columns[..., i]
+        if column.size and (column.min() < 0 or column.max() >= depth):
+            raise EpisodeError(f"{space} has no one-hot vector for a number outside it")
+        vectors = np.zeros((*column.shape, depth), dtype=np.float32)
+        np.put_along_axis(vectors, column[..., None].astype(np.intp), 1.0, axis=-1)
+        parts.append(vectors)
+    return np.concatenate(parts, axis=-1)
 
 
 def _depths(space: Any) -> list[int] | None:
-    """How many values each of its discrete numbers has; None for a space that is not discrete."""
+    """Return the number of values of each discrete number in it; None for a space that is not discrete."""
     nvec = getattr(space, "nvec", None)
     if nvec is not None:
         return [int(n) for n in np.ravel(nvec)]
@@ -64,16 +72,8 @@ def _depths(space: Any) -> list[int] | None:
     return [int(space.n)] if hasattr(space, "n") and getattr(space, "shape", ()) == () else None
 
 
-def _vectors(numbers: npt.NDArray[Any], depth: int, space: Any) -> npt.NDArray[np.float32]:
-    if numbers.size and (numbers.min() < 0 or numbers.max() >= depth):
-        raise EpisodeError(f"{space} has no one-hot vector for a number outside it")
-    vectors = np.zeros((*numbers.shape, depth), dtype=np.float32)
-    np.put_along_axis(vectors, numbers[..., None].astype(np.intp), 1.0, axis=-1)
-    return vectors
-
-
 def map_leaves(function: Callable[..., Any], *structures: Any) -> Any:
-    """`function` of the leaves that stand at the same place in each of the dicts and tuples."""
+    """Apply `function` to the corresponding leaves of nested dicts and tuples."""
     first = structures[0]
     if isinstance(first, dict):
         return {key: map_leaves(function, *(each[key] for each in structures)) for key in first}
@@ -92,9 +92,9 @@ class Column(Generic[T]):
 
     Args:
         data: the items, stored in any of the forms of `storage`.
-        lookback: how many of them lie before index 0.
-        space: what an item may be, for fills and one-hot vectors.
-        store: called with the new storage whenever `data` is replaced, by whoever holds it too.
+        lookback: number of items before index 0.
+        space: of an item, for fills and one-hot vectors.
+        store: called with the new storage whenever `data` is replaced.
     """
 
     __slots__ = ("data", "lookback", "space", "store")
@@ -110,7 +110,7 @@ class Column(Generic[T]):
         return len(self.data) - self.lookback
 
     def len_incl_lookback(self) -> int:
-        """The number of items, the lookback included."""
+        """Return the number of items, the lookback included."""
         return len(self.data)
 
     @property
@@ -133,7 +133,7 @@ class Column(Generic[T]):
         return f"Column({items[: self.lookback]!r} <- lookback({self.lookback}) | {items[self.lookback :]!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Without `store`, which ties it to an episode.
+        # Without `store`, which belongs to an episode.
         return Column, (self.data, self.lookback, self.space)
 
     def __getitem__(self, indices: Indices) -> Any:
@@ -147,7 +147,7 @@ class Column(Generic[T]):
         self.extend([item])
 
     def extend(self, items: Iterable[T]) -> None:
-        """Add items at the end; compact storage is written anew."""
+        """Add items at the end; compact storage is rewritten."""
         items = as_list(items) if is_compact(items) else list(items)
         if isinstance(self.data, list):
             self.data.extend(items)
@@ -155,7 +155,7 @@ class Column(Generic[T]):
             self._replace(joined(self.data, compact(items)))
 
     def pop(self, index: int = -1) -> T:
-        """Take the item at a position, the lookback counted, and give it back."""
+        """Remove and return the item at a position, the lookback counted."""
         items = as_list(self.data)
         item: T = items.pop(index)
         if not isinstance(self.data, list):
@@ -175,21 +175,21 @@ class Column(Generic[T]):
         fill: Any = None,
         one_hot_discrete: bool = False,
     ) -> Any:
-        """The item at an int, or the items at a slice or a sequence of ints; all after the lookback for None.
+        """Return the item at an int, or the items at a slice or a sequence of ints; all after the lookback for None.
 
         Raises:
-            EpisodeError: one-hot vectors are asked for and there is no space.
+            EpisodeError: one-hot vectors need a space.
             IndexError: an index is out of range and there is no `fill`.
-            TypeError: `indices` is none of these.
+            TypeError: `indices` is not an index.
         """
         return read(self.data, self.lookback, indices, neg_index_as_lookback, fill, self.space, one_hot_discrete)
 
     def set(self, new_data: Any, *, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
-        """Put new items in the place of those at an int, a slice or a sequence of ints, or of all for None.
+        """Replace the items at an int, a slice or a sequence of ints, or all for None.
 
         Raises:
-            IndexError: an index is out of range, or there are more or fewer new items than places.
-            TypeError: `at_indices` is none of these.
+            IndexError: an index is out of range, or the number of new items differs.
+            TypeError: `at_indices` is not an index.
         """
         self._replace(written(self.data, self.lookback, new_data, at_indices, neg_index_as_lookback))
 
@@ -203,9 +203,9 @@ def read(
     space: Any = None,
     as_one_hot: bool = False,
 ) -> Any:
-    """The item or items at `indices`, in the grammar of this module."""
+    """Return the item or items at `indices`; see `Column.get`."""
     kind = type(indices)
-    # The two short cuts are what an environment runner and a learner ask for at every step.
+    # The short cuts are the reads of an environment runner and a learner in every step.
     if kind is int and not as_one_hot:
         position = indices + (lookback if indices >= 0 or neg_index_as_lookback else len(data))  # type: ignore[operator]
         if 0 <= position < len(data):
@@ -219,40 +219,52 @@ def read(
                 return data[lookback + start : lookback + stop]
             size = len(data)
             return _stretch(data, min(lookback + start, size), min(lookback + stop, size))
-    places = places_of(len(data), lookback, indices, neg_index_as_lookback, fill is not None)
-    if isinstance(places, int):
-        if not 0 <= places < len(data):
+    positions = positions_of(len(data), lookback, indices, neg_index_as_lookback, fill is not None)
+    if isinstance(positions, int):
+        if not 0 <= positions < len(data):
             return _filler(fill, space, as_one_hot)
-        return one_hot(data[places], space) if as_one_hot else data[places]
-    whole = isinstance(places, range) and places.step == 1 and places.start >= 0 and places.stop <= len(data)
-    if isinstance(places, range) and whole and not as_one_hot:
-        return _stretch(data, places.start, places.stop)
-    return _several(data, places, fill, space, as_one_hot)
+        return one_hot(data[positions], space) if as_one_hot else data[positions]
+    if isinstance(positions, range) and positions.step == 1 and not as_one_hot:
+        if positions.start >= 0 and positions.stop <= len(data):
+            return _stretch(data, positions.start, positions.stop)
+        if isinstance(data, np.ndarray):
+            return _padded(data, positions, _filler(fill, space, False))
+    if stacks(data):
+        return _stack_at(data, np.asarray(positions, dtype=np.intp), fill, space, as_one_hot)
+    if fill is None and not as_one_hot:
+        if isinstance(data, Records):
+            return data.items_at(np.asarray(positions, dtype=np.intp))
+        return list(map(data.__getitem__, positions))
+    filler = None if fill is None else _filler(fill, space, as_one_hot)
+    inside = range(len(data))
+    if not as_one_hot:
+        return [data[p] if p in inside else filler for p in positions]
+    return [one_hot(data[p], space) if p in inside else filler for p in positions]
 
 
-def places_of(
+def positions_of(
     size: int, lookback: int, indices: Any, neg_index_as_lookback: bool, filled: bool = False
 ) -> int | Sequence[int]:
-    """Where the items lie among all `size` of them: an int for an int; `filled`: also beyond the ends.
+    """Return the positions of `indices` among all `size` items, beyond the ends only if `filled`; an int for an int.
 
     Raises:
         IndexError: an index is out of range and not `filled`.
-        TypeError: `indices` is no index.
+        TypeError: `indices` is not an index.
     """
     if indices is None:
         return range(lookback, size)
     if type(indices) is int:
-        return _place(size, lookback, indices, neg_index_as_lookback, filled)
+        return _position(size, lookback, indices, neg_index_as_lookback, filled)
     if isinstance(indices, slice):
-        return _slice_places(size, lookback, indices, neg_index_as_lookback, filled)
+        return _slice_positions(size, lookback, indices, neg_index_as_lookback, filled)
     if isinstance(indices, list) and set(map(type, indices)) == {int}:
         start = lookback if neg_index_as_lookback else size
-        places = [index + (lookback if index >= 0 else start) for index in indices]
-        if filled or (min(places) >= 0 and max(places) < size):
-            return places
+        positions = [index + (lookback if index >= 0 else start) for index in indices]
+        if filled or (min(positions) >= 0 and max(positions) < size):
+            return positions
     if isinstance(indices, Sequence | np.ndarray) and not isinstance(indices, str | bytes):
-        return [_place(size, lookback, index, neg_index_as_lookback, filled) for index in indices]
-    return _place(size, lookback, indices, neg_index_as_lookback, filled)
+        return [_position(size, lookback, index, neg_index_as_lookback, filled) for index in indices]
+    return _position(size, lookback, indices, neg_index_as_lookback, filled)
 
 
 def _stretch(data: Any, start: int, stop: int) -> Any:
@@ -268,26 +280,10 @@ def _filler(fill: Any, space: Any, as_one_hot: bool) -> Any:
     return fill if space is None else dummy(space, fill, one_hot=as_one_hot)
 
 
-def _several(data: Any, positions: Sequence[int], fill: Any, space: Any, as_one_hot: bool) -> Any:
-    if isinstance(data, np.ndarray) and isinstance(positions, range) and positions.step == 1 and not as_one_hot:
-        return _padded(data, positions, _filler(fill, space, False))
-    if stacks(data):
-        return _stack_of(data, np.asarray(positions, dtype=np.intp), fill, space, as_one_hot)
-    if fill is None and not as_one_hot:
-        if isinstance(data, Records):
-            return data.items_at(np.asarray(positions, dtype=np.intp))
-        return list(map(data.__getitem__, positions))
-    filler = None if fill is None else _filler(fill, space, as_one_hot)
-    inside = range(len(data))
-    if not as_one_hot:
-        return [data[p] if p in inside else filler for p in positions]
-    return [one_hot(data[p], space) if p in inside else filler for p in positions]
-
-
 def _padded(data: Any, positions: range, filler: Any) -> Any:
-    """A stretch of an array that reaches beyond its ends."""
+    """Return a stretch of an array that reaches beyond its ends."""
     inside = data[max(positions.start, 0) : max(positions.stop, 0)]
-    is_alike = data.dtype.char == "d" and type(filler) is float  # as rewards are, and asking NumPy takes a while
+    is_alike = data.dtype.char == "d" and type(filler) is float  # rewards; `np.result_type` takes a while
     out = np.empty((len(positions), *data.shape[1:]), data.dtype if is_alike else np.result_type(data, filler))
     left = min(max(-positions.start, 0), len(out))
     out[:left] = filler
@@ -296,24 +292,24 @@ def _padded(data: Any, positions: range, filler: Any) -> Any:
     return out
 
 
-def _stack_of(data: Any, positions: Any, fill: Any, space: Any, as_one_hot: bool) -> Any:
+def _stack_at(data: Any, positions: Any, fill: Any, space: Any, as_one_hot: bool) -> Any:
     inside = (positions >= 0) & (positions < len(data))
-    found = stacked(data, positions[inside])
+    stack = stacked(data, positions[inside])
     if as_one_hot:
-        found = one_hot(found, space)
+        stack = one_hot(stack, space)
     if inside.all():
-        return found
+        return stack
 
     def padded(items: Any, filler: Any) -> Any:
         out = np.empty((len(positions), *items.shape[1:]), dtype=np.result_type(items, filler))
         out[inside], out[~inside] = items, filler
         return out
 
-    filler = map_leaves(lambda _: fill, found) if space is None else dummy(space, fill, one_hot=as_one_hot)
-    return map_leaves(padded, found, filler)
+    filler = map_leaves(lambda _: fill, stack) if space is None else dummy(space, fill, one_hot=as_one_hot)
+    return map_leaves(padded, stack, filler)
 
 
-def _place(size: int, lookback: int, index: Any, neg_index_as_lookback: bool, filled: bool) -> int:
+def _position(size: int, lookback: int, index: Any, neg_index_as_lookback: bool, filled: bool) -> int:
     if isinstance(index, bool):
         raise TypeError("an index is an int, a slice or a sequence of ints, not a bool")
     index = operator.index(index)
@@ -327,7 +323,7 @@ def _place(size: int, lookback: int, index: Any, neg_index_as_lookback: bool, fi
     return position
 
 
-def _slice_places(size: int, lookback: int, indices: slice, neg_index_as_lookback: bool, filled: bool) -> range:
+def _slice_positions(size: int, lookback: int, indices: slice, neg_index_as_lookback: bool, filled: bool) -> range:
     step = 1 if indices.step is None else operator.index(indices.step)
     if step == 0:
         raise ValueError("a slice's step cannot be 0")
@@ -346,51 +342,39 @@ def _slice_places(size: int, lookback: int, indices: slice, neg_index_as_lookbac
 
 
 def written(data: Any, lookback: int, new_data: Any, at_indices: Indices, neg_index_as_lookback: bool) -> Any:
-    """The storage with new items at `at_indices`; a list is changed in place, compact storage never is.
+    """Return the storage with new items at `at_indices`; a list is changed in place, compact storage never is.
 
     Raises:
-        IndexError: an index is out of range, or there are more or fewer new items than places.
-        TypeError: `at_indices` is no index.
+        IndexError: an index is out of range, or the number of new items differs.
+        TypeError: `at_indices` is not an index.
     """
-    positions = places_of(len(data), lookback, at_indices, neg_index_as_lookback)
+    positions = positions_of(len(data), lookback, at_indices, neg_index_as_lookback)
     if isinstance(positions, int):
         positions, new_data = [positions], [new_data]
-    if isinstance(data, np.ndarray) and (changed := _array_written(data, positions, new_data)) is not None:
-        return changed
-    items = data if isinstance(data, list) else as_list(data)
-    new_items = _unstacked(new_data)
+    if isinstance(data, np.ndarray):
+        with suppress(ValueError):  # items of several shapes
+            new = np.asarray(new_data)
+            is_alike = np.can_cast(new.dtype, data.dtype, "same_kind")
+            if is_alike and new.shape == (len(positions), *data.shape[1:]):
+                changed = data.copy()  # slices of an episode share its arrays
+                changed[np.asarray(positions, dtype=np.intp)] = new
+                return changed
+    if isinstance(new_data, dict) or (isinstance(new_data, tuple) and all(map(is_compact, new_data))):
+        columns: list[Any] = []
+        map_leaves(columns.append, new_data)
+        new_items = [map_leaves(lambda column, i=i: column[i], new_data) for i in range(len(columns[0]))]
+    else:
+        new_items = list(new_data)
     if len(new_items) != len(positions):
         raise IndexError(f"{len(new_items)} new items for the {len(positions)} places of {at_indices!r}")
+    items = as_list(data)
     for position, item in zip(positions, new_items, strict=True):
         items[position] = item
     return data if isinstance(data, list) else compact(items)
 
 
-def _array_written(data: Any, positions: Sequence[int], new_data: Any) -> Any:
-    """A copy of the array with the new rows; None where they are not numbers of its kind and shape."""
-    try:
-        new = np.asarray(new_data)
-    except ValueError:
-        return None
-    if new.shape != (len(positions), *data.shape[1:]) or not np.can_cast(new.dtype, data.dtype, "same_kind"):
-        return None
-    # A copy: slices of an episode share its arrays.
-    changed = data.copy()
-    changed[np.asarray(positions, dtype=np.intp)] = new
-    return changed
-
-
-def _unstacked(new_data: Any) -> list[Any]:
-    """The items of a list, of an array, or of a dict or tuple of arrays."""
-    if isinstance(new_data, dict) or (isinstance(new_data, tuple) and all(map(is_compact, new_data))):
-        columns: list[Any] = []
-        map_leaves(columns.append, new_data)
-        return [map_leaves(lambda column, i=i: column[i], new_data) for i in range(len(columns[0]))]
-    return list(new_data)
-
-
 def same_value(left: Any, right: Any) -> bool:
-    """Equal as records are: at every depth, arrays by their items, and NaN equal to NaN."""
+    """Compare as records: at every depth, arrays by their items, and NaN equal to NaN."""
     if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
         return _same_array(left, right)
     if isinstance(left, dict) and isinstance(right, dict):

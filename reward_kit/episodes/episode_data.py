@@ -1,12 +1,12 @@
-"""The data of an episode: its tracks, conversation, tokens and identity; chunks of it; its state as plain values.
+"""`EpisodeData`: tracks, conversation, tokens and identity of an episode; its chunks, and its state as plain values.
 
-`SingleAgentEpisode` adds the public methods. A chunk is the same episode: it keeps every id, the spaces, `custom_data`
-and the conversation up to its end. Of the tokens it keeps all up to its end, too; those that an action outside the
-chunk sampled are context in it and no longer actions, so a chunk can be trained on by itself and no action is trained
-on twice.
+`SingleAgentEpisode` adds the methods that build and read steps. A chunk is the same episode: it keeps every id, the
+spaces, `custom_data` and the conversation up to its end. It also keeps all tokens up to its end; those that an action
+outside the chunk sampled are context in it and no longer actions, so a chunk can be trained on by itself and no action
+is trained on twice.
 
-In a state, a track of arrays of one shape is one block of bytes, and a track of plain numbers or texts stands as it is.
-Version 1 had every item by itself; it is still read.
+In a state, a track of arrays of one shape is one block of bytes, and a track of plain numbers or texts is kept as it
+is. Version 1 had every item by itself; it is still read.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import math
 import os
 import random
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from functools import partial
 from numbers import Real
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self
 
 import numpy as np
 import pydantic
@@ -28,19 +28,41 @@ from reward_kit.episodes.columns import Column, read, same_value
 from reward_kit.episodes.json_codec import TAG, from_json_value, to_json_value
 from reward_kit.episodes.segments import EpisodeTokens
 from reward_kit.episodes.storage import as_list, compact, is_compact, joined, part_of
-from reward_kit.errors import EpisodeError, kind_of
+from reward_kit.errors import EpisodeError, boundary, kind_of
 from reward_kit.models import Message
 from reward_kit.validation import describe_validation_error
 
+REWARD = "environment_reward"
+"""Key in a step's infos: None if the environment gave no reward."""
+IDENTITY = ("id_", "is_terminated", "is_truncated", "t", "t_started", "agent_id", "module_id", "multi_agent_episode_id")
+COMPARED = (
+    *IDENTITY,
+    *("observations", "infos", "actions", "rewards", "extra_model_outputs"),
+    *("messages", "assistant_turns", "tokens", "custom_data"),
+)
+STATE_VERSION = 2
+_STACK = "stack"
 _PLAIN_KINDS = {float, int}
+# What a list of numbers becomes anyway, so that nothing is lost by writing the numbers.
+_USUAL_DTYPES = ("?", "q", "l", "d")
+_ITEMS = (list, tuple)
+# The types of a state's fields; a dict also holds what JSON cannot express.
+_STATE_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("is_terminated", "is_truncated"), (bool, dict)),
+    **dict.fromkeys(("t", "t_started"), (int, dict)),
+    **dict.fromkeys(("observations", "actions", "rewards"), (*_ITEMS, dict)),
+    **dict.fromkeys(("infos", "messages", "assistant_turns"), _ITEMS),
+    **{"extra_model_outputs": (*_ITEMS, dict), "lookback": (int,), "duration_s": (int, float)},
+    **{"tokens": (dict,), "custom_data": (dict,)},
+}
+
+# Seeded from the system, and again in a forked child; much quicker than asking the system for every id.
+_ids = random.Random()
+os.register_at_fork(after_in_child=_ids.seed)
 
 
 def check_reward(reward: Any, id_: str, step: int, agent: Any = None) -> None:
-    """Let a number pass, one of NumPy or of an array without axes too.
-
-    Raises:
-        EpisodeError: it is none; the message names the episode, the step and the value.
-    """
+    """Raise an EpisodeError unless `reward` is a number, which NumPy scalars and arrays without axes are too."""
     if isinstance(reward, Real | np.bool_):
         return
     if getattr(reward, "ndim", None) == 0 and hasattr(reward, "__float__") and not np.iscomplexobj(reward):
@@ -50,11 +72,7 @@ def check_reward(reward: Any, id_: str, step: int, agent: Any = None) -> None:
 
 
 def check_rewards(rewards: Any, id_: str) -> None:
-    """Check a whole track; plain numbers, which are the usual ones, in one pass in C.
-
-    Raises:
-        EpisodeError: an item is no number.
-    """
+    """Check a whole track; plain numbers, which are the usual ones, in one pass in C."""
     if isinstance(rewards, np.ndarray) and rewards.dtype.kind in "biuf":
         return
     if not isinstance(rewards, list) or set(map(type, rewards)) <= _PLAIN_KINDS:
@@ -63,20 +81,72 @@ def check_rewards(rewards: Any, id_: str) -> None:
         check_reward(reward, id_, step)
 
 
-REWARD = "environment_reward"
-"""In a step's infos: None where the environment gave none."""
+def check_state(
+    state: Any, versions: tuple[int, ...], needed: Iterable[str], types: Mapping[str, tuple[type, ...]]
+) -> None:
+    """Raise an EpisodeError unless `state` is a mapping of a known version with the needed fields and types."""
+    if not isinstance(state, Mapping):
+        raise EpisodeError(f"an episode's state is a dict, as get_state gives it; got {state!r:.80}")
+    version = state.get("schema_version")
+    if version not in versions:
+        known = f"version{'s' if len(versions) > 1 else ''} {' and '.join(map(str, versions))}"
+        raise EpisodeError(f"episode state of version {version!r}; this release reads {known}")
+    if missing := {*needed} - state.keys():
+        raise EpisodeError(f"episode state without {', '.join(sorted(missing))}")
+    for name, kinds in types.items():
+        if not isinstance(state[name], kinds):
+            raise EpisodeError(f"episode state: {name} is {kind_of(kinds[0]())}; got {state[name]!r:.80}")
 
-# Seeded from the system, and anew in a forked child; much quicker than asking the system for every id.
-_ids = random.Random()
 
-os.register_at_fork(after_in_child=_ids.seed)
+class EpisodeStatus:
+    """Length, end and duration of an episode, of one agent or of several."""
+
+    __slots__ = ()
+    is_terminated: bool
+    is_truncated: bool
+    _earlier_s: float
+    _start_time: float | None
+    _last_step_time: float | None
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def is_done(self) -> bool:
+        """Terminated or truncated."""
+        return self.is_terminated or self.is_truncated
+
+    @property
+    def terminated(self) -> bool:
+        """The task ended in this chunk."""
+        return self.is_terminated
+
+    @property
+    def truncated(self) -> bool:
+        """The episode was cut off in this chunk."""
+        return self.is_truncated
+
+    def env_steps(self) -> int:
+        """Return the number of the environment's steps, without the lookback."""
+        return len(self)
+
+    def size(self) -> str:
+        """Describe its length and whether it is over, for messages."""
+        end = "terminated" if self.is_terminated else "truncated" if self.is_truncated else "not over"
+        return f"{len(self)} steps, {end}"
+
+    def get_duration_s(self) -> float:
+        """Return the seconds from the reset to the last step; a pause between two states does not count."""
+        if self._start_time is None or self._last_step_time is None:
+            return self._earlier_s
+        return self._earlier_s + self._last_step_time - self._start_time
 
 
-class EpisodeData:
+class EpisodeData(EpisodeStatus):
     """The data of an episode. The raw tracks `_observations`, … are in one of the forms of `storage`.
 
-    The first `_lookback` items of every track lie before the episode. In `_infos` None stands for an empty dict, which
-    would take 64 bytes a step.
+    The first `_lookback` items of every track lie before the episode. In `_infos` None is an empty dict, which would
+    take 64 bytes a step.
     """
 
     __slots__ = (
@@ -148,50 +218,47 @@ class EpisodeData:
         given = observations is not None or actions is not None or rewards is not None
         if given or infos is not None or extra_model_outputs is not None:
             self._observations, self._actions, self._rewards = map(_given, (observations, actions, rewards))
-            self._take(infos, extra_model_outputs or {}, len_lookback_buffer)
-
-    def _take(
-        self,
-        infos: Iterable[Mapping[str, Any]] | None,
-        outputs: Mapping[str, Iterable[Any]],
-        lookback: int | Literal["auto"],
-    ) -> None:
-        """The rest of the constructor, where tracks are given."""
-        check_rewards(self._rewards, self.id_)
-        given = len(self._rewards)
-        self._lookback = given if lookback == "auto" else min(lookback, given)
-        if self._lookback < 0:
-            raise EpisodeError(f"episode {self.id_}: a lookback cannot be negative, got {lookback}")
-        given_infos = as_list(_given(infos)) or [None] * len(self._observations)
-        self._infos = [dict(info) if info else None for info in given_infos]
-        self.extra_model_outputs = {key: Column(_given(items), self._lookback) for key, items in outputs.items()}
-        self.is_numpy = any(not isinstance(data, list) for data in self._stored())
-        self.t += given - self._lookback
-        self.validate()
+            check_rewards(self._rewards, self.id_)
+            steps, outputs = len(self._rewards), extra_model_outputs or {}
+            self._lookback = steps if len_lookback_buffer == "auto" else min(len_lookback_buffer, steps)
+            if self._lookback < 0:
+                raise EpisodeError(f"episode {self.id_}: a lookback cannot be negative, got {len_lookback_buffer}")
+            given_infos = as_list(_given(infos)) or [None] * len(self._observations)
+            self._infos = [dict(info) if info else None for info in given_infos]
+            self.extra_model_outputs = {key: Column(_given(items), self._lookback) for key, items in outputs.items()}
+            self.is_numpy = any(not isinstance(data, list) for data in self._stored())
+            self.t += steps - self._lookback
+            self.validate()
 
     def _stored(self) -> list[Any]:
-        """The tracks that compact storage is for: all but the infos."""
+        """Return the tracks that compact storage is for: all but the infos."""
         outputs = (column.data for column in self.extra_model_outputs.values())
         return [self._observations, self._actions, self._rewards, *outputs]
 
-    def _restore(self, function: Any) -> None:
-        """Put every track but the infos into the form that `function` gives it."""
+    def _convert(self, function: Callable[[Any], Any]) -> None:
         self._observations = function(self._observations)
         self._actions, self._rewards = function(self._actions), function(self._rewards)
         for column in self.extra_model_outputs.values():
             column.data = function(column.data)
 
+    def to_numpy(self) -> Self:
+        """Store every track but the infos compactly, in place; reading and adding go on as before."""
+        self.validate()
+        self._convert(compact)
+        self.is_numpy = True
+        return self
+
+    def finalize(self) -> Self:
+        """Call `to_numpy`, by its older name."""
+        return self.to_numpy()
+
     def to_lists(self) -> None:
-        """The inverse of `to_numpy`."""
-        self._restore(as_list)
+        """Undo `to_numpy`."""
+        self._convert(as_list)
         self.is_numpy = False
 
     def validate(self) -> None:
-        """Check that the tracks fit together.
-
-        Raises:
-            EpisodeError: they do not; the message says which.
-        """
+        """Raise an EpisodeError that names the tracks that do not fit together."""
         steps, observations = len(self._rewards), len(self._observations)
         outputs = self.extra_model_outputs
         expected = steps + 1 if observations else 0
@@ -208,7 +275,7 @@ class EpisodeData:
             f"and infos; got {', '.join(wrong)}"
         )
 
-    # The tracks as columns. Such a column is made on the way: what is appended to it or set in it is the episode's.
+    # The tracks as columns, made on each access: what is appended to one or set in one is the episode's.
 
     def _column(self, name: str, space: Any = None) -> Column[Any]:
         return Column(getattr(self, name), self._lookback, space, partial(setattr, self, name))
@@ -250,7 +317,7 @@ class EpisodeData:
     def rewards(self, items: Iterable[float]) -> None:
         self._rewards = _given(items)
 
-    # What a language-model agent adds, made when it is first asked for
+    # What a language-model agent adds, made on first access
 
     @property
     def messages(self) -> list[Message]:
@@ -285,45 +352,24 @@ class EpisodeData:
     def tokens(self, tokens: EpisodeTokens) -> None:
         self._tokens = tokens
 
-    # How it stands
-
     @property
     def lookback(self) -> int:
-        """How many steps of what came before are kept beside the episode."""
+        """Number of steps kept from before the episode."""
         return self._lookback
-
-    @property
-    def is_done(self) -> bool:
-        """Terminated or truncated."""
-        return self.is_terminated or self.is_truncated
-
-    def get_duration_s(self) -> float:
-        """Seconds from the reset to the last step, 0.0 before either; a pause between two states does not count."""
-        if self._start_time is None or self._last_step_time is None:
-            return self._earlier_s
-        return self._earlier_s + self._last_step_time - self._start_time
 
     def __len__(self) -> int:
         return self.t - self.t_started
 
     def __eq__(self, other: object) -> bool:
-        """The same record; the clock and the spaces do not count."""
+        """Compare the records without the clock and the spaces."""
         if not isinstance(other, EpisodeData):
             return NotImplemented
         return all(same_value(getattr(self, name), getattr(other, name)) for name in COMPARED)
 
     __hash__ = None  # type: ignore[assignment]
 
-    def size(self) -> str:
-        """How long it is and how it stands, for messages."""
-        end = "terminated" if self.is_terminated else "truncated" if self.is_truncated else "not over"
-        return f"{len(self)} steps, {end}"
-
     def __getstate__(self) -> dict[str, Any]:
-        """Every field; a list of arrays as one array, from which they come back as they were.
-
-        The clock is stopped, as in a state: what is restored may go on elsewhere, by another clock.
-        """
+        """Return every field with the clock stopped, since another may go on; a list of arrays as one array."""
         fields = {name: getattr(self, name) for name in EpisodeData.__slots__}
         fields |= {"_earlier_s": self.get_duration_s(), "_start_time": None, "_last_step_time": None}
         for name in ("_observations", "_actions", "_rewards"):
@@ -349,10 +395,219 @@ class EpisodeData:
             for (key, (data, space)), was_list in zip(outputs.items(), listed[3:], strict=True)
         }
 
+    # Chunks
 
-IDENTITY = ("id_", "is_terminated", "is_truncated", "t", "t_started", "agent_id", "module_id", "multi_agent_episode_id")
-TRACKS = ("observations", "infos", "actions", "rewards", "extra_model_outputs")
-COMPARED = (*IDENTITY, *TRACKS, "messages", "assistant_turns", "tokens", "custom_data")
+    def cut(self, len_lookback_buffer: int = 0) -> Self:
+        """Return an episode without steps that continues this one, with the last steps as its lookback.
+
+        Raises:
+            EpisodeError: the episode is over, or the lookback is negative.
+        """
+        if self.is_done:
+            raise EpisodeError(f"episode {self.id_} is over and has no successor; it has {self.size()}")
+        if not len(self._observations):
+            raise EpisodeError(f"episode {self.id_}: call add_env_reset before cut")
+        return self._part(len(self), len(self), len_lookback_buffer)
+
+    def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> Self:
+        """Return the chunk of the steps that `slice_` takes, clipped as a list's slice is.
+
+        Raises:
+            EpisodeError: the slice has a step, the lookback is negative, or there is nothing to slice.
+            TypeError: `slice_` is not a slice.
+        """
+        if not isinstance(slice_, slice):
+            raise TypeError(
+                f"an episode takes a slice of steps, episode[a:b], and not {slice_!r}; for one item call "
+                "get_observations(i), get_actions(i), …"
+            )
+        if slice_.step not in (None, 1):
+            raise EpisodeError(f"episode {self.id_}: a chunk is whole, so its slice has no step; got {slice_.step!r}")
+        if not len(self._observations):
+            raise EpisodeError(f"episode {self.id_}: call add_env_reset before taking a slice")
+        start, stop, _ = slice_.indices(self.t - self.t_started)
+        lookback = self._lookback if len_lookback_buffer is None else len_lookback_buffer
+        return self._part(start, stop if stop > start else start, lookback)
+
+    def __getitem__(self, slice_: Any) -> Self:
+        return self.slice(slice_)
+
+    def _part(self, start: int, stop: int, lookback: int) -> Self:
+        """Return the chunk from step `start` to `stop`, quickly: without the constructor and needless calls."""
+        if lookback < 0:
+            raise EpisodeError(f"episode {self.id_}: a lookback cannot be negative, got {lookback}")
+        first, last = self._lookback + start, self._lookback + stop
+        begin = first - lookback if lookback < first else 0
+        lookback = first - begin
+        kind = type(self)
+        chunk = kind.__new__(kind)
+        if self.is_numpy:
+            chunk._observations = part_of(self._observations, begin, last + 1)
+            chunk._actions = part_of(self._actions, begin, last)
+            chunk._rewards = part_of(self._rewards, begin, last)
+        else:
+            chunk._observations = self._observations[begin : last + 1]
+            chunk._actions = self._actions[begin:last]
+            chunk._rewards = self._rewards[begin:last]
+        chunk._infos = self._infos[begin : last + 1]
+        chunk._lookback = lookback
+        outputs = self.extra_model_outputs
+        chunk.extra_model_outputs = {}
+        for key in outputs:
+            data = part_of(outputs[key].data, begin, last)
+            chunk.extra_model_outputs[key] = Column(data, lookback, outputs[key].space)
+        chunk.id_, chunk.is_numpy = self.id_, self.is_numpy
+        chunk.t_started, chunk.t = self.t_started + start, self.t_started + stop
+        at_end = chunk.t == self.t
+        chunk.is_terminated, chunk.is_truncated = at_end and self.is_terminated, at_end and self.is_truncated
+        chunk.observation_space, chunk.action_space = self.observation_space, self.action_space
+        chunk.agent_id, chunk.module_id = self.agent_id, self.module_id
+        chunk.multi_agent_episode_id = self.multi_agent_episode_id
+        chunk.custom_data = deepcopy(self.custom_data) if self.custom_data else {}
+        chunk._earlier_s, chunk._start_time, chunk._last_step_time = 0.0, None, None
+        chunk._messages, chunk._turns, chunk._tokens = None, None, None
+        if self._messages or self._tokens:
+            turns = self.assistant_turns
+            end = turns[stop] if stop < len(turns) else len(self.messages)
+            chunk.messages, chunk.assistant_turns = self.messages[:end], turns[start:stop]
+            chunk.tokens = self.tokens.part(start, stop if stop < len(self) else None)
+        return chunk
+
+    def concat_episode(self, other: EpisodeData) -> None:
+        """Append the chunk that follows this one, in place.
+
+        Raises:
+            EpisodeError: `other` is not the next chunk of this episode, which is unchanged then.
+        """
+        begin, problem = other._lookback, ""
+        if other.id_ != self.id_:
+            problem = f"{other.id_} is another episode"
+        elif self.is_done:
+            problem = f"it is over and takes no further chunk; it has {self.size()}"
+        elif not (len(self._observations) and len(other._observations)):
+            problem = "both chunks need an observation at least"
+        elif self.t != other.t_started:
+            problem = f"it stops at t={self.t} and the chunk begins at t={other.t_started}"
+        elif not same_value(self._observations[len(self._observations) - 1], other._observations[begin]):
+            problem = "its last observation is not the chunk's first"
+        elif other._messages and other._messages[: len(self.messages)] != self.messages:
+            problem = "its conversation does not begin with the episode's"
+        if problem:
+            raise EpisodeError(f"cannot append the chunk to episode {self.id_}: {problem}")
+        self.validate()
+        other.validate()
+        tokens = self.tokens.continued(other._tokens, len(self)) if other._tokens else self._tokens
+        if other._messages:
+            self._messages, self._turns = other._messages[:], self.assistant_turns + other.assistant_turns
+        self._tokens = tokens
+        self._observations = joined(
+            part_of(self._observations, 0, len(self._observations) - 1),
+            part_of(other._observations, begin, len(other._observations)),
+        )
+        self._infos = self._infos[:-1] + other._infos[begin:]
+        # A key that one of the two lacks counts as None in all of its steps, as in `add_env_step`.
+        before, after = len(self._rewards), len(other)
+        for key in {**self.extra_model_outputs, **other.extra_model_outputs}:
+            mine, theirs = self.extra_model_outputs.get(key), other.extra_model_outputs.get(key)
+            data = [None] * before if mine is None else mine.data
+            added = [None] * after if theirs is None else part_of(theirs.data, begin, len(theirs.data))
+            space = (mine or theirs).space  # type: ignore[union-attr]
+            self.extra_model_outputs[key] = Column(joined(data, added), self._lookback, space)
+        self._actions = joined(self._actions, part_of(other._actions, begin, len(other._actions)))
+        self._rewards = joined(self._rewards, part_of(other._rewards, begin, len(other._rewards)))
+        self._earlier_s = self.get_duration_s() + other.get_duration_s()
+        self._start_time = self._last_step_time = None
+        self.t = other.t
+        self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
+        self.custom_data.update(other.custom_data)
+
+    # As plain values
+
+    def get_data_dict(self) -> dict[str, Any]:
+        """Return the steps as columns of one length, under RLlib's names; `obs` and `infos` are those acted in."""
+        steps = len(self)
+        columns: dict[str, Any] = {
+            "terminateds": [False] * (steps - 1) + [self.is_terminated] if steps else [],
+            "truncateds": [False] * (steps - 1) + [self.is_truncated] if steps else [],
+            "t": list(range(self.t_started, self.t)),
+            "eps_id": [self.id_] * steps,
+        }
+        if self.is_numpy:
+            # The ids stay a list: text is not an array here.
+            kinds = {"terminateds": np.bool_, "truncateds": np.bool_, "t": np.int64}
+            columns |= {name: np.array(columns[name], dtype=kind) for name, kind in kinds.items()}
+        columns["obs"] = read(self._observations, self._lookback, slice(None, -1))
+        columns["infos"] = [{} if info is None else info for info in self._infos[self._lookback : -1]]
+        columns["actions"] = read(self._actions, self._lookback)
+        columns["rewards"] = read(self._rewards, self._lookback)
+        return columns | {key: column.get() for key, column in self.extra_model_outputs.items()}
+
+    def get_sample_batch(self) -> dict[str, Any]:
+        """Return the same as `get_data_dict`: a plain dict, since this package has no batch class."""
+        return self.get_data_dict()
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the whole episode but its spaces, as JSON and msgpack hold it; nothing is shared with it."""
+        tracks = {name: getattr(self, f"_{name}") for name in ("observations", "actions", "rewards")}
+        outputs = {key: column.data for key, column in self.extra_model_outputs.items()}
+        return {
+            "schema_version": STATE_VERSION,
+            **{name: to_json_value(getattr(self, name)) for name in IDENTITY},
+            **{name: _track_state(data) for name, data in tracks.items()},
+            "infos": [to_json_value(info) if info else {} for info in self._infos],
+            "extra_model_outputs": [[to_json_value(key), _track_state(data)] for key, data in outputs.items()],
+            "lookback": self.lookback,
+            "is_numpy": self.is_numpy,
+            "messages": [to_json_value(message.to_chat()) for message in self.messages],
+            "assistant_turns": self.assistant_turns.tolist(),
+            "tokens": self.tokens.get_state(),
+            "custom_data": to_json_value(self.custom_data),
+            "duration_s": self.get_duration_s(),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], *, observation_space: Any = None, action_space: Any = None) -> Self:
+        """Return the episode of a state that `get_state` gave.
+
+        Raises:
+            EpisodeError: the state is of another version, or a field is missing or cannot be read.
+        """
+        needed = [*COMPARED, "lookback", "duration_s"]
+        if isinstance(state, Mapping) and state.get("schema_version") == STATE_VERSION:
+            needed.append("is_numpy")
+        check_state(state, (1, STATE_VERSION), needed, _STATE_TYPES)
+        episode = cls(state["id_"], observation_space=observation_space, action_space=action_space)
+        with boundary(EpisodeError, "the episode state cannot be read"):
+            episode._fill(state)
+        return episode
+
+    def _fill(self, state: Mapping[str, Any]) -> None:
+        is_numpy, lookback = state.get("is_numpy", False), state["lookback"]
+        for name in IDENTITY:
+            setattr(self, name, from_json_value(state[name]))
+        for name in ("observations", "actions", "rewards"):
+            setattr(self, f"_{name}", _track_from(state[name], is_numpy))
+        self._infos = [info or None for info in from_json_value(state["infos"])]
+        outputs = state["extra_model_outputs"]
+        if state["schema_version"] == 1:
+            tracks = from_json_value(outputs)
+        else:
+            tracks = {from_json_value(key): _track_from(track, is_numpy) for key, track in outputs}
+        self.extra_model_outputs = {key: Column(data, lookback) for key, data in tracks.items()}
+        self._lookback, self.is_numpy = lookback, is_numpy
+        self.messages = []
+        for number, chat in enumerate(state["messages"]):
+            try:
+                self.messages.append(Message.model_validate(from_json_value(chat)))
+            except pydantic.ValidationError as error:
+                problems = "; ".join(describe_validation_error(error))
+                raise EpisodeError(f"episode state, messages[{number}]: {problems}") from None
+        self.assistant_turns = array("i", state["assistant_turns"])
+        self.tokens = EpisodeTokens.from_state(state["tokens"])
+        self.custom_data = from_json_value(state["custom_data"])
+        self._earlier_s = state["duration_s"]
+        self.validate()
+        check_rewards(self._rewards, self.id_)
 
 
 def _packed(data: Any) -> Any:
@@ -362,7 +617,7 @@ def _packed(data: Any) -> Any:
 
 
 def _given(items: Any) -> Any:
-    """A track as it was given: compact storage as it is, anything else as a list of its own."""
+    """Return compact storage as it is, anything else as a list of its own."""
     if items is None:
         return []
     if isinstance(items, Column):
@@ -370,196 +625,22 @@ def _given(items: Any) -> Any:
     return items if is_compact(items) else list(items)
 
 
-E = TypeVar("E", bound=EpisodeData)
-
-
-def cut(episode: E, len_lookback_buffer: int) -> E:
-    """An episode without steps that goes on where this one stops.
-
-    Raises:
-        EpisodeError: the episode is over, or the lookback is negative.
-    """
-    if episode.is_done:
-        raise EpisodeError(f"episode {episode.id_} is over and has no successor; it has {episode.size()}")
-    if not len(episode._observations):
-        raise EpisodeError(f"episode {episode.id_}: call add_env_reset before cut")
-    return _part(episode, len(episode), len(episode), len_lookback_buffer)
-
-
-def sliced(episode: E, part: slice, len_lookback_buffer: int | None) -> E:
-    """The steps that a slice of the episode's steps takes, clipped as a list's slice is.
-
-    Raises:
-        EpisodeError: the slice has a step, the lookback is negative, or there is nothing to slice.
-        TypeError: it is no slice.
-    """
-    if not isinstance(part, slice):
-        raise TypeError(
-            f"an episode takes a slice of steps, episode[a:b], and not {part!r}; for one item call "
-            "get_observations(i), get_actions(i), …"
-        )
-    if part.step not in (None, 1):
-        raise EpisodeError(f"episode {episode.id_}: a chunk is whole, so its slice has no step; got {part.step!r}")
-    if not len(episode._observations):
-        raise EpisodeError(f"episode {episode.id_}: call add_env_reset before taking a slice")
-    start, stop, _ = part.indices(episode.t - episode.t_started)
-    lookback = episode._lookback if len_lookback_buffer is None else len_lookback_buffer
-    return _part(episode, start, stop if stop > start else start, lookback)
-
-
-def _part(episode: E, start: int, stop: int, lookback: int) -> E:
-    """The chunk from step `start` to `stop`. Slices must be quick: no constructor, no call that can be spared."""
-    if lookback < 0:
-        raise EpisodeError(f"episode {episode.id_}: a lookback cannot be negative, got {lookback}")
-    first, last = episode._lookback + start, episode._lookback + stop
-    begin = first - lookback if lookback < first else 0
-    lookback = first - begin
-    kind = type(episode)
-    chunk = kind.__new__(kind)
-    if episode.is_numpy:
-        chunk._observations = part_of(episode._observations, begin, last + 1)
-        chunk._actions = part_of(episode._actions, begin, last)
-        chunk._rewards = part_of(episode._rewards, begin, last)
-    else:
-        chunk._observations = episode._observations[begin : last + 1]
-        chunk._actions = episode._actions[begin:last]
-        chunk._rewards = episode._rewards[begin:last]
-    chunk._infos = episode._infos[begin : last + 1]
-    chunk._lookback = lookback
-    outputs = episode.extra_model_outputs
-    chunk.extra_model_outputs = {}
-    for key in outputs:
-        chunk.extra_model_outputs[key] = Column(part_of(outputs[key].data, begin, last), lookback, outputs[key].space)
-    chunk.id_, chunk.is_numpy = episode.id_, episode.is_numpy
-    chunk.t_started, chunk.t = episode.t_started + start, episode.t_started + stop
-    at_end = chunk.t == episode.t
-    chunk.is_terminated, chunk.is_truncated = at_end and episode.is_terminated, at_end and episode.is_truncated
-    chunk.observation_space, chunk.action_space = episode.observation_space, episode.action_space
-    chunk.agent_id, chunk.module_id = episode.agent_id, episode.module_id
-    chunk.multi_agent_episode_id = episode.multi_agent_episode_id
-    chunk.custom_data = deepcopy(episode.custom_data) if episode.custom_data else {}
-    chunk._earlier_s, chunk._start_time, chunk._last_step_time = 0.0, None, None
-    chunk._messages, chunk._turns, chunk._tokens = None, None, None
-    if episode._messages or episode._tokens:
-        _take_language(episode, chunk, start, stop)
-    return chunk
-
-
-def _take_language(episode: EpisodeData, chunk: EpisodeData, start: int, stop: int) -> None:
-    turns = episode.assistant_turns
-    end = turns[stop] if stop < len(turns) else len(episode.messages)
-    chunk.messages, chunk.assistant_turns = episode.messages[:end], turns[start:stop]
-    chunk.tokens = episode.tokens.part(start, stop if stop < len(episode) else None)
-
-
-def concat(episode: EpisodeData, other: EpisodeData) -> None:
-    """Append the chunk that follows, in place.
-
-    Raises:
-        EpisodeError: `other` is not the next chunk of this episode; nothing is changed then.
-    """
-    _check_follows(episode, other)
-    messages, turns, tokens = _joined_language(episode, other)
-    begin = other._lookback
-    episode._observations = joined(
-        part_of(episode._observations, 0, len(episode._observations) - 1),
-        part_of(other._observations, begin, len(other._observations)),
-    )
-    episode._infos = episode._infos[:-1] + other._infos[begin:]
-    _join_outputs(episode, other)
-    episode._actions = joined(episode._actions, part_of(other._actions, begin, len(other._actions)))
-    episode._rewards = joined(episode._rewards, part_of(other._rewards, begin, len(other._rewards)))
-    episode._messages, episode._turns, episode._tokens = messages, turns, tokens
-    episode._earlier_s = episode.get_duration_s() + other.get_duration_s()
-    episode._start_time = episode._last_step_time = None
-    episode.t = other.t
-    episode.is_terminated, episode.is_truncated = other.is_terminated, other.is_truncated
-    episode.custom_data.update(other.custom_data)
-
-
-def _check_follows(episode: EpisodeData, other: EpisodeData) -> None:
-    problem = ""
-    if other.id_ != episode.id_:
-        problem = f"{other.id_} is another episode"
-    elif episode.is_done:
-        problem = f"it is over and takes no further chunk; it has {episode.size()}"
-    elif not (len(episode._observations) and len(other._observations)):
-        problem = "both chunks need an observation at least"
-    elif episode.t != other.t_started:
-        problem = f"it stops at t={episode.t} and the chunk begins at t={other.t_started}"
-    elif not same_value(episode._observations[len(episode._observations) - 1], other._observations[other._lookback]):
-        problem = "its last observation is not the chunk's first"
-    if problem:
-        raise EpisodeError(f"cannot append the chunk to episode {episode.id_}: {problem}")
-    episode.validate()
-    other.validate()
-
-
-def _join_outputs(episode: EpisodeData, other: EpisodeData) -> None:
-    """A key that one of the two lacks counts as None in all of its steps, as in `add_env_step`."""
-    before, after = len(episode._rewards), len(other)
-    for key in {**episode.extra_model_outputs, **other.extra_model_outputs}:
-        mine, theirs = episode.extra_model_outputs.get(key), other.extra_model_outputs.get(key)
-        data = [None] * before if mine is None else mine.data
-        added = [None] * after if theirs is None else part_of(theirs.data, other._lookback, len(theirs.data))
-        space = (mine or theirs).space  # type: ignore[union-attr]
-        episode.extra_model_outputs[key] = Column(joined(data, added), episode._lookback, space)
-
-
-def _joined_language(
-    episode: EpisodeData, other: EpisodeData
-) -> tuple[list[Message] | None, array[int] | None, EpisodeTokens | None]:
-    messages, turns, tokens = episode._messages, episode._turns, episode._tokens
-    if other._messages:
-        if other._messages[: len(episode.messages)] != episode.messages:
-            raise EpisodeError(
-                f"cannot append the chunk to episode {episode.id_}: its conversation does not begin with the episode's"
-            )
-        messages, turns = other._messages[:], episode.assistant_turns + other.assistant_turns
-    if other._tokens:
-        tokens = episode.tokens.continued(other._tokens, len(episode))
-    return messages, turns, tokens
-
-
-STATE_VERSION = 2
-_READ = (1, STATE_VERSION)
-_STACK = "stack"
-
-# What a list of numbers becomes anyway, so that nothing is lost by writing the numbers.
-_USUAL = ("?", "q", "l", "d")
-
-
-def state_of(episode: EpisodeData) -> dict[str, Any]:
-    """The episode's state."""
-    tracks = {name: getattr(episode, f"_{name}") for name in ("observations", "actions", "rewards")}
-    outputs = {key: column.data for key, column in episode.extra_model_outputs.items()}
-    return {
-        "schema_version": STATE_VERSION,
-        **{name: to_json_value(getattr(episode, name)) for name in IDENTITY},
-        **{name: _track_state(data) for name, data in tracks.items()},
-        "infos": [to_json_value(info) if info else {} for info in episode._infos],
-        "extra_model_outputs": [[to_json_value(key), _track_state(data)] for key, data in outputs.items()],
-        "lookback": episode.lookback,
-        "is_numpy": episode.is_numpy,
-        "messages": [to_json_value(message.to_chat()) for message in episode.messages],
-        "assistant_turns": episode.assistant_turns.tolist(),
-        "tokens": episode.tokens.get_state(),
-        "custom_data": to_json_value(episode.custom_data),
-        "duration_s": episode.get_duration_s(),
-    }
-
-
 def _track_state(data: Any) -> Any:
-    if isinstance(data, list) and data and type(data[0]) is np.ndarray:
-        data = compact(data, exact=True)
-    if isinstance(data, np.ndarray) and (data.ndim > 1 or data.dtype.char not in _USUAL):
+    data = _packed(data)
+    if isinstance(data, np.ndarray) and (data.ndim > 1 or data.dtype.char not in _USUAL_DTYPES):
         return {TAG: _STACK, "value": to_json_value(data)}
     items = as_list(data)
     return list(items) if _is_plain(items) else [to_json_value(item) for item in items]
 
 
+def _track_from(state: Any, is_numpy: bool) -> Any:
+    is_stack = isinstance(state, dict) and state.get(TAG) == _STACK
+    data = from_json_value(state["value"] if is_stack else state)
+    return compact(data) if is_numpy else as_list(data)
+
+
 def _is_plain(items: list[Any]) -> bool:
-    """All are texts, or all are finite numbers: the most usual tracks, told by a pass in C."""
+    """Return whether all are texts or finite numbers, the most usual tracks, found in one pass in C."""
     kind = type(items[0]) if items else None
     if kind not in (str, int, float) or [*map(type, items)].count(kind) < len(items):
         return False
@@ -573,119 +654,3 @@ def _is_plain(items: list[Any]) -> bool:
         return bool(min(items) >= -(2**63) and max(items) < 2**64)  # the rest is for `to_json_value`
     # One that is not finite makes the sum so, too.
     return math.isfinite(sum(items)) or all(map(math.isfinite, items))
-
-
-_ITEMS = (list, tuple)
-_KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("is_terminated", "is_truncated"), (bool, dict)),
-    **dict.fromkeys(("t", "t_started"), (int, dict)),
-    **dict.fromkeys(("observations", "actions", "rewards"), (*_ITEMS, dict)),
-    **dict.fromkeys(("infos", "messages", "assistant_turns"), _ITEMS),
-    **{"extra_model_outputs": (*_ITEMS, dict), "lookback": (int,), "duration_s": (int, float)},
-    **{"tokens": (dict,), "custom_data": (dict,)},
-}
-"""As what a field may stand in a state; a dict also holds what JSON has no word for."""
-
-
-def check_kinds(state: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) -> None:
-    """Refuse a state with something else in the place of a field.
-
-    Raises:
-        EpisodeError: the message names the field.
-    """
-    for name, kind in kinds.items():
-        if not isinstance(state[name], kind):
-            raise EpisodeError(f"episode state: {name} is {kind_of(kind[0]())}; got {state[name]!r:.80}")
-
-
-def check_state(state: Mapping[str, Any]) -> None:
-    """Refuse what is no state of an episode.
-
-    Raises:
-        EpisodeError: it is no mapping, the state is of another version, or a field is missing or no such field.
-    """
-    check_mapping(state)
-    version = state.get("schema_version")
-    if version not in _READ:
-        raise EpisodeError(f"episode state of version {version!r}; this release reads versions 1 and {STATE_VERSION}")
-    needed = {*COMPARED, "lookback", "duration_s"} | ({"is_numpy"} if version > 1 else set())
-    if missing := needed - state.keys():
-        raise EpisodeError(f"episode state without {', '.join(sorted(missing))}")
-    check_kinds(state, _KINDS)
-
-
-def check_mapping(state: Any) -> None:
-    """Refuse what is no mapping.
-
-    Raises:
-        EpisodeError: it is none.
-    """
-    if not isinstance(state, Mapping):
-        raise EpisodeError(f"an episode's state is a dict, as get_state gives it; got {state!r:.80}")
-
-
-def fill(episode: EpisodeData, state: Mapping[str, Any]) -> None:
-    """Give an episode without tracks all that a checked state has.
-
-    Raises:
-        EpisodeError: the tracks do not fit together.
-    """
-    is_numpy, lookback = state.get("is_numpy", False), state["lookback"]
-    for name in IDENTITY:
-        setattr(episode, name, from_json_value(state[name]))
-    for name in ("observations", "actions", "rewards"):
-        setattr(episode, f"_{name}", _track(state[name], is_numpy))
-    episode._infos = [info or None for info in from_json_value(state["infos"])]
-    outputs = state["extra_model_outputs"]
-    if state["schema_version"] == 1:
-        outputs = from_json_value(outputs).items()
-        episode.extra_model_outputs = {key: Column(data, lookback) for key, data in outputs}
-    else:
-        pairs = {from_json_value(key): _track(track, is_numpy) for key, track in outputs}
-        episode.extra_model_outputs = {key: Column(data, lookback) for key, data in pairs.items()}
-    episode._lookback, episode.is_numpy = lookback, is_numpy
-    episode.messages = [_message(number, message) for number, message in enumerate(state["messages"])]
-    episode.assistant_turns = array("i", state["assistant_turns"])
-    episode.tokens = EpisodeTokens.from_state(state["tokens"])
-    episode.custom_data = from_json_value(state["custom_data"])
-    episode._earlier_s = state["duration_s"]
-    episode.validate()
-    check_rewards(episode._rewards, episode.id_)
-
-
-def _message(number: int, state: Any) -> Message:
-    try:
-        return Message.model_validate(from_json_value(state))
-    except pydantic.ValidationError as error:
-        told = "; ".join(describe_validation_error(error))
-        raise EpisodeError(f"episode state, messages[{number}]: {told}") from None
-
-
-def _track(state: Any, is_numpy: bool) -> Any:
-    stack = isinstance(state, dict) and state.get(TAG) == _STACK
-    data = from_json_value(state["value"] if stack else state)
-    return compact(data) if is_numpy else as_list(data)
-
-
-def data_dict(episode: EpisodeData) -> dict[str, Any]:
-    """The steps as columns of one length, under RLlib's names."""
-    steps, lookback = len(episode), episode.lookback
-    columns = {
-        "terminateds": _only_last(steps, episode.is_terminated),
-        "truncateds": _only_last(steps, episode.is_truncated),
-        "t": list(range(episode.t_started, episode.t)),
-        "eps_id": [episode.id_] * steps,
-    }
-    if episode.is_numpy:
-        # The ids stay a list: text is no array here.
-        kinds = {"terminateds": np.bool_, "truncateds": np.bool_, "t": np.int64}
-        columns |= {name: np.array(columns[name], dtype=kind) for name, kind in kinds.items()}
-    columns["obs"] = read(episode._observations, lookback, slice(None, -1))
-    columns["infos"] = [{} if info is None else info for info in episode._infos[lookback:-1]]
-    columns["actions"] = read(episode._actions, lookback)
-    columns["rewards"] = read(episode._rewards, lookback)
-    return columns | {key: column.get() for key, column in episode.extra_model_outputs.items()}
-
-
-def _only_last(steps: int, flag: bool) -> list[bool]:
-    return [False] * (steps - 1) + [flag] if steps else []

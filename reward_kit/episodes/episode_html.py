@@ -1,6 +1,6 @@
-"""An episode as a notebook shows it: how it ended, then the conversation with tool calls and the rewards of its steps.
+"""An episode in a notebook: its end, then the conversation with tool calls and the rewards of its steps.
 
-A long episode is shown by its beginning and its end; the page of the run has the whole of it.
+Of a long episode the beginning and the end are shown; the page of the run has all of it.
 """
 
 from __future__ import annotations
@@ -35,20 +35,30 @@ _FOLDED_FROM = 10  # a conversation of more messages is shown at a click
 def episode_html(
     episode: EpisodeData, rewards: Sequence[float | None], step_at: Callable[[int], tuple[Any, Any]]
 ) -> str:
-    """An episode.
+    """Return an episode, or a chunk of one, as HTML.
 
     Args:
-        episode: the episode, or a chunk of one.
-        rewards: (T,) what the environment gave in each step; None where it gave nothing.
+        episode: the episode.
+        rewards: (T,) of the environment; None for a step without one.
         step_at: the observation and the action of a step, for an episode without a conversation.
     """
-    parts = [_headline(episode, rewards)]
+    known = [reward for reward in rewards if reward is not None]
+    state = "terminated" if episode.is_terminated else "truncated" if episode.is_truncated else "not over"
+    reason = episode.custom_data.get("stop_reason")
+    facts = [
+        counted(len(rewards), "step"),
+        f"environment return {sum(known):g}" if known else "no environment reward",
+        f"{state} ({reason})" if reason else state,
+    ]
+    parts = [line(strong(f"Episode {episode.id_}"), faint(f" · {' · '.join(facts)}"))]
     if failure := episode.custom_data.get("failure"):
-        parts.append(line(strong("broke: "), _failure(failure)))
+        is_record = isinstance(failure, Mapping)
+        text = f"{failure.get('class')}: {failure.get('message')}" if is_record else str(failure)
+        parts.append(line(strong("broke: "), text))
     if episode.messages:
         body = _conversation(episode.messages, list(episode.assistant_turns), rewards)
-        told = counted(len(episode.messages), "message")
-        parts.append(folded(told, *body, is_open=len(episode.messages) <= _FOLDED_FROM))
+        label = counted(len(episode.messages), "message")
+        parts.append(folded(label, *body, is_open=len(episode.messages) <= _FOLDED_FROM))
     elif rewards:
 
         def cells(t: int) -> list[str]:
@@ -59,49 +69,28 @@ def episode_html(
     return whole(*parts)
 
 
-def _headline(episode: EpisodeData, rewards: Sequence[float | None]) -> Html:
-    known = [reward for reward in rewards if reward is not None]
-    facts = [
-        counted(len(rewards), "step"),
-        f"environment return {sum(known):g}" if known else "no environment reward",
-        _end(episode),
-    ]
-    return line(strong(f"Episode {episode.id_}"), faint(f" · {' · '.join(facts)}"))
-
-
-def _end(episode: EpisodeData) -> str:
-    reason = episode.custom_data.get("stop_reason")
-    state = "terminated" if episode.is_terminated else "truncated" if episode.is_truncated else "not over"
-    return f"{state} ({reason})" if reason else state
-
-
-def _failure(failure: Any) -> str:
-    return f"{failure.get('class')}: {failure.get('message')}" if isinstance(failure, Mapping) else str(failure)
-
-
 def _conversation(messages: list[Message], turns: list[int], rewards: Sequence[float | None]) -> Iterator[Html]:
     step_at = {position: step for step, position in enumerate(turns)}
-    for left_out, found in first_and_last(list(enumerate(messages)), "messages"):
-        if found is None:
+    for left_out, item in first_and_last(list(enumerate(messages)), "messages"):
+        if item is None:
             yield line(left_out)
             continue
-        position, message = found
-        step = step_at.get(position)
-        told = "" if step is None else f" · step {step}{_reward(rewards, step)}"
-        yield block(*_message(message, told))
+        position, message = item
+        step, label = step_at.get(position), ""
+        if step is not None:
+            reward = rewards[step] if step < len(rewards) else None
+            label = f" · step {step}" + ("" if reward is None else f" · reward {reward:g}")
+        yield block(*_message(message, label))
 
 
-def _reward(rewards: Sequence[float | None], step: int) -> str:
-    reward = rewards[step] if step < len(rewards) else None
-    return "" if reward is None else f" · reward {reward:g}"
-
-
-def _message(message: Message, told: str) -> Iterator[Html]:
+def _message(message: Message, label: str) -> Iterator[Html]:
     role = f"{message.role} ({message.name})" if message.name else message.role
-    yield line(strong(role), faint(told))
+    yield line(strong(role), faint(label))
     if message.reasoning_content:
         yield folded(faint("reasoning"), code(message.reasoning_content))
-    if text := _text(message):
+    # A part of another kind, such as a picture, is shown by the name of its kind.
+    content = [{"text": message.content}] if isinstance(message.content, str) else message.content or []
+    if text := "\n".join(str(part["text"]) if "text" in part else f"[{part.get('type', 'part')}]" for part in content):
         shown = code(text)
         yield folded(faint("instructions"), shown) if message.role in ("system", "developer") else shown
     calls = [call.function for call in message.tool_calls or ()]
@@ -110,14 +99,6 @@ def _message(message: Message, told: str) -> Iterator[Html]:
         yield line(element("code", f"{call.name}({call.arguments[:_CALL_CHARS]})", style="color:inherit;"))
     if len(calls) > _MOST_CALLS:
         yield line(faint(f"… and {len(calls) - _MOST_CALLS:,} more calls"))
-
-
-def _text(message: Message) -> str:
-    """Its text; a part of another kind, such as a picture, by the name of its kind."""
-    if isinstance(message.content, str):
-        return message.content
-    parts = message.content or []
-    return "\n".join(str(part["text"]) if "text" in part else f"[{part.get('type', 'part')}]" for part in parts)
 
 
 def _short(value: Any) -> str:

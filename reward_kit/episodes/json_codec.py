@@ -17,7 +17,7 @@ from reward_kit.errors import EpisodeError, kind_of
 from reward_kit.models import Message
 
 TAG = "__type__"
-# Truth values and numbers. Of bytes, text and void, NumPy makes a scalar as long as a number says.
+# Truth values and numbers; NumPy would make scalars of bytes, text and void as long as a number in the dtype says.
 _SCALAR_KINDS = "biuf"
 
 
@@ -26,13 +26,13 @@ compact_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def to_json_value(value: Any) -> Any:
-    """`value` with JSON types only, and no NaN or infinity.
+    """Return `value` with JSON types only, and no NaN or infinity.
 
     Raises:
         EpisodeError: a value has no JSON form; the message names its type.
     """
     kind = type(value)
-    if kind is str and value.isascii():  # what most values are
+    if kind is str and value.isascii():  # the usual value
         return value
     if kind is dict:
         return _encode_dict(value)
@@ -54,7 +54,10 @@ def to_json_value(value: Any) -> Any:
     if isinstance(value, Message):
         return {TAG: "message", "value": to_json_value(value.to_chat())}
     if isinstance(value, np.ndarray):
-        return _encode_array(value)
+        if value.dtype.hasobject or value.dtype.fields:
+            raise EpisodeError(f"an array of {value.dtype} has no JSON form; use a list")
+        data = _base64(value.tobytes())
+        return {TAG: "array", "dtype": value.dtype.str, "shape": list(value.shape), "value": data}
     if isinstance(value, np.bool_ | np.integer | np.float16 | np.float32) and value.dtype.kind in _SCALAR_KINDS:
         return {TAG: "scalar", "dtype": value.dtype.str, "value": to_json_value(value.item())}
     if isinstance(value, bytes | bytearray):
@@ -71,12 +74,6 @@ def _encode_dict(value: dict[Any, Any]) -> dict[str, Any]:
     return encoded
 
 
-def _encode_array(value: np.ndarray[Any, Any]) -> dict[str, Any]:
-    if value.dtype.hasobject or value.dtype.fields:
-        raise EpisodeError(f"an array of {value.dtype} has no JSON form; use a list")
-    return {TAG: "array", "dtype": value.dtype.str, "shape": list(value.shape), "value": _base64(value.tobytes())}
-
-
 def _base64(data: bytes | bytearray) -> str:
     return base64.b64encode(data).decode("ascii")
 
@@ -90,10 +87,10 @@ def _is_unicode(text: str) -> bool:
 
 
 def from_json_value(value: Any) -> Any:
-    """The inverse of `to_json_value`.
+    """Return the value that `to_json_value` encoded.
 
     Raises:
-        EpisodeError: a type is unknown, or a scalar no number.
+        EpisodeError: a type is unknown, or a scalar is not a number.
     """
     if isinstance(value, list):
         return [from_json_value(item) for item in value]
@@ -117,17 +114,14 @@ def from_json_value(value: Any) -> Any:
             flat = np.frombuffer(base64.b64decode(inner), dtype=np.dtype(value["dtype"]))
             return flat.reshape(value["shape"]).copy()
         case "scalar":
-            return _decode_scalar(value["dtype"], from_json_value(inner))
+            dtype, number = np.dtype(value["dtype"]), from_json_value(inner)
+            if dtype.kind not in _SCALAR_KINDS or not isinstance(number, bool | int | float):
+                name = value["dtype"]
+                raise EpisodeError(f"a scalar of type {name!r:.60} and value {number!r:.60}: expected a number")
+            return dtype.type(number)
         case "text":
             return base64.b64decode(inner).decode("utf-8", "surrogatepass")
         case "bytes":
             return base64.b64decode(inner)
         case _:
             raise EpisodeError(f"unknown value type {kind!r} in an episode's state")
-
-
-def _decode_scalar(name: Any, number: Any) -> Any:
-    dtype = np.dtype(name)
-    if dtype.kind not in _SCALAR_KINDS or not isinstance(number, bool | int | float):
-        raise EpisodeError(f"a scalar of type {name!r:.60} and value {number!r:.60}: expected a number")
-    return dtype.type(number)

@@ -1,4 +1,4 @@
-"""What `MultiAgentEpisode` makes of lists it is given: each agent's part, from one dict of agents for each step.
+"""`MultiAgentEpisode`: one episode of several agents, with RLlib's names and index grammar.
 
 The constructor is more lenient than `add_env_step`, as RLlib's is: a reward may be missing, and an agent that has not
 acted on its last observation while the others went on counts as terminated.
@@ -14,68 +14,46 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from reward_kit.episodes.columns import same_value
-from reward_kit.episodes.episode_data import REWARD, check_kinds, check_mapping, check_reward
+from reward_kit.episodes.episode_data import REWARD, check_reward, check_state
 from reward_kit.episodes.json_codec import from_json_value, to_json_value
 from reward_kit.episodes.multi_agent_track import ALL, AgentID, AgentTrack, Move, MultiAgentRecord, added
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import EpisodeError, boundary, did_you_mean
 
 AgentDicts = Sequence[Mapping[AgentID, Any]]
+ByAgent = Mapping[Any, Any]
+ModuleOf = Callable[[Any, "MultiAgentEpisode"], Any]
+DEFAULT_MODULE = "default_policy"
+STATE_VERSION = 1
+PLAIN = ("id_", "env_t", "env_t_started", "is_terminated", "is_truncated")
+_COMPARED = (*PLAIN, "_lookback", "_tracks", "_modules", "_rewards_begin", "custom_data")
+_STATE_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("is_terminated", "is_truncated"), (bool, dict)),
+    **dict.fromkeys(("env_t", "env_t_started"), (int, dict)),
+    **dict.fromkeys(("agents", "modules", "rewards_begin"), (list, tuple)),
+    **{"lookback": (int,), "duration_s": (int, float), "custom_data": (dict,)},
+}
+_NOTHING: ByAgent = {}
 
 
-class GivenColumns(NamedTuple):
-    """The lists: an item is one environment step, by agent. There is one observation more than there are actions.
-
-    Where actions and rewards are as many as observations, the last ones hang.
-    """
-
-    observations: AgentDicts
-    infos: AgentDicts
-    actions: AgentDicts
-    rewards: AgentDicts
-    outputs: AgentDicts
-
-    @classmethod
-    def of(
-        cls,
-        observations: AgentDicts | None,
-        infos: AgentDicts | None,
-        actions: AgentDicts | None,
-        rewards: AgentDicts | None,
-        outputs: AgentDicts | None,
-    ) -> GivenColumns:
-        """The lists, checked for their lengths.
-
-        Raises:
-            EpisodeError: they do not fit together.
-        """
-        n = len(observations or ())
-        given = cls(observations or (), infos or [{}] * n, actions or (), rewards or (), outputs or ())
-        fits = {"infos": (n,), "actions": (n - 1, n), "rewards": (n - 1, n), "outputs": range(n + 1)}
-        lengths = {name: len(getattr(given, name)) for name in fits}
-        wrong = [f"{name} {lengths[name]}" for name, sizes in fits.items() if lengths[name] not in sizes]
-        if wrong and (n or any(lengths.values())):
-            raise EpisodeError(
-                f"{n} observations need {n} infos and {max(n - 1, 0)} actions and rewards, or {n} where the last ones "
-                f"hang; got {', '.join(wrong)}"
-            )
-        return given
+def _default_module(*_: Any) -> str:
+    return DEFAULT_MODULE
 
 
 class Flags(NamedTuple):
-    """Which agents are terminated, and which truncated."""
+    """The agents that are terminated, and those truncated."""
 
     terminated: Mapping[AgentID, bool]
     truncated: Mapping[AgentID, bool]
 
     def of(self, agent: AgentID) -> tuple[bool, bool]:
-        """Both flags of one agent; `__all__` is every agent's."""
-        return tuple(bool(flags.get(agent) or flags.get("__all__")) for flags in self)  # type: ignore[return-value]
+        """Return both flags of one agent; `__all__` is every agent's."""
+        return tuple(bool(flags.get(agent) or flags.get(ALL)) for flags in self)  # type: ignore[return-value]
 
 
 @dataclass(slots=True)
-class Collected:
-    """One agent's columns, and what hangs behind them."""
+class _AgentColumns:
+    """An agent's columns, and what hangs behind them."""
 
     observations: list[Any] = field(default_factory=list)
     infos: list[Any] = field(default_factory=list)
@@ -84,7 +62,7 @@ class Collected:
     outputs: list[Mapping[str, Any]] = field(default_factory=list)
     env_ts: list[int] = field(default_factory=list)
     action: Any = None
-    said: Mapping[str, Any] | None = None
+    action_outputs: Mapping[str, Any] | None = None
     reward: float | None = None
 
     def see(self, agent: AgentID, observation: Any, infos: Mapping[str, Any], env_t: int) -> None:
@@ -98,60 +76,37 @@ class Collected:
             self.actions.append(self.action)
             self.rewards.append(self.reward or 0.0)
             infos = infos if self.reward is not None else {**infos, REWARD: None}
-            self.outputs.append(self.said or {})
-            self.action = self.said = self.reward = None
+            self.outputs.append(self.action_outputs or {})
+            self.action = self.action_outputs = self.reward = None
         self.observations.append(observation)
         self.infos.append(infos)
         self.env_ts.append(env_t)
 
-    def act(self, agent: AgentID, action: Any, outputs: Mapping[str, Any] | None) -> None:
-        """Add an action, which hangs for now."""
-        if self.action is not None:
-            raise EpisodeError(f"agent {agent!r} acts twice on its observation at step {self.env_ts[-1]}")
-        self.action, self.said = action, outputs
 
-    def track(self, episode: SingleAgentEpisode) -> AgentTrack:
-        """The agent's part, around its episode."""
-        track = AgentTrack(episode, self.env_ts)
-        track.hang(self.action, self.said, self.reward)
-        return track
-
-    def columns(self) -> dict[str, Any]:
-        """The arguments of a `SingleAgentEpisode`."""
-        keys = dict.fromkeys(key for outputs in self.outputs for key in outputs)
-        return {
-            "observations": self.observations,
-            "infos": self.infos,
-            "actions": self.actions,
-            "rewards": self.rewards,
-            "extra_model_outputs": {key: [outputs.get(key) for outputs in self.outputs] for key in keys},
-        }
-
-
-def collect(given: GivenColumns, first: int, id_: str) -> tuple[dict[AgentID, Collected], dict[AgentID, float]]:
-    """Each agent's columns, and the rewards of agents that had seen nothing yet.
-
-    Args:
-        given: the lists.
-        first: the environment's time of the first observation.
-        id_: of the episode, for messages.
+def _collect(
+    observations: AgentDicts, given: Mapping[str, AgentDicts], first: int, id_: str
+) -> tuple[dict[AgentID, _AgentColumns], dict[AgentID, float]]:
+    """Return each agent's columns, and the rewards of agents that had seen nothing yet.
 
     Raises:
-        EpisodeError: an agent acts that has seen nothing, or twice, or sees twice without acting; a reward is no
+        EpisodeError: an agent acts that has seen nothing, or twice, or sees twice without acting; a reward is not a
             number.
     """
-    agents: dict[AgentID, Collected] = {}
+    agents: dict[AgentID, _AgentColumns] = {}
     early: dict[AgentID, float] = {}
-    for i, observations in enumerate(given.observations):
-        for agent, observation in observations.items():
-            known = agents.setdefault(agent, Collected())
-            known.see(agent, observation, given.infos[i].get(agent) or {}, first + i)
-        outputs = _at(given.outputs, i)
-        for agent, action in _at(given.actions, i).items():
+    for i, seen in enumerate(observations):
+        infos, actions, rewards, outputs = (dicts[i] if i < len(dicts) else _NOTHING for dicts in given.values())
+        for agent, observation in seen.items():
+            columns = agents.setdefault(agent, _AgentColumns())
+            columns.see(agent, observation, infos.get(agent) or {}, first + i)
+        for agent, action in actions.items():
             if agent not in agents:
                 raise EpisodeError(f"agent {agent!r} acts at step {first + i} and has seen nothing yet")
-            agents[agent].act(agent, action, outputs.get(agent))
-        for agent, reward in _at(given.rewards, i).items():
+            columns = agents[agent]
+            if columns.action is not None:
+                raise EpisodeError(f"agent {agent!r} acts twice on its observation at step {columns.env_ts[-1]}")
+            columns.action, columns.action_outputs = action, outputs.get(agent)
+        for agent, reward in rewards.items():
             if reward is not None:
                 check_reward(reward, id_, i, agent)
             if agent in agents:
@@ -161,162 +116,27 @@ def collect(given: GivenColumns, first: int, id_: str) -> tuple[dict[AgentID, Co
     return agents, early
 
 
-def _at(dicts: AgentDicts, i: int) -> Mapping[AgentID, Any]:
-    return dicts[i] if i < len(dicts) else {}
-
-
-def check_step(
-    record: MultiAgentRecord,
-    observations: Mapping[Any, Any],
-    actions: Mapping[Any, Any],
-    rewards: Mapping[Any, Any],
-    flags: Flags,
-) -> None:
-    """Check what a step of the environment says of several agents; each agent's own part is its track's to check.
-
-    Raises:
-        EpisodeError: the episode has not begun or is over, an agent acts that has seen nothing, a reward is no number,
-            or a flag is nobody's.
-    """
-    if record.is_terminated or record.is_truncated:
-        raise EpisodeError(f"episode {record.id_} is over and takes no further step; it has {record._size()}")
-    tracks = record._tracks
-    if not tracks and not record.env_t and record._start_time is None:
-        raise EpisodeError(f"episode {record.id_}: call add_env_reset before add_env_step")
-    if not actions.keys() <= tracks.keys():
-        _refuse_strangers(record, actions)
-    for agent, reward in rewards.items():
-        if type(reward) is not float and reward is not None:
-            check_reward(reward, record.id_, len(record), agent)
-    if flags.terminated or flags.truncated:
-        _check_flags(record, flags, {*observations, *rewards})
-
-
-def _refuse_strangers(record: MultiAgentRecord, actions: Mapping[Any, Any]) -> None:
-    for agent, action in actions.items():
-        if agent not in record.agent_ids and action is not None:
-            near = did_you_mean(str(agent), map(str, record.agent_ids))
-            raise EpisodeError(
-                f"agent {agent!r} acts and has seen nothing yet; its first observation comes before{near}"
-            )
-
-
-def _check_flags(record: MultiAgentRecord, flags: Flags, entering: set[Any]) -> None:
-    """An environment may name agents that never entered, as going on or at the end of all; nobody else ends."""
-    if any(each.get(ALL) for each in flags):
-        return
-    for name, given in (("terminateds", flags.terminated), ("truncateds", flags.truncated)):
-        for agent, flag in given.items():
-            if flag and agent not in entering and not record.knows(agent):
-                near = did_you_mean(str(agent), [ALL, *map(str, record.agent_ids)])
-                raise EpisodeError(
-                    f"episode {record.id_}, step {len(record)}: {name} ends {agent!r}, which is no agent here{near}"
-                )
-
-
-STATE_VERSION = 1
-PLAIN = ("id_", "env_t", "env_t_started", "is_terminated", "is_truncated")
-_OTHERS = ("agents", "custom_data", "duration_s", "lookback", "modules", "rewards_begin")
-_ITEMS = (list, tuple)
-_KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("is_terminated", "is_truncated"), (bool, dict)),
-    **dict.fromkeys(("env_t", "env_t_started"), (int, dict)),
-    **dict.fromkeys(("agents", "modules", "rewards_begin"), _ITEMS),
-    **{"lookback": (int,), "duration_s": (int, float), "custom_data": (dict,)},
-}
-
-
-def state_of(record: MultiAgentRecord) -> dict[str, Any]:
-    """The record as JSON-safe values. Agents' ids need not be texts, so mappings by agent are lists of pairs."""
-    return {
-        "schema_version": STATE_VERSION,
-        **{name: to_json_value(getattr(record, name)) for name in PLAIN},
-        "lookback": record._lookback,
-        "agents": [[to_json_value(agent), _track_state(track)] for agent, track in record._tracks.items()],
-        "modules": [[to_json_value(agent), to_json_value(module)] for agent, module in record._modules.items()],
-        "rewards_begin": [[to_json_value(agent), to_json_value(r)] for agent, r in record._rewards_begin.items()],
-        "custom_data": to_json_value(record.custom_data),
-        "duration_s": record.get_duration_s(),
-    }
-
-
-def restore(record: MultiAgentRecord, state: Mapping[str, Any]) -> None:
-    """Fill an empty record from a state.
-
-    Raises:
-        EpisodeError: the state is of another version, or a field is missing or cannot be read.
-    """
-    check_mapping(state)
-    version = state.get("schema_version")
-    if version != STATE_VERSION:
-        raise EpisodeError(f"episode state of version {version!r}; this release reads version {STATE_VERSION}")
-    missing = {*PLAIN, *_OTHERS} - state.keys()
-    if missing:
-        raise EpisodeError(f"episode state without {', '.join(sorted(missing))}")
-    check_kinds(state, _KINDS)
-    with boundary(EpisodeError, "the episode state cannot be read"):
-        _fill(record, state)
-
-
-def _fill(record: MultiAgentRecord, state: Mapping[str, Any]) -> None:
-    for name in PLAIN:
-        setattr(record, name, from_json_value(state[name]))
-    record._lookback, record._earlier_s = state["lookback"], state["duration_s"]
-    record._tracks = {from_json_value(agent): _track_of(part) for agent, part in state["agents"]}
-    record._modules = {from_json_value(agent): from_json_value(module) for agent, module in state["modules"]}
-    record._rewards_begin = {from_json_value(agent): from_json_value(r) for agent, r in state["rewards_begin"]}
-    record.custom_data = from_json_value(state["custom_data"])
-
-
-def _track_state(track: AgentTrack) -> dict[str, Any]:
-    return {
-        "env_ts": list(track.env_ts),
-        "episode": track.episode.get_state(),
-        "action": to_json_value(track.action),
-        "outputs": to_json_value(None if track.outputs is None else dict(track.outputs)),
-        "reward": to_json_value(track.reward),
-        "rest": None if track.rest is None else track.rest.get_state(),
-    }
-
-
-def _track_of(state: Mapping[str, Any]) -> AgentTrack:
-    track = AgentTrack(SingleAgentEpisode.from_state(state["episode"]), state["env_ts"])
-    action, outputs, reward = (from_json_value(state[name]) for name in ("action", "outputs", "reward"))
-    track.hang(action, outputs, reward, state["rest"] and SingleAgentEpisode.from_state(state["rest"]))
-    return track
-
-
-DEFAULT_MODULE = "default_policy"
-ByAgent = Mapping[Any, Any]
-ModuleOf = Callable[[Any, "MultiAgentEpisode"], Any]
-_NOTHING: ByAgent = {}
-
-
-def _default_module(agent_id: AgentID, episode: MultiAgentEpisode) -> str:
-    return DEFAULT_MODULE
-
-
 class MultiAgentEpisode(MultiAgentRecord):
-    """One episode of several agents, or a chunk of one.
+    """An episode of several agents, or a chunk of one.
 
     Args:
         id_: unique; a random one by default.
         observations: for each step of the environment a dict of agents' observations; T + 1 of them.
         observation_space: each agent's own, by agent.
         infos: as `observations`.
-        actions: T dicts, or T + 1 where the last actions hang.
+        actions: T dicts, or T + 1 if the last actions hang.
         action_space: each agent's own, by agent.
         rewards: as `actions`.
-        terminateds: which agents' tasks ended, `__all__` for the episode; True for all. An agent that has not acted on
-            its last observation while the others went on counts as terminated too.
-        truncateds: which agents were cut off; as `terminateds`.
+        terminateds: the agents whose tasks ended, `__all__` for the episode; True for all. An agent that has not acted
+            on its last observation while the others went on counts as terminated too.
+        truncateds: the agents that were cut off; as `terminateds`.
         extra_model_outputs: as `actions`; each agent's is a dict.
         env_t_started: the environment's time of the first observation after the lookback.
         agent_t_started: each agent's own time there.
-        len_lookback_buffer: how many of the given steps are lookback; "auto" means all of them.
+        len_lookback_buffer: number of the given steps that are lookback; "auto" means all of them.
         agent_episode_ids: the ids of the agents' episodes; random ones by default.
-        agent_module_ids: which module acts for which agent, as far as known.
-        agent_to_module_mapping_fn: gives the module of an agent, from its id and this episode; asked once for each.
+        agent_module_ids: the modules that act for agents, as far as known.
+        agent_to_module_mapping_fn: gives the module of an agent, from its id and this episode; called once for each.
 
     Raises:
         EpisodeError: the lists do not fit together.
@@ -342,8 +162,21 @@ class MultiAgentEpisode(MultiAgentRecord):
         agent_module_ids: ByAgent | None = None,
         agent_to_module_mapping_fn: ModuleOf | None = None,
     ) -> None:
-        given = GivenColumns.of(observations, infos, actions, rewards, extra_model_outputs)
-        steps = max(len(given.observations) - 1, 0)
+        n = len(observations or ())
+        given: dict[str, AgentDicts] = {
+            "infos": infos or [{}] * n,
+            "actions": actions or (),
+            "rewards": rewards or (),
+            "outputs": extra_model_outputs or (),
+        }
+        fits = {"infos": (n,), "actions": (n - 1, n), "rewards": (n - 1, n), "outputs": range(n + 1)}
+        wrong = [f"{name} {len(given[name])}" for name, sizes in fits.items() if len(given[name]) not in sizes]
+        if wrong and (n or any(map(len, given.values()))):
+            raise EpisodeError(
+                f"{n} observations need {n} infos and {max(n - 1, 0)} actions and rewards, or {n} where the last ones "
+                f"hang; got {', '.join(wrong)}"
+            )
+        steps = max(n - 1, 0)
         lookback = steps if len_lookback_buffer == "auto" else min(len_lookback_buffer, steps)
         if lookback < 0:
             raise EpisodeError(f"a lookback cannot be negative, got {len_lookback_buffer}")
@@ -352,24 +185,35 @@ class MultiAgentEpisode(MultiAgentRecord):
         self.observation_space, self.action_space = observation_space or {}, action_space or {}
         self.agent_to_module_mapping_fn = agent_to_module_mapping_fn or _default_module
         self._modules |= agent_module_ids or {}
-        flags = Flags(_by_agent(terminateds), _by_agent(truncateds))
+        flags = Flags(
+            {ALL: terminateds} if isinstance(terminateds, bool) else terminateds,
+            {ALL: truncateds} if isinstance(truncateds, bool) else truncateds,
+        )
         self.is_terminated, self.is_truncated = (bool(each.get(ALL)) for each in flags)
-        agents, self._rewards_begin = collect(given, self._first, self.id_)
-        for agent, collected in agents.items():
-            options = {"id_": (agent_episode_ids or {}).get(agent), "t_started": (agent_t_started or {}).get(agent)}
-            self._add_given(agent, collected, flags.of(agent), options)
+        agents, self._rewards_begin = _collect(observations or (), given, self._first, self.id_)
+        for agent, columns in agents.items():
+            terminated, truncated = flags.of(agent)
+            if columns.action is None and columns.env_ts[-1] < self.env_t:
+                terminated = terminated or not truncated
+            if len(columns.env_ts) == 1 and (terminated or truncated):
+                continue  # it did nothing here, and will do nothing
+            keys = dict.fromkeys(key for outputs in columns.outputs for key in outputs)
+            episode = self._new_episode(
+                agent,
+                id_=(agent_episode_ids or {}).get(agent),
+                t_started=(agent_t_started or {}).get(agent),
+                terminated=terminated,
+                truncated=truncated,
+                len_lookback_buffer=bisect_left(columns.env_ts, self.env_t_started),
+                observations=columns.observations,
+                infos=columns.infos,
+                actions=columns.actions,
+                rewards=columns.rewards,
+                extra_model_outputs={key: [outputs.get(key) for outputs in columns.outputs] for key in keys},
+            )
+            self._tracks[agent] = track = AgentTrack(episode, columns.env_ts)
+            track.hang(columns.action, columns.action_outputs, columns.reward)
         self.validate()
-
-    def _add_given(self, agent: AgentID, given: Collected, done: tuple[bool, bool], options: dict[str, Any]) -> None:
-        terminated, truncated = done
-        if given.action is None and given.env_ts[-1] < self.env_t:
-            terminated = terminated or not truncated
-        if len(given.env_ts) == 1 and (terminated or truncated):
-            return  # It did nothing here, and will do nothing.
-        lookback = bisect_left(given.env_ts, self.env_t_started)
-        options |= {"terminated": terminated, "truncated": truncated, "len_lookback_buffer": lookback}
-        episode = self._new_episode(agent, **options, **given.columns())
-        self._tracks[agent] = given.track(episode)
 
     def _new_episode(self, agent: AgentID, **options: Any) -> SingleAgentEpisode:
         spaces = {"observation_space": self.observation_space, "action_space": self.action_space}
@@ -381,17 +225,9 @@ class MultiAgentEpisode(MultiAgentRecord):
     # Building
 
     def add_env_reset(self, *, observations: ByAgent, infos: ByAgent | None = None) -> None:
-        """Begin with the environment's first observations.
-
-        Args:
-            observations: of the agents that see something at first.
-            infos: of some of these agents.
-
-        Raises:
-            EpisodeError: the episode has begun already.
-        """
+        """Begin with the first observations of some agents; a second call raises an EpisodeError."""
         if self.is_reset or self.is_done or self.env_t:
-            raise EpisodeError(f"episode {self.id_}: add_env_reset comes first and once; it has {self._size()}")
+            raise EpisodeError(f"episode {self.id_}: add_env_reset comes first and once; it has {self.size()}")
         for agent, observation in observations.items():
             self._enter(agent, observation, (infos or _NOTHING).get(agent))
         self._start_time = time.perf_counter()
@@ -412,49 +248,31 @@ class MultiAgentEpisode(MultiAgentRecord):
         truncateds: Mapping[AgentID, bool] | None = None,
         extra_model_outputs: ByAgent | None = None,
     ) -> None:
-        """Add one step of the environment; where it is refused, nothing of it is kept.
+        """Add one step of the environment; nothing of a refused one is kept.
 
         Args:
             observations: of the agents that see something after it. An agent's first observation lets it enter.
             actions: of the agents that acted; one that sees nothing leaves its action hanging.
             rewards: also of agents that neither acted nor saw anything: they add up to the next complete step.
             infos: of the agents that see something.
-            terminateds: whose task ended; `__all__` ends the episode. An agent that acted and sees nothing more keeps
-                its last observation for the next one.
-            truncateds: who was cut off; such an agent needs a last observation if it acted.
+            terminateds: the agents whose task ended; `__all__` ends the episode. An agent that acted and sees nothing
+                more keeps its last observation for the next one.
+            truncateds: the agents that were cut off; such an agent needs a last observation if it acted.
             extra_model_outputs: of the agents that acted; each a dict.
 
         Raises:
-            EpisodeError: the episode has not begun or is over, a flag is nobody's, or an agent's part of it cannot be;
-                the message names the agent.
+            EpisodeError: the episode has not begun or is over, a flag is of an unknown agent, or an agent's part is
+                impossible; the message names the agent.
         """
         flags = Flags(terminateds or _NOTHING, truncateds or _NOTHING)
-        check_step(self, observations, actions, rewards, flags)
-        data = (observations, actions, rewards, infos or _NOTHING, extra_model_outputs or _NOTHING)
-        moves = self._moves(*data, flags)
-        self.env_t += 1
-        for agent, move in moves.items():
-            track = self._tracks.get(agent)
-            if track is not None:
-                track.take(move, self.env_t)
-            else:
-                self._take_of_stranger(agent, move)
-        self._end(flags)
-        self._last_step_time = time.perf_counter()
-        if self._start_time is None:
-            self._start_time = self._last_step_time
-
-    def _moves(
-        self, observations: ByAgent, actions: ByAgent, rewards: ByAgent, infos: ByAgent, outputs: ByAgent, flags: Flags
-    ) -> dict[AgentID, Move]:
-        """Each agent's part of a step, checked."""
-        agents: dict[AgentID, Any] = {**observations, **actions, **rewards}
+        self._check_step(observations, actions, rewards, flags)
         is_flagged = True in flags.terminated.values() or True in flags.truncated.values()
+        agents: dict[AgentID, Any] = {**observations, **actions, **rewards}
         if is_flagged:
             ends = any(each.get(ALL) for each in flags)
             agents |= {**flags.terminated, **flags.truncated, **(self._tracks if ends else {})}
             agents.pop(ALL, None)
-        moves = {}
+        moves, infos, outputs = {}, infos or _NOTHING, extra_model_outputs or _NOTHING
         for agent in agents:
             done = flags.of(agent) if is_flagged else (False, False)
             moves[agent] = move = Move(
@@ -468,42 +286,62 @@ class MultiAgentEpisode(MultiAgentRecord):
             )
             if agent in self._tracks:
                 self._tracks[agent].check(move)
-        return moves
-
-    def _take_of_stranger(self, agent: AgentID, move: Move) -> None:
-        """An agent that had seen nothing before: it enters, or is only given a reward."""
-        if move.terminated or move.truncated:
-            self._rewards_begin.pop(agent, None)
-            return
-        if move.reward is not None:
-            self._rewards_begin[agent] = self._rewards_begin.get(agent, 0.0) + move.reward
-        if move.observation is not None:
-            self._enter(agent, move.observation, move.infos)
-
-    def _end(self, flags: Flags) -> None:
-        """Set the episode's own flags: as told, or where no agent is left."""
+        self.env_t += 1
+        for agent, move in moves.items():
+            track = self._tracks.get(agent)
+            if track is not None:
+                track.take(move, self.env_t)
+            elif move.terminated or move.truncated:
+                self._rewards_begin.pop(agent, None)
+            else:  # it had seen nothing before: it enters, or is only given a reward
+                if move.reward is not None:
+                    self._rewards_begin[agent] = self._rewards_begin.get(agent, 0.0) + move.reward
+                if move.observation is not None:
+                    self._enter(agent, move.observation, move.infos)
         self.is_terminated, self.is_truncated = (bool(each.get(ALL)) for each in flags)
-        is_flagged = True in flags.terminated.values() or True in flags.truncated.values()
-        if (
-            is_flagged
-            and not self.is_done
-            and self._tracks
-            and all(track.episode.is_done for track in self._tracks.values())
-        ):
-            self.is_terminated = any(track.episode.is_terminated for track in self._tracks.values())
-            self.is_truncated = not self.is_terminated
+        if is_flagged and self._tracks and not self.is_done:
+            episodes = [track.episode for track in self._tracks.values()]
+            if all(episode.is_done for episode in episodes):
+                self.is_terminated = any(episode.is_terminated for episode in episodes)
+                self.is_truncated = not self.is_terminated
+        self._last_step_time = time.perf_counter()
+        if self._start_time is None:
+            self._start_time = self._last_step_time
+
+    def _check_step(self, observations: ByAgent, actions: ByAgent, rewards: ByAgent, flags: Flags) -> None:
+        """Check a step of several agents; each agent's own part is checked by its track."""
+        if self.is_terminated or self.is_truncated:
+            raise EpisodeError(f"episode {self.id_} is over and takes no further step; it has {self.size()}")
+        if not self._tracks and not self.env_t and self._start_time is None:
+            raise EpisodeError(f"episode {self.id_}: call add_env_reset before add_env_step")
+        if not actions.keys() <= self._tracks.keys():
+            for agent, action in actions.items():
+                if agent not in self._tracks and action is not None:
+                    near = did_you_mean(str(agent), map(str, self._tracks))
+                    raise EpisodeError(
+                        f"agent {agent!r} acts and has seen nothing yet; its first observation comes before{near}"
+                    )
+        for agent, reward in rewards.items():
+            if type(reward) is not float and reward is not None:
+                check_reward(reward, self.id_, len(self), agent)
+        # An environment may name agents that never entered, as going on or at the end of all; no other agent ends.
+        if any(each.get(ALL) for each in flags):
+            return
+        for name, ended in (("terminateds", flags.terminated), ("truncateds", flags.truncated)):
+            for agent, flag in ended.items():
+                if flag and agent not in observations and agent not in rewards and not self.knows(agent):
+                    near = did_you_mean(str(agent), [ALL, *map(str, self._tracks)])
+                    raise EpisodeError(
+                        f"episode {self.id_}, step {len(self)}: {name} ends {agent!r}, which is no agent here{near}"
+                    )
 
     def validate(self) -> None:
-        """Check every agent's part, and that it fits the environment's time.
-
-        Raises:
-            EpisodeError: the message says which agent's does not, and why.
-        """
+        """Raise an EpisodeError that names the agent whose part is invalid, or does not fit the environment's time."""
         for track in self._tracks.values():
             track.validate(self._first, self.env_t_started, self.env_t)
 
     def module_for(self, agent_id: Any) -> Any:
-        """The module that acts for an agent; the mapping function is asked once, also before the agent enters."""
+        """Return the module that acts for an agent; the mapping function is called once, also before it enters."""
         if agent_id not in self._modules:
             self._modules[agent_id] = self.agent_to_module_mapping_fn(agent_id, self)
         return self._modules[agent_id]
@@ -518,7 +356,7 @@ class MultiAgentEpisode(MultiAgentRecord):
         return self
 
     def finalize(self) -> MultiAgentEpisode:
-        """The same as `to_numpy`."""
+        """Call `to_numpy`, by its older name."""
         return self.to_numpy()
 
     def __getitem__(self, slice_: slice) -> MultiAgentEpisode:
@@ -527,14 +365,14 @@ class MultiAgentEpisode(MultiAgentRecord):
         return self.slice(slice_)
 
     def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> MultiAgentEpisode:
-        """The chunk between two steps of the environment, with what was there before it as lookback.
+        """Return the chunk between two steps of the environment, with the steps before it as lookback.
 
         An action whose answer came after the chunk hangs in it. An agent that saw nothing in the chunk is not in it.
-        What agents were given before they saw anything goes with the first steps, because nobody keeps when that was.
+        Rewards of agents that had seen nothing go with the first steps, since their time is not recorded.
 
         Args:
             slice_: of the environment's steps, clipped as a list's is; its step is 1.
-            len_lookback_buffer: how much lookback it gets, where there is so much; as much as this one by default.
+            len_lookback_buffer: most steps of lookback; by default as many as this one has.
 
         Raises:
             EpisodeError: the slice's step is not 1, or the lookback negative.
@@ -551,17 +389,17 @@ class MultiAgentEpisode(MultiAgentRecord):
         return chunk
 
     def cut(self, len_lookback_buffer: int = 0) -> MultiAgentEpisode:
-        """The chunk of no steps that continues this one; what hangs here hangs there.
+        """Return the chunk of no steps that continues this one; what hangs here hangs there.
 
         Args:
-            len_lookback_buffer: how many of the environment's steps are its lookback. It gets more where an agent that
-                is not done saw nothing in these, so that each has the observation it goes on from.
+            len_lookback_buffer: steps of the environment that are its lookback. It gets more if an agent that is not
+                done saw nothing in these, so that each has the observation it goes on from.
 
         Raises:
             EpisodeError: the episode is over, or the lookback negative.
         """
         if self.is_done:
-            raise EpisodeError(f"episode {self.id_} is over and has no successor; it has {self._size()}")
+            raise EpisodeError(f"episode {self.id_} is over and has no successor; it has {self.size()}")
         waits = [self.env_t - t.env_ts[-1] for t in self._tracks.values() if not t.episode.is_done]
         needed = len_lookback_buffer if len_lookback_buffer < 0 else max([len_lookback_buffer, *waits])
         return self._chunk(self.env_t, self.env_t, needed)
@@ -587,7 +425,7 @@ class MultiAgentEpisode(MultiAgentRecord):
         return chunk
 
     def concat_episode(self, other: MultiAgentEpisode) -> None:
-        """Add the chunk that follows this one; where it does not fit, nothing of it is added.
+        """Add the chunk that follows this one; nothing is added if it does not fit.
 
         An action that hangs here is completed where the other chunk begins with what its agent saw next, so that
         `episode[:t]` and `episode[t:]` make the episode again.
@@ -597,7 +435,7 @@ class MultiAgentEpisode(MultiAgentRecord):
         """
         if other.id_ != self.id_ or self.is_done or other.env_t_started != self.env_t:
             raise EpisodeError(
-                f"episode {self.id_!r} ({self._size()}) stops at step {self.env_t} of the environment; what follows it "
+                f"episode {self.id_!r} ({self.size()}) stops at step {self.env_t} of the environment; what follows it "
                 f"has the same id and begins there, and this is {other.id_!r} from step {other.env_t_started}"
             )
         other.validate()
@@ -618,44 +456,73 @@ class MultiAgentEpisode(MultiAgentRecord):
         self._earlier_s, self._start_time = self.get_duration_s() + other.get_duration_s(), None
         self.validate()
 
-    # States
+    # As plain values
 
     def get_state(self) -> dict[str, Any]:
-        """The whole episode as JSON-safe values; `from_state` gives an equal one. Nothing is shared with it.
+        """Return the whole episode as JSON-safe values; `from_state` gives an equal one. Nothing is shared with it.
 
-        Spaces and the mapping function are not part of it; the modules found so far are.
+        Spaces and the mapping function are not part of it; the modules found so far are. Agents' ids need not be texts,
+        so mappings by agent are lists of pairs.
         """
-        return state_of(self)
+        agents = [
+            [
+                to_json_value(agent),
+                {
+                    "env_ts": list(track.env_ts),
+                    "episode": track.episode.get_state(),
+                    "action": to_json_value(track.action),
+                    "outputs": to_json_value(None if track.outputs is None else dict(track.outputs)),
+                    "reward": to_json_value(track.reward),
+                    "rest": None if track.rest is None else track.rest.get_state(),
+                },
+            ]
+            for agent, track in self._tracks.items()
+        ]
+        return {
+            "schema_version": STATE_VERSION,
+            **{name: to_json_value(getattr(self, name)) for name in PLAIN},
+            "lookback": self._lookback,
+            "agents": agents,
+            "modules": [[to_json_value(agent), to_json_value(module)] for agent, module in self._modules.items()],
+            "rewards_begin": [[to_json_value(agent), to_json_value(r)] for agent, r in self._rewards_begin.items()],
+            "custom_data": to_json_value(self.custom_data),
+            "duration_s": self.get_duration_s(),
+        }
 
     @classmethod
     def from_state(
         cls, state: Mapping[str, Any], *, agent_to_module_mapping_fn: ModuleOf | None = None
     ) -> MultiAgentEpisode:
-        """The inverse of `get_state`.
+        """Return the episode of a state that `get_state` gave.
 
         Args:
             state: of `get_state`, also after a way through JSON.
             agent_to_module_mapping_fn: for agents that have yet to enter.
 
         Raises:
-            EpisodeError: the state is of another version, or a field is missing.
+            EpisodeError: the state is of another version, or a field is missing or cannot be read.
         """
+        check_state(state, (STATE_VERSION,), {*PLAIN, *_STATE_TYPES}, _STATE_TYPES)
         episode = cls(agent_to_module_mapping_fn=agent_to_module_mapping_fn)
-        restore(episode, state)
+        with boundary(EpisodeError, "the episode state cannot be read"):
+            for name in PLAIN:
+                setattr(episode, name, from_json_value(state[name]))
+            episode._lookback, episode._earlier_s = state["lookback"], state["duration_s"]
+            for agent, part in state["agents"]:
+                track = AgentTrack(SingleAgentEpisode.from_state(part["episode"]), part["env_ts"])
+                action, outputs, reward = (from_json_value(part[name]) for name in ("action", "outputs", "reward"))
+                track.hang(action, outputs, reward, part["rest"] and SingleAgentEpisode.from_state(part["rest"]))
+                episode._tracks[from_json_value(agent)] = track
+            episode._modules = {from_json_value(agent): from_json_value(module) for agent, module in state["modules"]}
+            episode._rewards_begin = {from_json_value(agent): from_json_value(r) for agent, r in state["rewards_begin"]}
+            episode.custom_data = from_json_value(state["custom_data"])
         episode.validate()
         return episode
 
     def __eq__(self, other: object) -> bool:
-        """The same record; the clock, the spaces and the mapping function do not count."""
+        """Compare the records without the clock, the spaces and the mapping function."""
         if not isinstance(other, MultiAgentEpisode):
             return NotImplemented
         return all(same_value(getattr(self, name), getattr(other, name)) for name in _COMPARED)
 
     __hash__ = None  # type: ignore[assignment]
-
-
-_COMPARED = (*PLAIN, "_lookback", "_tracks", "_modules", "_rewards_begin", "custom_data")
-
-
-def _by_agent(flags: Mapping[AgentID, bool] | bool) -> Mapping[AgentID, bool]:
-    return {ALL: flags} if isinstance(flags, bool) else flags

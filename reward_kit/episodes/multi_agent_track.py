@@ -1,4 +1,4 @@
-"""One agent's part of an episode of several agents (`AgentTrack`), and reading all of them by step of the environment.
+"""An agent's part of an episode of several agents (`AgentTrack`), and reading all of them by step of the environment.
 
 An agent that acted and has seen nothing since has a *hanging* action: the action, its outputs and the rewards so far
 wait here, because a step of a `SingleAgentEpisode` is an action with the observation that follows it.
@@ -12,7 +12,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from reward_kit.episodes.columns import Column, Indices, places_of, same_value
+from reward_kit.episodes.columns import Column, Indices, positions_of, same_value
+from reward_kit.episodes.episode_data import EpisodeStatus
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.episodes.storage import compact
 from reward_kit.errors import EpisodeError, did_you_mean
@@ -20,13 +21,13 @@ from reward_kit.errors import EpisodeError, did_you_mean
 AgentID = Hashable
 Track = Literal["observations", "infos", "actions", "rewards", "extra_model_outputs"]
 ABSENT = object()
-"""A getter's result where an agent has nothing there."""
+"""A getter's result for an agent without items there."""
 _SEEN = ("observations", "infos")
 _NOWHERE = 2**62  # a position that no episode reaches, for which a column gives its fill
 
 
 class Move(NamedTuple):
-    """What one environment step holds for one agent; None where it holds nothing."""
+    """An agent's part of an environment step; None for what it has not."""
 
     observation: Any
     action: Any
@@ -38,12 +39,12 @@ class Move(NamedTuple):
     is_rewarded: bool
 
     def is_empty(self) -> bool:
-        """It holds no data; flags are none."""
+        """Return whether it holds no data; flags do not count."""
         return all(part is None for part in (self.observation, self.action, self.reward, self.infos, self.outputs))
 
 
 class Wanted(NamedTuple):
-    """What a getter is asked for: a track, of outputs a key, and how gaps and discrete values are to look."""
+    """The request of a getter: a track, a key of the outputs, and the form of gaps and discrete values."""
 
     what: Track
     key: str | None = None
@@ -52,15 +53,15 @@ class Wanted(NamedTuple):
 
 
 class AgentTrack:
-    """One agent's part.
+    """An agent's part.
 
     Attributes:
         episode: its steps, in its own time.
         env_ts: the environment's time of each of its observations, the lookback's included.
-        action: hangs; None where none does.
+        action: the hanging action, if any.
         outputs: the extra model outputs of that action.
-        reward: what it was given since its last complete step; None where it was given nothing.
-        rest: the whole step of that action, where the episode is a slice that ended within it.
+        reward: the sum of its rewards since its last complete step; None without any.
+        rest: the whole step of that action, if the episode is a slice that ended within it.
     """
 
     __slots__ = ("action", "env_ts", "episode", "outputs", "rest", "reward")
@@ -76,11 +77,7 @@ class AgentTrack:
     # Building
 
     def check(self, move: Move) -> None:
-        """Refuse what no step of this agent can be.
-
-        Raises:
-            EpisodeError: the message names the agent and says what was expected.
-        """
+        """Raise an EpisodeError, naming the agent and the expectation, for an impossible step of this agent."""
         agent, acts, sees = self.episode.agent_id, move.action is not None, move.observation is not None
         if self.episode.is_done:
             if not move.is_empty():
@@ -109,7 +106,7 @@ class AgentTrack:
             )
 
     def take(self, move: Move, env_t: int) -> None:
-        """Add what an environment step, the one that ends at `env_t`, holds for this agent. `check` it before."""
+        """Add this agent's part, which `check` has passed, of the environment step that ends at `env_t`."""
         self.reward = added(self.reward, move.reward)
         if move.action is not None:
             self.action, self.outputs = move.action, move.outputs
@@ -150,7 +147,7 @@ class AgentTrack:
     # Reading
 
     def positions(self, times: Any) -> Any:
-        """Where in the agent's columns the environment steps `times` lie: an int, or several of them."""
+        """Return the positions of the environment steps `times` in the agent's columns: an int, or several of them."""
         if isinstance(times, range):
             return range(bisect_left(self.env_ts, times.start), bisect_left(self.env_ts, times.stop))
         if isinstance(times, Sequence):
@@ -161,19 +158,15 @@ class AgentTrack:
         position = bisect_left(self.env_ts, time)
         return position if position < len(self.env_ts) and self.env_ts[position] == time else _NOWHERE
 
-    def own_positions(self, wanted: Wanted, indices: Indices, neg_index_as_lookback: bool) -> Any:
-        """Where in the agent's columns indices in its own steps lie."""
-        return places(wanted, indices, neg_index_as_lookback, self.count(wanted.what), self.episode.lookback)
-
     def count(self, what: Track) -> int:
-        """How many items a getter may find in a track, the lookback's and what hangs included."""
+        """Return the number of items in a track, the lookback's and hanging ones included."""
         hangs = self.action is not None or (what == "rewards" and self.reward is not None)
         return len(self.env_ts) if what in _SEEN else len(self.env_ts) - 1 + hangs
 
     def read(self, wanted: Wanted, positions: Any) -> Any:
-        """The items at `positions`, filled or left out where there are none; `ABSENT` where nothing is left."""
+        """Return the items at `positions`, gaps filled or left out; `ABSENT` if nothing is left."""
         is_seen = wanted.what == "observations" and type(positions) is int and 0 <= positions < len(self.env_ts)
-        if is_seen and not wanted.one_hot_discrete:  # What an environment runner asks for at every step.
+        if is_seen and not wanted.one_hot_discrete:  # an environment runner's read in every step
             return self.episode.get_observations(positions - self.episode.lookback, neg_index_as_lookback=True)
         last = self.count(wanted.what)
         if isinstance(positions, range):
@@ -188,30 +181,24 @@ class AgentTrack:
         if isinstance(positions, Sequence) and not len(positions):
             return ABSENT
         if wanted.what != "extra_model_outputs":
-            return self._items(wanted, getattr(self.episode, f"get_{wanted.what}"), self._hanging(wanted), positions)
-        keys = [wanted.key] if wanted.key is not None else self.output_keys()
-        found = {key: self._output(wanted, key, positions) for key in keys if key in self.output_keys()}
-        return found.get(wanted.key, ABSENT) if wanted.key is not None else found or ABSENT
+            hanging = (self.reward or 0.0) if wanted.what == "rewards" else self.action
+            if wanted.one_hot_discrete and wanted.what == "actions":
+                hanging = Column([self.action], space=self.episode.action_space).get(0, one_hot_discrete=True)
+            return self._items(wanted, getattr(self.episode, f"get_{wanted.what}"), hanging, positions)
+        outputs = {}
+        for key in self.output_keys() if wanted.key is None else {wanted.key}.intersection(self.output_keys()):
+            column = self.episode.extra_model_outputs.get(key)
+            if column is None:  # known of the hanging action alone
+                column = Column([None] * (len(self.env_ts) - 1), self.episode.lookback)
+            outputs[key] = self._items(wanted, column.get, (self.outputs or {}).get(key), positions)
+        return outputs.get(wanted.key, ABSENT) if wanted.key is not None else outputs or ABSENT
 
     def output_keys(self) -> list[str]:
-        """The keys of all extra model outputs, those that hang included."""
+        """Return the keys of all extra model outputs, hanging ones included."""
         return list({**self.episode.extra_model_outputs, **(self.outputs or {})})
 
-    def _output(self, wanted: Wanted, key: str, positions: Any) -> Any:
-        column = self.episode.extra_model_outputs.get(key)
-        if column is None:  # known of the hanging action alone
-            column = Column([None] * (len(self.env_ts) - 1), self.episode.lookback)
-        return self._items(wanted, column.get, (self.outputs or {}).get(key), positions)
-
-    def _hanging(self, wanted: Wanted) -> Any:
-        if wanted.what == "rewards":
-            return self.reward or 0.0
-        if not wanted.one_hot_discrete or wanted.what != "actions":
-            return self.action
-        return Column([self.action], space=self.episode.action_space).get(0, one_hot_discrete=True)
-
     def _items(self, wanted: Wanted, get: Callable[..., Any], hanging: Any, positions: Any) -> Any:
-        """Of a column's items and the one that hangs behind them, those at `positions`."""
+        """Return the items at `positions` of a column with the hanging one behind it."""
         size = len(self.env_ts) if wanted.what in _SEEN else len(self.env_ts) - 1
         if isinstance(positions, Sequence) and size in positions:
             items = [self._items(wanted, get, hanging, position) for position in positions]
@@ -232,19 +219,19 @@ class AgentTrack:
     # Chunks
 
     def window(self, first: int, start: int, stop: int, *, is_start: bool) -> AgentTrack | None:
-        """What the agent has of the environment steps `start:stop`, with a lookback that begins at `first`.
+        """Return the agent's part of the environment steps `start:stop`, with a lookback that begins at `first`.
 
-        An action taken before `stop` whose answer came after it hangs; its reward is the whole step's, because nobody
-        keeps the parts it was given in.
+        An action taken before `stop` whose answer came after it hangs; its reward is the whole step's, since its parts
+        are not recorded.
 
         Args:
             first: the environment's time of the lookback's first observations.
             start: of the first observations after the lookback.
             stop: of the last ones.
-            is_start: `start` is where this chunk begins too, so that its lookback ends where this one's does.
+            is_start: this chunk begins at `start` too, so that both lookbacks end there.
 
         Returns:
-            A track of its own; None where the agent has nothing there to look at or to go on from.
+            A new track; None if the agent has nothing there to continue from.
         """
         low, high = bisect_left(self.env_ts, first), bisect_left(self.env_ts, stop + 1)
         is_end = high == len(self.env_ts)
@@ -254,7 +241,7 @@ class AgentTrack:
         begin, end = min(max(begin, low), high - 1), high - 1
         track = AgentTrack(self._part(low, begin, end), self.env_ts[low:high])
         if self.env_ts[end] == stop:
-            return track  # Whatever it did on this observation comes after.
+            return track  # its action on this observation comes after
         if is_end:
             track.hang(self.action, self.outputs, self.reward, self.rest)
         else:
@@ -264,11 +251,11 @@ class AgentTrack:
         return track
 
     def _part(self, low: int, begin: int, end: int) -> SingleAgentEpisode:
-        """The chunk between two observations by position, with a lookback that begins at `low`."""
+        """Return the chunk between two observations by position, with a lookback that begins at `low`."""
         episode, lookback = self.episode, self.episode.lookback
         if begin >= lookback:
             return episode.slice(slice(begin - lookback, end - lookback), len_lookback_buffer=begin - low)
-        # It begins in the lookback, where no slice of an episode does; its conversation and tokens are not known there.
+        # It begins in the lookback, as no slice of an episode does; conversation and tokens are not known there.
         steps, seen = slice(low - lookback, end - lookback), slice(low - lookback, end + 1 - lookback)
         outputs = episode.extra_model_outputs.items()
         part = SingleAgentEpisode(
@@ -289,17 +276,14 @@ class AgentTrack:
         return part.to_numpy() if episode.is_numpy else part
 
     def check_follower(self, other: AgentTrack) -> None:
-        """Refuse a track that does not go on where this one stops.
-
-        Raises:
-            EpisodeError: the message names the agent and both times.
-        """
+        """Raise an EpisodeError, naming the agent and both times, unless the other track continues this one."""
         mine, theirs = self.episode, other.episode
         if mine.is_done:
             if len(theirs) or other.action is not None:
                 raise EpisodeError(f"agent {mine.agent_id!r} is done in the first chunk and takes steps in the second")
             return
-        ends = self.rest if self.rest is not None and self._is_answered_by(other) else mine
+        rest = self._rest_before(other)
+        ends = mine if rest is None else rest
         if ends.t != theirs.t_started:
             raise EpisodeError(
                 f"agent {mine.agent_id!r} stops at its step {mine.t} in the first chunk, and begins at "
@@ -310,16 +294,17 @@ class AgentTrack:
                 f"agent {mine.agent_id!r}: its last observation in the first chunk is not its first in the second"
             )
 
-    def _is_answered_by(self, other: AgentTrack) -> bool:
-        return self.rest is not None and other.episode.t_started == self.episode.t + 1
+    def _rest_before(self, other: AgentTrack) -> SingleAgentEpisode | None:
+        """Return the step of the hanging action if the other track begins after it."""
+        return self.rest if other.episode.t_started == self.episode.t + 1 else None
 
     def concat(self, other: AgentTrack) -> None:
-        """Add the steps of the track that `check_follower` let pass."""
+        """Add the steps of a track that `check_follower` has passed."""
         if self.episode.is_done:
             return
         begin = other.episode.lookback
-        if self.rest is not None and self._is_answered_by(other):
-            self.episode.concat_episode(self.rest)
+        if (rest := self._rest_before(other)) is not None:
+            self.episode.concat_episode(rest)
             self.env_ts.append(other.env_ts[begin])
         if not self.episode.is_done:
             self.episode.concat_episode(other.episode)
@@ -329,11 +314,7 @@ class AgentTrack:
     # As a record
 
     def validate(self, first: int, start: int, env_t: int) -> None:
-        """Check the episode and that every observation has its time.
-
-        Raises:
-            EpisodeError: they do not fit together.
-        """
+        """Raise an EpisodeError unless the episode is valid and every observation has its time."""
         self.episode.validate()
         times, agent = self.env_ts, self.episode.agent_id
         if len(times) != len(self.episode.observations.data):
@@ -342,7 +323,7 @@ class AgentTrack:
             )
         if any(a >= b for a, b in pairwise(times)) or times[0] < first or times[-1] > env_t:
             raise EpisodeError(f"agent {agent!r}: its times {times!r:.200} do not ascend from {first} to {env_t}")
-        # One whose action hung at the chunk's start begins with the observation it acted on, which lies before.
+        # A part whose action hung at the chunk's start begins with the observation it answers, which lies before.
         before = bisect_left(times, start)
         if self.episode.lookback not in (before, before - 1):
             raise EpisodeError(
@@ -353,25 +334,21 @@ class AgentTrack:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, AgentTrack):
             return NotImplemented
-        return self.episode == other.episode and same_value(self._own(), other._own())
+        own, others = ([t.env_ts, t.action, dict(t.outputs or {}), t.reward, t.rest] for t in (self, other))
+        return self.episode == other.episode and same_value(own, others)
 
     __hash__ = None  # type: ignore[assignment]
 
-    def _own(self) -> list[Any]:
-        return [self.env_ts, self.action, dict(self.outputs or {}), self.reward, self.rest]
 
-
-def places(wanted: Wanted, indices: Indices, neg_index_as_lookback: bool, size: int, lookback: int) -> Any:
-    """Where indices lie among `size` items: an int, a list, or a range where they follow one another without a gap."""
+def _positions(wanted: Wanted, indices: Indices, neg_index_as_lookback: bool, size: int, lookback: int) -> Any:
+    """Return the positions of indices among `size` items: an int, a list, or a range if they have no gaps."""
     filled = wanted.fill is not None
-    found = places_of(size, lookback, indices, neg_index_as_lookback, filled)
-    if isinstance(found, range) and (filled or found.step != 1):
-        return list(found)
-    return found
+    positions = positions_of(size, lookback, indices, neg_index_as_lookback, filled)
+    return list(positions) if isinstance(positions, range) and (filled or positions.step != 1) else positions
 
 
 def added(collected: float | None, reward: float | None) -> float | None:
-    """The sum, of which either part may be unknown."""
+    """Return the sum, of which either part may be unknown."""
     if collected is None or reward is None:
         return reward if collected is None else collected
     return collected + reward
@@ -380,7 +357,7 @@ def added(collected: float | None, reward: float | None) -> float | None:
 ALL = "__all__"
 
 
-class MultiAgentRecord:
+class MultiAgentRecord(EpisodeStatus):
     """Several agents' parts, and the environment's time they share.
 
     Attributes:
@@ -389,7 +366,7 @@ class MultiAgentRecord:
         env_t_started: its time at the first observation after the lookback.
         is_terminated: the episode ended for all agents.
         is_truncated: it was cut off for all agents.
-        custom_data: whatever its user keeps there.
+        custom_data: free for the user.
     """
 
     SKIP_ENV_TS_TAG = "S"
@@ -410,7 +387,7 @@ class MultiAgentRecord:
         self._start_time: float | None = None
         self._last_step_time: float | None = None
 
-    # Who is there, and when
+    # Agents and times
 
     @property
     def agent_ids(self) -> set[Any]:
@@ -418,9 +395,9 @@ class MultiAgentRecord:
         return set(self._tracks)
 
     def knows(self, agent_id: Any) -> bool:
-        """Whether an agent is here, was in another chunk, has been given something, or has a space."""
-        places = (self._tracks, self._modules, self._rewards_begin, self.observation_space, self.action_space)
-        return any(agent_id in known for known in places)
+        """Return whether an agent is here, was in another chunk, has a reward, or has a space."""
+        known = (self._tracks, self._modules, self._rewards_begin, self.observation_space, self.action_space)
+        return any(agent_id in ids for ids in known)
 
     @property
     def agent_episodes(self) -> dict[Any, SingleAgentEpisode]:
@@ -434,12 +411,12 @@ class MultiAgentRecord:
 
     @property
     def agent_t_started(self) -> dict[Any, int]:
-        """Each agent's own time at which its part of this chunk begins."""
+        """Each agent's own time at the beginning of its part of this chunk."""
         return {agent: track.episode.t_started for agent, track in self._tracks.items()}
 
     @property
     def env_t_to_agent_t(self) -> dict[Any, Column[Any]]:
-        """Each agent's own time by the environment's; "S" where it saw nothing."""
+        """Each agent's own time by the environment's; "S" if it saw nothing."""
         maps: dict[Any, Column[Any]] = {}
         for agent, track in self._tracks.items():
             first_t = track.episode.t_started - track.episode.lookback
@@ -450,7 +427,7 @@ class MultiAgentRecord:
 
     @property
     def hanging_actions(self) -> dict[Any, Any]:
-        """The actions of agents that have not seen what came of them."""
+        """The actions of agents that have not seen their results."""
         return {agent: track.action for agent, track in self._tracks.items() if track.action is not None}
 
     @property
@@ -460,12 +437,12 @@ class MultiAgentRecord:
 
     @property
     def hanging_rewards(self) -> dict[Any, float]:
-        """What agents were given since their last complete step."""
+        """The rewards of agents since their last complete step."""
         return {agent: track.reward for agent, track in self._tracks.items() if track.reward is not None}
 
     @property
     def hanging_rewards_begin(self) -> dict[Any, float]:
-        """What agents were given before they had seen anything; no action of theirs earned it."""
+        """The rewards of agents before they had seen anything; no action of theirs earned them."""
         return dict(self._rewards_begin)
 
     @property
@@ -477,27 +454,8 @@ class MultiAgentRecord:
         """Some agent has seen something."""
         return bool(self._tracks)
 
-    @property
-    def is_done(self) -> bool:
-        """Terminated or truncated, for all agents."""
-        return self.is_terminated or self.is_truncated
-
-    @property
-    def terminated(self) -> bool:
-        """The episode ended in this chunk."""
-        return self.is_terminated
-
-    @property
-    def truncated(self) -> bool:
-        """The episode was cut off in this chunk."""
-        return self.is_truncated
-
-    def env_steps(self) -> int:
-        """The number of the environment's steps, without the lookback."""
-        return len(self)
-
     def agent_steps(self) -> int:
-        """The number of complete steps of all agents, without the lookback."""
+        """Return the number of complete steps of all agents, without the lookback."""
         return sum(len(track.episode) for track in self._tracks.values())
 
     def __len__(self) -> int:
@@ -505,51 +463,37 @@ class MultiAgentRecord:
 
     def __repr__(self) -> str:
         returns = {agent: track.episode.get_return() for agent, track in self._tracks.items()}
-        return f"{type(self).__name__}({self.id_!r}, {self._size()}, returns {returns})"
-
-    def _size(self) -> str:
-        end = "terminated" if self.is_terminated else "truncated" if self.is_truncated else "not over"
-        return f"{len(self)} steps, {end}"
+        return f"{type(self).__name__}({self.id_!r}, {self.size()}, returns {returns})"
 
     def get_terminateds(self) -> dict[Any, bool]:
-        """Whose task ended; `__all__` for the episode."""
+        """Return whether each agent's task ended; `__all__` for the episode."""
         return {**{a: t.episode.is_terminated for a, t in self._tracks.items()}, ALL: self.is_terminated}
 
     def get_truncateds(self) -> dict[Any, bool]:
-        """Who was cut off; `__all__` for the episode."""
+        """Return whether each agent was cut off; `__all__` for the episode."""
         return {**{a: t.episode.is_truncated for a, t in self._tracks.items()}, ALL: self.is_truncated}
 
     def get_agents_that_stepped(self) -> set[Any]:
-        """The agents that saw something at the last step of the environment."""
+        """Return the agents that saw something at the last step of the environment."""
         return {agent for agent, track in self._tracks.items() if track.env_ts[-1] == self.env_t}
 
     def get_agents_to_act(self) -> set[Any]:
-        """Those of them that are not done: the next actions are theirs."""
+        """Return those of them that are not done: the next actions are theirs."""
         return {agent for agent in self.get_agents_that_stepped() if not self._tracks[agent].episode.is_done}
 
     def get_return(self, include_hanging_rewards: bool = False) -> float:
-        """The undiscounted sum of all agents' rewards, without the lookback.
-
-        Args:
-            include_hanging_rewards: count rewards that belong to no complete step yet, too.
-        """
+        """Return the undiscounted sum of all agents' rewards, without the lookback; hanging ones only on request."""
         total = sum(track.episode.get_return() for track in self._tracks.values())
         if include_hanging_rewards:
             total += sum(self.hanging_rewards.values()) + sum(self._rewards_begin.values())
         return float(total)
 
-    def get_duration_s(self) -> float:
-        """Seconds from the reset to the last step, 0.0 before either; a pause between two states does not count."""
-        if self._start_time is None or self._last_step_time is None:
-            return self._earlier_s
-        return self._earlier_s + self._last_step_time - self._start_time
-
     def __getstate__(self) -> dict[str, Any]:
-        """Every field, with the clock stopped: what is restored may go on elsewhere, by another clock."""
+        """Return every field with the clock stopped, since another may go on."""
         return {**self.__dict__, "_earlier_s": self.get_duration_s(), "_start_time": None, "_last_step_time": None}
 
     def timeline(self) -> str:
-        """A table of who saw something (x) and whose action hangs (…) at which step of the environment."""
+        """Return a table of the agents by step: x if one saw something, … if its action hangs."""
         times = range(-self._lookback, len(self) + 1)
         width = max(len(str(number)) for number in (times[0], times[-1]))
         names = [str(agent) for agent in self._tracks]
@@ -577,15 +521,15 @@ class MultiAgentRecord:
         one_hot_discrete: bool = False,
         return_list: bool = False,
     ) -> Any:
-        """Observations by agent; an agent without any there is left out, or filled where there is a `fill`.
+        """Return observations by agent; an agent without any there is left out, unless `fill` is given.
 
         Args:
             indices: an int, a slice or ints; all after the lookback for None.
             agent_ids: one agent or several; all for None.
             env_steps: `indices` are the environment's steps; otherwise each agent's own.
             neg_index_as_lookback: -1 is the item just before index 0.
-            fill: stands for what is not there.
-            one_hot_discrete: one-hot vectors for what is discrete in the agent's space.
+            fill: replaces missing items.
+            one_hot_discrete: one-hot vectors for discrete parts of the agent's space.
             return_list: a list with a dict of agents for each step, instead of one dict of lists.
 
         Raises:
@@ -605,7 +549,7 @@ class MultiAgentRecord:
         fill: Any = None,
         return_list: bool = False,
     ) -> Any:
-        """Infos by agent; arguments as in `get_observations`."""
+        """Return infos by agent; arguments as in `get_observations`."""
         wanted = Wanted("infos", None, fill)
         return self._get(wanted, indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
 
@@ -620,7 +564,7 @@ class MultiAgentRecord:
         one_hot_discrete: bool = False,
         return_list: bool = False,
     ) -> Any:
-        """Actions by agent, each at the step of the observation it answers, hanging ones included."""
+        """Return actions by agent, each at the step of the observation it answers, hanging ones included."""
         wanted = Wanted("actions", None, fill, one_hot_discrete)
         return self._get(wanted, indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
 
@@ -634,7 +578,7 @@ class MultiAgentRecord:
         fill: Any = None,
         return_list: bool = False,
     ) -> Any:
-        """Rewards by agent, each at the step of its action and whole, hanging ones included."""
+        """Return rewards by agent, each at the step of its action and whole, hanging ones included."""
         wanted = Wanted("rewards", None, fill)
         return self._get(wanted, indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
 
@@ -649,7 +593,7 @@ class MultiAgentRecord:
         fill: Any = None,
         return_list: bool = False,
     ) -> Any:
-        """One extra model output by agent, hanging ones included; a dict of all of them for `key=None`.
+        """Return one extra model output by agent, hanging ones included, or a dict of all of them.
 
         Raises:
             KeyError: no agent has this key.
@@ -665,36 +609,36 @@ class MultiAgentRecord:
     def set_observations(
         self, *, new_data: Mapping[Any, Any], at_indices: Any = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Put new observations in the place of those at indices in the agents' own steps.
+        """Replace observations at indices in the agents' own steps.
 
         Raises:
             KeyError: an agent is not in this episode.
-            IndexError: there are more or fewer new items than places.
+            IndexError: the number of new items differs.
         """
         self._set("set_observations", new_data, at_indices, neg_index_as_lookback)
 
     def set_actions(
         self, *, new_data: Mapping[Any, Any], at_indices: Any = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """As `set_observations`; hanging actions stay."""
+        """Replace actions, as `set_observations` does; hanging ones stay."""
         self._set("set_actions", new_data, at_indices, neg_index_as_lookback)
 
     def set_rewards(
         self, *, new_data: Mapping[Any, Any], at_indices: Any = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """As `set_observations`; hanging rewards stay."""
+        """Replace rewards, as `set_observations` does; hanging ones stay."""
         self._set("set_rewards", new_data, at_indices, neg_index_as_lookback)
 
     def set_extra_model_outputs(
         self, *, key: str, new_data: Mapping[Any, Any], at_indices: Any = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """As `set_observations`, for one key; hanging outputs stay."""
+        """Replace items of one extra model output, as `set_observations` does; hanging ones stay."""
         self._set("set_extra_model_outputs", new_data, at_indices, neg_index_as_lookback, key=key)
 
     def _set(self, method: str, new_data: Mapping[Any, Any], at_indices: Any, neg: bool, **options: Any) -> None:
-        strangers = [agent for agent in new_data if agent not in self._tracks]
-        if strangers:
-            raise KeyError(f"no agent {strangers[0]!r} in episode {self.id_}; there are {list(self._tracks)}")
+        unknown = [agent for agent in new_data if agent not in self._tracks]
+        if unknown:
+            raise KeyError(f"no agent {unknown[0]!r} in episode {self.id_}; there are {list(self._tracks)}")
         for agent, items in new_data.items():
             setter = getattr(self._tracks[agent].episode, method)
             setter(new_data=items, at_indices=at_indices, neg_index_as_lookback=neg, **options)
@@ -712,32 +656,37 @@ class MultiAgentRecord:
     def _get(
         self, wanted: Wanted, indices: Indices, agent_ids: Any, env_steps: bool, neg: bool, return_list: bool
     ) -> Any:
-        tracks = self._chosen(agent_ids)
+        tracks = list(self._tracks.items())
+        if agent_ids is not None:
+            is_one = isinstance(agent_ids, Hashable) and (isinstance(agent_ids, str) or agent_ids in self._tracks)
+            chosen = set(agent_ids) if not is_one and isinstance(agent_ids, Iterable) else {agent_ids}
+            # As in RLlib, unknown agents are left out: one may come in any step, and readers ask for all they know.
+            tracks = [(agent, track) for agent, track in tracks if agent in chosen]
         if not env_steps:
             if return_list:
                 raise EpisodeError(
                     f"get_{wanted.what}: a list of dicts is by the environment's steps; leave out return_list=True or "
                     "env_steps=False"
                 )
-            found = {agent: track.read(wanted, track.own_positions(wanted, indices, neg)) for agent, track in tracks}
-            return {agent: value for agent, value in found.items() if value is not ABSENT}
-        times = self._times(wanted, indices, neg)
+            values = {}
+            for agent, track in tracks:
+                size, lookback = track.count(wanted.what), track.episode.lookback
+                values[agent] = track.read(wanted, _positions(wanted, indices, neg, size, lookback))
+            return {agent: value for agent, value in values.items() if value is not ABSENT}
+        # The environment's times: one of them, a list, or a range if they have no gaps.
+        end = self.env_t + 1 if wanted.what in _SEEN else self.env_t
+        times = _positions(wanted, indices, neg, end - self._first, self._lookback)
+        if isinstance(times, range):
+            times = range(times.start + self._first, times.stop + self._first)
+        else:
+            times = [time + self._first for time in times] if isinstance(times, list) else times + self._first
         if return_list:
             return self._listed(wanted, tracks, times if isinstance(times, list | range) else [times])
         return self._at(wanted, tracks, times)
 
-    def _chosen(self, agent_ids: Any) -> list[tuple[Any, AgentTrack]]:
-        if agent_ids is None:
-            return list(self._tracks.items())
-        is_one = isinstance(agent_ids, Hashable) and (isinstance(agent_ids, str) or agent_ids in self._tracks)
-        several = not is_one and isinstance(agent_ids, Iterable)
-        chosen = set(agent_ids) if several else {agent_ids}
-        # As in RLlib, who is not here is left out: an agent may come in any step, and readers ask for all they know.
-        return [(agent, track) for agent, track in self._tracks.items() if agent in chosen]
-
     def _at(self, wanted: Wanted, tracks: list[tuple[Any, AgentTrack]], times: Any) -> dict[Any, Any]:
-        found = {agent: track.read(wanted, track.positions(times)) for agent, track in tracks}
-        return {agent: value for agent, value in found.items() if value is not ABSENT}
+        values = {agent: track.read(wanted, track.positions(times)) for agent, track in tracks}
+        return {agent: value for agent, value in values.items() if value is not ABSENT}
 
     def _listed(self, wanted: Wanted, tracks: list[tuple[Any, AgentTrack]], times: Any) -> list[dict[Any, Any]]:
         is_plain = not self.is_numpy and (wanted.what != "extra_model_outputs" or wanted.key is not None)
@@ -750,11 +699,3 @@ class MultiAgentRecord:
             for position, value in zip(positions, [] if values is ABSENT else values, strict=False):
                 listed[track.env_ts[position] - times.start][agent] = value
         return listed
-
-    def _times(self, wanted: Wanted, indices: Indices, neg: bool) -> Any:
-        """The environment's times that are meant: one of them, a list, or a range where they follow one another."""
-        end = self.env_t + 1 if wanted.what in ("observations", "infos") else self.env_t
-        found = places(wanted, indices, neg, end - self._first, self._lookback)
-        if isinstance(found, range):
-            return range(found.start + self._first, found.stop + self._first)
-        return [place + self._first for place in found] if isinstance(found, list) else found + self._first

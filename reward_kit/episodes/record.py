@@ -1,7 +1,7 @@
-"""The line of `episodes.jsonl` that an episode becomes, and back.
+"""Lines of `episodes.jsonl`: from an episode to its record, and back.
 
-Plain enough for `jq`: the conversation once, and steps that point into it. What a step's observation repeats of the
-conversation is left out. The clock stands apart under `timing`, so that two runs of one seed are equal without it.
+Plain enough for `jq`: the conversation once, and steps that point into it. An observation that repeats the conversation
+is left out. The clock is apart under `timing`, so that two runs of one seed are equal without it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SCHEMA_VERSION = 1
 
 
 class Identity(TypedDict):
-    """Which episode it is and how it ended. These keys open its line, in this order."""
+    """The episode's identity and end. These keys open its line, in this order."""
 
     sample_id: str
     group_id: str
@@ -31,7 +31,7 @@ class Identity(TypedDict):
 
 
 class StartAndEnd(TypedDict, total=False):
-    """What a worker knows besides; a transcript knows nothing of it."""
+    """Further facts of a worker, which a transcript has not."""
 
     seeds: dict[str, int]
     start: dict[str, Any]
@@ -40,14 +40,14 @@ class StartAndEnd(TypedDict, total=False):
 
 
 class SampleFacts(TypedDict):
-    """What the episode is about."""
+    """The sample that the episode is about."""
 
     sample: dict[str, Any]
     ground_truth: Any
 
 
 class EpisodeFacts(Identity, StartAndEnd, SampleFacts):
-    """What `SingleAgentEpisode.custom_data` holds of an episode that a worker collected or a transcript gave."""
+    """`SingleAgentEpisode.custom_data` of an episode that a worker collected or a transcript gave."""
 
     user_usage: NotRequired[dict[str, float]]
     timing: NotRequired[dict[str, Any]]
@@ -57,16 +57,16 @@ IDENTITY, START_AND_END, SAMPLE = (tuple(kind.__annotations__) for kind in (Iden
 
 
 def facts_of(episode: SingleAgentEpisode) -> EpisodeFacts:
-    """The episode's `custom_data`. One that was made by hand has none of them: ask with `get` where that may be."""
+    """Return the episode's `custom_data`; an episode made by hand lacks these keys, so read them with `get` there."""
     return cast("EpisodeFacts", episode.custom_data)
 
 
 def episode_to_record(episode: SingleAgentEpisode, *, final_state: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The episode as one JSON object; `episode_from_record` gives an equal episode.
+    """Return the episode as one JSON object; `episode_from_record` gives an equal episode.
 
     Args:
         episode: the episode.
-        final_state: stands in the place of the episode's own, where its payload is kept elsewhere.
+        final_state: replaces the episode's own, if its payload is kept elsewhere.
     """
     custom_data = {**episode.custom_data, **({"final_state": dict(final_state)} if final_state else {})}
     facts = {key: to_json_value(value) for key, value in custom_data.items()}
@@ -87,18 +87,18 @@ def episode_to_record(episode: SingleAgentEpisode, *, final_state: Mapping[str, 
 
 
 def attempt_of(record: Mapping[str, Any]) -> int:
-    """Which attempt of its episode a line is, of an episode or of a score. Of several the latest counts."""
+    """Return the attempt that a line of an episode or of a score belongs to. Of several the latest counts."""
     return record.get("attempt") or 0
 
 
 def environment_return(episode: SingleAgentEpisode) -> float | None:
-    """The sum of the environment's rewards; None where it gave none in any step."""
+    """Return the sum of the environment's rewards; None if it gave none in any step."""
     rewards = episode.environment_rewards()
     return episode.get_return() if rewards.count(None) < len(rewards) else None
 
 
 def _step(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
-    """One step: what was seen, done and got. `info` is the outcome's, `state_key` the state acted in."""
+    """Return one step: observation, action, reward. `info` is the outcome's, `state_key` that of the state acted in."""
     before = dict(episode.get_infos(t))
     outputs = {key: column.get(t) for key, column in episode.extra_model_outputs.items()}
     step: dict[str, Any] = {"state_key": before.pop("state_key", None)}
@@ -115,7 +115,7 @@ def _step(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
 
 
 def _observation(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
-    """The observation, left out where it is the text of the message that precedes the t-th action."""
+    """Return the observation, left out if it is the text of the message that precedes the t-th action."""
     observation = episode.get_observations(t)
     if isinstance(observation, str) and observation == preceding_text(episode.messages, episode.assistant_turns, t):
         return {}
@@ -123,14 +123,14 @@ def _observation(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
 
 
 def preceding_text(messages: list[Message], turns: Any, t: int) -> str | None:
-    """The text of the message before the t-th action, or of the last one; None where it has none."""
+    """Return the text of the message before the t-th action, or of the last one, if it has one."""
     position = (turns[t] if t < len(turns) else len(messages)) - 1
     content = messages[position].content if 0 <= position < len(messages) else None
     return content if isinstance(content, str) else None
 
 
 def episode_from_record(record: Mapping[str, Any]) -> SingleAgentEpisode:
-    """The inverse of `episode_to_record`.
+    """Return the episode of a record that `episode_to_record` made.
 
     Raises:
         EpisodeError: the record is of another version or lacks a field.
@@ -153,14 +153,15 @@ def _read(record: Mapping[str, Any]) -> SingleAgentEpisode:
         info = from_json_value(part.get("info") or {})
         if part.get("state_key") is not None:
             info["state_key"] = part["state_key"]
-        shown = from_json_value(part["observation"]) if "observation" in part else preceding_text(messages, turns, t)
+        known = "observation" in part
+        observation = from_json_value(part["observation"]) if known else preceding_text(messages, turns, t)
         if t == 0:
-            episode.add_env_reset(shown, info)
+            episode.add_env_reset(observation, info)
         else:
             before = parts[t - 1]
             action, reward = from_json_value(before["action"]), from_json_value(before["reward"])
             outputs = from_json_value(before.get("outputs") or {})
-            episode.add_env_step(shown, action, reward, info, extra_model_outputs=outputs)
+            episode.add_env_step(observation, action, reward, info, extra_model_outputs=outputs)
     episode.is_terminated, episode.is_truncated = record["terminated"], record["truncated"]
     episode.messages = messages
     episode.assistant_turns.extend(turns)
@@ -175,10 +176,10 @@ T = TypeVar("T")
 
 
 class LatestAttempts(Generic[T]):
-    """What is known of the latest attempt of each episode, of the lines that were read so far.
+    """The values of the latest attempt of each episode, of the lines that were read so far.
 
     Attributes:
-        earlier: how many of the lines that were put do not count, since there is another attempt of their episode.
+        earlier: the number of lines that do not count, since there is another attempt of their episode.
     """
 
     def __init__(self) -> None:
@@ -186,11 +187,11 @@ class LatestAttempts(Generic[T]):
         self._known: dict[str, tuple[int, T]] = {}
 
     def is_outdated(self, rollout_id: str, attempt: int) -> bool:
-        """Whether a later attempt is known, so that a line of this one does not count."""
+        """Return whether a later attempt is known, so that a line of this one does not count."""
         return rollout_id in self._known and self._known[rollout_id][0] > attempt
 
     def put(self, rollout_id: str, attempt: int, value: T) -> None:
-        """Take what a line says, unless a later attempt is known; of two lines of one attempt the second counts."""
+        """Add the value of a line, unless a later attempt is known; of two lines of one attempt the second counts."""
         if self.is_outdated(rollout_id, attempt):
             self.earlier += 1
             return
@@ -198,13 +199,13 @@ class LatestAttempts(Generic[T]):
         self._known[rollout_id] = attempt, value
 
     def attempt(self, rollout_id: str) -> int | None:
-        """Which attempt of an episode is the latest; None where no line of it was put."""
+        """Return the latest attempt of an episode; None if no line of it was put."""
         return self._known[rollout_id][0] if rollout_id in self._known else None
 
     def items(self) -> dict[str, T]:
-        """What is known of each episode by its `rollout_id`, in the order of the lines that count."""
+        """Return the value of each episode by its `rollout_id`, in the order of the lines that count."""
         return {rollout_id: value for rollout_id, (_, value) in self._known.items()}
 
     def values(self) -> list[T]:
-        """What is known of each episode, in the order of the lines that count."""
+        """Return the value of each episode, in the order of the lines that count."""
         return [value for _, value in self._known.values()]

@@ -1,9 +1,9 @@
 """The tokens of one episode, exactly as the model saw and sampled them; nothing is ever re-tokenised.
 
-Each turn hands over the whole prompt the model saw and the tokens it sampled. Where the prompt extends the stored
-sequence, only the new part is kept, so that the stored ids are `p a1 o1 a2 o2 … aN` and concatenate to what the model
-saw. Where it does not (the context was rewritten: stripped reasoning, truncation), a new segment begins with the
-reason. A segment is a training row.
+Each turn gives the whole prompt the model saw and the tokens it sampled. If the prompt extends the stored sequence,
+only the new part is kept, so that the stored ids are `p a1 o1 a2 o2 … aN` and concatenate to the model's input. If it
+does not (the context was rewritten: stripped reasoning, truncation), a new segment begins with the reason. A segment is
+a training row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from reward_kit.episodes.allowed_ids import Allowed, AllowedTrack, RecordedSets
+from reward_kit.episodes.allowed_ids import Allowed, AllowedTrack, checked_sets
 from reward_kit.episodes.json_codec import from_json_value, to_json_value
 from reward_kit.errors import EpisodeError
 
@@ -27,7 +27,7 @@ UNKNOWN_VERSION = -1
 
 
 class ActionSpan(NamedTuple):
-    """Where the tokens of one action lie: `start:stop` in the flat ids, in segment `segment`."""
+    """The place of one action's tokens: `start:stop` in the flat ids, in segment `segment`."""
 
     step: int
     segment: int
@@ -38,7 +38,7 @@ class ActionSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of tokens that concatenate: `start` in the flat ids, and why it began."""
+    """A stretch of tokens that concatenate: its `start` in the flat ids, and the reason why it began."""
 
     start: int
     prompt_length: int
@@ -46,15 +46,15 @@ class Segment:
 
 
 class Turn(NamedTuple):
-    """One action's tokens.
+    """An action's tokens.
 
     Attributes:
         prompt_ids: (P,) everything the model saw.
-        token_ids: (N,) what it sampled.
-        logprobs: (N,) of the distribution really sampled; None where unknown.
-        policy_version: the version of the weights that sampled; None where unknown.
-        segment_reason: why the context was rewritten before it; None where it was not.
-        allowed_ids: (N,) for each token the ids it was chosen from, None for any; None where nothing was restricted.
+        token_ids: (N,) sampled.
+        logprobs: (N,) of the distribution really sampled; None if unknown.
+        policy_version: of the weights that sampled; None if unknown.
+        segment_reason: why the context was rewritten before it; None if it was not.
+        allowed_ids: (N,) for each token the ids it was chosen from, None for any; None without a restriction.
     """
 
     prompt_ids: npt.NDArray[np.int64]
@@ -66,15 +66,15 @@ class Turn(NamedTuple):
 
 
 class TokenRow(NamedTuple):
-    """One segment as a training row.
+    """A segment as a training row.
 
     Attributes:
         prompt_ids: (P,) the tokens before the first action.
         completion_ids: (C,) `a1 o1 a2 o2 … aN`.
-        action_mask: (C,) 1 where the policy sampled.
-        logprobs: (C,) of the distribution really sampled; 0.0 where `action_mask` is 0.
-        steps: (C,) the step that each action token belongs to; -1 where `action_mask` is 0.
-        policy_versions: (C,) the version that sampled the token; -1 where unknown or `action_mask` is 0.
+        action_mask: (C,) 1 on sampled tokens.
+        logprobs: (C,) of the distribution really sampled; 0.0 if `action_mask` is 0.
+        steps: (C,) the step of each action token; -1 if `action_mask` is 0.
+        policy_versions: (C,) the version that sampled the token; -1 if unknown or `action_mask` is 0.
     """
 
     prompt_ids: npt.NDArray[np.int64]
@@ -101,7 +101,7 @@ class EpisodeTokens:
         return len(self.ids)
 
     def __bool__(self) -> bool:
-        """Something is recorded, be it an action of no tokens after a prompt of none."""
+        """Return whether anything is recorded, be it an action of no tokens after an empty prompt."""
         return bool(self.ids or self.segments)
 
     def __eq__(self, other: object) -> bool:
@@ -124,79 +124,66 @@ class EpisodeTokens:
         Args:
             step: the action's index in its episode.
             prompt_ids: (P,) everything the model saw.
-            token_ids: (N,) what it sampled.
-            logprobs: (N,) of the distribution really sampled; None where unknown, stored as NaN.
-            policy_version: the version of the weights that sampled.
-            reason: why the context was rewritten, used where `prompt_ids` does not extend what is stored.
-            allowed_ids: (N,) for each token the ids it was chosen from, None for any; None where nothing was
-                restricted.
+            token_ids: (N,) sampled.
+            logprobs: (N,) of the distribution really sampled; None if unknown, stored as NaN.
+            policy_version: of the weights that sampled.
+            reason: why the context was rewritten, used if `prompt_ids` does not extend the stored ids.
+            allowed_ids: (N,) for each token the ids it was chosen from, None for any; None without a restriction.
 
         Raises:
             EpisodeError: lengths of ids and log-probabilities differ, the steps do not ascend, or a token was not
-                among those allowed.
+                allowed.
         """
         if logprobs is not None and len(logprobs) != len(token_ids):
             raise EpisodeError(f"step {step}: {len(token_ids)} token ids but {len(logprobs)} log-probabilities")
         if self.spans and step <= self.spans[-1].step:
             raise EpisodeError(f"step {step} comes after step {self.spans[-1].step}")
-        # Converted first, so that a value that is no number leaves everything as it was.
+        # Converted first, so that an invalid value leaves everything as it was.
         prompt, sampled = array("i", prompt_ids), array("i", token_ids)
         known = array("d", logprobs if logprobs is not None else [float("nan")] * len(sampled))
-        sets = RecordedSets.of(allowed_ids, sampled, step) if allowed_ids is not None else None
-        self._append_unsampled(self._new_part(prompt, reason))
+        sets = checked_sets(allowed_ids, sampled, step) if allowed_ids is not None else None
+        stored = self.ids[self.segments[-1].start :] if self.segments else None
+        if stored is not None and prompt[: len(stored)] == stored:
+            if not (self.spans and self.spans[-1].segment == len(self.segments) - 1):
+                # A chunk that was cut goes on: all before its first action is prompt.
+                self.segments[-1] = replace(self.segments[-1], prompt_length=len(prompt))
+            new = prompt[len(stored) :]
+        else:
+            self.segments.append(Segment(len(self.ids), len(prompt), reason if self.segments else FIRST_SEGMENT))
+            new = prompt
+        self.ids.extend(new)
+        self.logprobs.extend([0.0] * len(new))
         start = len(self.ids)
         self.ids.extend(sampled)
         self.logprobs.extend(known)
         if sets is not None:
-            sets.store(self.allowed, start)
+            self.allowed.add_sets(start, sets)
         self.spans.append(ActionSpan(step, len(self.segments) - 1, start, len(self.ids), policy_version))
 
-    def _new_part(self, prompt: array[int], reason: str) -> array[int]:
-        """The part of `prompt` that is not stored yet, after opening a segment where it extends nothing."""
-        if self.segments:
-            stored = self.ids[self.segments[-1].start :]
-            if prompt[: len(stored)] == stored:
-                if not (self.spans and self.spans[-1].segment == len(self.segments) - 1):
-                    # A chunk that was cut goes on: all before its first action is prompt.
-                    self.segments[-1] = replace(self.segments[-1], prompt_length=len(prompt))
-                return prompt[len(stored) :]
-        self.segments.append(Segment(len(self.ids), len(prompt), reason if self.segments else FIRST_SEGMENT))
-        return prompt
-
-    def _append_unsampled(self, ids: array[int]) -> None:
-        self.ids.extend(ids)
-        self.logprobs.extend([0.0] * len(ids))
-
     def turns(self) -> dict[int, Turn]:
-        """What each action's model saw and sampled, by step; its arrays are views of one copy."""
+        """Return the model's input and sample of each action, by step; the arrays are views of one copy."""
         ids, logprobs = np.array(self.ids, dtype=np.int64), np.array(self.logprobs, dtype=np.float64)
         turns, before = {}, 0
-        sets = [ids.tolist() for ids in self.allowed.sets]
+        sets, positions, which = [ids.tolist() for ids in self.allowed.sets], self.allowed.places, self.allowed.which
         for span in self.spans:
             segment, sampled = self.segments[span.segment], logprobs[span.start : span.stop]
+            first, last = bisect_left(positions, span.start), bisect_left(positions, span.stop)
+            allowed: list[list[int] | None] = [None] * (span.stop - span.start)
+            for position, number in zip(positions[first:last], which[first:last], strict=True):
+                allowed[position - span.start] = sets[number]
             turns[span.step] = Turn(
                 ids[segment.start : span.start],
                 ids[span.start : span.stop],
                 None if len(sampled) and np.isnan(sampled).all() else sampled,
                 None if span.policy_version == UNKNOWN_VERSION else span.policy_version,
                 segment.reason if span.segment != before else None,
-                self._allowed_at(span, sets),
+                allowed if first < last else None,
             )
             before = span.segment
         return turns
 
-    def _allowed_at(self, span: ActionSpan, sets: Sequence[list[int]]) -> list[list[int] | None] | None:
-        places, which = self.allowed.places, self.allowed.which
-        first, last = bisect_left(places, span.start), bisect_left(places, span.stop)
-        if first == last:
-            return None
-        listed: list[list[int] | None] = [None] * (span.stop - span.start)
-        for place, number in zip(places[first:last], which[first:last], strict=True):
-            listed[place - span.start] = sets[number]
-        return listed
-
     def rows(self) -> Iterator[TokenRow]:
-        """One training row for each segment in which an action was sampled."""
+        """Yield one training row for each segment in which an action was sampled."""
         ids = np.array(self.ids, dtype=np.int64)
         logprobs = np.array(self.logprobs, dtype=np.float64)
         steps = np.full(len(ids), -1, dtype=np.int64)
@@ -213,7 +200,7 @@ class EpisodeTokens:
             yield TokenRow(ids[segment.start : first], ids[part], mask, logprobs[part], steps[part], versions[part])
 
     def part(self, start: int, stop: int | None) -> EpisodeTokens:
-        """The tokens up to the end of step `stop - 1`, or all; what lies before step `start` is context."""
+        """Return the tokens up to the end of step `stop - 1`, or all; those before step `start` are context."""
         before = [span for span in self.spans if stop is None or span.step < stop]
         end = len(self.ids) if stop is None else max((span.stop for span in before), default=0)
         tokens = EpisodeTokens()
@@ -234,7 +221,7 @@ class EpisodeTokens:
         return tokens
 
     def continued(self, other: EpisodeTokens, steps: int) -> EpisodeTokens:
-        """These tokens and what `other`, a later part, has beyond them; its step 0 becomes step `steps`.
+        """Return these tokens and those of `other`, a later part, beyond them; its step 0 becomes step `steps`.
 
         Raises:
             EpisodeError: `other` does not begin with these tokens.
@@ -254,18 +241,22 @@ class EpisodeTokens:
         return tokens
 
     def get_state(self) -> dict[str, Any]:
-        """A JSON-safe form. Unknown log-probabilities become None; unsampled ones, always 0.0, are left out."""
+        """Return a JSON-safe form. Unknown log-probabilities become None; unsampled ones, always 0.0, are left out."""
+        logprobs = [
+            [None if value != value else to_json_value(value) for value in self.logprobs[span.start : span.stop]]
+            for span in self.spans
+        ]
         state: dict[str, Any] = {
             "ids": self.ids.tolist(),
             "segments": [[s.start, s.prompt_length, s.reason] for s in self.segments],
-            "actions": [[s.step, s.segment, s.start, s.stop, s.policy_version] for s in self.spans],
-            "logprobs": [[_json_number(x) for x in self.logprobs[s.start : s.stop]] for s in self.spans],
+            "actions": [list(span) for span in self.spans],
+            "logprobs": logprobs,
         }
         return state | ({"allowed_ids": self.allowed.get_state()} if self.allowed else {})
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> EpisodeTokens:
-        """The inverse of `get_state`."""
+        """Return the tokens of a state that `get_state` gave."""
         tokens = cls()
         tokens.ids = array("i", state["ids"])
         tokens.logprobs = array("d", bytes(8 * len(tokens.ids)))
@@ -277,7 +268,3 @@ class EpisodeTokens:
         if "allowed_ids" in state:
             tokens.allowed = AllowedTrack.from_state(state["allowed_ids"])
         return tokens
-
-
-def _json_number(value: float) -> Any:
-    return None if value != value else to_json_value(value)

@@ -1,14 +1,14 @@
 """Storage of finished tracks: arrays for numbers, flat blobs for text and tokens, a column per field for dicts.
 
-NumPy stores a text column as wide as its longest text and has no form at all for dicts whose keys vary. Here text and
-token rows lie one after another with offsets, dicts fall apart into a column for each field, and dicts of several
-shapes into one such set for each shape. What no array holds exactly stays a list.
+NumPy stores a text column as wide as its longest text and has no form for dicts whose keys vary. Here text and token
+rows lie one after another with offsets, dicts become a column for each field, and dicts of several shapes one such set
+for each shape. Anything that no array holds exactly stays a list.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, pairwise
 from operator import itemgetter
 from typing import Any, overload
@@ -21,10 +21,7 @@ _MOST_CODES = 256
 
 
 class RaggedText:
-    """Texts of differing length in one blob with offsets; lone surrogates survive.
-
-    The blob is itself a text where all is ASCII, and UTF-8 otherwise.
-    """
+    """Texts of differing length in one blob, a text if all is ASCII and UTF-8 otherwise; lone surrogates survive."""
 
     __slots__ = ("blob", "offsets")
 
@@ -65,11 +62,11 @@ class RaggedText:
         return _text_of, (self.blob[first:last], self.offsets - self.offsets[0])
 
     def items(self, start: int, stop: int) -> list[str]:
-        """The texts from `start` to `stop`."""
+        """Return the texts from `start` to `stop`."""
         return self._between(pairwise(self.offsets[start : stop + 1].tolist()))
 
     def items_at(self, rows: Any) -> list[str]:
-        """The texts at an array of ints."""
+        """Return the texts at an array of ints."""
         return self._between(zip(self.offsets[rows].tolist(), self.offsets[rows + 1].tolist(), strict=True))
 
     def _between(self, bounds: Iterable[tuple[int, int]]) -> list[str]:
@@ -79,7 +76,7 @@ class RaggedText:
         return [blob[a:b].decode("utf-8", "surrogatepass") for a, b in bounds]
 
     def part(self, start: int, stop: int) -> RaggedText:
-        """The rows from `start` to `stop` over the same blob."""
+        """Return the rows from `start` to `stop` over the same blob."""
         return _text_of(self.blob, self.offsets[start : stop + 1])
 
 
@@ -90,7 +87,7 @@ def _text_of(blob: str | bytes, offsets: npt.NDArray[Any]) -> RaggedText:
 
 
 class FewTexts:
-    """Texts of which many are equal, such as roles and names of tools: each different one once, and a byte a row."""
+    """Texts of which many are equal, such as roles and tool names: each different one once, and a byte per row."""
 
     __slots__ = ("codes", "values")
 
@@ -116,32 +113,28 @@ class FewTexts:
         return FewTexts, ([self.values[code] for code in used], codes)
 
     def items(self, start: int, stop: int) -> list[str]:
-        """The texts from `start` to `stop`."""
+        """Return the texts from `start` to `stop`."""
         return [*map(self.values.__getitem__, self.codes[start:stop])]
 
     def part(self, start: int, stop: int) -> FewTexts:
-        """The rows from `start` to `stop` over the same texts."""
+        """Return the rows from `start` to `stop` over the same texts."""
         return FewTexts(self.values, self.codes[start:stop])
 
 
 def texts_of(texts: list[str]) -> RaggedText | FewTexts:
-    """The storage for a column of texts: by whether few of them differ, which a sample tells first."""
+    """Return the storage for a column of texts: `FewTexts` if at most a quarter of them differ, found by a sample."""
     rows = len(texts)
     if texts[-1] == texts[0] and texts.count(texts[0]) == rows:
         return FewTexts(texts[:1], bytes(rows))
-    if _are_few(set(texts[:: rows // _SAMPLE + 1]), min(rows, _SAMPLE)):
+    if len(set(texts[:: rows // _SAMPLE + 1])) * 4 <= min(rows, _SAMPLE):
         code_of = {text: code for code, text in enumerate(dict.fromkeys(texts))}
-        if _are_few(code_of, rows) and len(code_of) <= _MOST_CODES:
+        if len(code_of) * 4 <= rows and len(code_of) <= _MOST_CODES:
             return FewTexts([*code_of], bytes(map(code_of.__getitem__, texts)))
     return RaggedText(texts)
 
 
-def _are_few(different: Sized, rows: int) -> bool:
-    return len(different) * 4 <= rows
-
-
 def offsets_of(rows: list[Any], total: int) -> npt.NDArray[Any]:
-    """Where each row begins and the last ends, in the smallest integers that hold `total`."""
+    """Return the beginning of each row and the end of the last, in the smallest integers that hold `total`."""
     dtype = np.uint32 if total < 2**32 else np.int64
     if len(rows) < _SAMPLE:
         return np.fromiter(accumulate(map(len, rows), initial=0), dtype, len(rows) + 1)
@@ -157,11 +150,7 @@ def offsets_of(rows: list[Any], total: int) -> npt.NDArray[Any]:
 
 
 def checked_index(index: int, length: int) -> int:
-    """The position that an index means, counted from the end where it is negative.
-
-    Raises:
-        IndexError: there is none.
-    """
+    """Return the position of an index, which counts from the end if negative; else raise an IndexError."""
     position = index + length if index < 0 else index
     if not 0 <= position < length:
         raise IndexError(f"row {index} is out of range: there are {length}")
@@ -169,10 +158,7 @@ def checked_index(index: int, length: int) -> int:
 
 
 class RaggedNumbers:
-    """Rows of numbers of differing length in one flat array with offsets.
-
-    `dtype` is what NumPy takes for one: "i" for token ids, "d" for log-probabilities.
-    """
+    """Rows of numbers of differing length in one flat array with offsets; dtype "i" for token ids, "d" for logprobs."""
 
     __slots__ = ("offsets", "values")
 
@@ -206,27 +192,27 @@ class RaggedNumbers:
         return numbers_of, (self.flat(), self.offsets - self.offsets[0])
 
     def items(self, start: int, stop: int) -> list[list[Any]]:
-        """The rows from `start` to `stop`."""
+        """Return the rows from `start` to `stop`."""
         bounds = self.offsets[start : stop + 1].tolist()
         numbers = self.values[bounds[0] : bounds[-1]].tolist()
         return [numbers[a - bounds[0] : b - bounds[0]] for a, b in pairwise(bounds)]
 
     def part(self, start: int, stop: int) -> RaggedNumbers:
-        """The rows from `start` to `stop` over the same numbers."""
+        """Return the rows from `start` to `stop` over the same numbers."""
         return numbers_of(self.values, self.offsets[start : stop + 1])
 
     def flat(self) -> npt.NDArray[Any]:
-        """All rows, one after another, as one array (N,)."""
+        """Return all rows, one after another, as one array (N,)."""
         return self.values[int(self.offsets[0]) : int(self.offsets[-1])]
 
     def lengths(self) -> npt.NDArray[np.int64]:
-        """The length of every row (rows,)."""
+        """Return the length of every row (rows,)."""
         offsets = self.offsets.astype(np.int64)
         return offsets[1:] - offsets[:-1]
 
 
 def numbers_of(values: npt.NDArray[Any], offsets: npt.NDArray[Any]) -> RaggedNumbers:
-    """The rows that `offsets` cuts `values` into."""
+    """Return the rows that `offsets` cuts `values` into."""
     column = RaggedNumbers.__new__(RaggedNumbers)
     column.values, column.offsets = values, offsets
     return column
@@ -235,13 +221,13 @@ def numbers_of(values: npt.NDArray[Any], offsets: npt.NDArray[Any]) -> RaggedNum
 class Records:
     """Dicts, or tuples, that all have the same fields: one column for each field.
 
-    It reads as the list of them, each made when it is read: by index, slice, iteration and equality. Of dicts a field's
-    name gives that field of all of them.
+    It reads as the list of them, each made on access: by index, slice, iteration and equality. Of dicts a field's name
+    gives that field of all of them.
 
     Attributes:
         columns: by field, in the items' order; the fields of tuples are numbers.
-        first: where its rows begin in the columns, which a part shares with the whole.
-        stacks: all that is in them is numbers, so that several can be read as one structure of arrays.
+        first: the first of its rows in the columns, which a part shares with the whole.
+        stacks: all fields are numbers, so that several items can be read as one structure of arrays.
     """
 
     __slots__ = ("as_tuple", "columns", "first", "length", "stacks")
@@ -285,12 +271,12 @@ class Records:
         return Records, (columns, self.length, self.as_tuple)
 
     def items(self, start: int, stop: int) -> list[Any]:
-        """The dicts or tuples from `start` to `stop`, of plain Python values."""
+        """Return the dicts or tuples from `start` to `stop`, of plain Python values."""
         start, stop = self.first + start, self.first + stop
         return self._rows(items_of(column, start, stop) for column in self.columns.values())
 
     def items_at(self, rows: Any) -> list[Any]:
-        """The dicts or tuples at an array of ints, as `items` has them."""
+        """Return the dicts or tuples at an array of ints, as `items` does."""
         return self._rows(items_at(column, rows + self.first) for column in self.columns.values())
 
     def _rows(self, columns: Iterable[list[Any]]) -> list[Any]:
@@ -300,16 +286,16 @@ class Records:
         return [dict(zip(names, row)) for row in rows]  # noqa: B905 (as many; a check would cost)
 
     def part(self, start: int, stop: int) -> Records:
-        """The rows from `start` to `stop` over the same columns."""
+        """Return the rows from `start` to `stop` over the same columns."""
         some = Records.__new__(Records)
         some.columns, some.first = self.columns, self.first + start
         some.length, some.as_tuple, some.stacks = stop - start, self.as_tuple, self.stacks
         return some
 
     def stacked(self, rows: Any) -> Any:
-        """The rows at a slice with both ends or an array of ints, as one dict or tuple of arrays."""
-        first, part = self.first, isinstance(rows, slice)
-        rows = slice(first + rows.start, first + rows.stop) if part else rows + first
+        """Return the rows at a slice with both ends or an array of ints, as one dict or tuple of arrays."""
+        first, is_slice = self.first, isinstance(rows, slice)
+        rows = slice(first + rows.start, first + rows.stop) if is_slice else rows + first
         return self._shaped([stacked(column, rows) for column in self.columns.values()])
 
     def _shaped(self, values: list[Any]) -> Any:
@@ -317,7 +303,7 @@ class Records:
 
 
 class MixedRecords:
-    """Dicts of several shapes: a `Records` for each shape, and where each row lies."""
+    """Dicts of several shapes: a `Records` for each shape, and the block and row of each dict."""
 
     __slots__ = ("block_of", "blocks", "row_of")
 
@@ -332,7 +318,7 @@ class MixedRecords:
         return items_of(self.blocks[self.block_of[index]], int(self.row_of[index]), int(self.row_of[index]) + 1)[0]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Of each block only the rows that are in this part, so that a part does not carry the whole.
+        # Only the rows that are in this part, so that a part does not carry the whole.
         blocks, row_of = [], self.row_of.copy()
         for number, block in enumerate(self.blocks):
             first, stop = self._stretch(number, 0, len(self))
@@ -341,18 +327,18 @@ class MixedRecords:
         return MixedRecords, (blocks, self.block_of, row_of)
 
     def items(self, start: int, stop: int) -> list[Any]:
-        """The dicts from `start` to `stop`."""
+        """Return the dicts from `start` to `stop`."""
         stretches = (self._stretch(number, start, stop) for number in range(len(self.blocks)))
         readers = [iter(items_of(block, *ends)) for block, ends in zip(self.blocks, stretches, strict=True)]
         return [next(readers[number]) for number in self.block_of[start:stop].tolist()]
 
     def _stretch(self, number: int, start: int, stop: int) -> tuple[int, int]:
-        """The rows of one block that lie between `start` and `stop`."""
+        """Return the rows of one block that lie between `start` and `stop`."""
         rows = self.row_of[start:stop][self.block_of[start:stop] == number]
         return (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
 
     def part(self, start: int, stop: int) -> MixedRecords:
-        """The rows from `start` to `stop` over the same blocks."""
+        """Return the rows from `start` to `stop` over the same blocks."""
         return MixedRecords(self.blocks, self.block_of[start:stop], self.row_of[start:stop])
 
 
@@ -360,22 +346,22 @@ _COMPACT = (np.ndarray, RaggedText, FewTexts, RaggedNumbers, Records, MixedRecor
 
 
 def is_compact(data: Any) -> bool:
-    """It is one of the storages here, and neither a list nor anything else."""
+    """Return whether it is one of the storages of this module."""
     return isinstance(data, _COMPACT)
 
 
 def stacks(data: Any) -> bool:
-    """Several items of it can be read as one array, or one structure of arrays."""
+    """Return whether several items of it can be read as one array, or one structure of arrays."""
     return isinstance(data, np.ndarray) or (isinstance(data, Records) and data.stacks)
 
 
 def stacked(data: Any, rows: Any) -> Any:
-    """The items at a slice or an array of ints, as an array or a structure of arrays."""
+    """Return the items at a slice or an array of ints, as an array or a structure of arrays."""
     return data.stacked(rows) if isinstance(data, Records) else data[rows]
 
 
 def items_of(data: Any, start: int, stop: int) -> list[Any]:
-    """The items from `start` to `stop` as a list of plain values, and of arrays where an item is one."""
+    """Return the items from `start` to `stop` as a list of plain values or of arrays."""
     if isinstance(data, list):
         return data[start:stop]
     if not isinstance(data, np.ndarray):
@@ -385,7 +371,7 @@ def items_of(data: Any, start: int, stop: int) -> list[Any]:
 
 
 def items_at(data: Any, rows: npt.NDArray[np.intp]) -> list[Any]:
-    """The items at an array of ints, as `items_of` has them."""
+    """Return the items at an array of ints, as `items_of` does."""
     if isinstance(data, RaggedText | Records):
         return data.items_at(rows)
     if isinstance(data, np.ndarray):
@@ -394,12 +380,12 @@ def items_at(data: Any, rows: npt.NDArray[np.intp]) -> list[Any]:
 
 
 def as_list(data: Any) -> list[Any]:
-    """The whole column as a list: the one it is, or a new one."""
+    """Return the whole column as a list: the one it is, or a new one."""
     return data if isinstance(data, list) else items_of(data, 0, len(data))
 
 
 def part_of(data: Any, start: int, stop: int) -> Any:
-    """The items from `start` to `stop` stored as before; compact storage is shared and not copied."""
+    """Return the items from `start` to `stop` stored as before; compact storage is shared and not copied."""
     kind = type(data)
     return data[start:stop] if kind is list or kind is np.ndarray else data.part(start, stop)
 
@@ -412,7 +398,7 @@ _MOST_FIELDS = 256
 
 
 def joined(left: Any, right: Any) -> Any:
-    """Both columns one after the other, stored as `left` is."""
+    """Return both columns one after the other, stored as `left` is."""
     if isinstance(left, list):
         return left + as_list(right)
     both = isinstance(left, np.ndarray) and isinstance(right, np.ndarray)
@@ -422,7 +408,7 @@ def joined(left: Any, right: Any) -> Any:
 
 
 def compact(items: Any, *, exact: bool = False) -> Any:
-    """The most compact storage for a finished column.
+    """Return the most compact storage for a finished column.
 
     Texts become `RaggedText` or `FewTexts`; numbers, and arrays of one shape, an ndarray with a leading time axis;
     lists of numbers `RaggedNumbers`; dicts `Records` or `MixedRecords`. Anything else stays the list it is, and so do
@@ -430,45 +416,38 @@ def compact(items: Any, *, exact: bool = False) -> Any:
 
     Args:
         items: a list; anything else is stored already.
-        exact: leave alone what would come back as another type: integers among floats, NumPy's scalars.
+        exact: keep the list if items would come back as another type: integers among floats, NumPy's scalars.
     """
     if not isinstance(items, list) or not items:
         return items
     kind = type(items[0])
     if [*map(type, items)].count(kind) < len(items):
-        return items if exact else _mixed_numbers(items)
+        dtype = "" if exact else _common_dtype(items)
+        return np.asarray(items, dtype=dtype) if dtype else items
     if kind is str:
         return texts_of(items)
     if kind in _PLAIN_DTYPES:
-        return _numbers(items, _PLAIN_DTYPES[kind])
+        numbers = np.empty(len(items), _PLAIN_DTYPES[kind])
+        try:
+            # Twice as quick as np.array, which looks at the type of each item.
+            struct.pack_into(f"{len(items)}{numbers.dtype.char}", numbers.data, 0, *items)
+        except struct.error:  # an integer that is too large
+            return items
+        return numbers
     if kind is dict:
         return _records(items, exact)
     if kind is np.ndarray:
         return _stack(items, exact)
     if kind is list:
         return _rows(items, exact)
-    if kind is tuple:
-        return _tuples(items, exact)
+    if kind is tuple and len(set(map(len, items))) == 1 and 0 < len(items[0]) <= _MOST_FIELDS:
+        columns = {i: compact(list(values), exact=exact) for i, values in enumerate(zip(*items, strict=True))}
+        return Records(columns, len(items), True)
     return np.array(items) if issubclass(kind, np.number | np.bool_) and not exact else items
 
 
-def _numbers(items: list[Any], dtype: Any) -> Any:
-    numbers = np.empty(len(items), dtype)
-    try:
-        # Twice as quick as np.array, which asks each item what it is.
-        struct.pack_into(f"{len(items)}{numbers.dtype.char}", numbers.data, 0, *items)
-    except struct.error:  # an integer that is too large
-        return items
-    return numbers
-
-
-def _mixed_numbers(items: list[Any]) -> Any:
-    dtype = _common_dtype(items)
-    return np.asarray(items, dtype=dtype) if dtype else items
-
-
 def _common_dtype(items: Sequence[Any]) -> str:
-    """ "q" where all items are integers, "d" where all are numbers, "" where they are neither or would be rounded."""
+    """Return "q" if all items are integers, "d" if all are numbers, "" if they are neither or would be rounded."""
     if not all(isinstance(item, _NUMBERS) and not isinstance(item, bool) for item in items):
         return ""
     integers = [item for item in items if isinstance(item, _INTEGERS)]
@@ -496,7 +475,8 @@ def _rows(items: list[list[Any]], exact: bool) -> Any:
     flat = list(chain.from_iterable(items))
     kinds = set(map(type, flat))
     if kinds <= {int}:
-        dtype = _smallest(flat)
+        highest = max(max(flat, default=0), -min(flat, default=0))
+        dtype = "i" if highest < 2**31 else "q" if highest < 2**63 else ""
     elif kinds == {float}:
         dtype = "d"
     else:
@@ -506,34 +486,20 @@ def _rows(items: list[list[Any]], exact: bool) -> Any:
     return numbers_of(np.array(flat, dtype=dtype), offsets_of(items, len(flat)))
 
 
-def _smallest(integers: list[int]) -> str:
-    highest = max(max(integers, default=0), -min(integers, default=0))
-    return "i" if highest < 2**31 else "q" if highest < 2**63 else ""
-
-
 def _records(items: list[dict[Any, Any]], exact: bool) -> Any:
     names = tuple(items[0])
-    if _all_have(names, items):
+    keys, width = list(chain.from_iterable(items)), len(names)
+    # All dicts have the first one's keys in order if the keys in a row repeat them: no dict has a key twice, so no dict
+    # is longer, and then no dict is shorter.
+    if len(keys) == len(items) * width and all(
+        keys[i::width].count(name) == len(items) for i, name in enumerate(names)
+    ):
         if not names or len(names) > _MOST_FIELDS:
             return items
         columns = {name: compact(list(map(itemgetter(name), items)), exact=exact) for name in names}
         return Records(columns, len(items))
-    few = len(set(map(tuple, items))) <= min(_MOST_SHAPES, len(items) // 2)
-    return _by_shape(items, exact) if few else items
-
-
-def _all_have(names: tuple[Any, ...], items: list[dict[Any, Any]]) -> bool:
-    """Every dict has the first one's keys in the same order.
-
-    It does where all keys in a row repeat them: no dict has a key twice, so none is longer, and then none is shorter.
-    """
-    keys, width = list(chain.from_iterable(items)), len(names)
-    if len(keys) != len(items) * width:
-        return False
-    return all(keys[i::width].count(name) == len(items) for i, name in enumerate(names))
-
-
-def _by_shape(items: list[dict[Any, Any]], exact: bool) -> MixedRecords:
+    if len(set(map(tuple, items))) > min(_MOST_SHAPES, len(items) // 2):
+        return items
     blocks: dict[tuple[Any, ...], tuple[int, list[Any]]] = {}
     block_of, row_of = np.empty(len(items), np.uint8), np.empty(len(items), np.uint32)
     for i, item in enumerate(items):
@@ -541,11 +507,3 @@ def _by_shape(items: list[dict[Any, Any]], exact: bool) -> MixedRecords:
         block_of[i], row_of[i] = number, len(rows)
         rows.append(item)
     return MixedRecords([compact(rows, exact=exact) for _, rows in blocks.values()], block_of, row_of)
-
-
-def _tuples(items: list[tuple[Any, ...]], exact: bool) -> Any:
-    widths = set(map(len, items))
-    if len(widths) > 1 or not 0 < len(items[0]) <= _MOST_FIELDS:
-        return items
-    columns = {i: compact(list(values), exact=exact) for i, values in enumerate(zip(*items, strict=True))}
-    return Records(columns, len(items), True)

@@ -16,7 +16,6 @@ import numpy as np
 from reward_kit.agreement import cohens_kappa, kendall_tau_b, spearman
 from reward_kit.display_text import truncate
 from reward_kit.errors import ConfigError, RewardError
-from reward_kit.models import EvaluateResult
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest
 from reward_kit.runs.labels import LabelledRow, Pairs
@@ -32,15 +31,7 @@ _BINS = 5
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of the figures.
-
-    Attributes:
-        threshold: a score of at least this says yes, where labels have two levels.
-        levels: the labels that there are, where not each of them occurs.
-        seed: of the bootstrap.
-        resamples: how often rows are drawn; 0 for no intervals.
-        confidence: of the intervals.
-    """
+    """The settings of the figures."""
 
     threshold: float = 0.5
     levels: tuple[float, ...] | None = None
@@ -118,16 +109,12 @@ class Pairwise:
 
 
 def scale_of(labels: Sequence[float], given: tuple[float, ...] | None = None) -> LabelScale:
-    """The scale of labels.
-
-    Raises:
-        ConfigError: all are the same, or one is not among the given levels.
-    """
+    """The scale of labels."""
     found = sorted(set(given if given is not None else labels))
     if given is not None and (odd := sorted(set(labels) - set(given))):
         raise ConfigError(f"the label {odd[0]:g} is not among the levels {', '.join(f'{level:g}' for level in found)}")
     if len(found) < 2:
-        raise ConfigError("all labels are the same, and nothing can be said of agreement; give --levels, or more rows")
+        raise ConfigError("all labels are the same, and agreement is not defined; give --levels, or more rows")
     return LabelScale(tuple(found), given is None and len(found) > _MOST_LEVELS)
 
 
@@ -146,11 +133,11 @@ _POINTWISE = {
 def pointwise_figures(rows: Pointwise, scale: LabelScale, settings: Settings) -> list[Figure]:
     """The figures of single answers, in the order of a report."""
     shares, scores = scale.shares(np.array(rows.labels, float)), np.array(rows.scores, float)
-    said, judged = scale.categories(shares), scale.categories(scores, settings.threshold)
+    labelled, judged = scale.categories(shares), scale.categories(scores, settings.threshold)
     lengths, residuals = np.array(rows.lengths, float), scores - shares
 
     def figures(at: Integers) -> Floats:
-        one, other = said[at], judged[at]
+        one, other = labelled[at], judged[at]
         return np.array(
             [
                 float((one == other).mean()),
@@ -184,13 +171,13 @@ _FIRST = {"first_place_wins": "how often the first place wins: 0.5 where places 
 def pairwise_figures(rows: Pairwise, settings: Settings) -> list[Figure]:
     """The figures of pairs, in the order of a report."""
     labels, scores, margins = (np.array(values, float) for values in (rows.labels, rows.scores, rows.margins))
-    said, judged = _thirds(labels), _thirds(scores)
+    labelled, judged = _thirds(labels), _thirds(scores)
     lengths, residuals = np.array(rows.lengths, float), scores - labels
     firsts = np.array([math.nan if value is None else value for value in rows.firsts], float)
     by_place = bool(np.isfinite(firsts).any())
 
     def figures(at: Integers) -> Floats:
-        one, other, longer = said[at], judged[at], np.sign(lengths[at])
+        one, other, longer = labelled[at], judged[at], np.sign(lengths[at])
         found = [
             float((one == other).mean()),
             cohens_kappa(one, other, 3),
@@ -228,18 +215,13 @@ def _with_intervals(
     if settings.resamples:
         seed, resamples, confidence = settings.seed, settings.resamples, settings.confidence
         bounds = bootstrap_bounds(figures, clusters, seed=seed, resamples=resamples, confidence=confidence)
-        bounds[0] = _certain(float(values[0]), bounds[0], len(set(clusters)), settings.confidence)
+        # If every row agrees, or none, no draw differs; five of five still show less than certainty (Wilson 1927).
+        if bounds[0].low is None and (accuracy := float(values[0])) in (0.0, 1.0):
+            bounds[0] = Bounds(*wilson_bounds(accuracy, len(set(clusters)), confidence))
     return [
         Figure(name, float(value) if math.isfinite(value) else None, low, high, len(clusters), meaning)
         for (name, meaning), value, (low, high) in zip(meanings.items(), values, bounds, strict=True)
     ]
-
-
-def _certain(accuracy: float, bounds: Bounds, samples: int, confidence: float) -> Bounds:
-    """If every row agrees, or none, no draw differs; five of five still say less than certainty (Wilson 1927)."""
-    if bounds.low is None and accuracy in (0.0, 1.0):
-        return Bounds(*wilson_bounds(accuracy, samples, confidence))
-    return bounds
 
 
 # Scoring
@@ -249,7 +231,7 @@ _LONGEST_SHOWN = 160
 
 
 class Disagreement(NamedTuple):
-    """One row in which reward and person differ, with its texts cut."""
+    """A row in which reward and person differ, with its texts cut."""
 
     where: str
     id: str
@@ -263,17 +245,7 @@ class Disagreement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The agreement of a reward with labels.
-
-    Attributes:
-        rows: how many there are.
-        unscored: the class of each failure, and how many rows have it; they are in no figure, and none counts as 0.
-        first_error: of them.
-        clipped: scores outside of [0, 1], taken as its nearer end for the figures.
-        scale: of the labels; None for pairs.
-        figures: agreement, correlation, bias.
-        worst: the largest disagreements first.
-    """
+    """The agreement of a reward with labels."""
 
     rows: int
     unscored: Mapping[str, int]
@@ -311,20 +283,7 @@ async def calibrate(
     worst: int = 5,
     max_concurrency: int = 16,
 ) -> Calibration:
-    """Score rows and set the scores against their labels.
-
-    Args:
-        rows: of labels, all pairs or all single answers.
-        scorer: where the reward is called.
-        settings: how figures are made.
-        pairs: "scores" compares the scores of two answers; "judge" takes each score as the preference over the other.
-        worst: how many disagreements are kept.
-        max_concurrency: calls of the reward in flight.
-
-    Raises:
-        ConfigError: all labels are the same.
-        RewardError: no row could be scored.
-    """
+    """Score rows and set the scores against their labels."""
     settings, is_pairs = settings or Settings(), rows[0].is_pair
     scale = None if is_pairs else scale_of([row.label for row in rows], settings.levels)
     async with AsyncRewardAgent(scorer, max_concurrency=max_concurrency) as agent:
@@ -343,6 +302,14 @@ async def calibrate(
     else:
         longer, margins, firsts = [a - b for a, b in lengths], [row.margin for row in kept], [row.first for row in kept]
         figures = pairwise_figures(Pairwise(labels, scores, margins, longer, firsts, clusters), settings)
+    differing = []
+    for one in kept:
+        share = one.row.label if scale is None else float(scale.shares(np.array(one.row.label)))
+        if not math.isclose(one.score, share, rel_tol=0.0, abs_tol=1e-12):
+            requests, reason = one.row.requests, _cut(one.reason)
+            prompt, texts = _cut(_last(requests[0], "user")), tuple(_cut(_last(request)) for request in requests)
+            known = (one.row.where, one.row.id, one.row.label, one.score, one.score - share)
+            differing.append(Disagreement(*known, prompt, texts, reason))
     return Calibration(
         rows=len(rows),
         unscored=dict(Counter(failure.failure_class for failure in broken)),
@@ -350,7 +317,7 @@ async def calibrate(
         clipped=sum(row.clipped for row in kept),
         scale=scale,
         figures=figures,
-        worst=_worst(kept, scale, worst),
+        worst=sorted(differing, key=lambda item: -abs(item.difference))[:worst],
     )
 
 
@@ -376,32 +343,16 @@ class _Row(NamedTuple):
             return cls(row, scores[0], scores[0], None, lengths, reason, clipped)
         if pairs == "judge":
             preference = (scores[0] + 1.0 - scores[1]) / 2.0
-            first = sum(map(_first, results)) / len(results)
+            firsts = []  # the shares of comparisons that the first place won
+            for result, score in zip(results, scores, strict=True):
+                one, other = result.metrics.get("won_as_first"), result.metrics.get("won_as_second")
+                # Only `pairwise_judge` reports them; by other rewards the rollout comes first.
+                firsts.append(score if one is None or other is None else (one.score + 1.0 - other.score) / 2.0)
+            first = sum(firsts) / len(firsts)
             return cls(row, preference, preference, first, lengths, reason, clipped)
         margin = results[0].score - results[1].score
         preference = 0.5 if margin == 0 else float(margin > 0)
         return cls(row, preference, margin, None, lengths, reason, 0)
-
-
-def _first(result: EvaluateResult) -> float:
-    """The share of comparisons that the first place won, as `pairwise_judge` reports; else the rollout came first."""
-    first, second = result.metrics.get("won_as_first"), result.metrics.get("won_as_second")
-    if first is None or second is None:
-        return min(1.0, max(0.0, result.score))
-    return (first.score + 1.0 - second.score) / 2.0
-
-
-def _worst(kept: Sequence[_Row], scale: LabelScale | None, count: int) -> list[Disagreement]:
-    found = []
-    for scored in kept:
-        row, score = scored.row, scored.score
-        share = row.label if scale is None else (row.label - scale.levels[0]) / (scale.levels[-1] - scale.levels[0])
-        if math.isclose(score, share, rel_tol=0.0, abs_tol=1e-12):
-            continue
-        prompt, answers = _cut(_last(row.requests[0], "user")), tuple(_cut(_last(one)) for one in row.requests)
-        texts = (prompt, answers, _cut(scored.reason))
-        found.append(Disagreement(row.where, row.id, row.label, score, score - share, *texts))
-    return sorted(found, key=lambda item: -abs(item.difference))[:count]
 
 
 def _last(request: ScoringRequest, role: str = "assistant") -> str:

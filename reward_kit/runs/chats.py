@@ -1,7 +1,7 @@
 """Episodes as chats for fine-tuning: `{"messages": […], "tools": […]}`, the line of a supervised chat file of OpenAI.
 
 The form is that of OpenAI's API reference ("The per-line training example of a fine-tuning input file for chat
-models"): roles system, developer, user, assistant and tool; a call is answered before anything else is said; the last
+models"): roles system, developer, user, assistant and tool; a call is answered before any other message; the last
 message is the assistant's. An episode that does not fit is refused with the reason; parts that do not fit are left out
 and named.
 
@@ -36,108 +36,34 @@ _PARTS = {"user": ("text", "image_url"), "assistant": ("text", "refusal")}
 
 
 class Unfit(RewardKitError):
-    """An episode that cannot be said in the format; the text is why."""
+    """An episode that does not fit the format; the text is the reason."""
 
 
 class Chat(NamedTuple):
-    """One episode.
-
-    Attributes:
-        messages: up to the last one of the assistant.
-        called: the names of the tools that it calls.
-        dropped: what of the messages has no place in the format, and how often.
-    """
+    """An episode as a chat."""
 
     messages: list[dict[str, Any]]
     called: frozenset[str]
     dropped: Counter[str]
 
     def line(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        """One line of the file, in ASCII.
-
-        Args:
-            tools: that the episode could call, in OpenAI's form.
-
-        Raises:
-            Unfit: it calls another one.
-        """
+        """Return the line of the file, in ASCII."""
         known = {tool["function"]["name"] for tool in tools}
         if unknown := sorted(self.called - known):
-            raise Unfit(f"calls {unknown[0]!r}, which is none of the tools")
+            raise Unfit(f"calls {unknown[0]!r}, which is not one of the tools")
         return json.dumps({"messages": self.messages, **({"tools": list(tools)} if tools else {})}) + "\n"
 
 
 def chat_of(messages: Sequence[Any]) -> Chat:
-    """The chat of an episode's stored messages.
-
-    Raises:
-        Unfit: they cannot be said in the format.
-    """
-    said = [from_json_value(message) for message in messages]
-    while said and said[-1].get("role") != "assistant":
-        said.pop()
-    if not said:
+    """Return the chat of an episode's stored messages."""
+    stored = [from_json_value(message) for message in messages]
+    while stored and stored[-1].get("role") != "assistant":
+        stored.pop()
+    if not stored:
         raise Unfit("has no message of the assistant")
-    dropped: Counter[str] = Counter({"messages after the last one of the assistant": len(messages) - len(said)})
-    chat = [_message(message, dropped) for message in said]
-    _check_answers(chat)
-    called = {call["function"]["name"] for message in chat for call in message.get("tool_calls") or ()}
-    return Chat(chat, frozenset(called), +dropped)
-
-
-def _message(message: Mapping[str, Any], dropped: Counter[str]) -> dict[str, Any]:
-    role = message.get("role")
-    if role not in _SPEAKERS or message.get("function_call"):
-        raise Unfit(
-            "uses function_call, which the format has no more" if role in _SPEAKERS else f"has the role {role!r}"
-        )
-    for key, value in message.items():
-        if key not in _KNOWN and value not in (None, [], {}):
-            dropped[key] += 1
-    made: dict[str, Any] = {"role": role}
-    calls = [_call(call) for call in message.get("tool_calls") or ()]
-    content = _content(role, message.get("content"))
-    if role == "tool":
-        return {**made, "tool_call_id": message.get("tool_call_id"), "content": content or ""}
-    if content is None and not calls:
-        raise Unfit(f"has a message of the {role} that says nothing")
-    if content is not None:
-        made["content"] = content
-    if message.get("name"):
-        made["name"] = message["name"]
-    return {**made, **({"tool_calls": calls} if calls else {})}
-
-
-def _content(role: str, content: Any) -> Any:
-    if content is None or isinstance(content, str):
-        return content
-    allowed = _PARTS.get(role, ("text",))
-    for part in content:
-        if part.get("type") not in allowed:
-            raise Unfit(f"has content of the type {part.get('type')!r} in a message of the {role}")
-    return content or None
-
-
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call.get("function") or {}
-    name, arguments = function.get("name"), function.get("arguments") or ""
-    if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
-        raise Unfit(f"calls a tool by the name {name!r}, which the format does not allow")
-    try:
-        is_object = isinstance(json.loads(arguments), dict)
-    except (TypeError, ValueError, RecursionError):
-        is_object = False
-    if not is_object:
-        raise Unfit(f"calls {name!r} with arguments that are no JSON object")
-    return {"id": call.get("id"), "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _check_answers(chat: Sequence[Mapping[str, Any]]) -> None:
-    """Each call is answered right after it, but for calls in the very last message, which are what is to be learned.
-
-    Raises:
-        Unfit: one is not, or there is an answer to no call.
-    """
+    dropped: Counter[str] = Counter({"messages after the last one of the assistant": len(messages) - len(stored)})
+    chat = [_message(message, dropped) for message in stored]
+    # Each call is answered right after it, but for calls in the very last message, which are what is to be learned.
     waiting: set[str] = set()
     for message in chat:
         if message["role"] == "tool":
@@ -151,6 +77,49 @@ def _check_answers(chat: Sequence[Mapping[str, Any]]) -> None:
         waiting = set(ids)
         if len(waiting) < len(ids) or not all(isinstance(one, str) and one for one in ids):
             raise Unfit("has calls without an id of their own")
+    called = {call["function"]["name"] for message in chat for call in message.get("tool_calls") or ()}
+    return Chat(chat, frozenset(called), +dropped)
+
+
+def _message(message: Mapping[str, Any], dropped: Counter[str]) -> dict[str, Any]:
+    role, content = message.get("role"), message.get("content")
+    if role not in _SPEAKERS:
+        raise Unfit(f"has the role {role!r}")
+    if message.get("function_call"):
+        raise Unfit("uses function_call, which the format has no more")
+    for key, value in message.items():
+        if key not in _KNOWN and value not in (None, [], {}):
+            dropped[key] += 1
+    calls = [_call(call) for call in message.get("tool_calls") or ()]
+    if content is not None and not isinstance(content, str):
+        for part in content:
+            if part.get("type") not in _PARTS.get(role, ("text",)):
+                raise Unfit(f"has content of the type {part.get('type')!r} in a message of the {role}")
+        content = content or None
+    if role == "tool":
+        return {"role": role, "tool_call_id": message.get("tool_call_id"), "content": content or ""}
+    if content is None and not calls:
+        raise Unfit(f"has a message of the {role} without content")
+    return {
+        "role": role,
+        **({"content": content} if content is not None else {}),
+        **({"name": message["name"]} if message.get("name") else {}),
+        **({"tool_calls": calls} if calls else {}),
+    }
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function") or {}
+    name, arguments = function.get("name"), function.get("arguments") or ""
+    if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
+        raise Unfit(f"calls a tool by the name {name!r}, which the format does not allow")
+    try:
+        is_object = isinstance(json.loads(arguments), dict)
+    except (TypeError, ValueError, RecursionError):
+        is_object = False
+    if not is_object:
+        raise Unfit(f"calls {name!r} with arguments that are not a JSON object")
+    return {"id": call.get("id"), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 Tools = Sequence[Mapping[str, Any]]
@@ -167,34 +136,23 @@ class FoundTools(NamedTuple):
 
 
 def tools_of_file(path: Path) -> Tools:
-    """The tools of a JSON file: a list of `{"type": "function", "function": {"name": …}}`.
-
-    Raises:
-        ConfigError: it cannot be read, or is no such list.
-    """
+    """The tools of a JSON file: a list of `{"type": "function", "function": {"name": …}}`."""
     try:
         tools = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"--tools {path}: {error}") from None
     form = 'a list of {"type": "function", "function": {"name", "description", "parameters"}}'
     if not isinstance(tools, list):
-        raise ConfigError(f"--tools {path} is no list; it is {form}")
+        raise ConfigError(f"--tools {path} is not a list; it is {form}")
     for place, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise ConfigError(f"--tools {path}: entry {place} is no tool; the file is {form}")
+            raise ConfigError(f"--tools {path}: entry {place} is not a tool; the file is {form}")
     return tools
 
 
 def tools_of_task(header: RunHeader) -> FoundTools:
-    """The tools that the task of a run offers at the beginning of its first sample.
-
-    Args:
-        header: of the run.
-
-    Raises:
-        ConfigError: the run has no task, or it cannot be loaded any more.
-    """
+    """The tools that the task of a run offers at the beginning of its first sample."""
     task_path = header.task_path or (header.rescored_from or {}).get("task_path")
     if task_path is None:
         raise ConfigError("these episodes call tools, and the run has no task that says which; give --tools FILE.json")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -26,7 +26,7 @@ _LARGEST = 1e99  # of which differences, and squares of sums of them, are finite
 
 
 class SampleScores(NamedTuple):
-    """One sample's scored episodes: their mean, how many there are, and how many of them passed."""
+    """The scored episodes of a sample: their mean, how many there are, and how many of them passed."""
 
     mean: float
     scored: int
@@ -40,7 +40,7 @@ class SampleScores(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One policy of one run.
+    """A policy of a run.
 
     Attributes:
         path: the folder of the run.
@@ -52,7 +52,7 @@ class Side:
         samples: of each sample that has a score, by its id.
         unscored: the samples none of whose episodes has a score.
         rollouts: of each sample the score of each rollout, by its id; None where it has none.
-        starts: of each sample the states that its episodes began in, where an environment told them.
+        starts: of each sample the states that its episodes began in, if the environment reports them.
         is_unit: whether every score is between 0 and 1.
         scorers: what scored, each as its id and the beginning of its hash.
         unfinished: how many episodes of the run are missing.
@@ -82,15 +82,6 @@ def read_sides(runs: Sequence[Path], policies: Sequence[str] = ()) -> list[Side]
     """Read the sides of a comparison, the baseline first.
 
     Of several runs each is one side, or one for each of `policies` that it has. Of one run alone each policy is one.
-
-    Args:
-        runs: their folders.
-        policies: the ones to compare, in this order; all, where each run has one or there is one run alone.
-
-    Raises:
-        ConfigError: a folder is not that of a run with episodes, a policy is not known, a run has several and none is
-            chosen, or there are fewer than two sides.
-        StoreError: a file of a run is damaged; the message names it.
     """
     if len({run.resolve() for run in runs}) < len(runs):
         raise ConfigError("a run is named twice; a comparison of a run with itself says nothing")
@@ -106,7 +97,21 @@ def read_sides(runs: Sequence[Path], policies: Sequence[str] = ()) -> list[Side]
         sides += [of_run[name] for name in chosen]
     if len(sides) < 2:
         raise ConfigError(f"{runs[0]} is one run of one policy; name another run to compare it with")
-    return _labelled(sides)
+    # The shortest names that tell them apart.
+    folders = [side.path.resolve().name for side in sides]
+    words, common = [name.split("-") for name in folders], 0
+    # Without the words, such as the task's, that the names of all folders begin with.
+    while all(len(parts) > common + 1 and parts[common] == words[0][common] for parts in words):
+        common += 1
+    short = ["-".join(parts[common:]) for parts in words] if len(set(folders)) > 1 else folders
+    names = (
+        [side.policy for side in sides],
+        short,
+        [f"{side.policy} of {run}" for side, run in zip(sides, short, strict=True)],
+        [f"{side.policy} of {side.path}" for side in sides],
+    )
+    chosen = next(labels for labels in names if len(set(labels)) == len(sides))
+    return [replace(side, label=label) for side, label in zip(sides, chosen, strict=True)]
 
 
 def _sides_of(path: Path) -> dict[str, Side]:
@@ -168,26 +173,8 @@ def _sample_scores(rollouts: Mapping[str, float | None], threshold: float) -> Sa
     return SampleScores(mean_of(scores), len(scores), sum(score >= threshold for score in scores)) if scores else None
 
 
-def _labelled(sides: Sequence[Side]) -> list[Side]:
-    """The sides with the shortest names that tell them apart."""
-    folders = [side.path.resolve().name for side in sides]
-    words, common = [name.split("-") for name in folders], 0
-    # Without the words, such as the task's, that the names of all folders begin with.
-    while all(len(parts) > common + 1 and parts[common] == words[0][common] for parts in words):
-        common += 1
-    runs = ["-".join(parts[common:]) for parts in words] if len(set(folders)) > 1 else folders
-    names = (
-        [side.policy for side in sides],
-        runs,
-        [f"{side.policy} of {run}" for side, run in zip(sides, runs, strict=True)],
-        [f"{side.policy} of {side.path}" for side in sides],
-    )
-    chosen = next(labels for labels in names if len(set(labels)) == len(sides))
-    return [replace(side, label=label) for side, label in zip(sides, chosen, strict=True)]
-
-
 class SamplePair(NamedTuple):
-    """One sample in both runs."""
+    """A sample in both runs."""
 
     sample_id: str
     baseline: SampleScores
@@ -208,16 +195,7 @@ class SamplePair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """The samples of two sides that are compared.
-
-    Attributes:
-        samples: by name.
-        by: whether a sample's mean is of the rollouts that both scored, or of all that each scored.
-        is_rescoring: whether both scored the very same episodes.
-        rollouts: how many have a score in both; 0 where samples are paired.
-        single_rollouts: how many of the samples that both scored have one in one run only, and count in neither.
-        without_rollout: how many of those samples have none that both scored.
-    """
+    """The samples of two sides that are compared."""
 
     samples: Sequence[SamplePair]
     by: Literal["rollout", "sample"] = "sample"
@@ -271,7 +249,7 @@ _SEED_TELLS = (
 
 
 class Mismatch(NamedTuple):
-    """One thing that differs; `told` is a sentence for readers.
+    """A difference of two runs; `told` is a sentence for readers.
 
     `what` is dataset, reward, pass_threshold, task, task_keys, files, seed, starts or version.
     """
@@ -283,57 +261,53 @@ class Mismatch(NamedTuple):
 
 
 def mismatches(baseline: Side, side: Side) -> list[Mismatch]:
-    """The differences of two runs besides their policies, the gravest first; none within one run."""
+    """Return the differences of two runs apart from their policies, the gravest first; none within one run."""
+    found: list[Mismatch] = []
     if baseline.path == side.path:
-        return []
-    return list(_mismatches(baseline, side))
-
-
-def _mismatches(baseline: Side, side: Side) -> Iterator[Mismatch]:
+        return found
     one, other = baseline.header, side.header
+
+    def add(what: str, before: Any, now: Any, text: str) -> None:
+        found.append(Mismatch(what, before, now, text))
+
     datasets = (one.digests.get("dataset"), other.digests.get("dataset"))
     if datasets[0] is not None and datasets[1] is not None and datasets[0] != datasets[1]:
-        told = f"the dataset differs (SHA-256 {datasets[0][:_SHORT]}… and {datasets[1][:_SHORT]}…)"
-        yield Mismatch("dataset", *datasets, f"{told}: samples of one name may be different questions")
+        text = f"the dataset differs (SHA-256 {datasets[0][:_SHORT]}… and {datasets[1][:_SHORT]}…)"
+        add("dataset", *datasets, f"{text}: samples of one name may be different questions")
     scorers = (sorted(baseline.scorers), sorted(side.scorers))
     if scorers[0] != scorers[1] and all(scorers):
-        told = f"the reward differs ({', '.join(scorers[0])} and {', '.join(scorers[1])})"
-        yield Mismatch("reward", *scorers, f"{told}: scores may not mean the same")
+        text = f"the reward differs ({', '.join(scorers[0])} and {', '.join(scorers[1])})"
+        add("reward", *scorers, f"{text}: scores may not mean the same")
     if baseline.pass_threshold != side.pass_threshold:
         thresholds = f"{baseline.pass_threshold:g} and {side.pass_threshold:g}"
-        told = f"the pass_threshold differs ({thresholds}): each run's own decides what passes"
-        yield Mismatch("pass_threshold", baseline.pass_threshold, side.pass_threshold, told)
+        text = f"the pass_threshold differs ({thresholds}): each run's own decides what passes"
+        add("pass_threshold", baseline.pass_threshold, side.pass_threshold, text)
     if one.task_name != other.task_name:
-        told = f"the task differs ({one.task_name} and {other.task_name})"
-        yield Mismatch("task", one.task_name, other.task_name, told)
+        add("task", one.task_name, other.task_name, f"the task differs ({one.task_name} and {other.task_name})")
     # Transcripts that were scored do not say what they were collected by.
     if one.task_path is not None and other.task_path is not None:
         if keys := _differing(one.task, other.task, _COMPARED | _HARMLESS):
-            told = f"the task files differ in {', '.join(keys)}"
-            yield Mismatch("task_keys", _only(one.task, keys), _only(other.task, keys), told)
+            before, now = ({key: each.task.get(key) for key in keys} for each in (one, other))
+            add("task_keys", before, now, f"the task files differ in {', '.join(keys)}")
         if names := _differing(one.digests, other.digests, _OWN_LINES):
-            told = f"files of the tasks differ: {', '.join(names)}"
-            yield Mismatch("files", _only(one.digests, names), _only(other.digests, names), told)
+            before, now = ({name: each.digests.get(name) for name in names} for each in (one, other))
+            add("files", before, now, f"files of the tasks differ: {', '.join(names)}")
         if one.seed != other.seed:
-            told = f"the seed differs ({one.seed} and {other.seed}): {_SEED_TELLS}"
-            yield Mismatch("seed", one.seed, other.seed, told)
+            add("seed", one.seed, other.seed, f"the seed differs ({one.seed} and {other.seed}): {_SEED_TELLS}")
     known = baseline.starts.keys() & side.starts.keys()  # as far as environments report the state that they began in
     if others := sorted(name for name in known if not baseline.starts[name] & side.starts[name]):
         of = f"{len(others):,} of {len(known):,} samples began in another state than in the baseline"
-        told = f"{of}, such as {others[0]}: these are other problems of one name, and the pairing says less"
-        before, now = ({name: sorted(each.starts[name]) for name in others} for each in (baseline, side))
-        yield Mismatch("starts", before, now, told)
+        text = f"{of}, such as {others[0]}: these are other problems of one name, and the pairing says less"
+        first, second = ({name: sorted(each.starts[name]) for name in others} for each in (baseline, side))
+        add("starts", first, second, text)
     versions = (one.versions.get("reward_kit"), other.versions.get("reward_kit"))
     if versions[0] != versions[1]:
-        yield Mismatch("version", *versions, f"the version of reward-kit differs ({versions[0]} and {versions[1]})")
+        add("version", *versions, f"the version of reward-kit differs ({versions[0]} and {versions[1]})")
+    return found
 
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any], without: set[str]) -> list[str]:
     return sorted(key for key in (one.keys() | other.keys()) - without if one.get(key) != other.get(key))
-
-
-def _only(given: Mapping[str, Any], keys: list[str]) -> dict[str, Any]:
-    return {key: given.get(key) for key in keys}
 
 
 CONFIDENCE = 0.95
@@ -408,13 +382,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The baseline, and every other run beside it.
-
-    Attributes:
-        baseline: the first side.
-        differences: of the others, in order.
-        seed: of what was drawn.
-    """
+    """The baseline, and every other run beside it."""
 
     baseline: Side
     differences: Sequence[Difference]
@@ -427,15 +395,7 @@ class Comparison:
 
 
 def compare(sides: Sequence[Side], seed: int = 0) -> Comparison:
-    """Set every side beside the first.
-
-    Args:
-        sides: two or more.
-        seed: of the bootstrap, and of permutations where there are too many to try all.
-
-    Raises:
-        ConfigError: a side has no sample with a score in common with the first.
-    """
+    """Set every side beside the first."""
     baseline, *others = sides
     found = [_difference(baseline, side, seed) for side in others]
     p_values = [difference.figures.permutation.p for difference in found]
@@ -447,15 +407,34 @@ def _difference(baseline: Side, side: Side, seed: int) -> Difference:
     pairing = paired(baseline, side)
     pairs = pairing.samples
     if not pairs:
-        raise ConfigError(_why_nothing_is_common(baseline, side))
+        one, other = ({*each.samples, *each.unscored} for each in (baseline, side))
+        text = f"{side.label} and the baseline {baseline.label} have no sample in common that has a score in both"
+        if shared := baseline.samples.keys() & side.samples.keys():
+            text += f": of {len(shared)} that both scored, each rollout is unscored in one of them"
+        elif shared := one & other:
+            text += f": of {len(shared)} that both ran, each is unscored in one of them"
+        else:
+            first, second = (
+                ", ".join(map(repr, sorted(each)[:3])) + (f" and {len(each) - 3} more" if len(each) > 3 else "")
+                for each in (other, one)
+            )
+            text += f": the one has {first}, the other {second}; compare runs of the same dataset"
+        raise ConfigError(text)
     figures = paired_figures(
         [pair.difference for pair in pairs], reach=1.0 if baseline.is_unit and side.is_unit else None, seed=seed
     )
     flips = [pair.flip for pair in pairs]
+    ours, theirs = ({*each.samples, *each.unscored} for each in (baseline, side))
     return Difference(
         side=side,
         pairing=pairing,
-        left_out=_left_out(baseline, side, pairing),
+        left_out=LeftOut(
+            unscored_in_baseline=len(baseline.unscored & theirs),
+            unscored_in_run=len(side.unscored & ours),
+            only_in_baseline=len(ours - theirs),
+            only_in_run=len(theirs - ours),
+            no_rollout_in_both=pairing.without_rollout,
+        ),
         baseline_mean=mean_of([pair.baseline.mean for pair in pairs]),
         run_mean=mean_of([pair.run.mean for pair in pairs]),
         figures=figures,
@@ -464,32 +443,6 @@ def _difference(baseline: Side, side: Side, seed: int) -> Difference:
         p_bh=figures.permutation.p,
         mismatches=mismatches(baseline, side),
     )
-
-
-def _left_out(baseline: Side, side: Side, pairing: Pairing) -> LeftOut:
-    one, other = ({*each.samples, *each.unscored} for each in (baseline, side))
-    return LeftOut(
-        unscored_in_baseline=len(baseline.unscored & other),
-        unscored_in_run=len(side.unscored & one),
-        only_in_baseline=len(one - other),
-        only_in_run=len(other - one),
-        no_rollout_in_both=pairing.without_rollout,
-    )
-
-
-def _why_nothing_is_common(baseline: Side, side: Side) -> str:
-    one, other = ({*each.samples, *each.unscored} for each in (baseline, side))
-    told = f"{side.label} and the baseline {baseline.label} have no sample in common that has a score in both"
-    if shared := baseline.samples.keys() & side.samples.keys():
-        return f"{told}: of {len(shared)} that both scored, each rollout is unscored in one of them"
-    if shared := one & other:
-        return f"{told}: of {len(shared)} that both ran, each is unscored in one of them"
-    return f"{told}: the one has {_examples(other)}, the other {_examples(one)}; compare runs of the same dataset"
-
-
-def _examples(samples: set[str]) -> str:
-    names = sorted(samples)
-    return ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
@@ -574,7 +527,7 @@ def _pair_to_json(pair: SamplePair) -> dict[str, Any]:
 
 
 class Gate(NamedTuple):
-    """One gate on one run; `told` is the reason in words."""
+    """A gate on a run; `told` is the reason in words."""
 
     gate: str
     run: str
@@ -583,24 +536,23 @@ class Gate(NamedTuple):
 
 
 def regression_gates(comparison: Comparison, margin: float) -> list[Gate]:
-    """A gate for each run but the baseline, which fails if its interval shows a loss of more than `margin`.
+    """Return a gate for each run but the baseline, which fails if its interval shows a loss of more than `margin`.
 
-    It does where the upper bound of the difference (run less baseline, 95%) is below -`margin`. Without such a loss
-    that comes about once in forty times. A difference without an interval fails, since it cannot be told.
+    It does if the upper bound of the difference (run less baseline, 95%) is below -`margin`. Without such a loss that
+    comes about once in forty times. A difference without an interval fails, since nothing is known of it.
     """
-    return [_regression(difference, comparison.baseline, margin) for difference in comparison.differences]
-
-
-def _regression(difference: Difference, baseline: Side, margin: float) -> Gate:
-    label, high = difference.side.label, difference.figures.interval.high
-    beyond = f" by more than {margin:g}" if margin else ""
-    if high is None:
-        told = f"one common sample gives no interval, so whether {label} is worse than {baseline.label} is not known"
-        return Gate("fail-on-regression", label, True, told)
-    is_worse = high < -margin
-    found = f"the difference is {signed(difference.figures.interval.mean)}, and at most {signed(high)}"
-    told = f"{label} is {'' if is_worse else 'not shown to be '}worse than {baseline.label}{beyond}: {found}"
-    return Gate("fail-on-regression", label, is_worse, told)
+    gates = []
+    for difference in comparison.differences:
+        label, interval = difference.side.label, difference.figures.interval
+        base, beyond = comparison.baseline.label, f" by more than {margin:g}" if margin else ""
+        is_worse = interval.high is None or interval.high < -margin
+        if interval.high is None:
+            text = f"one common sample gives no interval, so whether {label} is worse than {base} is not known"
+        else:
+            text = f"{label} is {'' if is_worse else 'not shown to be '}worse than {base}{beyond}: the difference is "
+            text += f"{signed(interval.mean)}, and at most {signed(interval.high)}"
+        gates.append(Gate("fail-on-regression", label, is_worse, text))
+    return gates
 
 
 def under_gate(side: Side, least: float, *, by_lower_bound: bool = False) -> Gate:
@@ -610,10 +562,5 @@ def under_gate(side: Side, least: float, *, by_lower_bound: bool = False) -> Gat
     value = None if interval is None else interval.low if by_lower_bound else interval.mean
     if value is None:
         return Gate("fail-under", side.label, True, f"the {what} of {side.label} is not known")
-    told = f"the {what} of {side.label} is {figure(value)}, {'below' if value < least else 'not below'} {least:g}"
-    return Gate("fail-under", side.label, value < least, told)
-
-
-def failed(gates: Sequence[Gate]) -> list[Gate]:
-    """Those that fell."""
-    return [gate for gate in gates if gate.failed]
+    text = f"the {what} of {side.label} is {figure(value)}, {'below' if value < least else 'not below'} {least:g}"
+    return Gate("fail-under", side.label, value < least, text)

@@ -1,8 +1,8 @@
-"""The comparison in a terminal: a column for each run, what can be said of it, and the samples that flipped."""
+"""The comparison in a terminal: a column for each run, the conclusion on it, and the samples that flipped."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reward_kit.display_text import shown
-from reward_kit.runs.comparison import Comparison, Difference, SamplePair, Side
+from reward_kit.runs.comparison import Comparison, Difference, Side
 from reward_kit.runs.display import difference_text, figure, interval_text
 
 _NAMES_SHOWN = 10
@@ -38,10 +38,18 @@ def lines(comparison: Comparison) -> list[tuple[str, list[str]]]:
     """The rows of the table: a name, and a cell for each run."""
     sides, differences = comparison.sides, comparison.differences
     corrected = len(differences) > 1
+    # Means of the common samples, if they are others than those of all episodes.
+    means = [
+        (side.summary.score, mean)
+        for each in differences
+        for side, mean in ((comparison.baseline, each.baseline_mean), (each.side, each.run_mean))
+    ]
+    are_others = any(interval is None or abs(mean - interval.mean) > _SEEN for interval, mean in means)
+    common = [f"{figure(each.run_mean)} (baseline {figure(each.baseline_mean)})" for each in differences]
     rows = [
         ("mean score", [interval_text(side.summary.score) for side in sides]),
         ("common samples", ["", *(f"{len(each.pairs):,}" for each in differences)]),
-        *_on_common_samples(comparison),
+        *([("mean of these", ["", *common])] if are_others else []),
         ("difference", ["", *(difference_text(each.figures.interval) for each in differences)]),
         ("p (permutation)", ["", *(p_text(each.figures.permutation.p) for each in differences)]),
         *([("p, corrected (Holm)", ["", *(p_text(each.p_holm) for each in differences)])] if corrected else []),
@@ -57,19 +65,6 @@ def lines(comparison: Comparison) -> list[tuple[str, list[str]]]:
     return rows
 
 
-def _on_common_samples(comparison: Comparison) -> list[tuple[str, list[str]]]:
-    """Means of the common samples, where they are others than those of all episodes."""
-    differences = comparison.differences
-    if not any(
-        side.summary.score is None or abs(mean - side.summary.score.mean) > _SEEN
-        for each in differences
-        for side, mean in ((comparison.baseline, each.baseline_mean), (each.side, each.run_mean))
-    ):
-        return []
-    told = [f"{figure(each.run_mean)} (baseline {figure(each.baseline_mean)})" for each in differences]
-    return [("mean of these", ["", *told])]
-
-
 def sentence(comparison: Comparison, difference: Difference) -> str:
     """The conclusion on a run in one sentence."""
     label, base = difference.side.label, comparison.baseline.label
@@ -83,8 +78,8 @@ def sentence(comparison: Comparison, difference: Difference) -> str:
     return f"no difference between {label} and {base} is shown: {found}"
 
 
-def left_out_text(difference: Difference) -> str | None:
-    """The samples that are not compared; None if all are."""
+def _left_out_text(difference: Difference) -> str | None:
+    """Return the samples that are not compared; None if all are."""
     left = difference.left_out
     parts = [
         (left.unscored_in_baseline, "unscored in the baseline"),
@@ -93,56 +88,49 @@ def left_out_text(difference: Difference) -> str | None:
         (left.only_in_run, "in the run only"),
         (left.no_rollout_in_both, "without a rollout that both scored"),
     ]
-    told = ", ".join(f"{count:,} {what}" for count, what in parts if count)
-    return f"{difference.side.label}: samples that are left out: {told}" if told else None
+    text = ", ".join(f"{count:,} {what}" for count, what in parts if count)
+    return f"{difference.side.label}: samples that are left out: {text}" if text else None
 
 
-def paired_text(difference: Difference) -> str | None:
-    """The reason why rollouts are paired, and how many count; None if there is nothing to add."""
+def _paired_text(difference: Difference) -> str | None:
+    """Return why rollouts are paired, and how many count; None if there is nothing to add."""
     pairing = difference.pairing
     if not pairing.is_rescoring and not pairing.single_rollouts:
         return None
     why = "the same episodes are scored in both" if pairing.is_rescoring else "both runs have the same rollouts"
-    told = f"{difference.side.label}: {why}, so they are paired by rollout: {pairing.rollouts:,} have a score in both"
+    text = f"{difference.side.label}: {why}, so they are paired by rollout: {pairing.rollouts:,} have a score in both"
     if pairing.single_rollouts:
-        told += f"; {pairing.single_rollouts:,} have one in one run only, and count in neither"
-    return told
+        text += f"; {pairing.single_rollouts:,} have one in one run only, and count in neither"
+    return text
 
 
 def _below(comparison: Comparison, difference: Difference) -> list[str]:
-    told = [sentence(comparison, difference)]
-    told += [line for way in ("won", "lost") if (line := _named(way, difference.flipped(way)))]
-    return [shown(line, _LINE_LENGTH) for line in told]
-
-
-def _named(way: str, pairs: Sequence[SamplePair]) -> str | None:
-    if not pairs:
-        return None
-    names = ", ".join(shown(pair.sample_id, _NAME_LENGTH) for pair in pairs[:_NAMES_SHOWN])
-    more = f" and {len(pairs) - _NAMES_SHOWN:,} more" if len(pairs) > _NAMES_SHOWN else ""
-    return f"  {way} ({len(pairs):,}): {names}{more}"
+    texts = [sentence(comparison, difference)]
+    ways: tuple[Literal["won", "lost"], ...] = ("won", "lost")
+    for way in ways:
+        if pairs := difference.flipped(way):
+            names = ", ".join(shown(pair.sample_id, _NAME_LENGTH) for pair in pairs[:_NAMES_SHOWN])
+            more = f" and {len(pairs) - _NAMES_SHOWN:,} more" if len(pairs) > _NAMES_SHOWN else ""
+            texts.append(f"  {way} ({len(pairs):,}): {names}{more}")
+    return [shown(text, _LINE_LENGTH) for text in texts]
 
 
 def notes_of(comparison: Comparison) -> list[str]:
-    """The limits of the figures, shown beside them."""
-    return [shown(note, _LINE_LENGTH) for note in _notes(comparison)]
-
-
-def _notes(comparison: Comparison) -> Iterable[str]:
+    """Return the limits of the figures, shown beside them."""
+    notes = []
     for difference in comparison.differences:
-        for mismatch in difference.mismatches:
-            yield f"{difference.side.label}: {mismatch.told}"
-        if told := paired_text(difference):
-            yield told
-        if told := left_out_text(difference):
-            yield told
+        notes += [f"{difference.side.label}: {mismatch.told}" for mismatch in difference.mismatches]
+        notes += [text for text in (_paired_text(difference), _left_out_text(difference)) if text is not None]
     for side in comparison.sides:
+        summary = side.summary
         if side.unfinished:
-            yield f"{side.label}: {side.unfinished:,} episodes of the run are missing"
-        if unscored := side.summary.episodes - side.summary.scored:
-            yield f"{side.label}: {unscored:,} of {side.summary.episodes:,} episodes are unscored, and in no average"
+            notes.append(f"{side.label}: {side.unfinished:,} episodes of the run are missing")
+        if unscored := summary.episodes - summary.scored:
+            counts = f"{unscored:,} of {summary.episodes:,} episodes are unscored"
+            notes.append(f"{side.label}: {counts}, and in no average")
         if len(side.scorers) > 1:
-            yield f"{side.label}: its scores are of several rewards: {', '.join(sorted(side.scorers))}"
+            notes.append(f"{side.label}: its scores are of several rewards: {', '.join(sorted(side.scorers))}")
+    return [shown(note, _LINE_LENGTH) for note in notes]
 
 
 def p_text(p: float) -> str:

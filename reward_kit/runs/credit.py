@@ -11,8 +11,7 @@ import heapq
 import json
 import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +27,7 @@ from reward_kit.models import EvaluateResult
 from reward_kit.reward_agent.scoring import Scored
 from reward_kit.rl_processing import Aligned, CreditAssigner, CreditBatch
 from reward_kit.runs.files import read_json, write_atomically
-from reward_kit.runs.run_folder import RunStore, placed_episodes, read_credit, read_scores
+from reward_kit.runs.run_folder import RunFolder, placed_episodes, read_credit, read_scores
 from reward_kit.runs.tasks import assigner_of
 from reward_kit.task_parts import CreditModel
 from reward_kit.validation import describe_validation_error
@@ -39,12 +38,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class RunCredit:
-    """The result of assigning credit to a run.
-
-    Attributes:
-        section: `credit` of `summary.json`: the estimator, all its options, the scores it read and the diagnostics.
-        offsets: where the line of each episode begins in `episodes.jsonl`.
-    """
+    """The result of assigning credit to a run."""
 
     section: Mapping[str, Any]
     offsets: Mapping[str, int]
@@ -56,34 +50,23 @@ class RunCredit:
 
 
 def assign_credit(path: Path, credit: CreditModel) -> RunCredit:
-    """Write the `credit.jsonl` of the run at `path`, in place of an earlier one.
-
-    Args:
-        path: the run, open in no other process.
-        credit: the estimator and its options.
-
-    Raises:
-        ConfigError: the estimator refuses its options or these episodes, or none of them is scored.
-        StoreError: a file of the run is damaged or cannot be written.
-    """
+    """Write the `credit.jsonl` of the run at `path`, in place of an earlier one."""
     assigner = assigner_of(credit)
     stored = _stored(path, assigner)
     if all(episode.aligned.score is None for episode in stored):
         raise ConfigError(f"none of the {len(stored)} episodes in {path} is scored, so no step can be credited")
     batch = assigner.advantages(CreditBatch.of(episode.aligned for episode in stored))
-    write_atomically(path / FILE, map(_line, batch.rows()))
+    lines = ({"schema_version": SCHEMA_VERSION, **row} for row in batch.rows())
+    texts = (json.dumps(line, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n" for line in lines)
+    write_atomically(path / FILE, texts)
     section = _section(assigner, batch, stored)
     return RunCredit(section, {episode.aligned.rollout_id: episode.offset for episode in stored})
 
 
 def write_section(path: Path, credit: RunCredit) -> None:
-    """Put the `credit` section into the run's `summary.json`; the rest of it stays.
-
-    Raises:
-        StoreError: it is damaged or cannot be written.
-    """
+    """Put the `credit` section into the run's `summary.json`; the rest of it stays."""
     summary = read_json(path / "summary.json") if (path / "summary.json").exists() else {"schema_version": 1}
-    RunStore(path).write_summary({"policies": [], **summary, "credit": credit.section})
+    RunFolder(path).write_summary({"policies": [], **summary, "credit": credit.section})
 
 
 def settings_of(path: Path) -> CreditModel | None:
@@ -92,32 +75,19 @@ def settings_of(path: Path) -> CreditModel | None:
         section = read_json(path / "summary.json").get("credit")
         if section is None:
             return None
-        told = {key: section[key] for key in ("estimator", "step_rewards")}
-        return CreditModel.model_validate({**section["options"], **told})
+        own = {key: section[key] for key in ("estimator", "step_rewards")}
+        return CreditModel.model_validate({**section["options"], **own})
     except (StoreError, KeyError, TypeError, pydantic.ValidationError):  # missing or damaged: it will be replaced
         return None
 
 
 def scores_digest(path: Path, credit: CreditModel) -> str:
-    """The `scores_sha256` that credit of the run's present scores has.
-
-    Args:
-        path: the run.
-        credit: the settings with which its steps were credited.
-
-    Raises:
-        ConfigError: the settings are of no estimator.
-        StoreError: a file of the run is damaged.
-    """
+    """The `scores_sha256` that credit of the run's present scores has."""
     return _digest(_stored(path, assigner_of(credit), keeps_steps=False))
 
 
 def headline(section: Mapping[str, Any]) -> str:
-    """The credit of a run in one line: which estimator, how many steps, and how many of them share their state.
-
-    Args:
-        section: `credit` of `summary.json`.
-    """
+    """The credit of a run in one line: which estimator, how many steps, and how many of them share their state."""
     weights = {key: section["options"].get(key) for key in ("omega", "step_weight", "gamma")}
     shown = ", ".join(f"{key} {value:g}" for key, value in weights.items() if value is not None)
     share = section["diagnostics"].get("peer_share")
@@ -127,20 +97,11 @@ def headline(section: Mapping[str, Any]) -> str:
 
 
 def extreme_steps(path: Path, count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The lines of the best and of the worst steps by A, at most `count` each; no step is both, nor one of A = 0.
-
-    Raises:
-        StoreError: the run's `credit.jsonl` is damaged.
-    """
+    """The lines of the best and of the worst steps by A, at most `count` each; no step is both, nor one of A = 0."""
     key = operator.itemgetter("A")
     best = heapq.nlargest(count, (row for row in read_credit(path) if (row["A"] or 0.0) > 0.0), key=key)
     worst = heapq.nsmallest(count, (row for row in read_credit(path) if (row["A"] or 0.0) < 0.0), key=key)
     return best, worst
-
-
-def _line(row: Mapping[str, Any]) -> bytes:
-    text = json.dumps({"schema_version": SCHEMA_VERSION, **row}, separators=(",", ":"), allow_nan=False)
-    return text.encode("ascii") + b"\n"
 
 
 # Reading
@@ -158,34 +119,30 @@ class _StoredEpisode(NamedTuple):
 def _stored(path: Path, assigner: CreditAssigner, *, keeps_steps: bool = True) -> list[_StoredEpisode]:
     """The episodes of a run with their base rewards and scores, a group after the other.
 
-    One that the run's budget cut off is no result, and is left out.
+    An episode that the run's budget cut off is not a result, and is left out.
     """
     scores = {(score["rollout_id"], attempt_of(score)): score for score in read_scores(path)}
-    is_lean = _reads_recorded_keys(assigner)
+    state_hash = assigner.options.get("state_hash")
+    name = state_hash.get("name") if isinstance(state_hash, Mapping) else state_hash
+    is_lean = name in (None, "state_key")  # states are identified by the keys that resources gave, or not at all
     latest = LatestAttempts[_StoredEpisode | None]()
     for number, (offset, record) in enumerate(placed_episodes(path), 1):
         rollout_id, attempt = record["rollout_id"], attempt_of(record)
         if latest.is_outdated(rollout_id, attempt):
             continue
         scored, found = _scored(path, rollout_id, scores.get((rollout_id, attempt))), None
-        with _told_of_line(f"{path / 'episodes.jsonl'}:{number}"):
-            if record["stop_reason"] != StopReason.RUN_LIMIT:
-                aligned = assigner.align_one(episode_from_record(_lean(record) if is_lean else record), scored)
-                aligned = aligned if keeps_steps else aligned._replace(steps=[])
-                found = _StoredEpisode(aligned, attempt, record["rollout_index"] or 0, offset)
+        place = f"{path / 'episodes.jsonl'}:{number}"
+        try:
+            with boundary(StoreError, f"{place}: it cannot be read as an episode"):
+                if record["stop_reason"] != StopReason.RUN_LIMIT:
+                    aligned = assigner.align_one(episode_from_record(_lean(record) if is_lean else record), scored)
+                    aligned = aligned if keeps_steps else aligned._replace(steps=[])
+                    found = _StoredEpisode(aligned, attempt, record["rollout_index"] or 0, offset)
+        except EpisodeError as error:
+            raise StoreError(f"{place}: {error}") from None
         latest.put(rollout_id, attempt, found)
     stored = [episode for episode in latest.values() if episode is not None]
     return sorted(stored, key=lambda one: (one.aligned.group_id, one.rollout_index, one.aligned.rollout_id))
-
-
-@contextmanager
-def _told_of_line(place: str) -> Iterator[None]:
-    """Report the error of a damaged record with its line."""
-    try:
-        with boundary(StoreError, f"{place}: it cannot be read as an episode"):
-            yield
-    except EpisodeError as error:
-        raise StoreError(f"{place}: {error}") from None
 
 
 def _scored(path: Path, rollout_id: str, record: Mapping[str, Any] | None) -> Scored:
@@ -203,16 +160,9 @@ def _scored(path: Path, rollout_id: str, record: Mapping[str, Any] | None) -> Sc
             )
     except StoreError as error:
         if isinstance(error.__cause__, pydantic.ValidationError):
-            told = "; ".join(describe_validation_error(error.__cause__))
-            raise StoreError(f"{place}: result: {told}") from None
+            problems = "; ".join(describe_validation_error(error.__cause__))
+            raise StoreError(f"{place}: result: {problems}") from None
         raise
-
-
-def _reads_recorded_keys(assigner: CreditAssigner) -> bool:
-    """True if states are identified by the keys that resources gave, or not at all."""
-    state_hash = assigner.options.get("state_hash")
-    name = state_hash.get("name") if isinstance(state_hash, Mapping) else state_hash
-    return name in (None, "state_key")
 
 
 def _lean(record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -236,7 +186,7 @@ def _lean(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _plain(info: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers, flags and names among the infos; not what tools and users said."""
+    """Return the numbers, flags and names among the infos, not the texts of tools and users."""
     return {key: value for key, value in info.items() if not isinstance(value, dict | list) or TAG in value}
 
 

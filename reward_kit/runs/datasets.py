@@ -20,16 +20,7 @@ _TOO_DEEP = f"a value is nested more than {NESTING} levels deep"
 def read_samples(
     definition: TaskDefinitionModel, folder: Path, rows: Sequence[Mapping[str, Any]] | None = None
 ) -> Iterator[Sample]:
-    """The task's samples in dataset order; without a dataset, the task itself.
-
-    Args:
-        definition: of the task.
-        folder: what its dataset's path is relative to.
-        rows: the dataset itself, of a task that was made in Python.
-
-    Raises:
-        ConfigError: the dataset has no rows, two rows have one id, or a row cannot be read.
-    """
+    """The task's samples in dataset order; without a dataset, the task itself."""
     if rows is not None:
         placed: Iterable[tuple[str, dict[str, Any]]] = ((f"dataset[{i}]", dict(row)) for i, row in enumerate(rows))
     elif definition.dataset_path is not None:
@@ -39,7 +30,11 @@ def read_samples(
         return
     seen: dict[str, str] = {}
     for where, row in placed:
-        sample = _sample(row, where, len(seen), definition)
+        config = row.get("resource_config") or {}
+        if not isinstance(config, Mapping):
+            raise ConfigError(f"{where}: resource_config is {kind_of(config)}, not a mapping")
+        truth = row.get("ground_truth", definition.ground_truth)
+        sample = Sample(str(row.get("id", f"sample-{len(seen)}")), row, truth, config, where)
         if sample.id in seen:
             raise ConfigError(f"{where}: sample id {sample.id!r} is used already at {seen[sample.id]}")
         seen[sample.id] = where
@@ -48,23 +43,11 @@ def read_samples(
         raise ConfigError(f"dataset {folder / definition.dataset_path} has no rows")
 
 
-def _sample(row: dict[str, Any], where: str, index: int, definition: TaskDefinitionModel) -> Sample:
-    config = row.get("resource_config") or {}
-    if not isinstance(config, Mapping):
-        raise ConfigError(f"{where}: resource_config is {kind_of(config)}, not a mapping")
-    ground_truth = row.get("ground_truth", definition.ground_truth)
-    return Sample(str(row.get("id", f"sample-{index}")), row, ground_truth, config, where)
-
-
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a JSONL, CSV or YAML dataset, each with its `file:line`.
-
-    Raises:
-        ConfigError: the file does not exist, is of another kind, or a row is not a mapping.
-    """
+    """The rows of a JSONL, CSV or YAML dataset, each with its `file:line`."""
     check_dataset(path)
     try:
-        for where, row in _readers()[path.suffix](path):
+        for where, row in _READERS[path.suffix](path):
             if not isinstance(row, dict):
                 raise ConfigError(f"{where}: a row is a mapping of fields, this one is {kind_of(row)}")
             yield where, row
@@ -73,21 +56,13 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def check_dataset(path: Path) -> None:
-    """See that a dataset is there, and of a kind that can be read.
-
-    Raises:
-        ConfigError: it is not; the message names the nearest file.
-    """
-    if path.suffix not in _readers():
-        raise ConfigError(f"dataset {path}: unknown kind {path.suffix!r}; known: {', '.join(_readers())}")
+    """See that a dataset is there, and of a kind that can be read."""
+    if path.suffix not in _READERS:
+        raise ConfigError(f"dataset {path}: unknown kind {path.suffix!r}; known: {', '.join(_READERS)}")
     if not path.is_file():
         beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         near = did_you_mean(path.name, beside)
         raise ConfigError(f"dataset {path} does not exist{near if '?' in near else ''}")
-
-
-def _readers() -> dict[str, Callable[[Path], Iterator[tuple[str, Any]]]]:
-    return {".jsonl": _read_jsonl, ".csv": _read_csv, ".yaml": _read_yaml, ".yml": _read_yaml}
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
@@ -126,3 +101,11 @@ def _read_yaml(path: Path) -> Iterator[tuple[str, Any]]:
         raise ConfigError(f"{path}: a YAML dataset is a list of rows")
     for index, row in enumerate(located.data):
         yield located.where((index,)), row
+
+
+_READERS: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
+    ".jsonl": _read_jsonl,
+    ".csv": _read_csv,
+    ".yaml": _read_yaml,
+    ".yml": _read_yaml,
+}

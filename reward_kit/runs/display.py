@@ -34,7 +34,19 @@ def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableT
         table.add_column(Text(printable(summary.policy)), justify="right", overflow="fold")
     for name, cells in _lines(summaries):
         table.add_row(name, *cells)
-    return Group(table, *(_first_error(summary) for summary in summaries if summary.first_error))
+    parts: list[RenderableType] = [table]
+    for summary in summaries:
+        if summary.first_error:  # its first line, the end of the rest, and the user's own frames if there are any
+            first, *more = printable(summary.first_error).splitlines()
+            if len(more) > _MOST_LINES:  # the end of a server's log has the reason
+                more = ["…", *more[1 - _MOST_LINES :]]
+            frames = printable(summary.first_traceback or "").splitlines()[1:]
+            parts.append(Text(f"first error of {printable(summary.policy)}: {first[:500]}", style="red"))
+            if more:
+                parts.append(Text("\n".join(more), style="red", no_wrap=True, overflow="ellipsis"))
+            if frames:
+                parts.append(Text("\n".join(frames[:13]), style="red"))
+    return Group(*parts)
 
 
 def as_text(summaries: Sequence[PolicySummary], title: str) -> str:
@@ -118,35 +130,12 @@ def _counts(counts: Mapping[str, int]) -> str:
     return "\n".join(f"{name} {count}" for name, count in counts.items()) or "0"
 
 
-def _first_error(summary: PolicySummary) -> RenderableType:
-    """Return the first error: its first line, the end of the rest, and the user's own frames if there are any."""
-    first, *more = printable(summary.first_error or "").splitlines()
-    if len(more) > _MOST_LINES:  # of a server's log, the end says why it ended
-        more = ["…", *more[1 - _MOST_LINES :]]
-    frames = printable(summary.first_traceback or "").splitlines()[1:]
-    parts = [Text(f"first error of {printable(summary.policy)}: {first[:500]}", style="red")]
-    if more:
-        parts.append(Text("\n".join(more), style="red", no_wrap=True, overflow="ellipsis"))
-    if frames:
-        parts.append(Text("\n".join(frames[:13]), style="red"))
-    return Group(*parts)
-
-
 DisplayKind = Literal["rich", "plain", "none"]
 _FEWEST_SAMPLES = 5  # an interval from fewer says nothing while the run goes on
 
 
 class Display:
-    """Shows a run's progress. Use it as a context manager; it listens to the run.
-
-    Args:
-        kind: "rich", "plain" or "none".
-        total: the number of episodes.
-        console: where it draws, standard error by default.
-
-    Attributes:
-        scoring: returns the statistics of the reward agent; None before there is one.
-    """
+    """Shows a run's progress. Use it as a context manager; it listens to the run."""
 
     def __init__(self, kind: DisplayKind, total: int, console: SafeConsole | None = None) -> None:
         self._kind, self._total = kind, total
@@ -184,7 +173,9 @@ class Display:
         self._stopped += 1
         self._errors += row.is_error
         self._waiting += not row.is_error
-        self._print_now_and_then()
+        if self._kind == "plain" and (now := time.monotonic()) >= self._next_line:
+            self._next_line = now + 5.0
+            self._console.print(self._line())
 
     def episode_scored(self, row: EpisodeRow) -> None:
         """An episode has a score, or an error in place of one."""
@@ -209,42 +200,24 @@ class Display:
         done = self._scored - self._scored_before if only_scores else self._stopped - self._resumed
         rest = self._waiting if only_scores else self._total - self._stopped
         rate = done / seconds
-        left = rest / rate if rate > 0 else None
-        parts = [f"{self._stopped}/{self._total}", *self._score_parts(), *([f"{rate:.1f}/s"] if done else [])]
-        if self._errors:
-            parts.append(f"{self._errors} broken")
-        parts += self._waiting_parts()
-        if left is not None and rest:
-            parts.append(f"{_duration(left)} left")
-        return "  ".join(parts)
-
-    def _score_parts(self) -> list[str]:
-        parts = []
+        parts = [f"{self._stopped}/{self._total}"]
         for policy, scores in self._scores.items():
             interval = score_interval(scores, self._samples[policy])
-            shown = figure(interval.mean)
-            if interval.low is not None and interval.high is not None and interval.n_clusters >= _FEWEST_SAMPLES:
-                shown += f" [{figure(interval.low)}, {figure(interval.high)}]"
+            is_wide = interval.n_clusters < _FEWEST_SAMPLES
+            shown = figure(interval.mean) if is_wide else _with_bounds(interval, figure).replace("  ", " ")
             parts.append(f"{policy} {shown}" if len(self._scores) > 1 else f"score {shown}")
-        return parts
-
-    def _waiting_parts(self) -> list[str]:
+        if done:
+            parts.append(f"{rate:.1f}/s")
+        if self._errors:
+            parts.append(f"{self._errors} broken")
         stats = self.scoring()
-        if not self._waiting or (stats is None and not self._scored):
-            return []
-        text = f"{self._waiting} waiting for a score"
-        if stats is not None:
-            median = "" if stats.latency_p50_s is None else f", p50 {stats.latency_p50_s:.2f}s"
-            text += f" ({stats.in_flight} in flight{median})"
-        return [text]
-
-    def _print_now_and_then(self) -> None:
-        if self._kind != "plain":
-            return
-        now = time.monotonic()
-        if now >= self._next_line:
-            self._next_line = now + 5.0
-            self._console.print(self._line())
+        if self._waiting and (stats is not None or self._scored):
+            median = "" if stats is None or stats.latency_p50_s is None else f", p50 {stats.latency_p50_s:.2f}s"
+            flight = "" if stats is None else f" ({stats.in_flight} in flight{median})"
+            parts.append(f"{self._waiting} waiting for a score{flight}")
+        if rest and rate > 0:
+            parts.append(f"{_duration(rest / rate)} left")
+        return "  ".join(parts)
 
 
 def _duration(seconds: float) -> str:

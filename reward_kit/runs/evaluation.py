@@ -24,7 +24,7 @@ from reward_kit.notebook_html import code, folded, line, strong, table, whole
 from reward_kit.providers.session import ProviderSession
 from reward_kit.runs.finished import FinishedRun
 from reward_kit.runs.plan import Control, RunArgs, RunPlan, begin_run, label_each, plan_run
-from reward_kit.runs.run_folder import RunStore
+from reward_kit.runs.run_folder import RunFolder
 from reward_kit.runs.runner import run
 from reward_kit.runs.scoring import origin_of_data, ready_to_score, scoring_run
 from reward_kit.runs.task_file import LocatedYaml, given_in_python
@@ -171,7 +171,7 @@ def score_transcripts(
 
 async def _run(
     plan: RunPlan,
-    folder: RunStore,
+    folder: RunFolder,
     title: str,
     traffic: ProviderSession | None,
     given: Sequence[SingleAgentEpisode] = (),
@@ -224,33 +224,13 @@ def _several(name: str, given: object) -> tuple[str, ...]:
     return several
 
 
-def task_html(task: LoadedTask) -> str:
-    """A loaded task."""
-    definition, given = task.definition, task.objects
-    policy = definition.policy.type if definition.policy else getattr(given.policy, "__name__", None)
-    policy = policy or (type(given.policy).__name__ if given.policy is not None else "named by each run")
-    facts = {
-        "samples": f"{len(task.samples):,} × {task.rollouts_per_sample} episodes",
-        "policy": policy,
-        "reward": task.reward.id if task.reward is not None else "none: episodes are only collected",
-        "tools": ", ".join(sorted(task.tools.get_tools())) if task.tools is not None else "",
-        "resource": definition.resource_type or "",
-    }
-    parts = [line(strong(f"Task {definition.name}"))]
-    parts.append(table(["", ""], [(name, value) for name, value in facts.items() if value]))
-    if definition.initial_user_prompt:
-        parts.append(folded("prompt", code(definition.initial_user_prompt)))
-    parts += [line(note) for note in task.notes]
-    return whole(*parts)
-
-
 _PLAIN = {
     "reward": "reward_function_path",
     "tools": "tools_module_path",
     "dataset": "dataset_path",
     "resource": "resource_type",
 }
-"""What may be given as an object, with the key of a task file that names it."""
+"""Parameters that take an object, with the key of a task file that names it."""
 
 
 class Task:
@@ -371,7 +351,20 @@ class Task:
         return f"Task({self.name!r}, {counted(len(self.samples), 'sample')})"
 
     def _repr_html_(self) -> str:
-        return task_html(self._loaded)
+        task, definition, given = self._loaded, self._loaded.definition, self._loaded.objects.policy
+        policy = definition.policy.type if definition.policy else getattr(given, "__name__", None)
+        facts = {
+            "samples": f"{len(task.samples):,} × {task.rollouts_per_sample} episodes",
+            "policy": policy or (type(given).__name__ if given is not None else "named by each run"),
+            "reward": task.reward.id if task.reward is not None else "none: episodes are only collected",
+            "tools": ", ".join(sorted(task.tools.get_tools())) if task.tools is not None else "",
+            "resource": definition.resource_type or "",
+        }
+        parts = [line(strong(f"Task {definition.name}"))]
+        parts.append(table(["", ""], [(name, value) for name, value in facts.items() if value]))
+        if definition.initial_user_prompt:
+            parts.append(folded("prompt", code(definition.initial_user_prompt)))
+        return whole(*parts, *map(line, task.notes))
 
 
 _options = list(inspect.signature(evaluate_async).parameters.values())[1:]
@@ -383,7 +376,7 @@ Task.run_async.__signature__ = Task.run.__signature__  # type: ignore[attr-defin
 def _read(
     name: str, objects: Mapping[str, Any], policy: Any, keys: Mapping[str, Any]
 ) -> tuple[dict[str, Any], TaskObjects]:
-    """The keys of a task file that these come to, and what no file could say."""
+    """Return the keys of a task file that stand for these objects, and the objects that no file could name."""
     values: dict[str, Any] = {"name": name, **keys}
     live = {what: one for what, one in objects.items() if one is not None and not isinstance(one, str | Path)}
     for what, one in {**objects, "policy": policy}.items():
@@ -392,33 +385,27 @@ def _read(
             raise ConfigError(f"Task {name!r}: {what} and {key} are two names of one thing; keep one of them")
         if isinstance(one, str | Path) and what in _PLAIN:
             values[key] = str(one)
-    if "resource" in live:
-        values["resource_type"] = named_resource(live["resource"])
-    if "reward" in live:
-        values["reward_function_path"] = name_of(live["reward"])
-    if "tools" in live and not isinstance(live["tools"], ToolRegistry):
-        raise ConfigError(f"tools: expected a ToolRegistry or the file of one, got {kind_of(live['tools'])}")
-    rows = given_rows(live["dataset"]) if "dataset" in live else None
-    if policy is not None and not is_live(policy):
-        values["policy"] = _block(policy)
-    return values, _given(name, {**live, **({"policy": policy} if is_live(policy) else {})}, rows)
-
-
-def _block(policy: Any) -> dict[str, Any]:
-    """The `policy:` block that a name means, or the keys of one."""
-    if isinstance(policy, Mapping):
-        return dict(policy)
-    if not isinstance(policy, str):
-        raise ConfigError(f"policy: expected an AgentPolicy, a name or a dict of keys, got {kind_of(policy)}")
-    provider, separator, model = policy.partition("/")
-    return {"type": "openai", "model": model} if separator and provider == "openai" else {"type": policy}
-
-
-def _given(name: str, live: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] | None) -> TaskObjects:
     names: dict[str, Any] = {"task": name}
-    names |= {what: name_of(one) for what, one in live.items() if what in ("reward", "resource")}
-    names |= {"dataset": counted(len(rows), "row")} if rows is not None else {}
-    names |= {"tools": sorted(live["tools"].get_tools())} if "tools" in live else {}
-    texts = {what: live[what] for what in ("reward", "resource") if what in live}
-    kept: dict[str, Kept] = {**kept_sources(texts), **({"dataset": kept_rows(rows)} if rows is not None else {})}
-    return TaskObjects(live.get("reward"), live.get("tools"), rows, live.get("policy"), names, kept)
+    kept: dict[str, Kept] = {**kept_sources({what: live[what] for what in ("reward", "resource") if what in live})}
+    if "reward" in live:
+        values["reward_function_path"] = names["reward"] = name_of(live["reward"])
+    if "resource" in live:
+        values["resource_type"] = names["resource"] = named_resource(live["resource"])
+    rows = None
+    if "dataset" in live:
+        rows = given_rows(live["dataset"])
+        names["dataset"], kept["dataset"] = counted(len(rows), "row"), kept_rows(rows)
+    if "tools" in live:
+        if not isinstance(live["tools"], ToolRegistry):
+            raise ConfigError(f"tools: expected a ToolRegistry or the file of one, got {kind_of(live['tools'])}")
+        names["tools"] = sorted(live["tools"].get_tools())
+    if isinstance(policy, Mapping):
+        values["policy"] = dict(policy)
+    elif isinstance(policy, str):
+        provider, separator, model = policy.partition("/")
+        is_model = bool(separator) and provider == "openai"
+        values["policy"] = {"type": "openai", "model": model} if is_model else {"type": policy}
+    elif policy is not None and not is_live(policy):
+        raise ConfigError(f"policy: expected an AgentPolicy, a name or a dict of keys, got {kind_of(policy)}")
+    given = policy if is_live(policy) else None
+    return values, TaskObjects(live.get("reward"), live.get("tools"), rows, given, names, kept)

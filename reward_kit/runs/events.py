@@ -78,12 +78,7 @@ class _LogFile(logging.FileHandler):
 
 
 def log_handler(path: Path, redaction: Redaction) -> logging.Handler:
-    """Return the handler that writes the log of a run.
-
-    Args:
-        path: the file; it is made with the first record.
-        redaction: keeps secrets out of it.
-    """
+    """Return the handler that writes the log of a run."""
     handler = _LogFile(path, encoding="utf-8", errors="backslashreplace", delay=True)
     handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", redaction.of_text))
     handler.addFilter(lambda record: record.name != NAME)  # the run's own files say it already
@@ -99,12 +94,7 @@ class _PassedOn(logging.Handler):
 
 @contextlib.contextmanager
 def logged_to(path: Path, redaction: Redaction) -> Iterator[None]:
-    """Write the log of a run for as long as the block lasts. What the program itself logs of us stays as it is.
-
-    Args:
-        path: the file.
-        redaction: keeps secrets out of it.
-    """
+    """Write the log of a run for as long as the block lasts. What the program itself logs of us stays as it is."""
     package = logging.getLogger("reward_kit")
     level, propagates, before = package.level, package.propagate, package.getEffectiveLevel()
     added = [log_handler(path, redaction), *([_PassedOn(before)] if propagates else [])]

@@ -9,11 +9,10 @@ import codecs
 import io
 import json
 import math
-import secrets
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,7 +22,7 @@ from typing import IO, Any, Literal, NamedTuple, cast
 from reward_kit.display_text import printable
 from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.errors import ConfigError, StoreError, did_you_mean, how_to_install
-from reward_kit.runs.files import open_part, told_of
+from reward_kit.runs.files import replacing, told_of
 from reward_kit.runs.results import Result, credit_places, read_results
 from reward_kit.runs.run_folder import RunHeader
 from reward_kit.runs.summary import whole_usage
@@ -63,30 +62,24 @@ class Selection:
     left_out: Counter[str] = field(default_factory=Counter)
     seen: set[str] = field(default_factory=set)
 
-    def why_left_out(self, result: Result) -> str | None:
-        """The reason why an episode is not taken; None if it is."""
-        if self.policies and result.episode.get("policy") not in self.policies:
-            return "of another policy"
-        if self.min_score is None and not self.only_passed:
-            return None
-        score = result.row().score
-        if score is None:
-            return "unscored"
-        if self.only_passed and score < self.pass_threshold:
-            return f"below {self.pass_threshold:g}, which passes"
-        return f"below {self.min_score:g}" if self.min_score is not None and score < self.min_score else None
-
 
 def selected(run: Path, selection: Selection) -> Iterator[Result]:
-    """The episodes of a run that are taken, one after the other; the others are counted.
-
-    Raises:
-        ConfigError: after the last one, if no episode is of a policy that was named.
-    """
+    """The episodes of a run that are taken, one after the other; the others are counted."""
     for result in read_results(run):
-        selection.seen.add(str(result.episode.get("policy")))
-        if why := selection.why_left_out(result):
-            selection.left_out[why] += 1
+        policy, score = result.episode.get("policy"), None
+        selection.seen.add(str(policy))
+        if selection.min_score is not None or selection.only_passed:
+            score = result.row().score
+        if selection.policies and policy not in selection.policies:
+            selection.left_out["of another policy"] += 1
+        elif selection.min_score is None and not selection.only_passed:
+            yield result
+        elif score is None:
+            selection.left_out["unscored"] += 1
+        elif selection.only_passed and score < selection.pass_threshold:
+            selection.left_out[f"below {selection.pass_threshold:g}, which passes"] += 1
+        elif selection.min_score is not None and score < selection.min_score:
+            selection.left_out[f"below {selection.min_score:g}"] += 1
         else:
             yield result
     for policy in selection.policies:
@@ -96,12 +89,7 @@ def selected(run: Path, selection: Selection) -> Iterator[Result]:
 
 
 def header_of_run(run: Path) -> RunHeader:
-    """The header of a run that has episodes.
-
-    Raises:
-        ConfigError: the folder is not that of a run, or of a training run.
-        StoreError: it is damaged.
-    """
+    """The header of a run that has episodes."""
     header = RunHeader.of_folder(run)
     if header.training is not None:
         raise ConfigError(f"{run} is a training run; its figures are in metrics.jsonl, one JSON object a line")
@@ -109,25 +97,14 @@ def header_of_run(run: Path) -> RunHeader:
 
 
 class CreditLines:
-    """The lines of a run's `credit.jsonl` by episode, found again by their place in the file.
-
-    Args:
-        run: its folder; without the file no episode has any.
-
-    Raises:
-        StoreError: a line is damaged.
-    """
+    """The lines of a run's `credit.jsonl` by episode, found again by their place in the file."""
 
     def __init__(self, run: Path) -> None:
         self._path = run / "credit.jsonl"
         self._places = credit_places(run)
 
     def of(self, rollout_id: str) -> list[Mapping[str, Any]]:
-        """The lines of one episode.
-
-        Raises:
-            StoreError: the file cannot be read, or one of them is not JSON.
-        """
+        """The lines of one episode."""
         if (place := self._places.get(rollout_id)) is None:
             return []
         with told_of("read", self._path), self._path.open("rb") as lines:
@@ -184,14 +161,7 @@ TABLES = {table.name: table for table in (EPISODES, SCORES, STEPS)}
 
 
 def rows_of(table: Table, result: Result, pass_threshold: float, credit: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """The rows of one episode.
-
-    Args:
-        table: one of `TABLES`.
-        result: the episode with its score.
-        pass_threshold: a score of at least this passes.
-        credit: its lines of `credit.jsonl`, for the steps.
-    """
+    """The rows of one episode."""
     if table is EPISODES:
         rows = [_episode(result, pass_threshold)]
     else:
@@ -386,17 +356,7 @@ def opened(
     is_raw: bool = False,
     is_private: bool = False,
 ) -> Iterator[TableWriter]:
-    """A table's file, which replaces an earlier one once its last row is written.
-
-    Args:
-        path: the file; "-" is standard output.
-        form, table, metadata, is_raw: see `TableWriter`.
-        is_private: the file is its owner's alone; by default the umask decides.
-
-    Raises:
-        ConfigError: pyarrow is not installed.
-        StoreError: the file cannot be written.
-    """
+    """A table's file, which replaces an earlier one once its last row is written."""
     with binary_file(path, is_private=is_private) as file:
         writer = TableWriter(file, form, table, metadata, is_raw=is_raw)
         yield writer
@@ -410,10 +370,5 @@ def binary_file(path: Path, *, is_private: bool = False) -> Iterator[IO[bytes]]:
         yield cast(IO[bytes], _Terminal()) if sys.stdout.isatty() else sys.stdout.buffer
         sys.stdout.flush()
         return
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with ExitStack() as undo:
-        undo.callback(part.unlink, missing_ok=True)
-        with told_of("write", path), open_part(part, path, is_private=is_private) as file:
-            yield file
-        with told_of("write", path):
-            part.replace(path)
+    with replacing(path, is_private=is_private) as file:
+        yield file

@@ -23,11 +23,7 @@ _STATE_NAME = re.compile(r"[0-9a-f]{64}\.[A-Za-z0-9_-]{1,64}")
 
 @contextmanager
 def told_of(verb: str, path: Path) -> Iterator[None]:
-    """Turn an OSError into an error that names the file.
-
-    Raises:
-        StoreError: "cannot `verb` `path`", and why.
-    """
+    """Turn an OSError into an error that names the file."""
     try:
         yield
     except OSError as error:
@@ -39,9 +35,6 @@ def refuse_links_out(run: Path) -> None:
 
     Links within the folder are fine, and so is one that leads to the folder itself. Final states are not looked at
     here: what is read of them has to have the digest that names them.
-
-    Raises:
-        StoreError: a link leads out of the folder, or an entry of it is neither a file nor a folder.
     """
     root = os.path.realpath(run)
     for entry in _entries(root):
@@ -67,14 +60,7 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
 
 
 def state_name(stored: Mapping[str, Any]) -> str:
-    """Return the name that a final state has in `states/`.
-
-    Args:
-        stored: of an episode's line, with `kind` and `sha256`.
-
-    Raises:
-        StoreError: these are not what a state is named by, such as a path that leads elsewhere.
-    """
+    """Return the name that a final state has in `states/`."""
     name = f"{stored.get('sha256')}.{stored.get('kind')}"
     if not _STATE_NAME.fullmatch(name):
         raise StoreError(f"a final state is named by its SHA-256 and its kind; got {name!r:.100}")
@@ -82,11 +68,7 @@ def state_name(stored: Mapping[str, Any]) -> str:
 
 
 def state_file(run: Path, rollout_id: str, stored: Mapping[str, Any]) -> Path:
-    """Return the file of a final state, which lies in the run's folder.
-
-    Raises:
-        StoreError: its name leads elsewhere, it is a symbolic link, or it is missing.
-    """
+    """Return the file of a final state, which lies in the run's folder."""
     try:
         file = run / STATES / state_name(stored)
     except StoreError as error:
@@ -97,11 +79,7 @@ def state_file(run: Path, rollout_id: str, stored: Mapping[str, Any]) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read one JSON object.
-
-    Raises:
-        StoreError: the file is missing or is not one.
-    """
+    """Read one JSON object."""
     try:
         with told_of("read", path):
             data = json.loads(path.read_text(encoding="utf-8"))
@@ -113,12 +91,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_line(line: bytes) -> Any:
-    """The value of one line of JSON, the same as `json.loads` gives and in half the time.
-
-    Raises:
-        ValueError: it is not JSON; the message says why.
-        RecursionError: it nests deeper than Python can go.
-    """
+    """The value of one line of JSON, the same as `json.loads` gives and in half the time."""
     try:
         return pydantic_core.from_json(line)
     except ValueError:  # lone surrogates are one reason, to be read all the same
@@ -126,11 +99,7 @@ def read_line(line: bytes) -> Any:
 
 
 def cut_torn_line(path: Path) -> None:
-    """Cut off what follows the last line break: the part of a line that a kill left.
-
-    Raises:
-        OSError: the file cannot be opened or written.
-    """
+    """Cut off what follows the last line break: the part of a line that a kill left."""
     if not path.exists():
         return
     with path.open("r+b") as file:
@@ -149,17 +118,7 @@ def cut_torn_line(path: Path) -> None:
 
 
 def open_part(part: Path, path: Path, *, is_private: bool) -> IO[bytes]:
-    """Open a new file for writing, which is to replace another.
-
-    Args:
-        part: the new file.
-        path: the file that it becomes.
-        is_private: a new file is its owner's alone, and one that is replaced keeps its permissions; False creates it
-            as the umask allows.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Open a new file for writing, which is to replace another."""
     file = open(part, "xb", opener=private_opener if is_private else None)  # noqa: SIM115 - takes an opener
     with ExitStack() as undo:
         undo.callback(file.close)
@@ -169,25 +128,23 @@ def open_part(part: Path, path: Path, *, is_private: bool) -> IO[bytes]:
     return file
 
 
-def write_atomically(path: Path, data: bytes | Iterable[bytes], *, is_private: bool = True) -> None:
-    """Replace a file as a whole; a kill leaves the old one or the new one.
-
-    Args:
-        path: the file.
-        data: its content, or parts of it that are made one after the other.
-        is_private: as of `open_part`.
-
-    Raises:
-        StoreError: it cannot be written; what was there stays.
-    """
+@contextmanager
+def replacing(path: Path, *, is_private: bool = True) -> Iterator[IO[bytes]]:
+    """Open a file that replaces `path` once the block is left without an error; `is_private` as of `open_part`."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with told_of("write", path):
         try:
             with open_part(part, path, is_private=is_private) as file:
-                file.writelines([data] if isinstance(data, bytes) else data)
+                yield file
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, data: bytes | Iterable[bytes], *, is_private: bool = True) -> None:
+    """Replace a file as a whole by bytes, or by parts of it; a kill leaves the old one or the new one."""
+    with replacing(path, is_private=is_private) as file:
+        file.writelines([data] if isinstance(data, bytes) else data)
 
 
 METRICS: Final = "metrics.jsonl"

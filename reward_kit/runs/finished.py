@@ -74,7 +74,7 @@ class FinishedRun:
         return read_results(self.path)
 
     def result(self, which: EpisodeRow | str) -> Result:
-        """One episode with its score, read from the run's files; a notebook shows its conversation.
+        """Return an episode with its score, read from the run's files; a notebook shows its conversation.
 
         Args:
             which: the episode, as one of `rows`, `failed` and `broken`, or its `rollout_id`.
@@ -95,8 +95,8 @@ class FinishedRun:
 
     def __repr__(self) -> str:
         scores = [f"{one.policy} {one.score.mean:.3f}" if one.score else f"{one.policy} –" for one in self.policies]
-        told = [repr(str(self.path)), self.status, counted(len(self.rows), "episode"), *scores]
-        return f"FinishedRun({', '.join(told)})"
+        parts = [repr(str(self.path)), self.status, counted(len(self.rows), "episode"), *scores]
+        return f"FinishedRun({', '.join(parts)})"
 
     def _repr_html_(self) -> str:
         parts = [line(strong(self.title))]
@@ -154,7 +154,7 @@ def _bar(one: PolicySummary) -> Html:
 def _rows(rows: Sequence[EpisodeRow], what: str) -> Html:
     def cells(row: EpisodeRow) -> list[object]:
         is_scored = row.score is not None and what == "score"
-        told = figure(row.score or 0.0) if is_scored else (row.error_message or row.score_error or "")
-        return [row.sample_id, row.rollout_id, told]
+        text = figure(row.score or 0.0) if is_scored else (row.error_message or row.score_error or "")
+        return [row.sample_id, row.rollout_id, text]
 
     return table(["sample", "episode", what], rows, cells)

@@ -25,7 +25,7 @@ from reward_kit.reward_agent.scoring import Reward
 from reward_kit.reward_agent.sources import sources_of, user_roots
 from reward_kit.reward_calls import REFERENCE
 from reward_kit.runs.files import told_of, write_atomically
-from reward_kit.runs.run_folder import RunStore
+from reward_kit.runs.run_folder import RunFolder
 from reward_kit.runs.task_objects import source_of
 from reward_kit.typed_interface import RewardSpec
 
@@ -46,15 +46,6 @@ def inputs_of(
 
     They are what the task file names, the user's own modules that code among it imports, and what the reward may read.
     Installed packages are left out.
-
-    Args:
-        path: the task file; None where the task was made in Python.
-        folder: what its paths are relative to.
-        definition: its keys.
-        reward: the reward that it names, loaded.
-
-    Returns:
-        Where each lies, by what it is, such as "task file", "reward" or "file helper.py".
     """
     code = {
         "tools": definition.tools_module_path,
@@ -67,23 +58,24 @@ def inputs_of(
     files = {name: file for name, text in code.items() if text and (file := _file_of_code(text, folder))}
     blocks = (definition.policy, definition.user)
     configured = (definition.base_resource_config, *(block.options() for block in blocks if block is not None))
-    further = [file for text in _texts(configured) if (file := _configured(text, folder))]
+    texts = [text for text in _texts(configured) if len(text) < 256 and "\0" not in text]
+    named = ((folder / text).resolve() if (folder / text).is_file() else _file_of_code(text, folder) for text in texts)
+    further = [file for file in named if file is not None]
     for file in [*files.values(), *(file for file in further if file.suffix == ".py")]:
         further += own_modules(file, module_name_of(file)) if file != files.get("reward") else []
     further += files_of(reward) if reward is not None else ()
     files |= {TASK_FILE: path.resolve()} if path is not None else {}
     files |= {"dataset": folder / definition.dataset_path} if definition.dataset_path else {}
     known = set(files.values())
-    return dict(sorted((files | {_name(file, folder): file for file in further if file not in known}).items()))
+    for file in further:
+        if file not in known:
+            shown = file.relative_to(folder) if file.is_relative_to(folder) else file
+            files[f"{'folder' if file.is_dir() else 'file'} {shown}"] = file
+    return dict(sorted(files.items()))
 
 
 def own_modules(file: Path, module: str) -> tuple[Path, ...]:
-    """The files of the user's own modules that one of them imports, directly or through one another, and its own.
-
-    Args:
-        file: of the one.
-        module: its name, dotted for one that is found on `sys.path`.
-    """
+    """The files of the user's own modules that one of them imports, directly or through one another, and its own."""
     if module.partition(".")[0] == "reward_kit":
         return ()
     try:
@@ -111,7 +103,11 @@ def scorer_hash(reward: Reward) -> str:
     if reward.origin is None:
         from reward_kit.reward_agent.remote import RemoteReward
 
-        identity = f"{reward.url}\n{reward.digest}" if isinstance(reward, RemoteReward) else _written(reward)
+        if isinstance(reward, RemoteReward):
+            identity = f"{reward.url}\n{reward.digest}"
+        else:  # without a file, such as one in a notebook: its id and, if known, its text
+            text = source_of(reward.function) if isinstance(reward, RewardSpec) else ""
+            identity = f"{reward.id}\n{text}" if text else reward.id
         digests = [hashlib.sha256(identity.encode()).hexdigest()]
     else:
         digests = sorted({digest_of(file) for file in {reward.origin.file, *files_of(reward)} if file.exists()})
@@ -121,31 +117,27 @@ def scorer_hash(reward: Reward) -> str:
     return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
-def _written(reward: Reward) -> str:
-    """Return the identity of a reward without a file, such as one in a notebook: its id and, if known, its text."""
-    text = source_of(reward.function) if isinstance(reward, RewardSpec) else ""
-    return f"{reward.id}\n{text}" if text else reward.id
-
-
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file, or of a folder: of its files' names and contents.
+    """Return the SHA-256 of a file, or of a folder: of its files' names and contents.
 
     Of a folder whose files have more than 64 MiB together: of their names, sizes and times. No more than the first
     10,000 files count.
-
-    Raises:
-        ConfigError: the file cannot be read.
     """
     if not path.is_dir():
         try:
             return hashlib.sha256(path.read_bytes()).hexdigest()
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    files = {file: facts for file in itertools.islice(_files_in(path), _MOST_FILES) if (facts := _facts(file))}
+    files = {file: file.stat() for file in itertools.islice(_files_in(path), _MOST_FILES) if file.is_file()}
     is_small = sum(facts.st_size for facts in files.values()) <= _LARGEST_FOLDER
     whole = hashlib.sha256()
     for file, facts in files.items():
-        content = _content(file) if is_small else [facts.st_size, facts.st_mtime_ns]
+        content: Any = [facts.st_size, facts.st_mtime_ns]
+        if is_small:
+            try:
+                content = hashlib.sha256(file.read_bytes()).hexdigest()
+            except OSError:  # a reward may not read it either
+                content = None
         whole.update(json.dumps([os.fsencode(file.relative_to(path)).hex(), content]).encode() + b"\n")
     return whole.hexdigest()
 
@@ -156,33 +148,11 @@ def _files_in(folder: Path) -> Iterator[Path]:
         yield from (Path(place, name) for name in sorted(names))
 
 
-def _facts(file: Path) -> os.stat_result | None:
-    """Return None unless it is a file, or a link to one."""
-    return file.stat() if file.is_file() else None
-
-
-def _content(file: Path) -> str | None:
-    """The SHA-256 of a file in a folder, None where it may not be read, by a reward no more than by us."""
-    try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
-    except OSError:
-        return None
-
-
 def _file_of_code(text: str, folder: Path) -> Path | None:
     """The file of `file.py` or `file.py:name`; None for a built-in name and for a module of a package."""
     location = split_reference(text)[0] if REFERENCE.match(text) else text
     file = folder / location
     return file.resolve() if location.endswith(".py") and file.is_file() else None
-
-
-def _configured(text: str, folder: Path) -> Path | None:
-    """The file that a text in a configuration names, if it names one."""
-    if len(text) >= 256 or "\0" in text:
-        return None
-    if (folder / text).is_file():
-        return (folder / text).resolve()
-    return _file_of_code(text, folder)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -197,13 +167,8 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
-def _name(path: Path, folder: Path) -> str:
-    shown = path.relative_to(folder) if path.is_relative_to(folder) else path
-    return f"{'folder' if path.is_dir() else 'file'} {shown}"
-
-
 def keep_inputs(
-    store: RunStore,
+    store: RunFolder,
     inputs: Mapping[str, Path],
     digests: Mapping[str, str],
     texts: Mapping[str, tuple[str, bytes]] | None = None,
@@ -211,15 +176,6 @@ def keep_inputs(
     """Copy a run's input files into it, redacted like everything else.
 
     A folder, and a file of over 4 MiB, are known by their digest only.
-
-    Args:
-        store: the run.
-        inputs: what each is, such as "task file", and where it lies.
-        digests: their SHA-256 when they were read.
-        texts: those of what was given as Python objects, by what each is: how its file's name ends, and its content.
-
-    Raises:
-        ConfigError: a file is not the one that was read.
     """
     folder = store.path / FOLDER
     with told_of("make", folder):
@@ -236,7 +192,7 @@ def keep_inputs(
 
 
 def differences(run: Path, before: Mapping[str, str], now: Mapping[str, str], inputs: Mapping[str, Path]) -> list[str]:
-    """Return a text for each input of a run that changed, followed by the lines that changed.
+    """Return a text for each input of the run in a folder that changed, followed by the lines that changed.
 
     Args:
         run: the run's folder.
@@ -244,24 +200,23 @@ def differences(run: Path, before: Mapping[str, str], now: Mapping[str, str], in
         now: the same of the present files.
         inputs: where they lie now.
     """
-    changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-    return [
-        _difference(name, run / FOLDER, inputs.get(name)) if name in before else f"the {name} {inputs[name]} is new"
-        for name in changed
-    ]
-
-
-def _difference(name: str, copies: Path, file: Path | None) -> str:
-    if file is None:
-        return f"the {name} is not there any more"
-    copy = copies / _copy_name(name, file)
-    if not copy.is_file():
-        return f"the {name} {file} changed"
-    old, new = (path.read_text(encoding="utf-8", errors="replace").splitlines() for path in (copy, file))
-    lines = [line for line in difflib.unified_diff(old, new, lineterm="", n=0) if line[:3] not in ("---", "+++")]
-    shown = [f"    {line[:_LINE_CHARS]}" for line in lines[:_LINES_SHOWN]]
-    more = [f"    … and {len(lines) - _LINES_SHOWN} more lines"] if len(lines) > _LINES_SHOWN else []
-    return "\n".join([f"the {name} {file} changed:", *shown, *more])
+    texts = []
+    for name in sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name)):
+        file = inputs.get(name)
+        copy = run / FOLDER / _copy_name(name, file) if file is not None else None
+        if name not in before:
+            texts.append(f"the {name} {inputs[name]} is new")
+        elif file is None or copy is None:
+            texts.append(f"the {name} is not there any more")
+        elif not copy.is_file():
+            texts.append(f"the {name} {file} changed")
+        else:
+            old, new = (path.read_text(encoding="utf-8", errors="replace").splitlines() for path in (copy, file))
+            diff = difflib.unified_diff(old, new, lineterm="", n=0)
+            lines = [f"    {line[:_LINE_CHARS]}" for line in diff if line[:3] not in ("---", "+++")]
+            more = [f"    … and {len(lines) - _LINES_SHOWN} more lines"] if len(lines) > _LINES_SHOWN else []
+            texts.append("\n".join([f"the {name} {file} changed:", *lines[:_LINES_SHOWN], *more]))
+    return texts
 
 
 def _copy_name(name: str, file: Path) -> str:

@@ -1,26 +1,19 @@
-"""A CSV of human labels as rows that a reward can score: what was asked and answered, and what a person said of it."""
+"""A CSV of human labels as rows that a reward can score: questions, answers and the labels that people gave."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import pydantic
-
-from reward_kit.agent.actions import episode_of
-from reward_kit.agent.models import StopReason
-from reward_kit.episodes.record import EpisodeFacts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.models import Message
 from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.runs.datasets import read_rows
-from reward_kit.runs.scoring import read_transcripts
-from reward_kit.validation import describe_validation_error
+from reward_kit.runs.scoring import parse_messages, read_transcripts, recorded_episode
 
 Pairs = Literal["scores", "judge"]
 _WORDS: dict[str, float] = {
@@ -49,14 +42,7 @@ class LabelColumns:
 
 @dataclass(frozen=True, slots=True)
 class LabelledRow:
-    """One row of the file.
-
-    Attributes:
-        where: file and line.
-        id: rows of one id are of one sample.
-        label: what the person said: a number, or for a pair 1 (A), 0.5 (tie) or 0 (B).
-        requests: what is scored: one conversation, or the two of a pair.
-    """
+    """A row of the file."""
 
     where: str
     id: str
@@ -77,15 +63,6 @@ def read_labels(
     Each has a label, and what was labelled: `prompt` and `response`, or `messages` as JSON, or a `rollout_id` that
     `data` has; for a pair a winner (A, B, tie), and `response_a`, `response_b` or `messages_a`, `messages_b`. Neither
     the label nor the winner is shown to the reward; the other columns are, as `sample`, and `ground_truth` as that.
-
-    Args:
-        path: the file.
-        columns: what its columns are called.
-        data: transcripts, or the `episodes.jsonl` of a run.
-        pairs: "judge" hands each answer of a pair to the reward with the other one as ground truth.
-
-    Raises:
-        ConfigError: a row lacks something; the message names file, line and column.
     """
     episodes = {} if data is None else {episode.id_: episode for episode in read_transcripts(data)}
     reader = _LabelReader(columns or LabelColumns(), episodes, pairs)
@@ -109,47 +86,51 @@ class _LabelReader:
     pairs: Pairs
 
     def row(self, where: str, index: int, row: Mapping[str, Any]) -> LabelledRow:
-        """One row."""
-        names = self.columns
+        """Read one row: its label, and the answer or the two answers that it is about."""
+        names, truth = self.columns, row.get("ground_truth")
         row_id = str(row.get(names.id) or row.get(names.rollout) or f"row-{index}")
         if names.winner in row:
-            return LabelledRow(where, row_id, _winner(row, names.winner, where), self._pair(row, row_id, where))
+            given = row[names.winner]
+            if (winner := _WINNERS.get(str(given).strip().lower())) is None:
+                raise ConfigError(f"{where}: {names.winner}: expected A, B or tie, got {given!r:.80}")
+            both = [self._messages(row, f"{names.messages}_{x}", f"{names.response}_{x}", where) for x in "ab"]
+            truths = [truth] * 2
+            if self.pairs == "judge":  # each is judged beside the last answer of the other
+                answers = ([m.text for m in messages if m.role == "assistant"] for messages in reversed(both))
+                truths = [texts[-1] if texts else "" for texts in answers]
+            line = where.rpartition(":")[2]
+            one, other = (
+                self._request(row, f"{row_id}-{line}-{x}", row_id, messages, own)
+                for x, messages, own in zip("ab", both, truths, strict=True)
+            )
+            return LabelledRow(where, row_id, winner, (one, other))
         if names.label not in row:
             raise ConfigError(_missing(where, row, names.label, f"(or {names.winner!r}, for pairs)"))
-        return LabelledRow(where, row_id, _label(row, names.label, where), (self._single(row, row_id, index, where),))
-
-    def _single(self, row: Mapping[str, Any], row_id: str, index: int, where: str) -> ScoringRequest:
-        names = self.columns
+        given = row[names.label]
+        text = str(given).strip().lower()
+        try:
+            label = _WORDS[text] if text in _WORDS else float(text)
+        except ValueError:
+            label = math.nan
+        if not math.isfinite(label):
+            raise ConfigError(
+                f"{where}: {names.label}: expected a number, or a word such as yes or no, got {given!r:.80}"
+            )
+        rollout = str(row.get(names.rollout))
         if names.rollout in row and self.episodes:
-            found = self.episodes.get(str(row[names.rollout]))
-            if found is None:
-                raise ConfigError(
-                    f"{where}: {names.rollout}: the data has no rollout {row[names.rollout]!r}"
-                    f"{did_you_mean(str(row[names.rollout]), self.episodes) if len(self.episodes) < 1_000 else ''}"
-                )
-            return ScoringRequest.of(found)
+            if rollout not in self.episodes:
+                near = did_you_mean(rollout, self.episodes) if len(self.episodes) < 1_000 else ""
+                raise ConfigError(f"{where}: {names.rollout}: the data has no rollout {row[names.rollout]!r}{near}")
+            return LabelledRow(where, row_id, label, (ScoringRequest.of(self.episodes[rollout]),))
         if names.rollout in row and not {names.messages, names.response} & row.keys():
             raise ConfigError(f"{where}: {names.rollout}: name the transcripts it stands in with --data")
         messages = self._messages(row, names.messages, names.response, where)
-        return self._request(row, f"{row_id}-{index}", row_id, messages, row.get("ground_truth"))
-
-    def _pair(self, row: Mapping[str, Any], row_id: str, where: str) -> tuple[ScoringRequest, ScoringRequest]:
-        names = self.columns
-        both = [self._messages(row, f"{names.messages}_{x}", f"{names.response}_{x}", where) for x in "ab"]
-        truths = [row.get("ground_truth")] * 2
-        if self.pairs == "judge":
-            answers = ([m.text for m in messages if m.role == "assistant"] for messages in reversed(both))
-            truths = [texts[-1] if texts else "" for texts in answers]
-        made = [
-            self._request(row, f"{row_id}-{where.rpartition(':')[2]}-{x}", row_id, messages, truth)
-            for x, messages, truth in zip("ab", both, truths, strict=True)
-        ]
-        return made[0], made[1]
+        return LabelledRow(where, row_id, label, (self._request(row, f"{row_id}-{index}", row_id, messages, truth),))
 
     def _messages(self, row: Mapping[str, Any], column: str, response: str, where: str) -> list[Message]:
-        """The conversation in one column, or made of a prompt and a response."""
+        """Return the conversation in one column, or made of a prompt and a response."""
         if row.get(column) not in (None, ""):
-            return _conversation(row[column], f"{where}: {column}")
+            return parse_messages(row[column], f"{where}: {column}")
         for name in (self.columns.prompt, response):
             if name not in row:
                 raise ConfigError(_missing(where, row, name, f"(or {column!r}, with a conversation as JSON)"))
@@ -162,58 +143,12 @@ class _LabelReader:
         self, row: Mapping[str, Any], rollout_id: str, sample_id: str, messages: Sequence[Message], truth: Any
     ) -> ScoringRequest:
         names = self.columns
-        taken = {names.label, names.winner, *(f"{names.messages}{x}" for x in ("", "_a", "_b")), "ground_truth"}
-        episode = episode_of(rollout_id, list(messages))
-        facts = EpisodeFacts(
-            sample_id=sample_id,
-            group_id=sample_id,
-            rollout_index=0,
-            attempt=0,
-            policy="labelled",
-            stop_reason=StopReason.RECORDED.value,
-            failure=None,
-            sample={name: value for name, value in row.items() if name not in taken},
-            ground_truth=truth,
-        )
-        episode.custom_data.update(facts)
-        return ScoringRequest.of(episode)
-
-
-def _label(row: Mapping[str, Any], column: str, where: str) -> float:
-    """A label as a number; words for yes and no are 1 and 0."""
-    given = row[column]
-    text = str(given).strip().lower()
-    try:
-        number = _WORDS[text] if text in _WORDS else float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise ConfigError(f"{where}: {column}: expected a number, or a word such as yes or no, got {given!r:.80}")
-    return number
-
-
-def _winner(row: Mapping[str, Any], column: str, where: str) -> float:
-    given = row[column]
-    if str(given).strip().lower() not in _WINNERS:
-        raise ConfigError(f"{where}: {column}: expected A, B or tie, got {given!r:.80}")
-    return _WINNERS[str(given).strip().lower()]
-
-
-def _conversation(given: Any, where: str) -> list[Message]:
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{where}: not JSON: {error}") from None
-    if not isinstance(given, list) or not given:
-        raise ConfigError(f"{where}: expected a list of messages, got {given!r:.80}")
-    try:
-        return [Message.model_validate(message) for message in given]
-    except pydantic.ValidationError as error:
-        raise ConfigError(f"{where}: {'; '.join(describe_validation_error(error, Message))}") from None
+        hidden = {names.label, names.winner, *(f"{names.messages}{x}" for x in ("", "_a", "_b")), "ground_truth"}
+        sample = {name: value for name, value in row.items() if name not in hidden}
+        return ScoringRequest.of(recorded_episode(rollout_id, list(messages), sample_id, "labelled", sample, truth))
 
 
 def _missing(where: str, row: Mapping[str, Any], column: str, otherwise: str) -> str:
     near = did_you_mean(column, row)
     near = near if near.endswith("?") else f"; it has {', '.join(row)}"
-    return f"{where}: there is no column {column!r} {otherwise}{near}"
+    return f"{where}: missing column {column!r} {otherwise}{near}"

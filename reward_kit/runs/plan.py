@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
 from reward_kit.agent.limits import Exhausted
 from reward_kit.agent.policies import make_policy, option_names
-from reward_kit.agent.policies.replay_policy import recorded_labels
 from reward_kit.agent.policies.simple_policies import HumanPolicy
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.samples import Sample
@@ -27,14 +25,14 @@ from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean, 
 from reward_kit.loading import load_object
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.scoring import Reward
-from reward_kit.runs.inputs import differences, keep_inputs
+from reward_kit.runs.inputs import keep_inputs
 from reward_kit.runs.redaction import Redaction, redaction_of, without_hidden, without_secrets
-from reward_kit.runs.run_folder import FILE, RunHeader, RunStore, new_run_path
+from reward_kit.runs.run_folder import RunFolder, RunHeader, new_run_path
 from reward_kit.runs.summary import EpisodeRow
 from reward_kit.runs.task_file import about, keys_of_user
 from reward_kit.runs.task_objects import LivePolicy, kept_sources, name_of
 from reward_kit.runs.tasks import LoadedTask, selected
-from reward_kit.task_parts import PolicyModel, UserModel
+from reward_kit.task_parts import UserModel
 
 if TYPE_CHECKING:
     from reward_kit.providers.session import ProviderSession
@@ -43,11 +41,11 @@ if TYPE_CHECKING:
 _PROVIDERS = ("openai",)
 _OF_POLICY = re.compile(r"policy\.(\w+)")
 _PACKAGE = "reward_kit."
-_ASK_AN_ENDPOINT = ("openai", "own_agent")
+_ASK_AN_ENDPOINT = {"openai", "own_agent"}
 _NO_USERS = {
-    "expert": "it asks the world, which a user does not see",
+    "expert": "it asks the environment, which a user does not see",
     "random": "it calls tools, and a user has none",
-    "replay": "it plays an agent; what the user of a recorded episode said comes from asking the user again",
+    "replay": "it plays an agent; the texts of a recorded user come from asking the user again",
 }
 
 
@@ -84,16 +82,7 @@ class RunArgs:
         return cls(**{**given, "task_path": Path(given["task_path"]), "overrides": without_hidden(header.overrides)})
 
     def changed(self, overrides: Mapping[str, Any], base_url: str | None, hidden: Sequence[str]) -> RunArgs:
-        """Return the arguments with what a resume may change: limits of the run, secrets, and the models' endpoint.
-
-        Args:
-            overrides: as given to the resume.
-            base_url: the endpoint, None to keep it.
-            hidden: the keys of secrets that were given to the run and are not stored.
-
-        Raises:
-            ConfigError: an override would change what is run.
-        """
+        """Return the arguments with what a resume may change: limits of the run, secrets, and the models' endpoint."""
         for key in overrides:
             if not key.startswith("run_limits.") and key not in hidden:
                 raise ConfigError(f"-T {key} cannot be changed by --resume; start a new run. run_limits.… can be")
@@ -163,11 +152,8 @@ class Listener(Protocol):
 class Control:
     """Stops a run from outside, and notes why it stopped.
 
-    Attributes:
-        stop_reason: set once no further episode begins; what is in flight is finished.
-        reached: the run's limit that stopped it, where one did.
-        is_failure: the run cannot go on by itself, such as where an endpoint stays away.
-        scope: cancel it to stop at once; what is in flight is lost and runs again on resume.
+    Once `stop_reason` is set, no further episode begins. Cancel `scope` to stop at once: what is in flight is lost, and
+    runs again on resume. After `is_failure` the run cannot go on by itself.
     """
 
     stop_reason: str | None = None
@@ -203,18 +189,6 @@ def plan_run(
     """Make the policies and the simulated user, select the samples, and so find what is wrong with them.
 
     Nothing is written, and no model is called.
-
-    Args:
-        task: as it was resolved.
-        args: what of it is run, and by whom; else by the policy that the task names.
-        max_concurrency: episodes in flight; one if a person plays.
-        traffic: what all requests of the run share.
-        live: policies that are Python objects, by their labels.
-        needs_policy: raise an error if no policy is named anywhere; else the plan has none then.
-
-    Raises:
-        ConfigError: a policy, the user or the redact function cannot be made, a limit on cost cannot be kept, or a
-            sample does not exist.
     """
     is_named = bool(args.models or args.policies or (task.definition.policy and not live))
     if live and not is_named and args.base_url is not None:
@@ -243,20 +217,8 @@ def plan_run(
 
 def begin_run(
     log_dir: Path, task: LoadedTask, plan: RunPlan, args: RunArgs, live: Mapping[str, LivePolicy] | None = None
-) -> RunStore:
-    """Make the folder of a new run, with its `run.json` and the inputs that its results come from.
-
-    Args:
-        log_dir: where it is made.
-        task: as it was resolved.
-        plan: what is run of it.
-        args: what was asked for.
-        live: the policies that are Python objects, which no file describes.
-
-    Raises:
-        ConfigError: the folder cannot be made.
-        StoreError: a file of it cannot be written.
-    """
+) -> RunFolder:
+    """Make the folder of a new run, with its `run.json` and the inputs that its results come from."""
     path = new_run_path(log_dir, task.definition.name)
     objects = {f"policy {label}": policy for label, policy in (live or {}).items()}
     of_python = {**task.objects.names, **{name: name_of(one) for name, one in objects.items()}}
@@ -276,7 +238,7 @@ def begin_run(
         **({"from_python": of_python} if of_python else {}),
         **asked,
     )
-    folder = RunStore.create(path, header, plan.redaction)
+    folder = RunFolder.create(path, header, plan.redaction)
     keep_inputs(folder, task.inputs, task.digests, {**task.objects.kept, **kept_sources(objects)})
     return folder
 
@@ -285,15 +247,8 @@ def begin_run(
 
 
 def header_to_resume(path: Path) -> RunHeader:
-    """The header of a run that is to go on.
-
-    Raises:
-        ConfigError: it is not the folder of a run, or not of a task.
-        StoreError: its header is damaged.
-    """
-    if not (path / FILE).is_file():
-        raise ConfigError(f"--resume: {path} is not a run; name a folder with a {FILE}, or none for the latest")
-    header = RunHeader.read(path)
+    """The header of a run that is to go on."""
+    header = RunHeader.to_resume(path)
     if header.task_path is None:
         raise ConfigError(f"{path} is not a run of a task and cannot be resumed")
     if header.from_python is not None:
@@ -304,18 +259,7 @@ def header_to_resume(path: Path) -> RunHeader:
     return header
 
 
-def changes_since(path: Path, header: RunHeader, task: LoadedTask) -> list[str]:
-    """Return a text for each file of the run that is different now."""
-    return differences(path, header.digests, task.digests, task.inputs)
-
-
 # Policies
-
-
-class _Choice(NamedTuple):
-    label: str
-    type: str
-    options: dict[str, Any]
 
 
 def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | None = None) -> list[NamedPolicy]:
@@ -323,91 +267,76 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
 
     Files of `policies` are relative to the task file; the run of `replay:RUN`, each of whose policies is played, is
     relative to the working directory.
-
-    Raises:
-        ConfigError: no policy is named anywhere, one cannot be made, or two have one label.
     """
     in_file, base_url = task.definition.policy, args.base_url
-    choices = [_model(model, in_file) for model in args.models]
+    choices: list[tuple[str, str, dict[str, Any]]] = []  # label, type, options
+
+    def options_for(kind: str) -> dict[str, Any]:
+        return in_file.options() if in_file is not None and in_file.type == kind else {}
+
+    def add_replays(run: Path, options: Mapping[str, Any]) -> None:
+        """Add each policy of a run, or the named one; their labels are a part of the episodes' ids and seeds."""
+        from reward_kit.agent.policies.replay_policy import recorded_labels
+
+        labels = [options["policy"]] if options.get("policy") is not None else recorded_labels(run)
+        for label in labels:
+            choices.append((str(label), "replay", {**options, "run": str(run.resolve()), "policy": label}))
+
+    for model in args.models:
+        provider, separator, name = model.partition("/")
+        if not separator or not name or provider not in _PROVIDERS:
+            near = did_you_mean(provider, _PROVIDERS) if separator else ""
+            wanted = "openai/NAME" if separator or not model else f"openai/{model}"
+            raise ConfigError(
+                f"--model {model!r}: write {wanted}{near if near.endswith('?') else ''}, for OpenAI or, by "
+                "--base-url, for any endpoint that speaks its protocol"
+            )
+        choices.append((model, provider, {**options_for(provider), "model": name}))
     for name in args.policies:
         kind, _, run = name.partition(":")
-        options = _file_options("replay" if run and kind == "replay" else name, in_file)
-        choices += _replays(Path(run), options) if run and kind == "replay" else [_Choice(name, name, options)]
+        if run and kind == "replay":
+            add_replays(Path(run), options_for("replay"))
+        else:
+            choices.append((name, name, options_for(name)))
     is_of_file = not choices and in_file is not None
     if is_of_file and in_file is not None:
-        choices = _of_file(in_file, task.folder)
+        options = in_file.options()
+        if in_file.type == "replay" and isinstance(options.get("run"), str):
+            add_replays(task.folder / options["run"], options)
+        else:
+            label = f"openai/{options.get('model')}" if in_file.type == "openai" else in_file.type
+            choices.append((label, in_file.type, options))
     if not choices:
         in_python = "policy=MyPolicy to Task, or models='openai/NAME' to its run"
         by_file = "--model openai/NAME, --policy random, or a policy: block in the file"
         raise ConfigError(f"{task.path}: no policy. Give {by_file if task.located.is_written else in_python}")
-    if task.definition.resource_type is None and any(choice.type == "expert" for choice in choices):
+    kinds = {kind for _, kind, _ in choices}
+    if task.definition.resource_type is None and "expert" in kinds:
         raise ConfigError(f"{task.path}: the expert policy asks the resource, and the task has no resource_type")
-    if task.definition.user is not None and any(choice.type == "own_agent" for choice in choices):
+    if task.definition.user is not None and "own_agent" in kinds:
         raise ConfigError(f"{task.path}: an own_agent talks to its model only, so user: would have no effect")
-    _check_labels([choice.label for choice in choices])
-    if base_url is not None:
-        asking = [choice for choice in choices if choice.type in _ASK_AN_ENDPOINT]
-        if not asking:
-            raise ConfigError("--base-url is for models, and no policy of this run is one; give --model openai/NAME")
-        for choice in asking:
-            choice.options["base_url"] = base_url
+    _check_labels([label for label, _, _ in choices])
+    if base_url is not None and not kinds & _ASK_AN_ENDPOINT:
+        raise ConfigError("--base-url is for models, and no policy of this run is one; give --model openai/NAME")
     made = []
-    with _at_policy_key(task) if is_of_file else nullcontext():
-        for label, kind, options in choices:
-            of_user = keys_of_user("policy", options, task.of_user)
-            if base_url is not None:
-                of_user = of_user - {"base_url"} | keys_of_user("", ["base_url"], task.of_user)
+    for label, kind, options in choices:
+        if base_url is not None and kind in _ASK_AN_ENDPOINT:
+            options["base_url"] = base_url
+        of_user = keys_of_user("policy", options, task.of_user)
+        if base_url is not None:
+            of_user = of_user - {"base_url"} | keys_of_user("", ["base_url"], task.of_user)
+        try:
             made.append(NamedPolicy(label, make_policy(kind, options, task.folder, traffic, of_user=of_user)))
+        except ConfigError as error:
+            # An error of the task's own block gets the line of the key, unless the key was laid over.
+            match = _OF_POLICY.match(str(error))
+            key = match[1] if match else "type"
+            block = task.located.data.get("policy")
+            given = in_file.model_dump().get(key) if in_file is not None else None
+            if not is_of_file or not isinstance(block, Mapping) or (key in block and block[key] != given):
+                raise
+            raise ConfigError(f"{task.located.where(('policy', key))}: {error}") from error
     return made
-
-
-@contextmanager
-def _at_policy_key(task: LoadedTask) -> Iterator[None]:
-    """Add the line of the key to an error of the task's own `policy:` block, unless the key was laid over."""
-    try:
-        yield
-    except ConfigError as error:
-        named = _OF_POLICY.match(str(error))
-        key = named[1] if named else "type"
-        block = task.located.data.get("policy")
-        given = task.definition.policy.model_dump().get(key) if task.definition.policy is not None else None
-        if not isinstance(block, Mapping) or (key in block and block[key] != given):
-            raise
-        raise ConfigError(f"{task.located.where(('policy', key))}: {error}") from error
-
-
-def _model(model: str, in_file: PolicyModel | None) -> _Choice:
-    provider, separator, name = model.partition("/")
-    if not separator or not name or provider not in _PROVIDERS:
-        near = did_you_mean(provider, _PROVIDERS) if separator else ""
-        wanted = "openai/NAME" if separator or not model else f"openai/{model}"
-        raise ConfigError(
-            f"--model {model!r}: write {wanted}{near if near.endswith('?') else ''}, for OpenAI or, by "
-            "--base-url, for any endpoint that speaks its protocol"
-        )
-    return _Choice(model, provider, {**_file_options(provider, in_file), "model": name})
-
-
-def _of_file(in_file: PolicyModel, folder: Path) -> list[_Choice]:
-    options = in_file.options()
-    if in_file.type == "replay" and isinstance(options.get("run"), str):
-        return _replays(folder / options["run"], options)
-    label = f"openai/{options.get('model')}" if in_file.type == "openai" else in_file.type
-    return [_Choice(label, in_file.type, options)]
-
-
-def _replays(run: Path, options: Mapping[str, Any]) -> list[_Choice]:
-    """Return a choice for each policy of the run, or for the one that is named.
-
-    Each stands under its own label, which is a part of the episodes' ids and seeds.
-    """
-    labels = [options["policy"]] if options.get("policy") is not None else recorded_labels(run)
-    given = {**options, "run": str(run.resolve())}
-    return [_Choice(str(label), "replay", {**given, "policy": label}) for label in labels]
-
-
-def _file_options(name: str, in_file: PolicyModel | None) -> dict[str, Any]:
-    return in_file.options() if in_file is not None and in_file.type == name else {}
 
 
 def _live_policy(label: str, given: LivePolicy) -> NamedPolicy:
@@ -415,8 +344,8 @@ def _live_policy(label: str, given: LivePolicy) -> NamedPolicy:
     if not isinstance(given, type):
         return NamedPolicy(label, given, is_lent=True)
     kind = given
-    parameters = inspect.signature(kind).parameters.values()
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(kind).parameters.values()
     needed = [one.name for one in parameters if one.default is one.empty and one.kind not in variable]
     if needed:
         raise ConfigError(
@@ -430,11 +359,7 @@ def _live_policy(label: str, given: LivePolicy) -> NamedPolicy:
 
 
 def label_each(policies: Sequence[LivePolicy]) -> dict[str, LivePolicy]:
-    """Policies under the names of their classes.
-
-    Raises:
-        ConfigError: two have one name.
-    """
+    """Policies under the names of their classes."""
     labels = [one.__name__ if isinstance(one, type) else type(one).__name__ for one in policies]
     if twice := next((label for label in labels if labels.count(label) > 1), None):
         raise ConfigError(f"two policies are called {twice!r}; give them labels: policies={{'one': …, 'other': …}}")
@@ -447,109 +372,67 @@ def _check_labels(labels: Sequence[str]) -> None:
 
 
 def check_costs(task: LoadedTask, policies: Sequence[NamedPolicy], user: SimulatedUser | None) -> None:
-    """A limit on cost holds only where the cost of every action is known.
-
-    Raises:
-        ConfigError: there is such a limit, and a policy or a user that does not know what it costs.
-    """
+    """Reject a limit on cost unless the cost of every action is known."""
     limits = (task.definition.limits.cost, task.definition.run_limits.cost)
-    without = {named.label: named.policy for named in policies if not named.policy.knows_cost}
-    without |= {WHO: user.policy} if user is not None and not user.knows_cost else {}
-    unknown = list(without)
-    if unknown and any(limit is not None for limit in limits):
-        raise ConfigError(
-            f"{task.path}: a limit on cost (--max-cost, limits.cost, run_limits.cost) cannot be kept: the price of "
-            f"{', '.join(unknown)} is not known; {_how_to_know(without)}"
-        )
-
-
-def _how_to_know(policies: Mapping[str, AgentPolicy]) -> str:
-    """Return how to make the price known: by a file for a model of an endpoint, by an attribute of a class."""
-    own = [type(policy).__name__ for policy in policies.values() if not type(policy).__module__.startswith(_PACKAGE)]
+    unknown = {named.label: named.policy for named in policies if not named.policy.knows_cost}
+    unknown |= {WHO: user.policy} if user is not None and not user.knows_cost else {}
+    if not unknown or all(limit is None for limit in limits):
+        return
+    own = [type(policy).__name__ for policy in unknown.values() if not type(policy).__module__.startswith(_PACKAGE)]
     ways = []
-    if len(own) < len(policies):
-        block = "user" if WHO in policies else "policy"
+    if len(own) < len(unknown):
+        block = "user" if WHO in unknown else "policy"
         ways.append(
             f"name a price_file that has it, {block}: {{type: openai, price_file: prices.yaml}}, with a line such as "
             "gpt-5-mini: {input: 0.25, output: 2.00}, US dollars per million tokens"
         )
     if own:
-        named = ", ".join(dict.fromkeys(own))
         ways.append(
-            f"in the class {named} (an AgentPolicy) write is_free = True where its actions cost nothing, else let "
-            "knows_cost return True and give each action log_probs={'usage': {'cost': US_DOLLARS}}"
+            f"in the class {', '.join(dict.fromkeys(own))} (an AgentPolicy) write is_free = True where its actions "
+            "cost nothing, else let knows_cost return True and give each action "
+            "log_probs={'usage': {'cost': US_DOLLARS}}"
         )
-    return "; ".join(ways)
-
-
-# The simulated user
+    raise ConfigError(
+        f"{task.path}: a limit on cost (--max-cost, limits.cost, run_limits.cost) cannot be kept: the price of "
+        f"{', '.join(unknown)} is not known; {'; '.join(ways)}"
+    )
 
 
 def make_user(task: LoadedTask, traffic: ProviderSession | None = None) -> SimulatedUser | None:
-    """The user of a task, None where it has none.
-
-    Args:
-        task: its `user` says who it is.
-        traffic: what all requests of a run share.
-
-    Raises:
-        ConfigError: its policy cannot be made, or its templates do not fit a sample.
-    """
+    """Return the simulated user of a task, if it has one; `traffic` is what all requests of a run share."""
     block = task.definition.user
     if block is None:
         return None
+    # A misspelt key is reported first, since it is also missed where it is needed.
+    with about(task.located, "user"):
+        taken = {"replies"} if block.type == "scripted" else option_names(block.type, task.folder)
+    options = block.options()
+    words: dict[str, Any] = {"instructions": block.instructions, "stop_phrase": block.stop_phrase}
+    for key in options:
+        if taken is not None and key not in taken:
+            near = did_you_mean(key, {*UserModel.model_fields, *taken})
+            where = task.located.where(("user", key))
+            raise ConfigError(f"{where}: user.{key}: unknown key for a user of type {block.type!r}{near}")
     try:
-        _refuse_unknown(block, task)
-        user = _user(block, task, traffic)
+        if block.type in _NO_USERS:
+            raise ConfigError(f"the policy {block.type!r} cannot be a user: {_NO_USERS[block.type]}")
+        if block.type == "openai" and not block.instructions:
+            raise ConfigError("a model needs instructions to play the user; give user.instructions")
+        if block.type == "scripted":
+            replies = options.get("replies")
+            if isinstance(replies, str):
+                replies, named = load_object(replies, task.folder), replies
+                if not callable(replies):
+                    raise ConfigError(f"user.replies: {named} is {kind_of(replies)}, not a function")
+            user: SimulatedUser = ScriptedUser(replies, opens=block.opens, **words)
+        else:
+            of_user = keys_of_user("user", options, task.of_user)
+            policy = make_policy(block.type, options, task.folder, traffic, section="user", of_user=of_user)
+            user = SimulatedUser(policy, opens=block.opens, **words)
         for sample in task.samples:
             user.check(sample)
-    except _UnknownKey:
-        raise
     except ConfigError as error:
         if str(error).startswith("user.api_key_env: "):
             raise ConfigError(f"{task.located.where(('user', 'api_key_env'))}: {error}") from error
         raise ConfigError(f"{task.located.where(('user',))}: user: {error}") from error
     return user
-
-
-class _UnknownKey(ConfigError):
-    """A key that nothing reads, with its line."""
-
-
-def _refuse_unknown(block: UserModel, task: LoadedTask) -> None:
-    """Before anything else, since a misspelt key is also missed where it is needed."""
-    taken = {"replies"} if block.type == "scripted" else option_names(block.type, task.folder)
-    for key in block.options():
-        if taken is not None and key not in taken:
-            near = did_you_mean(key, {*UserModel.model_fields, *taken})
-            where = task.located.where(("user", key))
-            raise _UnknownKey(f"{where}: user.{key}: unknown key for a user of type {block.type!r}{near}")
-
-
-def _user(block: UserModel, task: LoadedTask, traffic: ProviderSession | None) -> SimulatedUser:
-    if block.type in _NO_USERS:
-        raise ConfigError(f"the policy {block.type!r} cannot be a user: {_NO_USERS[block.type]}")
-    options = block.options()
-    if block.type == "scripted":
-        return ScriptedUser(
-            _replies(options, task.folder),
-            instructions=block.instructions,
-            stop_phrase=block.stop_phrase,
-            opens=block.opens,
-        )
-    if block.type == "openai" and not block.instructions:
-        raise ConfigError("a model needs instructions to play the user; give user.instructions")
-    of_user = keys_of_user("user", options, task.of_user)
-    policy = make_policy(block.type, options, task.folder, traffic, section="user", of_user=of_user)
-    return SimulatedUser(policy, instructions=block.instructions, stop_phrase=block.stop_phrase, opens=block.opens)
-
-
-def _replies(options: dict[str, Any], folder: Path) -> Any:
-    """The one key of a scripted user: texts, or the function that `file.py:function` names."""
-    replies = options.get("replies")
-    if not isinstance(replies, str):
-        return replies
-    function = load_object(replies, folder)
-    if not callable(function):
-        raise ConfigError(f"user.replies: {replies} is {kind_of(function)}, not a function")
-    return function

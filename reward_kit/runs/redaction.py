@@ -35,16 +35,6 @@ _PASSWORD_IN_URL = re.compile(r"://[^\s/?#:@]*:([^\s/?#]+)@")
 _SHORTEST_SECRET = 8  # a shorter value would blot out ordinary words
 
 
-def wrapped(data: bytes) -> bytes:
-    """Return bytes in their stored form."""
-    return base64.b64encode(data)
-
-
-def unwrapped(data: bytes) -> bytes:
-    """The UTF-8 of such a text, surrogates included."""
-    return base64.b64decode(data)
-
-
 class Redaction:
     """Blots out secrets.
 
@@ -63,15 +53,11 @@ class Redaction:
 
     @property
     def has_hook(self) -> bool:
-        """Whether `of_record` changes anything."""
+        """True if `of_record` changes anything."""
         return self._hook is not None
 
     def of_record(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The record with the hook applied to its texts; keys, and what joins records, stay as they are.
-
-        Raises:
-            StoreError: the hook raised, or returned something that is not text.
-        """
+        """The record with the hook applied to its texts; keys, and what joins records, stay as they are."""
         if self._hook is None:
             return record
         return {key: value if key in _JOINS else self._hooked(value) for key, value in record.items()}
@@ -82,7 +68,11 @@ class Redaction:
             if secret in line:
                 line = line.replace(secret, HIDDEN.encode())
         if self._secrets and _WRAPPED_MARK in line:
-            return _WRAPPED.sub(lambda found: found[1] + wrapped(self.of_bytes(unwrapped(found[2]))) + b'"', line)
+
+            def hidden(match: re.Match[bytes]) -> bytes:
+                return match[1] + base64.b64encode(self.of_bytes(base64.b64decode(match[2]))) + b'"'
+
+            line = _WRAPPED.sub(hidden, line)
         return line
 
     def of_bytes(self, data: bytes) -> bytes:
@@ -98,20 +88,17 @@ class Redaction:
         return text
 
     def _hooked(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self._call(value)
         if isinstance(value, Mapping):
             if value.get("__type__") == "text":
-                text = unwrapped(value["value"].encode("ascii")).decode("utf-8", "surrogatepass")
-                return to_json_value(self._call(text))
+                return to_json_value(self._hooked(base64.b64decode(value["value"]).decode("utf-8", "surrogatepass")))
             return {key: self._hooked(item) for key, item in value.items()}
-        return [self._hooked(item) for item in value] if isinstance(value, list | tuple) else value
-
-    def _call(self, text: str) -> str:
-        assert self._hook is not None
+        if isinstance(value, list | tuple):
+            return [self._hooked(item) for item in value]
+        if not isinstance(value, str) or self._hook is None:
+            return value
         try:
             with boundary(StoreError, "the task's redact function"):
-                result = self._hook(text)
+                result = self._hook(value)
         except RewardKitError as error:
             raise StoreError(f"{error}; nothing is written unredacted") from error
         if not isinstance(result, str):
@@ -122,12 +109,13 @@ class Redaction:
 def without_secrets(value: Any) -> Any:
     """`value` with everything under a key that names a secret replaced."""
     if isinstance(value, Mapping):
-        return {key: HIDDEN if _is_secret(key, item) else without_secrets(item) for key, item in value.items()}
+        return {
+            key: HIDDEN
+            if SECRET_NAME.search(str(key)) and not isinstance(item, Mapping) and item is not None
+            else without_secrets(item)
+            for key, item in value.items()
+        }
     return [without_secrets(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _is_secret(key: Any, value: Any) -> bool:
-    return bool(SECRET_NAME.search(str(key))) and not isinstance(value, Mapping) and value is not None
 
 
 def is_hidden(value: Any) -> bool:
@@ -153,12 +141,9 @@ def hidden_keys(value: Any, key: str = "") -> Iterator[str]:
 def known_secrets(*configurations: Any) -> Iterator[str]:
     """The values of secrets that this process knows: from the environment, `.env`, and under secret-like keys.
 
-    A password in a URL (`scheme://user:password@host`) is one wherever it stands, as it is written and decoded. The
+    A password in a URL (`scheme://user:password@host`) is one anywhere, as it is written and decoded. The
     values of variables that a configuration names by `api_key_env`, `headers_env` or `pass_env` are secrets too, and
     those that REWARD_KIT_KEY_ORIGINS lists, whatever their names are.
-
-    Args:
-        configurations: nested mappings and lists, such as a task definition and the command line's overrides.
     """
     dotenv = read_dotenv(Path.cwd())
     for variables in (dotenv, os.environ):
@@ -206,24 +191,12 @@ def _secrets_in(value: Any, is_secret: bool = False) -> Iterator[str]:
 
 
 def redaction_of(definition: TaskDefinitionModel, folder: Path) -> Redaction:
-    """Return the redaction of a run: the secrets that this process knows, and the task's hook.
-
-    Args:
-        definition: of the task.
-        folder: where its file lies.
-
-    Raises:
-        ConfigError: its `redact` cannot be loaded, or is not a function.
-    """
+    """Return the redaction of a run: the secrets that this process knows, and the task's hook."""
     return Redaction(known_secrets(definition.model_dump(mode="json")), load_hook(definition.redact, folder))
 
 
 def load_hook(location: str | None, folder: Path) -> Callable[[str], str] | None:
-    """The function that a task's `redact` names.
-
-    Raises:
-        ConfigError: it cannot be loaded, or is not a function.
-    """
+    """The function that a task's `redact` names."""
     if location is None:
         return None
     hook = load_object(location, folder)

@@ -17,7 +17,7 @@ _SAME = 1e-12  # what differs by less differs by rounding
 
 
 class Counts(NamedTuple):
-    """The number of episodes that went each way; all but the last two count those that are scored before and after."""
+    """Episodes that went each way; all but `lost` (no score any more) and `gained` are scored before and after."""
 
     up: int
     down: int
@@ -30,17 +30,7 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PolicyChange:
-    """The change that another reward makes to one policy's scores.
-
-    Attributes:
-        policy: its label.
-        before: the mean score by the earlier reward; None where nothing was scored.
-        after: by this one.
-        difference: after − before, over the episodes that both scored, clustered by sample; None without any.
-        paired: how many those are.
-        episodes: which way they went; `lost` are those that have no score any more, `gained` those that had none.
-        samples_up, samples_down, samples_same: samples by the mean of their paired episodes.
-    """
+    """The change that another reward makes to one policy's scores."""
 
     policy: str
     before: Interval | None
@@ -71,7 +61,7 @@ class ScoreChanges:
     moved: Sequence[Moved]
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in `summary.json`."""
+        """Return the form of `summary.json`."""
         policies = [{**asdict(one), "episodes": one.episodes._asdict()} for one in self.policies]
         return {"policies": policies, "moved": [one._asdict() for one in self.moved]}
 
@@ -86,86 +76,59 @@ def scores_of(source: Source) -> dict[str, float | None]:
 
 
 def changes_of(before: Mapping[str, float | None], rows: Iterable[EpisodeRow], pass_threshold: float) -> ScoreChanges:
-    """Set the scores of the same episodes side by side.
-
-    Args:
-        before: the earlier scores by `rollout_id`.
-        rows: the episodes with their scores of now.
-        pass_threshold: a score of at least this passes, then as now.
-    """
+    """Set the scores of the same episodes side by side."""
     by_policy: dict[str, list[EpisodeRow]] = defaultdict(list)
+    moved = []
     for row in rows:
         by_policy[row.policy].append(row)
+        earlier = before.get(row.rollout_id)
+        if row.score is not None and earlier is not None and abs(row.score - earlier) > _SAME:
+            moved.append(Moved(row.rollout_id, row.sample_id, row.policy, earlier, row.score))
     changes = [_change(name, before, by_policy[name], pass_threshold) for name in sorted(by_policy)]
-    moved = [
-        Moved(row.rollout_id, row.sample_id, row.policy, earlier, row.score)
-        for policy in by_policy.values()
-        for row, earlier in _paired(before, policy)
-        if row.score is not None and abs(row.score - earlier) > _SAME
-    ]
     moved.sort(key=lambda one: (-abs(one.after - one.before), one.rollout_id))
     return ScoreChanges(changes, moved[:_MOST_EXAMPLES])
-
-
-def _paired(before: Mapping[str, float | None], rows: Iterable[EpisodeRow]) -> list[tuple[EpisodeRow, float]]:
-    return [
-        (row, earlier) for row in rows if row.score is not None and (earlier := before.get(row.rollout_id)) is not None
-    ]
 
 
 def _change(
     policy: str, before: Mapping[str, float | None], rows: Sequence[EpisodeRow], threshold: float
 ) -> PolicyChange:
-    earlier = [before.get(row.rollout_id) for row in rows]
+    earlier, later = [before.get(row.rollout_id) for row in rows], [row.score for row in rows]
     samples = [row.sample_id for row in rows]
-    pairs = _paired(before, rows)
-    differences = [(row.score or 0.0) - score for row, score in pairs]
+    pairs = [(now, was, sample) for now, was, sample in zip(later, earlier, samples, strict=True)]
+    both = [(now, was, sample) for now, was, sample in pairs if now is not None and was is not None]
+    differences = [now - was for now, was, _ in both]
     of_sample: dict[str, float] = defaultdict(float)
-    for (row, _), difference in zip(pairs, differences, strict=True):
-        of_sample[row.sample_id] += difference
-    directions = Counter(map(_direction, of_sample.values()))
+    for (_, _, sample), difference in zip(both, differences, strict=True):
+        of_sample[sample] += difference
+    directions, of_samples = Counter(map(_direction, differences)), Counter(map(_direction, of_sample.values()))
+    passes = Counter((now >= threshold, was >= threshold) for now, was, _ in both)
+    difference_interval = None
+    if both:
+        interval = mean_interval(differences, [sample for _, _, sample in both])
+        if interval.standard_error is not None and interval.standard_error < _SAME:
+            # What moved all episodes by the same amount is certain, also if that is 0 or 1.
+            interval = replace(interval, low=interval.mean, high=interval.mean)
+        elif all(0.0 <= score <= 1.0 for now, was, _ in both for score in (now, was)):
+            interval = interval.clipped(-1.0, 1.0)
+        difference_interval = interval
     return PolicyChange(
         policy=policy,
         before=score_interval(earlier, samples) if any(score is not None for score in earlier) else None,
-        after=score_interval([row.score for row in rows], samples) if any(r.score is not None for r in rows) else None,
-        difference=_difference(pairs),
-        paired=len(pairs),
-        episodes=_counts(before, rows, pairs, threshold),
-        samples_up=directions[1],
-        samples_down=directions[-1],
-        samples_same=directions[0],
-    )
-
-
-def _difference(pairs: Sequence[tuple[EpisodeRow, float]]) -> Interval | None:
-    """The mean with its interval; what moved all episodes by the same amount is sure, also where that is 0 or 1."""
-    if not pairs:
-        return None
-    values = [((row.score or 0.0), earlier) for row, earlier in pairs]
-    interval = mean_interval([now - earlier for now, earlier in values], [row.sample_id for row, _ in pairs])
-    if interval.standard_error is not None and interval.standard_error < _SAME:
-        return replace(interval, low=interval.mean, high=interval.mean)
-    is_share = all(0.0 <= score <= 1.0 for both in values for score in both)
-    return interval.clipped(-1.0, 1.0) if is_share else interval
-
-
-def _counts(
-    before: Mapping[str, float | None],
-    rows: Sequence[EpisodeRow],
-    pairs: Sequence[tuple[EpisodeRow, float]],
-    threshold: float,
-) -> Counts:
-    directions = Counter(_direction((row.score or 0.0) - earlier) for row, earlier in pairs)
-    passes = Counter(((row.score or 0.0) >= threshold, earlier >= threshold) for row, earlier in pairs)
-    known = [(row.score is not None, before.get(row.rollout_id) is not None) for row in rows]
-    return Counts(
-        up=directions[1],
-        down=directions[-1],
-        same=directions[0],
-        to_passed=passes[True, False],
-        to_failed=passes[False, True],
-        lost=known.count((False, True)),
-        gained=known.count((True, False)),
+        after=score_interval(later, samples) if any(score is not None for score in later) else None,
+        difference=difference_interval,
+        paired=len(both),
+        episodes=Counts(
+            up=directions[1],
+            down=directions[-1],
+            same=directions[0],
+            to_passed=passes[True, False],
+            to_failed=passes[False, True],
+            lost=sum(now is None and was is not None for now, was, _ in pairs),
+            gained=sum(now is not None and was is None for now, was, _ in pairs),
+        ),
+        samples_up=of_samples[1],
+        samples_down=of_samples[-1],
+        samples_same=of_samples[0],
     )
 
 

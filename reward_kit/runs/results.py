@@ -21,7 +21,7 @@ from reward_kit.runs.run_folder import line_record, placed_episodes, placed_line
 from reward_kit.runs.summary import EpisodeRow
 
 STEP = b'"step":'
-"""What follows, in a line of `credit.jsonl`, on all that the lines of one episode begin with."""
+"""Follows, in a line of `credit.jsonl`, on the beginning that all lines of an episode share."""
 
 
 class Place(NamedTuple):
@@ -32,11 +32,7 @@ class Place(NamedTuple):
 
 
 def credit_places(run: Path) -> Mapping[str, Place]:
-    """Return the place of each episode's consecutive lines in the `credit.jsonl` of a run.
-
-    Raises:
-        StoreError: the file is damaged.
-    """
+    """Return the place of each episode's consecutive lines in the `credit.jsonl` of a run."""
     path, places = run / "credit.jsonl", {}
     name, start, prefix = "", 0, b"\n"
     for number, (offset, text) in enumerate(placed_lines(path), 1):
@@ -49,13 +45,7 @@ def credit_places(run: Path) -> Mapping[str, Place]:
 
 
 class Result(NamedTuple):
-    """An episode and its score.
-
-    Attributes:
-        line: of `episodes.jsonl`, as bytes, with its line break.
-        episode: the same, read.
-        score: its line of `scores.jsonl`; None where it waits for one.
-    """
+    """An episode and its score."""
 
     line: bytes
     episode: Mapping[str, Any]
@@ -69,11 +59,7 @@ class Result(NamedTuple):
         return row
 
     def to_episode(self) -> SingleAgentEpisode:
-        """The episode itself, as it was collected but for its final state.
-
-        Raises:
-            EpisodeError: the line lacks a field.
-        """
+        """The episode itself, as it was collected but for its final state."""
         return episode_from_record(self.episode)
 
     def to_result(self) -> EvaluateResult | None:
@@ -94,26 +80,14 @@ class Result(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Offsets of the lines of a run that count; an episode that a limit of the run cut off does not.
-
-    Attributes:
-        episodes: of each episode by its `rollout_id`, in the order of the file.
-        scores: of its score, where it has one.
-    """
+    """Offsets of the lines of a run that count; an episode that a limit of the run cut off does not."""
 
     episodes: Mapping[str, int]
     scores: Mapping[str, int]
 
 
 def places_of(run: Path) -> Places:
-    """The lines of a run that count.
-
-    Args:
-        run: its folder; a process may still be writing the last lines.
-
-    Raises:
-        StoreError: a line is damaged; the message says which.
-    """
+    """The lines of a run that count."""
     latest = LatestAttempts[tuple[int, bool]]()
     for offset, record in placed_episodes(run):
         is_result = record.get("stop_reason") != StopReason.RUN_LIMIT
@@ -128,15 +102,7 @@ def places_of(run: Path) -> Places:
 
 
 def read_results(run: Path, places: Places | None = None) -> Iterator[Result]:
-    """The episodes of a run with their scores.
-
-    Args:
-        run: its folder.
-        places: as `places_of` gives them, where they are known already.
-
-    Raises:
-        StoreError: a line is damaged, or a file cannot be read.
-    """
+    """The episodes of a run with their scores."""
     places = places or places_of(run)
     if not places.episodes:
         return

@@ -1,23 +1,28 @@
-"""The folder of a run: its header `run.json`, and append-only JSON lines that a kill at any moment leaves readable.
+"""The folder of a run, of `run`, `score` or `train`: its header `run.json`, its lock and its append-only JSON lines.
 
-`episodes.jsonl` gets a line when an episode stops, `scores.jsonl` one when it is scored; `states/` holds final states
-by their SHA-256; `summary.json`, `report.html` and, if the task asks for it, `credit.jsonl` are written at the end. A
-line is one `write`; the torn last line that a kill can leave is cut off when the run is opened again. A lock keeps a
-second process out.
+A run of a task has `episodes.jsonl` and `scores.jsonl`, with final states in `states/` by their SHA-256; a line is one
+`write`, and the torn last line that a kill can leave is cut off when the run is opened again. A training run has:
+
+  metrics.jsonl   a line for each update
+  checkpoints/    everything that a resume needs; the latest ones and the best
+  model/          the weights of the best checkpoint, in the format of `transformers`, if the policy has such
+  episodes/       the episodes of some updates, with `logs.episodes_every`
+  studies/        the batch on which a loss or a gradient was not finite
+
+`summary.json` and `report.html` are written at the end of each.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-import math
 import os
 import platform
 import re
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -49,6 +54,7 @@ from reward_kit.safe_input import complete_lines
 from reward_kit.validation import describe_validation_error
 
 FILE = "run.json"
+CHECKPOINTS = "checkpoints"
 SCHEMA_VERSION = 1
 _ALWAYS = {"schema_version", "versions", "status", "timing"}
 
@@ -59,17 +65,32 @@ def this_software() -> dict[str, str]:
 
 
 class RunTiming(pydantic.BaseModel):
-    """The times of a run.
-
-    Attributes:
-        started_at: when it began, in UTC.
-        worked_s: seconds that processes worked on it, each until it ended by itself.
-    """
+    """The times of a run."""
 
     model_config = pydantic.ConfigDict(extra="allow", frozen=True)
 
     started_at: pydantic.AwareDatetime
     worked_s: float = 0.0
+
+
+class TrainingHeader(pydantic.BaseModel):
+    """The block `training` of `run.json`.
+
+    Attributes:
+        train_path: the train file.
+        overrides: the keys laid over it.
+        config: the file with defaults filled in, without secrets.
+        updates: finished updates.
+        redacts: whether the task has a redaction hook; token ids are then not decoded again.
+    """
+
+    model_config = pydantic.ConfigDict(extra="allow", frozen=True)
+
+    train_path: str
+    overrides: Mapping[str, Any] = {}
+    config: Mapping[str, Any] = {}
+    updates: int = 0
+    redacts: bool = False
 
 
 class RunHeader(pydantic.BaseModel):
@@ -80,16 +101,16 @@ class RunHeader(pydantic.BaseModel):
         total: how many episodes the run has when it is complete.
         run_id: the name of its folder.
         task: the definition as it was resolved, without secrets.
-        run_limits: those in force, each of which may have been raised since the run began; null is no limit.
+        run_limits: those in force, each of which may have been raised since the run began; null is unlimited.
         digests: SHA-256 of each file that decides what its episodes and scores are.
         versions: of the software that began it.
         max_concurrency: episodes in flight when it began.
         task_path, overrides, models, policies, base_url, rollouts, limit, sample_ids, seed: the run's `Request`;
-            `task_path` is None where transcripts are scored and nothing is run.
+            `task_path` is None if transcripts are scored and nothing is run.
         from_python: what the run was given as Python objects, which no file names, by what each is; such a run is not
             resumed. Where it has a `task`, that was made in Python, and `task_path` is only the place of its files.
         data, reward: the transcripts and the reward that were named, where transcripts are scored.
-        training: where a model is trained, what `rl/training/run_folder.py` says of it; None for every other run.
+        training: of a training run, a `TrainingHeader`; None for every other run.
         rescored_from: where the episodes of another run were scored again, which, and by what; see `runs/scoring.py`.
         status: "running", "complete", "interrupted" or "failed".
         timing: what the clock says.
@@ -127,12 +148,7 @@ class RunHeader(pydantic.BaseModel):
 
     @classmethod
     def read(cls, run: Path) -> RunHeader:
-        """The header of the run in a folder.
-
-        Raises:
-            StoreError: it is missing, is of another version, or a key of it is damaged; or a link leads out of the
-                folder.
-        """
+        """The header of the run in a folder."""
         refuse_links_out(run)
         data = read_json(run / FILE)
         if data.get("schema_version") != SCHEMA_VERSION:
@@ -147,15 +163,31 @@ class RunHeader(pydantic.BaseModel):
 
     @classmethod
     def of_folder(cls, run: Path) -> RunHeader:
-        """Read the header of a folder that a user named.
+        """Read the header of a folder that a user named."""
+        if (run / FILE).is_file():
+            return cls.read(run)
+        folders = {run, run.parent, Path("runs")}
+        near = did_you_mean(str(run), (str(path.parent) for folder in folders for path in folder.glob(f"*/{FILE}")))
+        if (run.parent / FILE).is_file():
+            near = f"; did you mean {str(run.parent)!r}?"
+        near = near if near.endswith("?") else "; `reward-kit runs list` names them"
+        raise ConfigError(f"{run} is not the folder of a run: it has no {FILE}{near}")
 
-        Raises:
-            ConfigError: it is not that of a run; the message names what may have been meant.
-            StoreError: as `read`.
-        """
+    @classmethod
+    def to_resume(cls, run: Path) -> RunHeader:
+        """Read the header of a run named by `--resume`."""
         if not (run / FILE).is_file():
-            raise ConfigError(f"{run} is not the folder of a run: it has no {FILE}{_what_is_meant(run)}")
+            raise ConfigError(f"--resume: {run} is not a run; name a folder with a {FILE}, or none for the latest")
         return cls.read(run)
+
+    def training_of(self, run: Path) -> TrainingHeader:
+        """Return the training block; `run` is the folder, for messages."""
+        if self.training is None:
+            raise ConfigError(f"{run} is not a run of `reward-kit train`")
+        try:
+            return TrainingHeader.model_validate(self.training)
+        except pydantic.ValidationError as error:
+            raise StoreError(f"{run / FILE}: {'; '.join(describe_validation_error(error))}") from None
 
     @property
     def pass_threshold(self) -> float:
@@ -180,15 +212,6 @@ class RunHeader(pydantic.BaseModel):
         return self.model_copy(update=changes)
 
 
-def _what_is_meant(run: Path) -> str:
-    """The run whose file it is, or whose name is the nearest, for the end of a message."""
-    if (run.parent / FILE).is_file():
-        return f"; did you mean {str(run.parent)!r}?"
-    folders = {run, run.parent, Path("runs")}
-    near = did_you_mean(str(run), (str(path.parent) for folder in folders for path in folder.glob(f"*/{FILE}")))
-    return near if near.endswith("?") else "; `reward-kit runs list` names them"
-
-
 def new_run_path(log_dir: Path, task_name: str) -> Path:
     """`<log_dir>/<task>-<utc>-<id>`; the names sort by time within a task."""
     slug = re.sub(r"[^A-Za-z0-9_-]+", "-", task_name).strip("-")[:60] or "task"
@@ -196,37 +219,29 @@ def new_run_path(log_dir: Path, task_name: str) -> Path:
     return log_dir / f"{slug}-{now}-{secrets.token_hex(3)}"
 
 
-def latest_run(log_dir: Path, task_name: str | None = None) -> Path:
-    """Return the newest run of a task in `log_dir` that can be resumed, of one task if a name is given.
+def latest_run(log_dir: Path, name: str | None = None, *, training: bool = False) -> Path:
+    """Return the newest run in `log_dir` that can be resumed, of one task or train file if a name is given."""
 
-    Raises:
-        ConfigError: there is none.
-    """
-    runs = newest_runs(
-        log_dir,
-        lambda header: (
-            header.task_path is not None and header.from_python is None and task_name in (None, header.task_name)
-        ),
+    def fits(header: RunHeader) -> bool:
+        is_of_task = header.task_path is not None and header.from_python is None
+        return name in (None, header.task_name) and (header.training is not None if training else is_of_task)
+
+    if runs := newest_runs(log_dir, fits):
+        return runs[0]
+    kind, of_name = ("training run", f" of {name!r}") if training else ("run", f" of task {name!r}")
+    raise ConfigError(
+        f"no {kind}{of_name if name else ''} in {log_dir}; start one, or name its folder with --resume RUN"
     )
-    if not runs:
-        of_task = f" of task {task_name!r}" if task_name else ""
-        raise ConfigError(f"no run{of_task} in {log_dir}; start one, or name its directory with --resume RUN")
-    return runs[0]
 
 
 def newest_runs(log_dir: Path, fits: Callable[[RunHeader], bool]) -> list[Path]:
-    """The runs in `log_dir` whose header fits, the newest first; one that is damaged is left out."""
-    found = {path.parent: header for path in log_dir.glob(f"*/{FILE}") if (header := _readable(path.parent))}
-    runs = [path for path, header in found.items() if fits(header)]
-    return sorted(runs, key=lambda path: found[path].timing.started_at, reverse=True)
-
-
-def _readable(path: Path) -> RunHeader | None:
-    """A header, None where it cannot be read: one damaged run does not hide the others."""
-    try:
-        return RunHeader.read(path)
-    except StoreError:
-        return None
+    """Return the runs in `log_dir` whose header fits, the newest first; a damaged one does not hide the others."""
+    started = {}
+    for path in log_dir.glob(f"*/{FILE}"):
+        with suppress(StoreError):
+            if fits(header := RunHeader.read(path.parent)):
+                started[path.parent] = header.timing.started_at
+    return sorted(started, key=started.__getitem__, reverse=True)
 
 
 def is_open_elsewhere(path: Path) -> bool:
@@ -252,23 +267,21 @@ class RunFolder:
         redaction: keeps secrets out of what is written.
 
     Attributes:
-        header: what `run.json` says; read while no other process can change it.
+        header: the content of `run.json`; read while no other process can change it.
+        checkpoints: the folder of checkpoints, in a training run.
     """
 
     header: RunHeader
 
     def __init__(self, path: Path, redaction: Redaction | None = None) -> None:
-        self.path = path
+        self.path, self.checkpoints = path, path / CHECKPOINTS
         self.redaction = redaction or Redaction()
+        self._files: dict[str, int] = {}
+        self._states: set[Path] = set()
 
     @classmethod
     def create(cls, path: Path, header: RunHeader, redaction: Redaction | None = None) -> Self:
-        """Make the folder with its `run.json`.
-
-        Raises:
-            ConfigError: the folder cannot be made.
-            StoreError: `run.json` cannot be written.
-        """
+        """Make the folder with its `run.json`."""
         try:
             make_private_folder(path, parents=True)
         except OSError as error:
@@ -280,11 +293,7 @@ class RunFolder:
         return folder
 
     def __enter__(self) -> Self:
-        """Lock the folder and note that the run is running.
-
-        Raises:
-            StoreError: a file cannot be opened, or another process has the run open.
-        """
+        """Lock the folder and note that the run is running."""
         refuse_links_out(self.path)
         with ExitStack() as opened:
             lock = self._open(".lock", os.O_RDWR, opened)
@@ -292,13 +301,15 @@ class RunFolder:
                 lock_for_this_process(lock)
             except OSError:
                 raise StoreError(f"{self.path} is open in another process; wait for it to end") from None
-            self._open_files(opened)
-            self.write_header(RunHeader.read(self.path).with_(status="running"))
+            header = RunHeader.read(self.path)
+            for name in ("episodes.jsonl", "scores.jsonl") if header.training is None else ():
+                with told_of("open", self.path / name):
+                    cut_torn_line(self.path / name)
+                self._files[name] = self._open(name, os.O_WRONLY | os.O_APPEND, opened)
+            opened.callback(self._files.clear)
+            self.write_header(header.with_(status="running"))
             self._opened = opened.pop_all()
         return self
-
-    def _open_files(self, opened: ExitStack) -> None:
-        """Open what lines are appended to; a subclass has such files."""
 
     def _open(self, name: str, flags: int, opened: ExitStack) -> int:
         with told_of("open", self.path / name):
@@ -321,77 +332,54 @@ class RunFolder:
         text = json.dumps(summary, indent=2, allow_nan=False).encode("ascii") + b"\n"
         write_atomically(self.path / "summary.json", self.redaction.of_line(text))
 
-
-class RunStore(RunFolder):
-    """The folder of a run of a task: its episodes, scores and final states."""
-
-    def __init__(self, path: Path, redaction: Redaction | None = None) -> None:
-        super().__init__(path, redaction)
-        self._files: dict[str, int] = {}
-        self._states: set[tuple[str, str]] = set()
-
-    def _open_files(self, opened: ExitStack) -> None:
-        for name in ("episodes.jsonl", "scores.jsonl"):
-            with told_of("open", self.path / name):
-                cut_torn_line(self.path / name)
-            self._files[name] = self._open(name, os.O_WRONLY | os.O_APPEND, opened)
-        opened.callback(self._files.clear)
-
     def append_episode(self, episode: SingleAgentEpisode) -> None:
         """Write one episode; its final state goes to `states/` first."""
-        state = episode.custom_data.get("final_state")
-        kept = self._keep_state(redacted_state(state, self.redaction)) if state else None
-        self._append("episodes.jsonl", episode_to_record(episode, final_state=kept))
+        stored = None
+        if state := episode.custom_data.get("final_state"):
+            snapshot = redacted_state(state, self.redaction)
+            stored = {"kind": snapshot.kind, "sha256": snapshot.digest}
+            path = self.path / STATES / state_name(stored)
+            if path not in self._states:  # episodes of a group often end alike
+                if not path.exists():
+                    with told_of("write", path):
+                        make_private_folder(path.parent, exist_ok=True)
+                    write_atomically(path, snapshot.payload)
+                self._states.add(path)
+        self._append("episodes.jsonl", episode_to_record(episode, final_state=stored))
 
     def append_score(self, record: Mapping[str, Any]) -> None:
         """Write one score."""
         self._append("scores.jsonl", {"schema_version": SCHEMA_VERSION, **record})
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
-        self._append_line(name, compact_json(self.redaction.of_record(record)))
-
-    def _append_line(self, name: str, text: str) -> None:
+        text = compact_json(self.redaction.of_record(record))
         line = self.redaction.of_line(text.encode("ascii")) + b"\n"
         descriptor = self._files[name]
         facts = os.fstat(descriptor)
         if not facts.st_nlink:  # writing would succeed, into a file that can never be read
             raise StoreError(f"{self.path / name} was removed while the run went on; what it held is lost")
-        before = facts.st_size
         try:
             rest = memoryview(line)
-            while rest:  # a full disk takes a part first and says why with the next write
+            while rest:  # a full disk takes a part first and reports why with the next write
                 rest = rest[os.write(descriptor, rest) :]
         except OSError as error:
-            os.ftruncate(descriptor, before)
+            os.ftruncate(descriptor, facts.st_size)
             raise StoreError(f"cannot write {self.path / name}: {error.strerror or error}") from error
 
-    def _keep_state(self, snapshot: StateSnapshot) -> dict[str, str]:
-        digest = snapshot.digest
-        if (digest, snapshot.kind) not in self._states:  # episodes of a group often end alike
-            path = self.path / STATES / state_name({"kind": snapshot.kind, "sha256": digest})
-            if not path.exists():
-                with told_of("write", path):
-                    make_private_folder(path.parent, exist_ok=True)
-                write_atomically(path, snapshot.payload)
-            self._states.add((digest, snapshot.kind))
-        return {"kind": snapshot.kind, "sha256": digest}
-
-    def finish(self, status: str, seconds: float) -> None:
-        """Note in `run.json` how the run ended and how long this process worked on it."""
-        timing = self.header.timing
-        timing = timing.model_copy(update={"worked_s": round(timing.worked_s + seconds, 3)})
-        self.write_header(self.header.with_(status=status, timing=timing))
+    def note(self, *, status: str, worked_s: float, updates: int | None = None) -> None:
+        """Note in `run.json` the status, the seconds of work, and the finished updates of a training run."""
+        changes: dict[str, Any] = {"timing": self.header.timing.model_copy(update={"worked_s": round(worked_s, 3)})}
+        if updates is not None:
+            changes["training"] = {**(self.header.training or {}), "updates": updates}
+        self.write_header(self.header.with_(status=status, **changes))
 
 
 def redacted_state(state: Mapping[str, Any], redaction: Redaction) -> StateSnapshot:
-    """An episode's final state without secrets, as it is stored."""
-    return _without_secrets(StateSnapshot(state["kind"], state["payload"]), redaction)
-
-
-def _without_secrets(snapshot: StateSnapshot, redaction: Redaction) -> StateSnapshot:
-    """A state without secrets, where it is text; a database has a form of its own."""
+    """Return a final state as it is stored: without secrets where it is text; a database has a form of its own."""
+    snapshot = StateSnapshot(state["kind"], state["payload"])
     if snapshot.kind == "composite":
-        return compose({name: _without_secrets(part, redaction) for name, part in decompose(snapshot).items()})
+        parts = decompose(snapshot).items()
+        return compose({name: redacted_state({"kind": p.kind, "payload": p.payload}, redaction) for name, p in parts})
     is_text = snapshot.kind in ("json", "files")
     return StateSnapshot(snapshot.kind, redaction.of_bytes(snapshot.payload)) if is_text else snapshot
 
@@ -421,25 +409,14 @@ def placed_scores(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def check_score(record: Mapping[str, Any]) -> None:
-    """Refuse a score that no figure can be made of, and a failure that would be counted as one of its own.
-
-    Raises:
-        StoreError: the score is neither a finite number nor null, or the failure cannot be read.
-    """
-    if (score := record.get("score")) is not None and not _is_finite(score):
+    """Reject a score that is neither a finite number nor null, and a failure of an unknown class."""
+    score = record.get("score")
+    is_number = isinstance(score, int | float) and not isinstance(score, bool)
+    if score is not None and not (is_number and abs(score) <= sys.float_info.max):
         raise StoreError(f"the score of {record['rollout_id']} is a finite number or null; got {score!r:.80}")
     if (failure := record.get("failure")) is not None:
         with boundary(StoreError, "the failure cannot be read"):
             Failure.from_json(failure)
-
-
-def _is_finite(value: Any) -> bool:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond every float
-        return False
 
 
 def read_credit(path: Path) -> Iterator[dict[str, Any]]:
@@ -448,56 +425,38 @@ def read_credit(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def episode_at(path: Path, offset: int) -> SingleAgentEpisode:
-    """The episode of the line at an offset of the `episodes.jsonl` of the run at `path`, with its final state.
-
-    Raises:
-        StoreError: its final state is missing or is not what its name says.
-    """
+    """The episode of the line at an offset of the `episodes.jsonl` of the run at `path`, with its final state."""
     with told_of("read", path / "episodes.jsonl"), (path / "episodes.jsonl").open("rb") as lines:
         lines.seek(offset)
         return load_episode(path, json.loads(lines.readline()))
 
 
 def load_episode(path: Path, record: Mapping[str, Any]) -> SingleAgentEpisode:
-    """The episode of one line of the run at `path`, with its final state.
+    """Return the episode of one line of the run at `path`, with its final state.
 
     The line names the file of its state by its digest, or, as training keeps it, holds the state itself.
-
-    Raises:
-        StoreError: its final state is missing, or does not match its digest.
     """
     episode = episode_from_record(record)
     if stored := episode.custom_data["final_state"]:
-        snapshot = _stored_state(path, episode.id_, stored)
-        episode.custom_data["final_state"] = {"kind": snapshot.kind, "payload": snapshot.payload}
+        match stored:
+            case {"kind": str(kind), "payload": bytes(payload)}:
+                pass
+            case {"kind": str(kind), "sha256": str(digest)}:
+                file = state_file(path, episode.id_, stored)
+                payload = file.read_bytes()
+                if StateSnapshot(kind, payload).digest != digest:
+                    raise StoreError(f"episode {episode.id_}: its final state {file} was changed")
+            case _:
+                problem = "final_state has a kind, and a sha256 or a payload of bytes; edited by hand?"
+                raise StoreError(f"episode {episode.id_}: {problem}")
+        episode.custom_data["final_state"] = {"kind": kind, "payload": payload}
     return episode
 
 
-def _stored_state(path: Path, rollout_id: str, stored: Any) -> StateSnapshot:
-    match stored:
-        case {"kind": str(kind), "payload": bytes(payload)}:
-            return StateSnapshot(kind, payload)
-        case {"kind": str(kind), "sha256": str(digest)}:
-            file = state_file(path, rollout_id, stored)
-        case _:
-            raise StoreError(
-                f"episode {rollout_id}: final_state has a kind, and a sha256 or a payload of bytes; edited by hand?"
-            )
-    snapshot = StateSnapshot(kind, file.read_bytes())
-    if snapshot.digest != digest:
-        raise StoreError(f"episode {rollout_id}: its final state {file} was changed")
-    return snapshot
-
-
-Check = Callable[[Mapping[str, Any]], None]
-
-
-def _anything(record: Mapping[str, Any]) -> None:
-    """Refuses nothing."""
-
-
-def _read_lines(path: Path, check: Check = _anything) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The records of a file, each with the offset at which its line begins; errors of `check` name the line."""
+def _read_lines(
+    path: Path, check: Callable[[Mapping[str, Any]], None] | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the records of a file, each with the offset at which its line begins; errors of `check` name the line."""
     for number, (offset, line) in enumerate(placed_lines(path), 1):
         yield offset, line_record(path, number, line, check)
 
@@ -509,18 +468,10 @@ def placed_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             yield from complete_lines(path)
 
 
-def line_record(path: Path, number: int, line: bytes, check: Check = _anything) -> dict[str, Any]:
-    """Parse a line of a run's files.
-
-    Args:
-        path: the file, for messages.
-        number: of the line, from 1, for messages.
-        line: as it stands in the file.
-        check: raises StoreError where the record is not what the file holds.
-
-    Raises:
-        StoreError: it is not a JSON object with a `rollout_id`, or `check` refuses it; the message says where.
-    """
+def line_record(
+    path: Path, number: int, line: bytes, check: Callable[[Mapping[str, Any]], None] | None = None
+) -> dict[str, Any]:
+    """Parse a line of a run's files."""
     try:
         record = read_line(line.rstrip())
     except ValueError as error:
@@ -529,8 +480,9 @@ def line_record(path: Path, number: int, line: bytes, check: Check = _anything) 
         raise StoreError(f"{path}:{number}: a line is an object with a rollout_id, a text; edited by hand?")
     if not isinstance(record.get("attempt"), int | None):
         raise StoreError(f"{path}:{number}: attempt is a whole number; got {record['attempt']!r}")
-    try:
-        check(record)
-    except StoreError as error:
-        raise StoreError(f"{path}:{number}: {error}") from None
+    if check is not None:
+        try:
+            check(record)
+        except StoreError as error:
+            raise StoreError(f"{path}:{number}: {error}") from None
     return record

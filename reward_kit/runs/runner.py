@@ -20,6 +20,7 @@ from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanag
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -48,25 +49,22 @@ from reward_kit.reward_agent.tickets import Ticket
 from reward_kit.runs import events
 from reward_kit.runs.inputs import scorer_hash
 from reward_kit.runs.plan import Control, Listener, RunPlan
-from reward_kit.runs.run_folder import RunStore, episode_at, placed_episodes, read_scores
+from reward_kit.runs.run_folder import RunFolder, episode_at, placed_episodes, read_scores
 from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise, summary_to_json
 from reward_kit.task_parts import CreditModel
 from reward_kit.typed_interface import Mode
 
 
 class RolloutWorker(Protocol):
-    """Collects episodes of one task with one policy; `RLRolloutWorker` is the one in this process.
-
-    A group is whatever `group` gives: an async context manager with `close`, which `collect_episode` knows.
-    """
+    """Collects episodes of one task with one policy; `RLRolloutWorker` is the one in this process."""
 
     def group(self, sample: Sample, run_seed: int = 0) -> Any:
-        """The start that the episodes of `sample` share. Nothing is made yet."""
+        """Return the start that the episodes of `sample` share, a context manager with `close`; nothing is made yet."""
 
     async def collect_episode(self, group: Any, rollout_index: int = 0) -> SingleAgentEpisode:
-        """Collect one episode; it always comes back, whatever fails in it.
+        """Collect one episode, also if something in it fails.
 
-        Its `attempt` says how often it was begun before and lost with the machine it ran on: 0 in this process.
+        Its `attempt` counts how often it was begun before and lost with the machine it ran on: 0 in this process.
         """
 
 
@@ -74,20 +72,10 @@ class RunEngine(Protocol):
     """Collects the episodes of one run, and calls its reward."""
 
     def workers(self, plan: RunPlan, budget: RunBudget) -> AbstractAsyncContextManager[Mapping[str, RolloutWorker]]:
-        """A worker for each policy, by its label, for as long as the block lasts.
-
-        Args:
-            plan: what is run.
-            budget: what all workers spend from; a bound that is reached stops their episodes.
-        """
+        """Yield a worker for each policy, by its label; all of them spend from `budget`."""
 
     def scorer(self, reward: Reward, deadline_s: float | None) -> Scorer:
-        """Return what calls a reward.
-
-        Args:
-            reward: the run's.
-            deadline_s: for one call, where the reward has none of its own.
-        """
+        """Return what calls a reward; the deadline is for one call, unless the reward has its own."""
 
 
 class LocalEngine:
@@ -118,11 +106,11 @@ class Stopped:
     """An episode that is over.
 
     Attributes:
-        rollout_id: names it.
-        attempt: which one of it this is.
-        index: its place in its group.
-        request: makes what a reward is given; None where the episode broke, and is left out.
-        score: its line of `scores.jsonl`, where it has one that counts.
+        rollout_id: its id.
+        attempt: the attempt of it.
+        index: its position in its group.
+        request: makes what a reward is given; None if the episode broke, and is left out.
+        score: its line of `scores.jsonl`, if it has one that counts.
     """
 
     rollout_id: str
@@ -134,12 +122,12 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class ScoringUnit:
-    """Episodes that one call scores, in the order of their group; without any if all of them broke.
+    """Episodes that one call scores, in the order of their group; empty if all of them broke.
 
     Attributes:
         episodes: those that did not break.
-        group: names these attempts of these episodes, since a batch reward judges each of them beside the others; None
-            for a pointwise reward.
+        group: identifies these attempts of these episodes, since a batch reward judges each beside the others; None for
+            a pointwise reward.
     """
 
     episodes: Sequence[Stopped]
@@ -147,9 +135,9 @@ class ScoringUnit:
 
     @property
     def is_scored(self) -> bool:
-        """Each of them has a score, given beside the very others that are here now.
+        """True if each has a score that was given beside these very attempts.
 
-        So a group is scored again, as a whole, where one of its episodes has no score or has run again since.
+        So a group is scored again, as a whole, if one of its episodes has no score or has run again since.
         """
         lines = [episode.score for episode in self.episodes]
         return all(line is not None and line.get("scored_group") == self.group for line in lines)
@@ -182,26 +170,19 @@ class ScoringUnits:
         return [_together(self._groups.pop(group_id))]
 
     def rest(self) -> list[ScoringUnit]:
-        """The groups that are there, as they are, where nothing more is to come."""
+        """Return the groups as they are, since no further episode will come."""
         groups, self._groups = self._groups, defaultdict(dict)
         return [_together(group) for group in groups.values()]
 
 
 def _together(group: Mapping[int, Stopped]) -> ScoringUnit:
     whole = [episode for _, episode in sorted(group.items()) if episode.request is not None]
-    named = json.dumps([(episode.rollout_id, episode.attempt) for episode in whole])
-    return ScoringUnit(whole, hashlib.sha256(named.encode("ascii")).hexdigest()[:16])
+    identity = json.dumps([(episode.rollout_id, episode.attempt) for episode in whole])
+    return ScoringUnit(whole, hashlib.sha256(identity.encode("ascii")).hexdigest()[:16])
 
 
 def score_record(scored: Scored, reward: Reward, scorer_hash: str, group: str | None = None) -> dict[str, Any]:
-    """The line of `scores.jsonl` for one score. What the reward wrote is there where it wrote something.
-
-    Args:
-        scored: the score.
-        reward: what gave it.
-        scorer_hash: of its files.
-        group: names the episodes beside which a batch reward gave it.
-    """
+    """Return the line of `scores.jsonl` for one score; `group` identifies the episodes that it was judged beside."""
     output = {"stdout": scored.stdout, "stderr": scored.stderr, "is_output_cut": scored.is_output_cut}
     return {
         "rollout_id": scored.rollout_id,
@@ -251,22 +232,7 @@ _MOST_LOADED = 256  # units that wait in memory at a time: many more than are sc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """The end of a run.
-
-    Attributes:
-        path: the run's folder.
-        status: "complete", "interrupted" or "failed".
-        stop_reason: why it was stopped; None if it was not.
-        rows: one for each episode.
-        policies: one summary for each policy.
-        summary: the content of `summary.json`.
-        missing: how many episodes are not there, or wait for a score.
-        credit: the credit of each step, if it was asked for and could be assigned.
-        credit_error: why there is none.
-        page: the report; None if it could not be written.
-        page_error: why there is none.
-        tool_errors: lines about tools that raised what they should not.
-    """
+    """The end of a run."""
 
     path: Path
     status: str
@@ -284,7 +250,7 @@ class RunOutcome:
 
 async def run(
     plan: RunPlan,
-    folder: RunStore,
+    folder: RunFolder,
     *,
     control: Control | None = None,
     traffic: ProviderSession | None = None,
@@ -302,15 +268,12 @@ async def run(
         plan: what is run.
         folder: of the run; what it already holds is not run again.
         control: stops the run.
-        traffic: what all requests to model endpoints share; None if there are none.
+        traffic: what all requests to model endpoints share; None without any.
         listener: is called for every episode.
         watch: a context for as long as episodes are collected and scored.
         error_limit, only_failed, engine: as `Run` takes them.
         given: finished episodes that are only to be scored.
         further: makes more keys of `summary.json` of the rows.
-
-    Raises:
-        RewardKitError: the run itself failed.
     """
     control = control or Control()
     tool_errors, log = ToolErrors(), folder.path / "run.log"
@@ -318,14 +281,13 @@ async def run(
         traffic.gave_up = control.give_up
         if traffic.cassette is not None:
             traffic.cassette.redact = folder.redaction.of_line
-    with ExitStack() as surroundings:
-        surroundings.enter_context(folder)
-        surroundings.enter_context(events.logged_to(log, folder.redaction))
-        surroundings.callback(LOG_FOLDER.reset, LOG_FOLDER.set(folder.path / "logs"))
-        surroundings.callback(
-            CURRENT_PROVIDER_SESSION.reset, CURRENT_PROVIDER_SESSION.set(traffic)
-        )  # for rewards that ask a model
-        surroundings.callback(CURRENT_TOOL_ERRORS.reset, CURRENT_TOOL_ERRORS.set(tool_errors))
+    with ExitStack() as stack:
+        stack.enter_context(folder)
+        stack.enter_context(events.logged_to(log, folder.redaction))
+        stack.callback(LOG_FOLDER.reset, LOG_FOLDER.set(folder.path / "logs"))
+        session = CURRENT_PROVIDER_SESSION.set(traffic)  # for rewards that ask a model
+        stack.callback(CURRENT_PROVIDER_SESSION.reset, session)
+        stack.callback(CURRENT_TOOL_ERRORS.reset, CURRENT_TOOL_ERRORS.set(tool_errors))
         folder.write_header(folder.header.with_(run_limits=plan.definition.run_limits.model_dump()))
         execution = Run(
             plan,
@@ -345,7 +307,11 @@ async def run(
         rows = list(execution.rows.values())
         policies = summarise(rows, plan.definition.pass_threshold)
         summary = {**summary_to_json(policies), **further(rows)}
-        settings = plan.definition.credit or _earlier_credit(folder.path)
+        settings = plan.definition.credit
+        if settings is None and (folder.path / "credit.jsonl").exists():  # assigned by hand, perhaps of other scores
+            from reward_kit.runs.credit import settings_of
+
+            settings = settings_of(folder.path)
         folder.write_summary(summary)
         credit, credit_error = _assign_credit(folder.path, settings) if settings is not None else (None, None)
         page, page_error = write_page(folder.path)
@@ -363,15 +329,6 @@ async def run(
         page_error=page_error,
         tool_errors=tool_errors.lines(log),
     )
-
-
-def _earlier_credit(run: Path) -> CreditModel | None:
-    """Return the settings of credit that was assigned before, by hand perhaps; the scores may be others by now."""
-    if not (run / "credit.jsonl").exists():
-        return None
-    from reward_kit.runs.credit import settings_of
-
-    return settings_of(run)
 
 
 def _assign_credit(run: Path, settings: CreditModel) -> tuple[RunCredit | None, RewardKitError | None]:
@@ -400,22 +357,12 @@ def write_page(run: Path) -> tuple[Path | None, RewardKitError | None]:
 
 
 class Run:
-    """The work of a run: the episodes and scores that its folder lacks.
-
-    Args:
-        plan: what is run.
-        store: an open run directory; what it already holds is not run again.
-        listener: is called for every episode.
-        control: stops the run.
-        error_limit: stops the run once more episodes than this broke; a share of the total where it is below 1.
-        only_failed: what broke earlier runs again, and nothing else does.
-        engine: where episodes are collected and rewards are called; by default in this process.
-    """
+    """The work of a run: the episodes and scores that its folder lacks."""
 
     def __init__(
         self,
         plan: RunPlan,
-        store: RunStore,
+        store: RunFolder,
         *,
         listener: Listener | None = None,
         control: Control | None = None,
@@ -434,7 +381,7 @@ class Run:
         self._failed: set[str] = set()
         self._broken = 0
         self._mode: Mode = plan.reward.mode if plan.reward else "pointwise"
-        # Where nothing is collected, what the store holds is all there is of a group.
+        # If nothing is collected, what the store holds is all there is of a group.
         self._units = ScoringUnits(self._mode, plan.rollouts if plan.policies else None)
         self._unscored: deque[ScoringUnit] = deque()
         self._groups: dict[str, _OpenGroup] = {}
@@ -445,67 +392,38 @@ class Run:
         """The statistics of the reward agent; None before there is one."""
         return self._agent.stats if self._agent is not None else None
 
-    async def execute(self) -> None:
-        """Run what is missing and score what is unscored. The store and `rows` then hold everything that finished."""
-        began = time.perf_counter()
-        status = "failed"
-        # Each episode in flight may wait in a thread, in its world or in its tool, and so may each reward.
-        threads = anyio.to_thread.current_default_thread_limiter()
-        threads.total_tokens = max(threads.total_tokens, 3 * self._plan.max_concurrency + 64)
-        async with ServerPool():
-            try:
-                with self._control.scope:
-                    await self._collect_and_score()
-                status = "interrupted" if self.missing() else "complete"
-            finally:
-                with anyio.CancelScope(shield=True):
-                    for group in list(self._groups.values()):
-                        await group.start.close()
-                    await self._close_policies()
-                self._note_end(status, time.perf_counter() - began)
-
-    def _note_end(self, status: str, seconds: float) -> None:
-        """Note how the run ended; where it failed, what it failed of is not hidden by a disk that is full."""
-        try:
-            self._store.finish(status, seconds)
-        except StoreError as error:
-            if status != "failed":
-                raise
-            logger.warning("%s", error)
-
     def missing(self) -> int:
         """Return how many episodes are missing or wait for a score."""
         waits = self._plan.reward is not None
         waiting = sum(waits and row.score is None and not row.is_error for row in self.rows.values())
         return max(self._plan.total - len(self.rows), 0) + waiting
 
-    async def _close_policies(self) -> None:
-        """Close them all. A failure is worth a line, not the run, which is over."""
-        own = (named for named in self._plan.policies if not named.is_lent)
-        opened: dict[str, AgentPolicy | SimulatedUser] = {named.label: named.policy for named in own}
-        if self._plan.user is not None:
-            opened[WHO] = self._plan.user
-        for label, policy in opened.items():
-            try:
-                with boundary(PolicyError, f"close of {label}"), anyio.fail_after(CLOSE_SECONDS):
-                    await policy.close()
-            except RewardKitError as error:
-                logger.warning("%s", error)
-
     def take_stock(self) -> None:
         """Read what the store holds: finished episodes, and those of them that are not scored yet. Call it first.
 
-        Money that an episode spent counts, also where it is not finished or runs again.
+        Money that an episode spent counts, also if it is not finished or runs again.
         """
-        latest: dict[str, _Stored] = {}
+        latest: dict[str, tuple[int, EpisodeRow, str, int]] = {}
         for offset, record in placed_episodes(self._store.path):
             row = EpisodeRow.of(record)
-            self._book(row)
-            if row.attempt + 1 == self._next_attempt[row.rollout_id]:
-                latest[row.rollout_id] = _Stored(row, offset, record["group_id"], record["rollout_index"])
+            following = max(self._next_attempt.get(row.rollout_id, 0), row.attempt + 1)
+            self._next_attempt[row.rollout_id] = following
+            tokens = row.usage.get("prompt_tokens", 0) + row.usage.get("completion_tokens", 0)
+            self._budget.spend(Used(int(tokens), row.usage.get("cost")), steps=row.num_steps)
+            if row.attempt + 1 == following:
+                latest[row.rollout_id] = (offset, row, record["group_id"], record["rollout_index"])
         scores = {(score["rollout_id"], attempt_of(score)): score for score in read_scores(self._store.path)}
-        for stored in sorted(latest.values(), key=lambda stored: stored.offset):
-            self._take_stored(stored, scores.get((stored.row.rollout_id, stored.row.attempt)))
+        for offset, row, group_id, index in sorted(latest.values(), key=itemgetter(0)):
+            if row.is_unfinished:
+                continue
+            if self._only_failed and row.error_class is not None and self._plan.policies:
+                self._failed.add(row.rollout_id)
+                continue
+            score = scores.get((row.rollout_id, row.attempt))
+            if score is not None and self._only_failed and score.get("failure"):
+                score = None
+            self._take(row)
+            self._add(self._units, group_id, index, row, partial(self._stored_request, offset), score)
         if not self._plan.policies:
             self._settle(self._units.rest())
         if self.missing():
@@ -519,72 +437,65 @@ class Run:
         units = ScoringUnits(self._mode, None)
         for episode in episodes:
             self._store.append_episode(episode)
-            row = EpisodeRow.of_episode(episode)
-            self.rows[row.rollout_id] = row
-            self._tell_stopped(row)
-            facts = facts_of(episode)
-            stopped = _stopped(row, facts["rollout_index"], partial(self._request, episode))
-            self._settle(units.add(facts["group_id"], stopped))
+            row, facts = EpisodeRow.of_episode(episode), facts_of(episode)
+            self._take(row)
+            self._add(units, facts["group_id"], facts["rollout_index"], row, partial(self._request, episode))
         self._settle(units.rest())
 
-    def _book(self, row: EpisodeRow) -> None:
-        """Count one attempt of an episode, and what it used."""
-        self._next_attempt[row.rollout_id] = max(self._next_attempt.get(row.rollout_id, 0), row.attempt + 1)
-        tokens = row.usage.get("prompt_tokens", 0) + row.usage.get("completion_tokens", 0)
-        self._budget.spend(Used(int(tokens), row.usage.get("cost")), steps=row.num_steps)
+    async def execute(self) -> None:
+        """Run what is missing and score what is unscored. The store and `rows` then hold everything that finished."""
+        began = time.perf_counter()
+        status = "failed"
+        # Each episode in flight may wait in a thread, in its environment or its tool, and so may each reward.
+        threads = anyio.to_thread.current_default_thread_limiter()
+        threads.total_tokens = max(threads.total_tokens, 3 * self._plan.max_concurrency + 64)
+        async with ServerPool():
+            try:
+                with self._control.scope:
+                    await self._collect_and_score()
+                status = "interrupted" if self.missing() else "complete"
+            finally:
+                with anyio.CancelScope(shield=True):
+                    for group in list(self._groups.values()):
+                        await group.start.close()
+                    await self._close_policies()
+                try:
+                    worked_s = self._store.header.timing.worked_s + time.perf_counter() - began
+                    self._store.note(status=status, worked_s=worked_s)
+                except StoreError as error:
+                    if status != "failed":  # else a full disk would hide the reason of the failure
+                        raise
+                    logger.warning("%s", error)
 
-    def _take_stored(self, stored: _Stored, score: Mapping[str, Any] | None) -> None:
-        """Take over one finished episode of an earlier process, unless it is to be run again."""
-        row = stored.row
-        if row.is_unfinished:
-            return
-        if self._only_failed and row.error_class is not None and self._plan.policies:
-            self._failed.add(row.rollout_id)
-            return
-        self.rows[row.rollout_id] = row
-        self._tell_stopped(row)
-        score = None if score is not None and self._only_failed and score.get("failure") else score
-        request = partial(self._stored_request, stored.offset)
-        self._settle(self._units.add(stored.group_id, _stopped(row, stored.rollout_index, request, score)))
+    async def _close_policies(self) -> None:
+        """Close the policies and the user. A failure is worth a line, not the run, which is over."""
+        own = (named for named in self._plan.policies if not named.is_lent)
+        opened: dict[str, AgentPolicy | SimulatedUser] = {named.label: named.policy for named in own}
+        if self._plan.user is not None:
+            opened[WHO] = self._plan.user
+        for label, policy in opened.items():
+            try:
+                with boundary(PolicyError, f"close of {label}"), anyio.fail_after(CLOSE_SECONDS):
+                    await policy.close()
+            except RewardKitError as error:
+                logger.warning("%s", error)
 
-    def _settle(self, units: Iterable[ScoringUnit]) -> None:
-        """Take over the scores of an earlier process where they still hold; what has none waits for one."""
-        for unit in units:
-            if unit.is_scored:
-                for episode in unit.episodes:
-                    row = self.rows[episode.rollout_id]
-                    row.add_score(episode.score or {})
-                    self._tell_scored(row)
-            elif self._plan.reward is not None:
-                self._unscored.append(unit)
-
-    def _request(self, episode: SingleAgentEpisode) -> ScoringRequest:
-        return ScoringRequest.of(episode, self._plan.definition)
-
-    def _stored_request(self, offset: int) -> ScoringRequest:
-        return self._request(episode_at(self._store.path, offset))
+    # Collecting
 
     async def _collect_and_score(self) -> None:
-        reward = self._plan.reward
+        reward, plan = self._plan.reward, self._plan
         if reward is None:
             await self._collect(None)
             return
-        deadline_s = self._plan.definition.limits.reward_time_s
         # The sandbox has a slot for each CPU and bounds itself; what waits for one of them costs nothing.
-        width = max(self._plan.max_concurrency, os.cpu_count() or 1)
-        self._agent = AsyncRewardAgent(self._engine.scorer(reward, deadline_s), max_concurrency=width)
-        async with self._agent as scorer, anyio.create_task_group() as takers:
-            scoring = _Scoring(self, reward, scorer, takers, RunClock(self._store.header.timing.started_at))
-            backlog, self._unscored = self._unscored, deque()
-            takers.start_soon(scoring.submit_stored, self._until_stopped(backlog))
+        width = max(plan.max_concurrency, os.cpu_count() or 1)
+        scorer = self._engine.scorer(reward, plan.definition.limits.reward_time_s)
+        self._agent = AsyncRewardAgent(scorer, max_concurrency=width)
+        async with self._agent as agent, anyio.create_task_group() as takers:
+            scoring = _Scoring(self, reward, agent, takers, RunClock(self._store.header.timing.started_at))
+            stored, self._unscored = self._unscored, deque()
+            takers.start_soon(scoring.submit_stored, stored)
             await self._collect(scoring)
-
-    def _until_stopped(self, waiting: Iterable[ScoringUnit]) -> Iterator[ScoringUnit]:
-        """Yield what an earlier process left; a run that only scores stops here once it is stopped."""
-        for unit in waiting:
-            if self._control.stop_reason and not self._plan.policies:
-                return
-            yield unit
 
     async def _collect(self, scoring: _Scoring | None) -> None:
         missing = self._missing()
@@ -608,12 +519,10 @@ class Run:
         for sample in plan.samples:
             for label in (named.label for named in plan.policies):
                 group_id = make_group_id(plan.seed, sample.id, label)
-                missing = [i for i in range(plan.rollouts) if self._is_to_be_run(make_rollout_id(group_id, i))]
-                for index in missing:
-                    yield _Item(label, sample, group_id, index, len(missing))
-
-    def _is_to_be_run(self, rollout_id: str) -> bool:
-        return rollout_id in self._failed if self._only_failed else rollout_id not in self.rows
+                ids = [make_rollout_id(group_id, index) for index in range(plan.rollouts)]
+                runs = [one in self._failed if self._only_failed else one not in self.rows for one in ids]
+                for index in (index for index, is_run in enumerate(runs) if is_run):
+                    yield _Item(label, sample, group_id, index, sum(runs))
 
     async def _run_item(self, item: _Item, worker: RolloutWorker, scoring: _Scoring | None) -> None:
         if item.group_id not in self._groups:
@@ -626,77 +535,93 @@ class Run:
         row = EpisodeRow.of_episode(episode)
         events.episode_stopped(row)
         if not row.is_unfinished:
-            self.rows[row.rollout_id] = row
-            self._tell_stopped(row)
+            self._take(row)
         self._check_budget()
         group.remaining -= 1
         if group.remaining == 0:
             await self._groups.pop(item.group_id).start.close()
-        if row.is_unfinished:
-            return
-        if scoring is not None:
-            stopped = _stopped(row, item.rollout_index, partial(self._request, episode))
-            self._settle(self._units.add(item.group_id, stopped))
+        if scoring is not None and not row.is_unfinished:
+            self._add(self._units, item.group_id, item.rollout_index, row, partial(self._request, episode))
             await scoring.submit_all(self._unscored)
+
+    # Bookkeeping
+
+    def _request(self, episode: SingleAgentEpisode) -> ScoringRequest:
+        return ScoringRequest.of(episode, self._plan.definition)
+
+    def _stored_request(self, offset: int) -> ScoringRequest:
+        return self._request(episode_at(self._store.path, offset))
+
+    def _take(self, row: EpisodeRow) -> None:
+        """Take over an episode that is over."""
+        self.rows[row.rollout_id] = row
+        if self._listener is not None:
+            self._listener.episode_stopped(row)
+        self._count_broken(row.error_class)
+
+    def _add(
+        self,
+        units: ScoringUnits,
+        group_id: str,
+        index: int,
+        row: EpisodeRow,
+        request: Callable[[], ScoringRequest],
+        score: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Hand an episode over for scoring; one that broke is given to no reward, and holds up no other."""
+        given = request if row.error_class is None else None
+        self._settle(units.add(group_id, Stopped(row.rollout_id, row.attempt, index, given, score)))
+
+    def _settle(self, units: Iterable[ScoringUnit]) -> None:
+        """Take over the scores of an earlier process that still hold; other units wait for one."""
+        for unit in units:
+            if unit.is_scored:
+                for episode in unit.episodes:
+                    self._add_score(self.rows[episode.rollout_id], episode.score or {})
+            elif self._plan.reward is not None:
+                self._unscored.append(unit)
+
+    def _add_score(self, row: EpisodeRow, record: Mapping[str, Any]) -> None:
+        row.add_score(record)
+        if self._listener is not None:
+            self._listener.episode_scored(row)
+        self._count_broken(row.score_error)
 
     def take_score(
         self, scored: Scored, reward: Reward, scorer_hash: str, group: str | None, times: Mapping[str, Any]
     ) -> None:
-        """Write one score and tell of it."""
+        """Write one score."""
         row = self.rows[scored.rollout_id]
         record = {"attempt": row.attempt, **score_record(scored, reward, scorer_hash, group)}
         self._store.append_score({**record, "timing": {**record["timing"], **times}})
-        row.add_score(record)
+        self._add_score(row, record)
         events.episode_scored(row, scored.duration_s)
-        self._tell_scored(row)
-
-    def _tell_stopped(self, row: EpisodeRow) -> None:
-        if self._listener is not None:
-            self._listener.episode_stopped(row)
-        self._broken += row.error_class is not None
-        self._check_error_limit()
-
-    def _tell_scored(self, row: EpisodeRow) -> None:
-        if self._listener is not None:
-            self._listener.episode_scored(row)
-        self._broken += row.score_error is not None
-        self._check_error_limit()
 
     def _check_budget(self) -> None:
         if limit := self._budget.exhausted():
             self._control.reach(limit)
 
-    def _check_error_limit(self) -> None:
-        if self._error_limit is None:
-            return
-        allowed = self._error_limit * self._plan.total if self._error_limit < 1 else self._error_limit
-        if self._broken > allowed:
-            self._control.finish(f"--fail-on-error {self._error_limit:g}: {self._broken} episodes broke")
+    def _count_broken(self, error: str | None) -> None:
+        """Count an error, and stop the run beyond its limit of errors."""
+        self._broken += error is not None
+        if self._error_limit is not None:
+            allowed = self._error_limit * self._plan.total if self._error_limit < 1 else self._error_limit
+            if self._broken > allowed:
+                self._control.finish(f"--fail-on-error {self._error_limit:g}: {self._broken} episodes broke")
+
+    def accepts_stored(self) -> bool:
+        """Return False once a run that only scores is stopped."""
+        return bool(self._plan.policies or not self._control.stop_reason)
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
+class _Item(NamedTuple):
+    """An episode that is to be run, and how many of its group are."""
+
     policy: str
     sample: Sample
     group_id: str
     rollout_index: int
     group_size: int
-
-
-class _Stored(NamedTuple):
-    """The latest attempt of an episode in the store, and where its line begins."""
-
-    row: EpisodeRow
-    offset: int
-    group_id: str
-    rollout_index: int
-
-
-def _stopped(
-    row: EpisodeRow, index: int, request: Callable[[], ScoringRequest], score: Mapping[str, Any] | None = None
-) -> Stopped:
-    """An episode that is over. One that broke is given to no reward, and holds up no other."""
-    return Stopped(row.rollout_id, row.attempt, index, request if row.error_class is None else None, score)
 
 
 @dataclass(slots=True)
@@ -725,24 +650,23 @@ class _Scoring:
     async def submit_stored(self, units: Iterable[ScoringUnit]) -> None:
         """Submit what an earlier process left, with a bounded number of its episodes in memory."""
         for unit in units:
+            if not self._run.accepts_stored():
+                return
             await self._room.acquire()
             await self._submit(unit)
-            self._takers.start_soon(self._take_stored)
+            self._takers.start_soon(self._take, self._room.release)
 
     async def _submit(self, unit: ScoringUnit) -> None:
         requests = unit.requests()
         self._group_of.update((request.rollout_id, unit.group) for request in requests)
         await self._agent.submit(requests, len(requests))
 
-    async def _take_stored(self) -> None:
+    async def _take(self, release: Callable[[], None] = lambda: None) -> None:
         try:
-            await self._take()
+            chunk = await self._agent.get_group()
+            for index, scored in zip(chunk.data_idxs, chunk.extra_infos, strict=True):
+                group = self._group_of.pop(scored.rollout_id)
+                times = self._clock.times_of(chunk.ticket, index)
+                self._run.take_score(scored, self._reward, self._hash, group, times)
         finally:
-            self._room.release()
-
-    async def _take(self) -> None:
-        chunk = await self._agent.get_group()
-        for index, scored in zip(chunk.data_idxs, chunk.extra_infos, strict=True):
-            group = self._group_of.pop(scored.rollout_id)
-            times = self._clock.times_of(chunk.ticket, index)
-            self._run.take_score(scored, self._reward, self._hash, group, times)
+            release()

@@ -6,7 +6,6 @@ new folder as they were stored, byte for byte, with their final states; the earl
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
@@ -34,7 +33,7 @@ from reward_kit.runs.files import STATES, kept_files, open_part, state_file, tol
 from reward_kit.runs.plan import RunPlan
 from reward_kit.runs.redaction import HIDDEN, Redaction, redaction_of
 from reward_kit.runs.results import Places, places_of, read_results
-from reward_kit.runs.run_folder import FILE, RunHeader, RunStore, load_episode, new_run_path
+from reward_kit.runs.run_folder import FILE, RunFolder, RunHeader, load_episode, new_run_path
 from reward_kit.runs.task_file import as_given, given_by, overlaid
 from reward_kit.runs.tasks import load_tasks_reward
 from reward_kit.validation import describe_validation_error
@@ -48,84 +47,83 @@ def read_transcripts(path: Path) -> list[SingleAgentEpisode]:
     A row may have `id` (rows of one id are rollouts of one sample), `ground_truth` and `policy`; everything in it is
     handed to the reward function as `sample`. Of a run's episodes only the latest attempt counts, and none that the
     run's limit cut off.
-
-    Raises:
-        ConfigError: a row has no messages, a message is invalid, or a rollout occurs twice; the message names the line.
-        StoreError: a line of a run is damaged, or its final state is; the message says which.
     """
     rollouts: Counter[str] = Counter()
     places: dict[tuple[str, int], str] = {}
     latest = LatestAttempts[SingleAgentEpisode | None]()
     for index, (where, row) in enumerate(read_rows(path)):
-        if _is_episode(row):
-            found = _stored(path.parent, row, where)
+        episode: SingleAgentEpisode | None = None  # of a run, one that the run's limit cut off does not count
+        if "rollout_id" in row and "steps" in row:
+            with boundary(StoreError, f"{where}: it cannot be read as an episode"):
+                rollout_id, attempt = row["rollout_id"], attempt_of(row)
+                if row["stop_reason"] != StopReason.RUN_LIMIT:
+                    episode = load_episode(path.parent, row)
         else:
+            if "messages" not in row:
+                raise ConfigError(
+                    f"{where}: a transcript needs a list called 'messages'; this row has {', '.join(row)}"
+                )
             sample_id = str(row.get("id", f"sample-{index}"))
-            found = _given(row, sample_id, rollouts[sample_id], where)
+            group_id, rollout_index = make_group_id(0, sample_id), rollouts[sample_id]
             rollouts[sample_id] += 1
-        if (known := places.setdefault((found.rollout_id, found.number), where)) != where:
-            raise ConfigError(f"{where}: rollout {found.rollout_id!r} is used already at {known}")
-        latest.put(found.rollout_id, found.number, found.episode)
+            rollout_id, attempt = make_rollout_id(group_id, rollout_index), 0
+            sample = {key: value for key, value in row.items() if key not in _NOT_SAMPLE}
+            episode = recorded_episode(
+                rollout_id,
+                parse_messages(row["messages"], f"{where}: messages"),
+                sample_id,
+                str(row.get("policy") or row.get("model") or "transcript"),
+                sample,
+                row.get("ground_truth"),
+                group_id,
+                rollout_index,
+            )
+        if (known := places.setdefault((rollout_id, attempt), where)) != where:
+            raise ConfigError(f"{where}: rollout {rollout_id!r} is used already at {known}")
+        latest.put(rollout_id, attempt, episode)
     return [episode for episode in latest.values() if episode is not None]
 
 
-class _Attempt(NamedTuple):
-    """A line of a file; its episode is None if the run's limit cut it off, so that it does not count."""
-
-    rollout_id: str
-    number: int
-    episode: SingleAgentEpisode | None
-
-
-def _is_episode(row: Mapping[str, Any]) -> bool:
-    return "rollout_id" in row and "steps" in row
-
-
-def _stored(run: Path, row: Mapping[str, Any], where: str) -> _Attempt:
-    with boundary(StoreError, f"{where}: it cannot be read as an episode"):
-        is_result = row["stop_reason"] != StopReason.RUN_LIMIT
-        return _Attempt(row["rollout_id"], attempt_of(row), load_episode(run, row) if is_result else None)
-
-
-def _given(row: Mapping[str, Any], sample_id: str, rollout_index: int, where: str) -> _Attempt:
-    episode = _episode(row, sample_id, rollout_index, where)
-    return _Attempt(episode.id_, 0, episode)
-
-
-def _episode(row: Mapping[str, Any], sample_id: str, rollout_index: int, where: str) -> SingleAgentEpisode:
-    group_id = make_group_id(0, sample_id)
-    episode = episode_of(make_rollout_id(group_id, rollout_index), _messages(row, where))
+def recorded_episode(
+    rollout_id: str,
+    messages: list[Message],
+    sample_id: str,
+    policy: str,
+    sample: dict[str, Any],
+    truth: Any,
+    group_id: str | None = None,
+    rollout_index: int = 0,
+) -> SingleAgentEpisode:
+    """Return an episode of which only the conversation is known: each assistant message is a step."""
+    episode = episode_of(rollout_id, messages)
     facts = EpisodeFacts(
         sample_id=sample_id,
-        group_id=group_id,
+        group_id=group_id or sample_id,
         rollout_index=rollout_index,
         attempt=0,
-        policy=str(row.get("policy") or row.get("model") or "transcript"),
+        policy=policy,
         stop_reason=StopReason.RECORDED.value,
         failure=None,
-        sample={key: value for key, value in row.items() if key not in _NOT_SAMPLE},
-        ground_truth=row.get("ground_truth"),
+        sample=sample,
+        ground_truth=truth,
     )
     episode.custom_data.update(facts)
     return episode
 
 
-def _messages(row: Mapping[str, Any], where: str) -> list[Message]:
-    given = row.get("messages")
+def parse_messages(given: Any, where: str) -> list[Message]:
+    """Parse a conversation; a CSV cell holds it as JSON text."""
     if isinstance(given, str):
-        # A CSV cell holds the list as JSON text.
         try:
             given = json.loads(given)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{where}: messages is not JSON: {error}") from None
-    if given == []:
-        raise ConfigError(f"{where}: messages is empty")
-    if not isinstance(given, list):
-        raise ConfigError(f"{where}: a transcript needs a list called 'messages'; this row has {', '.join(row)}")
+            raise ConfigError(f"{where}: not JSON: {error}") from None
+    if not isinstance(given, list) or not given:
+        raise ConfigError(f"{where}: expected a list of messages, got {given!r:.80}")
     try:
         return [Message.model_validate(message) for message in given]
     except pydantic.ValidationError as error:
-        raise ConfigError(f"{where}: messages: {'; '.join(describe_validation_error(error, Message))}") from None
+        raise ConfigError(f"{where}: {'; '.join(describe_validation_error(error, Message))}") from None
 
 
 _OF_REWARD = ("sandbox", "reward_options", "redact")
@@ -145,11 +143,7 @@ def origin_of(header: RunHeader) -> ScoreOrigin | None:
 
 
 def origin_of_data(data: Path) -> ScoreOrigin:
-    """The run's own task where transcripts are a run's, else next to nothing.
-
-    Raises:
-        StoreError: the run's header is damaged.
-    """
+    """The run's own task where transcripts are a run's, else next to nothing."""
     is_of_run = data.name == "episodes.jsonl" and (data.parent / FILE).is_file()
     known = origin_of(RunHeader.read(data.parent)) if is_of_run else None
     return known or ScoreOrigin({"name": data.stem}, Path.cwd())
@@ -171,25 +165,26 @@ def ready_to_score(
     pass_threshold: float | None,
     folder: Path | None = None,
 ) -> Ready:
-    """Load a reward, and what redacts the run's files.
-
-    Args:
-        origin: what the episodes were collected for.
-        reward: FILE.py:FUNCTION.
-        changes: dotted keys of a task file, with their values.
-        pass_threshold: a score of this or more passes; None leaves the task's.
-        folder: what the files of the reward and of `redact` are relative to; by default the working directory.
-
-    Raises:
-        ConfigError: one of them cannot be loaded, or a key is wrong.
-    """
+    """Load a reward, and what redacts the run's files."""
     if (hook := origin.task.get("redact")) is not None and "redact" not in changes:
         raise ConfigError(
             f"the texts of this run were redacted by {hook!r}, which its run.json names and which is therefore not "
             f"executed; give {as_given('redact', shlex.quote(str(hook)))} to redact the new scores by it, or "
             f"{as_given('redact', 'null')} to write them as they are"
         )
-    definition = definition_for_scores(origin.task, reward, changes, pass_threshold)
+    for key in changes:
+        if key != "limits.reward_time_s" and key.partition(".")[0] not in _OF_REWARD:
+            raise ConfigError(
+                f"{given_by()} {key}: only limits.reward_time_s, sandbox, reward_options and redact apply here"
+            )
+    # A run chose its sandbox and options for its own reward only.
+    known = {name: value for name, value in origin.task.items() if name not in _OF_REWARD}
+    own = {"reward_function_path": reward, **({"pass_threshold": pass_threshold} if pass_threshold is not None else {})}
+    try:
+        definition = TaskDefinitionModel.model_validate({**overlaid(known, changes), **own})
+    except pydantic.ValidationError as error:
+        problems = describe_validation_error(error, TaskDefinitionModel)
+        raise ConfigError("\n".join(f"{given_by()} {line}" for line in problems)) from None
     folder = (folder or Path.cwd()).resolve()
     loaded = load_tasks_reward(definition, folder)
     assert loaded is not None  # the definition names it
@@ -200,24 +195,13 @@ class ScoringRun(NamedTuple):
     """A run that scores what is there: its plan, its new folder, and the episodes."""
 
     plan: RunPlan
-    store: RunStore
+    store: RunFolder
     episodes: Sequence[SingleAgentEpisode]
     title: str
 
 
 def scoring_run(data: Path, ready: Ready, reward: str, log_dir: Path) -> ScoringRun:
-    """Make the run that scores transcripts.
-
-    Args:
-        data: the file that has them.
-        ready: what they are scored by.
-        reward: what it is called.
-        log_dir: where the run's folder is made.
-
-    Raises:
-        ConfigError: there are no transcripts, or the reward asks for what they do not have.
-        StoreError: the folder cannot be written.
-    """
+    """Make the run that scores transcripts."""
     episodes = read_transcripts(data)
     if not episodes:
         raise ConfigError(f"{data} has no rows")
@@ -230,50 +214,12 @@ def scoring_run(data: Path, ready: Ready, reward: str, log_dir: Path) -> Scoring
         task={"pass_threshold": ready.definition.pass_threshold},
         total=plan.total,
     )
-    store = RunStore.create(new_run_path(log_dir, ready.definition.name), header, ready.redaction)
+    store = RunFolder.create(new_run_path(log_dir, ready.definition.name), header, ready.redaction)
     return ScoringRun(plan, store, episodes, f"{data.name}  ({counted(len(episodes), 'transcript')})")
 
 
-def definition_for_scores(
-    known: Mapping[str, Any], reward: str, changes: Mapping[str, Any], pass_threshold: float | None
-) -> TaskDefinitionModel:
-    """Return the task that scores are given by. The sandbox and options of a run were chosen for its own reward only.
-
-    Args:
-        known: keys of the task that the episodes were collected for.
-        reward: FILE.py:FUNCTION.
-        changes: dotted keys of a task file, with their values.
-        pass_threshold: a score of this or more passes; None leaves the task's.
-
-    Raises:
-        ConfigError: a key has nothing to do with scores, or a value is wrong.
-    """
-    known = {name: value for name, value in known.items() if name not in _OF_REWARD}
-    for key in changes:
-        if key != "limits.reward_time_s" and key.partition(".")[0] not in _OF_REWARD:
-            raise ConfigError(
-                f"{given_by()} {key}: only limits.reward_time_s, sandbox, reward_options and redact apply here"
-            )
-    named: dict[str, Any] = {"reward_function_path": reward}
-    if pass_threshold is not None:
-        named["pass_threshold"] = pass_threshold
-    try:
-        return TaskDefinitionModel.model_validate({**overlaid(known, changes), **named})
-    except pydantic.ValidationError as error:
-        problems = describe_validation_error(error, TaskDefinitionModel)
-        raise ConfigError("\n".join(f"{given_by()} {line}" for line in problems)) from None
-
-
 def check_reward(reward: Reward, facts: Iterable[Mapping[str, Any]]) -> None:
-    """Reject a reward that would break on every row, or could be right on none, as `run` does.
-
-    Args:
-        reward: the reward.
-        facts: of each episode, at least its `ground_truth` and its `sample`.
-
-    Raises:
-        ConfigError: it has a parameter that no row provides.
-    """
+    """Reject a reward that would break on every row, or could be right on none, as `run` does."""
     check_parameters(reward)
     truths, fields = [], {"messages"}
     for fact in facts:
@@ -284,13 +230,7 @@ def check_reward(reward: Reward, facts: Iterable[Mapping[str, Any]]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The run whose episodes are scored again.
-
-    Attributes:
-        path: its folder.
-        header: its `run.json`.
-        places: of its lines that count.
-    """
+    """The run whose episodes are scored again."""
 
     path: Path
     header: RunHeader
@@ -303,12 +243,7 @@ class Source:
 
 
 def source_of(run: Path) -> Source:
-    """The run in a folder, checked.
-
-    Raises:
-        ConfigError: it is not a run with episodes.
-        StoreError: a file of it is damaged.
-    """
+    """The run in a folder, checked."""
     header = RunHeader.of_folder(run)
     if header.training is not None:
         kept = list(kept_files(run).values())
@@ -320,62 +255,39 @@ def source_of(run: Path) -> Source:
     return Source(run, header, places)
 
 
-class Copied(NamedTuple):
-    """The number of copied episodes, and of those in which a secret is hidden."""
+def copy_results(source: Source, target: Path, redaction: Redaction) -> int:
+    """Copy the episodes of a run, with their final states, into the folder of a new one.
 
-    episodes: int
-    blotted: int
-
-
-def copy_results(source: Source, target: Path, redaction: Redaction) -> Copied:
-    """Put the episodes of a run, and their final states, into the folder of a new one.
-
-    Secrets that are known by now are blotted out; apart from that each line is as it was.
-
-    Args:
-        source: the earlier run.
-        target: the folder of the new one.
-        redaction: keeps secrets out of it.
-
-    Raises:
-        StoreError: a final state is missing, or a file cannot be written.
+    Secrets that are known by now are hidden; apart from that each line is as it was. Returns the number of episodes in
+    which one is hidden.
     """
-    blotted = 0
+    hidden = 0
 
     def lines() -> Iterator[bytes]:
-        nonlocal blotted
+        nonlocal hidden
         for result in read_results(source.path, source.places):
             if state := result.episode.get("final_state"):
-                _copy_state(state_file(source.path, result.episode["rollout_id"], state), target)
+                file = state_file(source.path, result.episode["rollout_id"], state)
+                copy = target / STATES / file.name
+                with told_of("write", copy):
+                    make_private_folder(copy.parent, exist_ok=True)
+                    if not copy.exists():
+                        try:
+                            os.link(file, copy)  # states are never written twice
+                        except OSError:  # not on every disk
+                            with file.open("rb") as state_of, open_part(copy, copy, is_private=True) as part:
+                                shutil.copyfileobj(state_of, part)
             line = redaction.of_line(result.line.rstrip(b"\n")) + b"\n"
-            blotted += HIDDEN.encode() in line
+            hidden += HIDDEN.encode() in line
             yield line
 
     write_atomically(target / "episodes.jsonl", lines())
-    return Copied(len(source.places.episodes), blotted)
+    return hidden
 
 
 def checked_facts(source: Source) -> Iterator[Mapping[str, Any]]:
-    """Yield the ground truth and sample of each episode, and check that its final state exists.
-
-    Raises:
-        StoreError: a final state is missing; the first one is named.
-    """
+    """Yield the ground truth and sample of each episode, and check that its final state exists."""
     for result in read_results(source.path, source.places):
         if state := result.episode.get("final_state"):
             state_file(source.path, result.episode["rollout_id"], state)
         yield {key: result.episode.get(key) for key in ("ground_truth", "sample")}
-
-
-def _copy_state(file: Path, target: Path) -> None:
-    """A second name for the same file where the disk can do that; states are never written twice."""
-    place = target / STATES / file.name
-    if place.exists():
-        return
-    with told_of("write", place):
-        make_private_folder(place.parent, exist_ok=True)
-        with contextlib.suppress(OSError):
-            os.link(file, place)
-            return
-        with file.open("rb") as source, open_part(place, place, is_private=True) as copy:
-            shutil.copyfileobj(source, copy)

@@ -179,9 +179,6 @@ def t_two_sided(t: float, df: float) -> float:
     """P(|T| >= |t|) of Student's t with `df` degrees of freedom: the p-value of a two-sided test.
 
     I_x(df/2, 1/2) with x = df/(df + t²) (Abramowitz and Stegun 26.7.1).
-
-    Raises:
-        ValueError: `df` is not positive.
     """
     if not df > 0:
         raise ValueError(f"degrees of freedom are positive, got {df}")
@@ -299,8 +296,7 @@ def _mean_over_samples(
 ) -> SampleMean:
     counts = list(attempts)
     values = [figure(n, c, k) for n, c in counts if n >= k]
-    mean = mean_of(values) if values else None
-    return SampleMean(mean, len(values), len(counts) - len(values))
+    return SampleMean(mean_of(values) if values else None, len(values), len(counts) - len(values))
 
 
 # Bootstrap
@@ -326,23 +322,11 @@ def bootstrap_bounds(
     confidence: float = 0.95,
     method: Method = "bca",
 ) -> list[Bounds]:
-    """Bootstrap intervals of each figure, by default BCa (bias-corrected and accelerated; Efron 1987).
+    """Return bootstrap intervals of each figure, by default BCa (bias-corrected and accelerated; Efron 1987).
 
     Rows of one cluster are drawn together. With z₀ = Φ⁻¹(share of the replicates below the figure, ties half) and the
     acceleration a from leaving clusters out (in at most 200 blocks), the bounds are the quantiles
     Φ(z₀ + (z₀ + z)/(1 − a(z₀ + z))) of the replicates. Where z₀ or a is not defined they are the plain percentiles.
-
-    Args:
-        figures: (F,) the figures of the rows at these positions; NaN where one is not defined.
-        clusters: (N,) the cluster of each row.
-        seed: of what is drawn.
-        resamples: how often rows are drawn.
-        confidence: the probability that an interval covers the true figure.
-        method: "percentile" leaves the corrections out.
-
-    Returns:
-        For each figure its bounds. None where it is not defined, or in no more than half of the draws, or where all
-        draws give the same: the rows are then too few or too much alike to say how sure it is.
     """
     places: dict[Hashable, list[int]] = {}
     for position, cluster in enumerate(clusters):
@@ -355,15 +339,14 @@ def bootstrap_bounds(
     chance = np.random.default_rng(seed)
     drawn = (chance.integers(0, len(members), len(members)) for _ in range(resamples))
     replicate_RF = np.stack([figures(np.concatenate([members[at] for at in draw])) for draw in drawn])
-    left_out_JF = None
-    if method == "bca":
-        count = min(len(members), _MOST_LEFT_OUT)
-        cuts = [round(at * len(members) / count) for at in range(count + 1)]
-        blocks = [np.concatenate(members[start:end]) for start, end in itertools.pairwise(cuts)]
-        left_out_JF = np.stack([figures(np.setdiff1d(everyone, block)) for block in blocks])
+    count = min(len(members), _MOST_LEFT_OUT)
+    cuts = [round(at * len(members) / count) for at in range(count + 1)]
+    blocks = [np.concatenate(members[start:end]) for start, end in itertools.pairwise(cuts)]
+    left_out_JF = np.stack([figures(np.setdiff1d(everyone, block)) for block in blocks])
+    columns = zip(value_F, replicate_RF.T, left_out_JF.T, strict=True)
+    is_plain = method == "percentile"
     return [
-        _bounds(float(value), replicate_RF[:, at], left_out_JF[:, at] if left_out_JF is not None else None, confidence)
-        for at, value in enumerate(value_F)
+        _bounds(float(value), drawn_R, None if is_plain else left_J, confidence) for value, drawn_R, left_J in columns
     ]
 
 
@@ -376,19 +359,7 @@ def bootstrap_mean(
     confidence: float = 0.95,
     method: Method = "bca",
 ) -> Bounds:
-    """The bootstrap interval of a mean, as `bootstrap_bounds` has it, many times as fast: sums are drawn, not rows.
-
-    Args:
-        values: (N,) what the mean is of.
-        clusters: (N,) the cluster of each value; None where each is one of its own.
-        seed: of what is drawn.
-        resamples: how often clusters are drawn.
-        confidence: the probability that the interval covers the true mean.
-        method: "percentile" leaves the corrections out.
-
-    Raises:
-        ValueError: the lengths differ, or a value is not finite.
-    """
+    """The bootstrap interval of a mean, as `bootstrap_bounds` has it, many times as fast: sums are drawn, not rows."""
     value_N = np.asarray(values, dtype=np.float64)
     if not np.isfinite(value_N).all():
         raise ValueError("a value is not finite")
@@ -414,40 +385,27 @@ def bootstrap_mean(
 
 
 def _bounds(value: float, replicates_R: Floats, left_out_J: Floats | None, confidence: float) -> Bounds:
+    """Return the BCa bounds; the plain percentiles if the bias or the acceleration is not defined."""
     defined = np.sort(replicates_R[np.isfinite(replicates_R)])
     if not math.isfinite(value) or len(defined) <= _FEWEST_DEFINED * len(replicates_R) or defined[0] == defined[-1]:
         return Bounds(None, None)
-    tails = ((1.0 - confidence) / 2.0, (1.0 + confidence) / 2.0)
-    low, high = (float(np.quantile(defined, p)) for p in _levels(value, defined, left_out_J, tails))
-    return Bounds(low, high)
-
-
-def _levels(
-    value: float, replicates: Floats, left_out_J: Floats | None, tails: tuple[float, float]
-) -> tuple[float, float]:
-    """At which quantiles of the replicates the bounds are: the plain ones where nothing was left out."""
-    slack = _ALIKE * float(np.abs(replicates).max())  # a tie is one whatever the order in which was summed
-    below = ((replicates < value - slack).mean() + (replicates <= value + slack).mean()) / 2.0
-    acceleration = _acceleration(left_out_J)
-    if not 0.0 < below < 1.0 or acceleration is None:
-        return tails
-    bias = _NORMAL.inv_cdf(float(below))
-
-    def corrected(tail: float) -> float:
-        shifted = bias + _NORMAL.inv_cdf(tail)
-        return _NORMAL.cdf(bias + shifted / (1.0 - acceleration * shifted))
-
-    low, high = corrected(tails[0]), corrected(tails[1])
-    return (low, high) if low < high else tails
-
-
-def _acceleration(left_out_J: Floats | None) -> float | None:
-    """Σ d³ / (6 (Σ d²)^1.5) of the deviations d from the mean; None where it is not defined."""
-    if left_out_J is None or not np.isfinite(left_out_J).all():
-        return None
-    deviation = left_out_J.mean() - left_out_J
+    low, high = tails = ((1.0 - confidence) / 2.0, (1.0 + confidence) / 2.0)
+    slack = _ALIKE * float(np.abs(defined).max())  # a tie is one whatever the order of the sums
+    below = ((defined < value - slack).mean() + (defined <= value + slack).mean()) / 2.0
+    is_known = left_out_J is not None and np.isfinite(left_out_J).all()
+    deviation = left_out_J.mean() - left_out_J if left_out_J is not None and is_known else np.zeros(1)
     spread = float((deviation**2).sum())
-    return float((deviation**3).sum()) / (6.0 * spread**1.5) if spread > 1e-24 else None
+    if spread > 1e-24 and 0.0 < below < 1.0:
+        bias, acceleration = _NORMAL.inv_cdf(float(below)), float((deviation**3).sum()) / (6.0 * spread**1.5)
+
+        def corrected(tail: float) -> float:
+            shifted = bias + _NORMAL.inv_cdf(tail)
+            return _NORMAL.cdf(bias + shifted / (1.0 - acceleration * shifted))
+
+        low, high = corrected(tails[0]), corrected(tails[1])
+    if not low < high:
+        low, high = tails
+    return Bounds(*(float(np.quantile(defined, p)) for p in (low, high)))
 
 
 # Paired comparison of two runs on the same samples. It takes one difference per sample (the mean score of one run less
@@ -492,7 +450,7 @@ def paired_figures(
     seed: int = 0,
     resamples: int = 10_000,
 ) -> PairedFigures:
-    """Everything that is said of the differences of samples.
+    """Return every figure of the differences of samples.
 
     Args:
         differences: (G,) one for each sample.
@@ -524,12 +482,9 @@ def difference_interval(
 ) -> Interval:
     """The mean difference with its interval: m ± t · s/√G, with Student's t for G − 1 degrees of freedom.
 
-    Where all differences are alike there is no spread to go by. Where `reach` is known the interval is then that of
+    Where all differences are alike the spread is unknown. Where `reach` is known the interval is then that of
     what was not seen: with confidence no more than a share u = z²/(G + z²) of the samples is otherwise (Wilson 1927),
     and those can be off by `reach` either way, which makes m(1 − u) ± u · reach.
-
-    Raises:
-        ValueError: there is no difference, or one is not finite.
     """
     difference_G = _checked(differences)
     size, mean = len(difference_G), mean_of(difference_G)
@@ -553,9 +508,6 @@ def sign_flip_test(differences: Sequence[float] | Floats, *, draws: int = 19_999
     Experiments", section 21). Two-sided. Of up to 32 differences that are not zero all signs are tried, by the sums of
     the two halves. Of more, m = `draws` are made, and p is (b + 1)/(m + 1) for b of them at least as large, which is
     never 0 (Phipson and Smyth 2010).
-
-    Raises:
-        ValueError: there is no difference, or one is not finite.
     """
     difference_G = _checked(differences)
     moved_G = difference_G[difference_G != 0.0]
@@ -584,11 +536,7 @@ def _signed_sums(values: Floats) -> Floats:
 
 
 def paired_t_test(differences: Sequence[float] | Floats) -> float | None:
-    """The two-sided p-value of Student's paired t-test; None where fewer than two differ.
-
-    Raises:
-        ValueError: there is no difference, or one is not finite.
-    """
+    """The two-sided p-value of Student's paired t-test; None where fewer than two differ."""
     difference_G = _checked(differences)
     deviation = _deviation(difference_G)
     if deviation is None:
@@ -600,9 +548,6 @@ def cohens_dz(differences: Sequence[float] | Floats) -> float | None:
     """The mean difference in standard deviations of the differences (Cohen 1988, section 2.3.5).
 
     It says how plain a difference is among those of samples. It is not the d of two separate groups.
-
-    Raises:
-        ValueError: there is no difference, or one is not finite.
     """
     difference_G = _checked(differences)
     deviation = _deviation(difference_G)
@@ -610,21 +555,13 @@ def cohens_dz(differences: Sequence[float] | Floats) -> float | None:
 
 
 def paired_cliffs_delta(differences: Sequence[float] | Floats) -> float:
-    """The share of differences above zero less that of those below (Cliff 1993, the within-pairs d).
-
-    Raises:
-        ValueError: there is no difference, or one is not finite.
-    """
+    """The share of differences above zero less that of those below (Cliff 1993, the within-pairs d)."""
     difference_G = _checked(differences)
     return float(np.sign(difference_G).mean())
 
 
 def mcnemar_test(won: int, lost: int) -> float:
-    """The two-sided p-value of McNemar's test (1947), exact: of `won` + `lost` tosses of a fair coin.
-
-    Raises:
-        ValueError: a count is negative.
-    """
+    """The two-sided p-value of McNemar's test (1947), exact: of `won` + `lost` tosses of a fair coin."""
     if won < 0 or lost < 0:
         raise ValueError(f"{won} won and {lost} lost cannot be")
     size, tail, ways = won + lost, 0, 1
@@ -657,9 +594,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """Corrected so that a false finding among all of them is as seldom as in one alone (Holm 1979).
 
     The i-th smallest of m is multiplied by m − i + 1; none is then below a smaller one, or above 1.
-
-    Raises:
-        ValueError: one is not between 0 and 1.
     """
     order, size, worst = _order(p_values), len(p_values), 0.0
     corrected = [0.0] * size
@@ -674,9 +608,6 @@ def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
 
     The i-th smallest of m is multiplied by m/i; none is then above a larger one. For tests that are independent, or
     that go together.
-
-    Raises:
-        ValueError: one is not between 0 and 1.
     """
     order, size, least = _order(p_values), len(p_values), 1.0
     corrected = [0.0] * size

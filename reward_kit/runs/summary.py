@@ -156,11 +156,14 @@ def summarise(rows: Iterable[EpisodeRow], pass_threshold: float) -> list[PolicyS
 def _summarise_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float) -> PolicySummary:
     scored = [row for row in rows if row.score is not None]
     scores = [row.score for row in scored if row.score is not None]
-    passes = _passes_by_sample(scored, threshold)
+    attempts = Counter(row.sample_id for row in scored)
+    passed = Counter(row.sample_id for row in scored if row.score is not None and row.score >= threshold)
+    passes = [(count, passed[sample]) for sample, count in attempts.items()]
     # A sample with fewer scored attempts, because some broke, says nothing of k attempts and is left out there.
-    k = max((n for n, _ in passes), default=0)
+    k = max(attempts.values(), default=0)
     broken = Counter(row.error_class or row.score_error or "" for row in rows if row.is_error)
     returns = [row.environment_return for row in rows if row.environment_return is not None and not row.error_class]
+    costs = [row.usage["cost"] for row in rows if "cost" in row.usage]  # without any, no price is known
     first = next((row for row in rows if row.is_error), None)
     return PolicySummary(
         policy=policy,
@@ -177,32 +180,13 @@ def _summarise_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float)
         stop_reasons=dict(sorted(Counter(row.stop_reason for row in rows).items())),
         mean_steps=sum(row.num_steps for row in rows) / len(rows),
         tool_errors=sum(row.tool_errors for row in rows),
-        mean_return=_mean(returns),
+        mean_return=mean_of(returns) if returns else None,
         tokens=int(sum(row.usage.get("prompt_tokens", 0) + row.usage.get("completion_tokens", 0) for row in rows)),
-        cost=_total_cost(rows),
+        cost=float(sum(costs)) if costs else None,
         first_error=first.error_message if first else None,
         first_traceback=first.error_traceback if first else None,
         imputed=sum(row.is_imputed for row in rows),
     )
-
-
-def _passes_by_sample(rows: Iterable[EpisodeRow], threshold: float) -> list[tuple[int, int]]:
-    """(attempts, passes) of every sample."""
-    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for row in rows:
-        counts[row.sample_id][0] += 1
-        counts[row.sample_id][1] += row.score is not None and row.score >= threshold
-    return [(n, c) for n, c in counts.values()]
-
-
-def _total_cost(rows: Iterable[EpisodeRow]) -> float | None:
-    """The sum of what is known; None where no price is known of any episode that used tokens."""
-    costs = [row.usage["cost"] for row in rows if "cost" in row.usage]
-    return float(sum(costs)) if costs else None
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return mean_of(values) if values else None
 
 
 def summary_to_json(summaries: Sequence[PolicySummary]) -> dict[str, Any]:

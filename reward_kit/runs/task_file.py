@@ -99,15 +99,7 @@ class LocatedYaml:
 
     @classmethod
     def of_values(cls, data: Mapping[str, Any], path: Path) -> LocatedYaml:
-        """A document that was never written: its values come from Python, and no key of it has a line.
-
-        Args:
-            data: its keys.
-            path: stands for its file in messages; what is relative is looked up beside it.
-
-        Raises:
-            ConfigError: a value contains itself, or a mapping has a key that no file could have.
-        """
+        """A document that was never written: its values come from Python, and no key of it has a line."""
         made = object.__new__(cls)
         made.path, made.data, made._lines, made.is_written = path, dict(data), {}, False
         try:
@@ -173,15 +165,7 @@ def as_given(key: str, value: str = "") -> str:
 
 
 def parse_override(text: str, option: str = "-T") -> tuple[str, Any]:
-    """`key=value` from the command line; the value is YAML.
-
-    Args:
-        text: as typed.
-        option: the option it was typed after, for messages.
-
-    Raises:
-        ConfigError: there is no `=`, or the value is not YAML.
-    """
+    """`key=value` from the command line; the value is YAML."""
     key, separator, value = text.partition("=")
     if not separator or not key:
         raise ConfigError(f"{option} {text!r}: write key=value")
@@ -193,11 +177,7 @@ def parse_override(text: str, option: str = "-T") -> tuple[str, Any]:
 
 
 def overlaid(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """`data` with dotted `overrides` on it; neither is changed.
-
-    Raises:
-        ConfigError: an override leads through something other than a mapping, or past the end of a list.
-    """
+    """`data` with dotted `overrides` on it; neither is changed."""
     result: dict[str, Any] = json.loads(json.dumps(data, default=str)) if overrides else dict(data)
     for dotted, value in overrides.items():
         *parents, last = dotted.split(".")
@@ -211,13 +191,7 @@ def overlaid(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
 
 
 def keys_of_user(section: str, names: Iterable[str], overrides: Collection[str]) -> set[str]:
-    """Return those keys of a block that an override gave, itself or with a block around them.
-
-    Args:
-        section: where the block stands, such as "policy"; "" for the file's top.
-        names: the keys in it.
-        overrides: the dotted keys that the user gave; "" stands for all.
-    """
+    """Return those keys of a block that an override gave, itself or with a block around them."""
     prefix = f"{section}." if section else ""
     return {name for name in names if any(not key or f"{prefix}{name}.".startswith(f"{key}.") for key in overrides)}
 
@@ -231,96 +205,62 @@ def _index(items: list[Any], key: str, dotted: str) -> int:
 def parse_task(
     located: LocatedYaml, overrides: Mapping[str, Any] | None = None, *, has_rows: bool = False
 ) -> TaskDefinitionModel:
-    """Return a task's keys, checked without loading or executing anything that they name.
-
-    Args:
-        located: the document.
-        overrides: keys laid over it, dotted for inner ones (`limits.wall_time_s`).
-        has_rows: the dataset is given in Python.
-
-    Raises:
-        ConfigError: a key is unknown or has no effect, a value is wrong, or the file loosens the sandbox.
-    """
+    """Return a task's keys, checked without loading or executing anything that they name."""
     overrides = overrides or {}
     definition = validated(located, overrides, TaskDefinitionModel, "a task file")
-    _refuse_looser_sandbox(located, definition, overrides)
-    _refuse_unused(located, definition, definition.dataset_path is not None or has_rows)
-    return definition
+    if located.is_written:  # only the command line and Python code may loosen the sandbox
+        from reward_kit.sandbox.program import Limits
 
-
-def _refuse_looser_sandbox(located: LocatedYaml, definition: TaskDefinitionModel, overrides: Mapping[str, Any]) -> None:
-    """Reject what a task file asks for beyond the default sandbox; only the command line and Python code may ask."""
-    from reward_kit.sandbox.program import Limits
-
-    if not located.is_written:
-        return
-    sandbox, usual, folder = definition.sandbox, Limits(), located.path.resolve().parent
-    is_built_in_reward = is_built_in(definition.reward_function_path or "")
-    looser: dict[tuple[str, ...], Any] = {
-        ("level",): sandbox.level if sandbox.level == "in_process" and not is_built_in_reward else None,
-        ("read_paths",): [one for one in sandbox.read_paths if not (folder / one).resolve().is_relative_to(folder)],
-    }
-    for name, value in sandbox.limits.model_dump(exclude_none=True, exclude={"cpu_s"}).items():
-        looser["limits", name] = value if value > getattr(usual, name) else None
-    for keys, value in looser.items():
-        dotted = ".".join(("sandbox", *keys))
-        if value and not any(f"{dotted}.".startswith(f"{key}.") for key in overrides):
-            value = json.dumps(value) if not isinstance(value, str) else value
-            raise ConfigError(
-                f"{located.where(('sandbox', *keys))}: {dotted}: {value} loosens the sandbox, which a task file cannot "
-                f"do; remove it and give {as_given(dotted, shlex.quote(value))} (of `train`: -T task.{dotted}=…)"
-            )
-
-
-def _refuse_unused(located: LocatedYaml, definition: TaskDefinitionModel, has_dataset: bool) -> None:
-    """A key that would have no effect is an error, not a silent no-op."""
-    given = definition.model_fields_set
+        sandbox, usual, folder = definition.sandbox, Limits(), located.path.resolve().parent
+        is_own_reward = not is_built_in(definition.reward_function_path or "")
+        looser: dict[tuple[str, ...], Any] = {
+            ("level",): sandbox.level if sandbox.level == "in_process" and is_own_reward else None,
+            ("read_paths",): [one for one in sandbox.read_paths if not (folder / one).resolve().is_relative_to(folder)],
+        }
+        for name, value in sandbox.limits.model_dump(exclude_none=True, exclude={"cpu_s"}).items():
+            looser["limits", name] = value if value > getattr(usual, name) else None
+        for keys, value in looser.items():
+            dotted = ".".join(("sandbox", *keys))
+            if value and not any(f"{dotted}.".startswith(f"{key}.") for key in overrides):
+                value = json.dumps(value) if not isinstance(value, str) else value
+                raise ConfigError(
+                    f"{located.where(('sandbox', *keys))}: {dotted}: {value} loosens the sandbox, which a task file "
+                    f"cannot do; remove it and give {as_given(dotted, shlex.quote(value))} (of `train`: -T "
+                    f"task.{dotted}=…)"
+                )
+    # A key that would have no effect is an error, not a silent no-op.
+    has_dataset = definition.dataset_path is not None or has_rows
     unused = {
         "num_rollouts": "a task with a dataset counts num_rollouts_per_sample" if has_dataset else "",
         "num_rollouts_per_sample": "" if has_dataset else "a task without a dataset counts num_rollouts",
         "base_resource_config": "" if definition.resource_type else "the task has no resource_type",
-        "sandbox": "" if definition.reward_function_path else "the task has no reward_function_path",
-        "reward_options": "" if definition.reward_function_path else "the task has no reward_function_path",
-        "credit": "" if definition.reward_function_path else "the task has no reward_function_path",
         "nudge": "the simulated user answers a text" if definition.user else "",
     }
+    if not definition.reward_function_path:
+        unused |= dict.fromkeys(("sandbox", "reward_options", "credit"), "the task has no reward_function_path")
     for key, why in unused.items():
-        if why and key in given:
+        if why and key in definition.model_fields_set:
             raise ConfigError(f"{located.where((key,))}: {key} has no effect: {why}")
+    return definition
 
 
 def validated(located: LocatedYaml, overrides: Mapping[str, Any], model: type[Model], what: str) -> Model:
-    """A file's data, with overrides laid over it, as a model.
-
-    Args:
-        located: the file.
-        overrides: keys laid over the file's, dotted for inner ones.
-        model: the model.
-        what: what such a file is called, for messages.
-
-    Raises:
-        ConfigError: it does not fit; a line for each problem, with its place and the nearest key.
-    """
+    """A file's data, with overrides laid over it, as a model."""
     if not isinstance(located.data, dict):
         raise ConfigError(f"{located.path}: {what} is a mapping of keys, this one is {located.data!r:.60}")
     data = overlaid(located.data, overrides)
     try:
         return model.model_validate(data)
     except pydantic.ValidationError as error:
-        problems = describe_validation_error(error, model)
-        lines = [
-            f"{place_of(located, tuple(problem['loc']), overrides)}: {text}{_why(problem)}"
-            for problem, text in zip(error.errors(), problems, strict=True)
-        ]
+        lines = []
+        for problem, text in zip(error.errors(), describe_validation_error(error, model), strict=True):
+            location, why = tuple(problem["loc"]), ""
+            if problem["type"] == "missing" and location in (("policy", "type"), ("user", "type")):
+                why = f"; such a block needs a type, e.g. {as_given(f'{location[0]}.type', 'openai')}"
+            elif problem["input"] is None:
+                why = "; YAML reads an empty value as null, which is None here"
+            lines.append(f"{place_of(located, location, overrides)}: {text}{why}")
         raise ConfigError("\n".join(lines)) from None
-
-
-def _why(problem: Mapping[str, Any]) -> str:
-    """Return what a reader of the message may not know of task files, "" for most problems."""
-    if problem["type"] == "missing" and tuple(problem["loc"]) in (("policy", "type"), ("user", "type")):
-        key = f"{problem['loc'][0]}.type"
-        return f"; such a block needs a type, e.g. {as_given(key, 'openai')}"
-    return "; YAML reads an empty value as null, which is None here" if problem["input"] is None else ""
 
 
 def place_of(located: LocatedYaml, location: tuple[str | int, ...], overrides: Mapping[str, Any]) -> str:

@@ -90,11 +90,7 @@ class TaskObjects:
     kept: Mapping[str, Kept] = field(default_factory=dict)
 
     def refuse(self, overrides: Mapping[str, Any]) -> None:
-        """Refuse a key laid over the task's where the task has a Python object in its place.
-
-        Raises:
-            ConfigError: the key would have no effect.
-        """
+        """Refuse a key laid over the task's where the task has a Python object in its place."""
         objects = {
             "reward": (self.reward, "reward_function_path", "custom_reward_function"),
             "tools": (self.tools, "tools_module_path"),
@@ -112,15 +108,7 @@ class TaskObjects:
 
 
 def live_reward(reward: Any, definition: TaskDefinitionModel) -> tuple[RewardSpec, str]:
-    """Return a reward that is a Python object, ready to be called here, and a note on its confinement.
-
-    Args:
-        reward: a function or a class, as a reward file has it.
-        definition: the task; its `reward_options` are fixed.
-
-    Raises:
-        ConfigError: it is not a reward, or the task or its decorator asks for a sandbox.
-    """
+    """Return a reward that is a Python object, ready to be called here, and a note on its confinement."""
     spec = reward_here(reward, definition.reward_options)
     sandbox = definition.sandbox
     asked = next((key for key in sandbox.model_fields_set if getattr(sandbox, key) not in (None, "in_process")), None)
@@ -134,11 +122,7 @@ def live_reward(reward: Any, definition: TaskDefinitionModel) -> tuple[RewardSpe
 
 
 def given_rows(dataset: Any) -> list[dict[str, Any]]:
-    """A dataset that is given as rows.
-
-    Raises:
-        ConfigError: it is not iterable, or a row is not a mapping.
-    """
+    """A dataset that is given as rows."""
     if isinstance(dataset, Mapping) or not isinstance(dataset, Iterable):
         raise ConfigError(f"dataset: expected a file's path or a list of rows, got {kind_of(dataset)}")
     rows = list(dataset)
@@ -167,11 +151,7 @@ def name_of(value: Any) -> str:
 
 
 def named_resource(kind: Any) -> str:
-    """The reference by which a resource's class is found again in this process.
-
-    Raises:
-        ConfigError: it is not such a class, or is defined inside a function.
-    """
+    """The reference by which a resource's class is found again in this process."""
     if not (isinstance(kind, type) and issubclass(kind, ForkableResource)):
         raise ConfigError(f"resource: expected a name or a subclass of ForkableResource, got {kind_of(kind)}")
     reference = name_of(kind)

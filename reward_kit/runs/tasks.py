@@ -18,8 +18,6 @@ import pydantic
 from reward_kit.agent.samples import Prompt, PromptError, Sample
 from reward_kit.agent.starts import GroupStart
 from reward_kit.earlier_tasks import notes_on
-from reward_kit.environments.base import ForkableResource
-from reward_kit.environments.composite import CompositeConfig, part_for_tool, read_parts
 from reward_kit.environments.config import check_row_config, read_config, resource_class
 from reward_kit.environments.servers import ServerPool
 from reward_kit.environments.tools import ToolRegistry
@@ -29,7 +27,6 @@ from reward_kit.models import TaskDefinitionModel
 from reward_kit.providers.keys import NO_KEY
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, key_variable_for
 from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice, load_reward
-from reward_kit.reward_agent.remote import check_named_by_file, is_address
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.runs.datasets import check_dataset, read_samples
 from reward_kit.runs.inputs import TASK_FILE, digest_of, inputs_of
@@ -116,17 +113,7 @@ def resolve_task(
     *,
     stored: Collection[str] = (),
 ) -> LoadedTask:
-    """Parse a document, which may be a part of another file or come from Python, and resolve what it names.
-
-    Args:
-        located: the document.
-        overrides: keys laid over it.
-        objects: Python objects instead of things that it would name.
-        stored: as `load_task` takes it.
-
-    Raises:
-        ConfigError: something is wrong; the message has one line per problem.
-    """
+    """Parse a document, which may be a part of another file or come from Python, and resolve what it names."""
     overrides, objects = overrides or {}, objects or TaskObjects()
     folder = located.path.resolve().parent
     of_user = frozenset({*overrides, "base_url"}) - {*stored} if located.is_written else frozenset({""})
@@ -153,7 +140,7 @@ def resolve_task(
     inputs = inputs_of(located.path if located.is_written else None, folder, definition, reward)
     digests = {name: digest_of(path) for name, path in inputs.items()}
     has_dataset = definition.dataset_path is not None or objects.rows is not None
-    task = LoadedTask(
+    return LoadedTask(
         definition=definition,
         located=located,
         samples=samples,
@@ -162,20 +149,14 @@ def resolve_task(
         reward=reward,
         inputs=inputs,
         digests={**digests, **objects.digests(), TASK_FILE: hashlib.sha256(located.source).hexdigest()},
-        notes=(*notes_on(located.data), *_notes_on_prompts(definition, samples), *notes),
+        notes=(*notes_on(located.data), *_check_prompts(definition, located, samples), *notes),
         objects=objects,
         of_user=of_user,
     )
-    _check_prompts(definition, located, samples)
-    return task
 
 
 def read_task(path: Path) -> tuple[TaskDefinitionModel, tuple[Sample, ...]]:
-    """Read a task file and its dataset, without importing or executing anything that they name.
-
-    Raises:
-        ConfigError: a key, a row or a template is wrong.
-    """
+    """Read a task file and its dataset, without importing or executing anything that they name."""
     located = LocatedYaml(path)
     definition = parse_task(located)
     samples = tuple(read_samples(definition, path.resolve().parent))
@@ -184,11 +165,7 @@ def read_task(path: Path) -> tuple[TaskDefinitionModel, tuple[Sample, ...]]:
 
 
 def load_tasks_reward(definition: TaskDefinitionModel, folder: Path) -> LoadedReward | None:
-    """The reward that a task names, ready for the level it is to run at; None where it names none.
-
-    Raises:
-        ConfigError: it cannot be loaded, or cannot be confined as it is asked to be.
-    """
+    """The reward that a task names, ready for the level it is to run at; None where it names none."""
     if definition.reward_function_path is None:
         return None
     asked = definition.sandbox
@@ -210,24 +187,34 @@ def _resolve_reward(
     of_user: Collection[str],
 ) -> tuple[Reward | None, Sequence[str]]:
     """Return the task's reward and notes on it; an error names the line of the key that is wrong."""
-    path = definition.reward_function_path or ""
+    path, options = definition.reward_function_path or "", definition.reward_options
     try:
         if objects.reward is not None:
             here, note = live_reward(objects.reward, definition)
             return here, (note,)
-        if is_address(path) and not keys_of_user("", ["reward_function_path"], of_user):
+        if path.startswith(("http://", "https://")) and not keys_of_user("", ["reward_function_path"], of_user):
+            from reward_kit.reward_agent.remote import check_named_by_file
+
             check_named_by_file(path)
-        variable = _judge_key_variable(definition.reward_options, of_user)
+        client = options.get("client")
+        named = client.get("api_key_env") if isinstance(client, Mapping) else None
+        typed = keys_of_user("reward_options", ["base_url"], of_user)
+        typed |= keys_of_user("reward_options.client", ["api_key_env"], of_user)
+        settings = {"base_url": options.get("base_url"), "api_key_env": named}
+        try:
+            variable = key_variable_for(CURRENT_PROVIDER_SESSION.get(), settings, typed)
+        except ConfigError as error:
+            raise ConfigError(f"client.api_key_env: {error}") from error
         loaded = load_tasks_reward(definition, located.path.resolve().parent)
     except ConfigError as error:
         key: tuple[str, ...] = ("reward_function_path",)
         message = f"reward_function_path: {error}"
         if str(error).startswith("client.api_key_env: "):
             key, message = ("reward_options", "client", "api_key_env"), f"reward_options.{error}"
-        elif found := _OF_OPTION.match(str(error)):
-            key, message = ("reward_options", found[1]), f"reward_options.{found[1]}: {error}"
-        elif found := _OF_SANDBOX.match(str(error)):
-            key, message = ("sandbox", found[1]), str(error)
+        elif match := _OF_OPTION.match(str(error)):
+            key, message = ("reward_options", match[1]), f"reward_options.{match[1]}: {error}"
+        elif match := _OF_SANDBOX.match(str(error)):
+            key, message = ("sandbox", match[1]), str(error)
         raise ConfigError(f"{place_of(located, key, overrides)}: {message}") from error
     if loaded is None:
         return None, ()
@@ -241,37 +228,15 @@ def _resolve_reward(
     return reward, loaded.notes
 
 
-def _judge_key_variable(reward_options: Mapping[str, Any], of_user: Collection[str]) -> str | None:
-    """Return the variable of a judge's key, as `key_variable_for` allows it."""
-    client = reward_options.get("client")
-    named = client.get("api_key_env") if isinstance(client, Mapping) else None
-    typed = keys_of_user("reward_options", ["base_url"], of_user)
-    typed |= keys_of_user("reward_options.client", ["api_key_env"], of_user)
-    block = {"base_url": reward_options.get("base_url"), "api_key_env": named}
-    try:
-        variable: str | None = key_variable_for(CURRENT_PROVIDER_SESSION.get(), block, typed)
-    except ConfigError as error:
-        raise ConfigError(f"client.api_key_env: {error}") from error
-    return variable
-
-
 def assigner_of(credit: CreditModel) -> CreditAssigner:
-    """Return the assigner of a `credit:` block.
-
-    Raises:
-        ConfigError: the estimator is unknown, or refuses one of its keys.
-    """
+    """Return the assigner of a `credit:` block."""
     from reward_kit.rl_processing import CreditAssigner
 
     return CreditAssigner(credit.estimator, step_rewards=credit.step_rewards, **credit.options())
 
 
 def located_assigner(located: LocatedYaml, credit: CreditModel, overrides: Mapping[str, Any]) -> CreditAssigner:
-    """`assigner_of` the `credit:` block of a file.
-
-    Raises:
-        ConfigError: the estimator rejects a key; the message has the line of the key that it names.
-    """
+    """`assigner_of` the `credit:` block of a file."""
     try:
         return assigner_of(credit)
     except ConfigError as error:
@@ -282,11 +247,7 @@ def located_assigner(located: LocatedYaml, credit: CreditModel, overrides: Mappi
 
 
 def load_tools(location: str, folder: Path) -> ToolRegistry:
-    """The one `ToolRegistry` that a tools module defines.
-
-    Raises:
-        ConfigError: the module does not import, or defines none, or several.
-    """
+    """The one `ToolRegistry` that a tools module defines."""
     if not location.endswith(".py") and ":" in location:
         registry = load_object(location, folder)
         if not isinstance(registry, ToolRegistry):
@@ -301,8 +262,12 @@ def load_tools(location: str, folder: Path) -> ToolRegistry:
     return next(iter(registries.values()))
 
 
-def _check_prompts(definition: TaskDefinitionModel, located: LocatedYaml, samples: Sequence[Sample]) -> None:
-    """Render every sample's messages once: a missing field is found before the run, not in its middle."""
+def _check_prompts(definition: TaskDefinitionModel, located: LocatedYaml, samples: Sequence[Sample]) -> list[str]:
+    """Render the messages of every sample, so that a missing field is found before the run.
+
+    Returns:
+        A note for each column in single braces, which is not a template and reaches the agent unchanged.
+    """
     prompt = Prompt(definition)
     problems: list[str] = []
     unfit: dict[str, list[str]] = {}  # a problem of a template is reported once, with the first row that it fails on
@@ -327,22 +292,14 @@ def _check_prompts(definition: TaskDefinitionModel, located: LocatedYaml, sample
     if problems:
         more = [f"… and {len(problems) - 3} more"] if len(problems) > 3 else []
         raise ConfigError("\n".join([*problems[:3], *more]))
-
-
-def _notes_on_prompts(definition: TaskDefinitionModel, samples: Sequence[Sample]) -> list[str]:
-    """Return a note for each column in single braces, which is not a template and reaches the agent unchanged."""
     columns = {name for sample in samples for name in sample.row}
     texts = [definition.initial_user_prompt or "", *(message.text for message in definition.messages)]
-    found = dict.fromkeys(name for text in texts for name in _SINGLE_BRACES.findall(text) if name in columns)
-    return [f"the prompt has {{{name}}} as it stands; a column is written {{{{ {name} }}}}" for name in found]
+    braced = dict.fromkeys(name for text in texts for name in _SINGLE_BRACES.findall(text) if name in columns)
+    return [f"the prompt has {{{name}}} as it stands; a column is written {{{{ {name} }}}}" for name in braced]
 
 
 def selected(task: LoadedTask, limit: int | None = None, sample_ids: Iterable[str] = ()) -> tuple[Sample, ...]:
-    """The samples to run.
-
-    Raises:
-        ConfigError: an id is not in the dataset.
-    """
+    """The samples to run."""
     by_id = {sample.id: sample for sample in task.samples}
     for sample_id in sample_ids:
         if sample_id not in by_id:
@@ -351,107 +308,66 @@ def selected(task: LoadedTask, limit: int | None = None, sample_ids: Iterable[st
     return chosen[:limit] if limit is not None else chosen
 
 
-@dataclass(slots=True)
-class _Resource:
-    """A resource of a task: the reference of its class, its own name, its class and its configuration."""
-
-    location: str
-    name: str
-    kind: type[ForkableResource]
-    config: dict[str, Any]
-
-
 def with_surroundings(located: LocatedYaml, definition: TaskDefinitionModel, folder: Path) -> TaskDefinitionModel:
-    """The definition with what its resources need of the task file: its folder, and the server it names.
+    """Give the resources of a task what they need of its file: its folder, and the server that it names."""
+    base, server = definition.base_resource_config, definition.resource_server
+    is_composite = definition.resource_type == _COMPOSITE
+    parts: list[tuple[str, str, dict[str, Any]]] = []  # reference, name, configuration
+    if is_composite:
+        from reward_kit.environments.composite import CompositeConfig
 
-    Args:
-        located: the task file, for messages.
-        definition: its keys.
-        folder: where it lies.
-
-    Raises:
-        ConfigError: a resource does not exist, or the server belongs to none of them, or to several.
-    """
-    resources = _resources(located, definition, folder)
-    _refuse_task_folder(located, definition, resources)
-    for resource in resources:
-        if resource.kind.takes_task_folder:
-            resource.config["task_folder"] = str(folder)
-    if definition.resource_server is not None:
-        _give_server(located, definition, resources)
-    if not resources:
-        return definition
-    only, config = resources[0], dict(definition.base_resource_config)
-    if definition.resource_type != _COMPOSITE:
-        return definition.model_copy(update={"resource_type": only.location, "base_resource_config": only.config})
-    parts = [{"type": part.location, "name": part.name, "config": part.config} for part in resources]
-    return definition.model_copy(update={"base_resource_config": {**config, "resources": parts}})
-
-
-def _resources(located: LocatedYaml, definition: TaskDefinitionModel, folder: Path) -> list[_Resource]:
-    name, config = definition.resource_type, definition.base_resource_config
-    if name is None:
-        return []
-    if name != _COMPOSITE:
-        with about(located, "resource_type"):
-            return [_resource(name, name, config, folder)]
-    found = []
-    with about(located, "base_resource_config"):
-        parts = read_config(CompositeConfig, config, "composite").resources
-    for index, part in enumerate(parts):
-        with about(located, "resources", index):
-            found.append(_resource(part.type, part.name, part.config, folder))
-    return found
-
-
-def _resource(location: str, name: str, config: dict[str, Any], folder: Path) -> _Resource:
-    if location.partition(":")[0].endswith(".py"):
-        location = str(folder / location)
-    return _Resource(location, name, resource_class(location), dict(config))
-
-
-def _refuse_task_folder(located: LocatedYaml, definition: TaskDefinitionModel, resources: Sequence[_Resource]) -> None:
-    """Reject a task file that sets `task_folder`, which would move the folder that its paths must stay in."""
-    configs: list[Mapping[str, Any]] = [definition.base_resource_config, *(resource.config for resource in resources)]
-    if definition.resource_type == _COMPOSITE:  # also what is laid over a part, below the part's name
-        configs += [config for config in definition.base_resource_config.values() if isinstance(config, Mapping)]
-    if any("task_folder" in config for config in configs):
+        with about(located, "base_resource_config"):
+            read = read_config(CompositeConfig, base, "composite")
+        parts = [(one.type, one.name, one.config) for one in read.resources]
+    elif definition.resource_type is not None:
+        parts = [(definition.resource_type, definition.resource_type, base)]
+    # A file that sets task_folder would move the folder that its paths must stay in.
+    configs: list[Any] = [base, *(config for *_, config in parts), *(base.values() if is_composite else ())]
+    if any(isinstance(config, Mapping) and "task_folder" in config for config in configs):
         block = next((name for name in ("base_resource_config", "resources") if name in located.data), "")
         raise ConfigError(
             f"{located.where((block, 'task_folder'))}: task_folder: always the task file's own folder; remove this key"
         )
-
-
-def _give_server(located: LocatedYaml, definition: TaskDefinitionModel, resources: Sequence[_Resource]) -> None:
-    """Put the task's server into the configuration of the resource that starts it."""
-    assert definition.resource_server is not None
-    takers = [resource for resource in resources if resource.kind.takes_resource_server]
-    if not resources:
-        why = "the task has no resource_type"
-    elif not takers:
-        why = f"resource {', '.join(repr(resource.name) for resource in resources)} starts no server"
-    elif len(takers) > 1:
-        why = f"{' and '.join(repr(taker.name) for taker in takers)} could both start it; put it into one's config"
-    elif "resource_server" in takers[0].config:
-        why = "base_resource_config has one of its own"
-    else:
-        takers[0].config["resource_server"] = definition.resource_server.model_dump(exclude_defaults=True)
-        return
-    raise ConfigError(f"{located.where(('resource_server',))}: resource_server has no effect: {why}")
+    resources: list[dict[str, Any]] = []
+    takers: list[dict[str, Any]] = []
+    for index, (location, name, config) in enumerate(parts):
+        with about(located, *(("resources", index) if is_composite else ("resource_type",))):
+            location = str(folder / location) if location.partition(":")[0].endswith(".py") else location
+            kind = resource_class(location)
+        resources.append({"type": location, "name": name, "config": dict(config)})
+        if kind.takes_task_folder:
+            resources[-1]["config"]["task_folder"] = str(folder)
+        if kind.takes_resource_server:
+            takers.append(resources[-1])
+    if server is not None:
+        names = [repr(one["name"]) for one in takers or resources]
+        if not resources:
+            why = "the task has no resource_type"
+        elif not takers:
+            why = f"resource {', '.join(names)} starts no server"
+        elif len(takers) > 1:
+            why = f"{' and '.join(names)} could both start it; put it into one's config"
+        else:
+            why = "base_resource_config has one of its own" if "resource_server" in takers[0]["config"] else ""
+        if why:
+            raise ConfigError(f"{located.where(('resource_server',))}: resource_server has no effect: {why}")
+        takers[0]["config"]["resource_server"] = server.model_dump(exclude_defaults=True)
+    if is_composite:
+        return definition.model_copy(update={"base_resource_config": {**base, "resources": resources}})
+    changes = [{"resource_type": one["type"], "base_resource_config": one["config"]} for one in resources]
+    return definition.model_copy(update=changes[0]) if changes else definition
 
 
 def check_tools(tools: ToolRegistry | None, definition: TaskDefinitionModel) -> None:
-    """Refuse a tool that asks for a resource which the task does not have.
-
-    Raises:
-        ConfigError: the tool is named, and what its parameter asks for.
-    """
+    """Refuse a tool that asks for a resource which the task does not have."""
     asking = {name: tool for name, tool in (tools.get_tools() if tools else {}).items() if tool.resource_parameters}
     if asking and definition.resource_type is None:
         name = next(iter(asking))
         raise ConfigError(f"tool {name!r} asks for the episode's resource, and the task has no resource_type")
     if definition.resource_type != _COMPOSITE:
         return
+    from reward_kit.environments.composite import part_for_tool, read_parts
+
     kinds = {name: kind for name, (kind, _) in read_parts(definition.base_resource_config).items()}
     for name, tool in asking.items():
         for parameter, wanted in tool.resource_parameters.items():
@@ -462,18 +378,18 @@ def check_tools(tools: ToolRegistry | None, definition: TaskDefinitionModel) -> 
 
 
 def check_samples(definition: TaskDefinitionModel, samples: Sequence[Sample]) -> None:
-    """Reject a sample whose row sets more than per-sample data, or a resource that the task does not have.
-
-    Raises:
-        ConfigError: the message has the row's line, the key, and the keys that a row may set.
-    """
+    """Reject a sample whose row sets more than per-sample data, or a resource that the task does not have."""
     if definition.resource_type is None:
         if unused := next((sample for sample in samples if sample.resource_config), None):
             raise ConfigError(f"{unused.where}: resource_config has no effect: the task has no resource_type")
         return
     kind, base = resource_class(definition.resource_type), definition.base_resource_config
     is_composite = definition.resource_type == _COMPOSITE
-    names = read_parts(base) if is_composite else {}
+    names: Mapping[str, Any] = {}
+    if is_composite:
+        from reward_kit.environments.composite import read_parts
+
+        names = read_parts(base)
     for sample in samples:
         for key in sample.resource_config if is_composite else ():
             if key not in names and key != "resources":
@@ -483,23 +399,17 @@ def check_samples(definition: TaskDefinitionModel, samples: Sequence[Sample]) ->
 
 
 async def check_world(definition: TaskDefinitionModel, samples: Sequence[Sample], located: LocatedYaml) -> bool:
-    """Make a world for one sample of each kind of configuration, so that a wrong resource is found before the run.
-
-    Args:
-        definition: of the task.
-        samples: its initial conditions.
-        located: its file, for messages.
+    """Open the resource for one sample of each kind of configuration, so that a wrong one is found before the run.
 
     Returns:
-        Whether every world offers tools; True where the task has no resource.
+        Whether every resource offers tools; True if the task has no resource.
 
     Raises:
-        ConfigError: the resource does not exist, refuses its configuration, or cannot be reset.
+        ConfigError: the resource does not exist, rejects its configuration, or cannot be reset.
     """
-    has_tools = True
     if definition.resource_type is None:
-        return has_tools
-    resource_class(definition.resource_type)
+        return True
+    has_tools = True
     kinds = {frozenset(_keys(sample.resource_config)): sample for sample in reversed(samples)}
     async with ServerPool():
         for sample in kinds.values():
@@ -513,26 +423,18 @@ async def check_world(definition: TaskDefinitionModel, samples: Sequence[Sample]
                         finally:
                             await start.resource.close()
             except (ConfigError, EnvironmentFailure) as error:
-                problem = str(error).removeprefix(f"{definition.resource_type} resource: ")
-                where = sample.where if sample.resource_config else _where(located, problem.partition(":")[0])
-                raise ConfigError(f"{where}: {_named(definition)}: {problem}") from error
+                kind = definition.resource_type
+                problem = str(error).removeprefix(f"{kind} resource: ")
+                blocks = ("base_resource_config", "resources", "resource_type")
+                block = next((name for name in blocks if name in located.data), "")
+                where = sample.where if sample.resource_config else located.where((block, problem.partition(":")[0]))
+                called = "resources" if kind == _COMPOSITE else f"resource {kind!r}"
+                raise ConfigError(f"{where}: {called}: {problem}") from error
     return has_tools
 
 
-def _where(located: LocatedYaml, key: str) -> str:
-    """Return the line of a key of the resource's configuration, else of the key that names the resource."""
-    blocks = ("base_resource_config", "resources", "resource_type")
-    block = next((name for name in blocks if name in located.data), "")
-    return located.where((block, key))
-
-
-def _named(definition: TaskDefinitionModel) -> str:
-    kind = definition.resource_type
-    return "resources" if kind == "composite" else f"resource {kind!r}"
-
-
 def _keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Every key of a configuration, dotted."""
+    """Yield every key of a configuration, dotted."""
     for key, value in config.items():
         yield f"{prefix}{key}"
         if isinstance(value, Mapping):

@@ -44,14 +44,9 @@ _MODULE_KEYS = ("tools_module_path", "custom_reward_function.path")
 
 @dataclass(frozen=True, slots=True)
 class PlannedCode:
-    """The code that a command would run.
+    """The code that a command would run: its files with their SHA-256, and the settings that name them.
 
-    Attributes:
-        folder: the folder of the task, train or code file; agreements are recorded for it.
-        files: SHA-256 of every file that would run and of every file that names one; empty if nothing would run.
-        settings: what names them, such as `tools_module_path: tools.py`, for the user to read.
-        typed: those of the settings that the user typed on the command line.
-        stored: those that come from the `run.json` of a run, which the user may have received from someone else.
+    Of the settings, `typed` come from the command line, and `stored` from a `run.json`, which may be another user's.
     """
 
     folder: Path
@@ -64,16 +59,7 @@ class PlannedCode:
 def code_of_file(
     path: Path, typed: Mapping[str, Any] | None = None, stored: Mapping[str, Any] | None = None
 ) -> PlannedCode:
-    """Find what a task or train file would run, without running any of it.
-
-    Args:
-        path: the YAML file.
-        typed: keys laid over the file's, from the command line of this call.
-        stored: keys laid over the file's, from a `run.json`.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+    """Find what a task or train file would run, without running any of it."""
     typed, stored = typed or {}, stored or {}
     path, document = path.resolve(), LocatedYaml(path).data
     searches = []
@@ -89,12 +75,7 @@ def code_of_file(
 
 
 def code_of_references(references: Sequence[str], folder: Path) -> PlannedCode:
-    """Find what `file.py:name` or `package.module:name` would run, without running it.
-
-    Args:
-        references: as typed on the command line.
-        folder: what file paths are relative to.
-    """
+    """Find what `file.py:name` or `package.module:name` would run, without running it."""
     search, folder = _Search(), folder.resolve()
     for reference in references:
         search.visit_text("code", reference, folder)
@@ -220,12 +201,7 @@ def _find_module(location: str, folder: Path) -> tuple[str, Path] | None:
 
 
 def untrusted(code: PlannedCode) -> tuple[list[Path], list[str]]:
-    """The files and settings that the user has not agreed to yet.
-
-    Returns:
-        The files that are new or changed since the agreement, and the settings from a `run.json` that were neither
-        agreed to nor typed before; both are empty if all is trusted.
-    """
+    """The files and settings that the user has not agreed to yet."""
     record = _read_record(code.folder)
     is_always = any(_read_record(folder)["always"] for folder in (code.folder, *code.folder.parents))
     files = [file for file, digest in code.files.items() if not is_always and record["files"].get(str(file)) != digest]
@@ -233,15 +209,7 @@ def untrusted(code: PlannedCode) -> tuple[list[Path], list[str]]:
 
 
 def trust(code: PlannedCode, *, always: bool = False) -> None:
-    """Record that the user agreed to run this code.
-
-    Args:
-        code: what was shown.
-        always: also after its files change.
-
-    Raises:
-        StoreError: the record cannot be written.
-    """
+    """Record that the user agreed to run this code."""
     before = _read_record(code.folder)
     files = {str(file): digest for file, digest in code.files.items()}
     record = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, get_args, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -19,12 +19,7 @@ from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.tokens.columns import Array, Ints
 
 
-def check_same_keys(batches: Sequence[Mapping[str, Array]], what: str) -> None:
-    """Refuse to put together what has different keys.
-
-    Raises:
-        ConfigError: a key is not in all of them; the message names every such key.
-    """
+def _check_same_keys(batches: Sequence[Mapping[str, Array]], what: str) -> None:
     every = set().union(*batches)
     partial = sorted(key for key in every if not all(key in batch for batch in batches))
     if partial:
@@ -35,12 +30,7 @@ def check_same_keys(batches: Sequence[Mapping[str, Array]], what: str) -> None:
         )
 
 
-def merged_meta(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Everything that any of them says; what several say has to be the same.
-
-    Raises:
-        ConfigError: two contradict each other.
-    """
+def _merged_meta(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for meta in metas:
         for key, value in meta.items():
@@ -48,18 +38,6 @@ def merged_meta(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 raise ConfigError(f"meta_info[{key!r}] is {merged[key]!r} in one batch and {value!r} in another")
             merged[key] = value
     return merged
-
-
-def united(first: Mapping[str, Array], second: Mapping[str, Array], what: str) -> dict[str, Array]:
-    """The keys of both; a key in both has to hold the same.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    for key in first.keys() & second.keys():
-        if not same_value(first[key], second[key]):
-            raise ConfigError(f"{what}[{key!r}] differs between the two batches; rename one or leave it out")
-    return {**first, **second}
 
 
 Padding = Literal["right", "left", "outer"]
@@ -72,25 +50,15 @@ _IDS = (*_PROMPT, *_COMPLETION, "input_ids")
 
 
 class Widths(NamedTuple):
-    """Columns of each axis; None where the batch has no array that shows it."""
+    """Columns of each axis; None if the batch has no array on it."""
 
     prompt: int | None
     completion: int | None
     both: int | None
 
 
-def check_padding(padding: str) -> None:
-    """Refuse an unknown side.
-
-    Raises:
-        ConfigError: it is none of the three.
-    """
-    if padding not in get_args(Padding):
-        raise ConfigError(f"padding is 'right', 'left' or 'outer'; got {padding!r}")
-
-
 def axis_of(key: str, meta_info: Mapping[str, Any]) -> Axis:
-    """The axis on which an array of a batch lies."""
+    """Return the axis on which an array of a batch lies."""
     if key in _PROMPT:
         return "prompt"
     if key in _COMPLETION or (meta_info.get("names") == "verl" and key not in _BOTH_IN_VERL):
@@ -99,40 +67,37 @@ def axis_of(key: str, meta_info: Mapping[str, Any]) -> Axis:
 
 
 def fill_of(key: str, meta_info: Mapping[str, Any]) -> int:
-    """What stands in the padding of an array."""
+    """Return the value that pads an array."""
     if key in _IDS:
         return int(meta_info.get("pad_token_id", 0))
     return -1 if key == "policy_versions" else 0
 
 
 def widths_of(batch: Mapping[str, Array], meta_info: Mapping[str, Any]) -> Widths:
-    """The width of each axis."""
-    found: dict[str, int] = {}
+    """Return the width of each axis."""
+    widths: dict[str, int] = {}
     for key in (*_PROMPT, *_COMPLETION, "input_ids", "attention_mask"):
         if key in batch:
-            found[axis_of(key, meta_info)] = batch[key].shape[1]
-    return Widths(found.get("prompt"), found.get("completion"), found.get("both"))
+            widths[axis_of(key, meta_info)] = batch[key].shape[1]
+    return Widths(widths.get("prompt"), widths.get("completion"), widths.get("both"))
 
 
 def joined(batches: Sequence[Mapping[str, Array]], meta_info: Mapping[str, Any]) -> dict[str, Array]:
-    """The arrays of several batches of the same keys, one batch under another, all padded to the widest.
-
-    Raises:
-        ConfigError: arrays of one key cannot be brought to one width.
-    """
-    found = [widths_of(batch, meta_info) for batch in batches]
+    """Return the arrays of several batches of the same keys, one under another, all padded to the widest."""
+    widths = [widths_of(batch, meta_info) for batch in batches]
     return {
-        key: np.concatenate(_widened(key, [batch[key] for batch in batches], found, meta_info)) for key in batches[0]
+        key: np.concatenate(_widened(key, [batch[key] for batch in batches], widths, meta_info)) for key in batches[0]
     }
 
 
-def _widened(key: str, arrays: list[Array], found: list[Widths], meta_info: Mapping[str, Any]) -> list[Array]:
+def _widened(key: str, arrays: list[Array], all_widths: list[Widths], meta_info: Mapping[str, Any]) -> list[Array]:
+    """Return the arrays of one key of several batches, all padded to the widest."""
     shapes = {array.shape[1:] for array in arrays}
     axis, padding = axis_of(key, meta_info), meta_info.get("padding", "right")
     outer_both = padding == "outer" and axis == "both"
-    known = all(None not in (widths.prompt, widths.completion) for widths in found)
-    # Where all begin and end in the same columns there is nothing to do, whatever the arrays are.
-    if len(shapes) == 1 and not (outer_both and known and len({widths[:2] for widths in found}) > 1):
+    known = all(None not in (widths.prompt, widths.completion) for widths in all_widths)
+    # Arrays that begin and end in the same columns stay as they are.
+    if len(shapes) == 1 and not (outer_both and known and len({widths[:2] for widths in all_widths}) > 1):
         return arrays
     if any(array.ndim != 2 for array in arrays) or (outer_both and not known):
         listed = ", ".join(map(str, sorted(shapes)))
@@ -141,7 +106,7 @@ def _widened(key: str, arrays: list[Array], found: list[Widths], meta_info: Mapp
             "and with padding 'outer' the batches' prompt_ids and completion_ids besides"
         )
     if outer_both:
-        lefts = [widths.prompt or 0 for widths in found]
+        lefts = [widths.prompt or 0 for widths in all_widths]
         rights = [array.shape[1] - left for array, left in zip(arrays, lefts, strict=True)]
     else:
         on_left = padding == "left" or (padding == "outer" and axis == "prompt")
@@ -154,30 +119,8 @@ def _widened(key: str, arrays: list[Array], found: list[Widths], meta_info: Mapp
     ]
 
 
-def trimmed(batch: Mapping[str, Array], meta_info: Mapping[str, Any]) -> dict[str, Array]:
-    """The arrays without the columns that are padding in every row.
-
-    Raises:
-        ConfigError: what says where tokens are is missing.
-    """
-    old, new = widths_of(batch, meta_info), _needed(batch, meta_info)
-    padding = meta_info.get("padding", "right")
-    made = {}
-    for key, values in batch.items():
-        axis = axis_of(key, meta_info)
-        width, needed = getattr(old, axis), getattr(new, axis)
-        if values.ndim < 2 or values.shape[1] != width:
-            made[key] = values
-        elif padding == "outer" and axis == "both":
-            made[key] = values[:, (old.prompt or 0) - (new.prompt or 0) : (old.prompt or 0) + (new.completion or 0)]
-        else:
-            on_left = padding == "left" or (padding == "outer" and axis == "prompt")
-            made[key] = values[:, width - needed :] if on_left else values[:, :needed]
-    return made
-
-
 def _needed(batch: Mapping[str, Array], meta_info: Mapping[str, Any]) -> Widths:
-    """The least width of each axis."""
+    """Return the least width of each axis."""
     if "attention_mask" not in batch:
         raise ConfigError("a batch without 'attention_mask' does not say where its padding is")
     is_token, old = batch["attention_mask"] != 0, widths_of(batch, meta_info)
@@ -200,7 +143,7 @@ RowIndex = slice | Sequence[int] | Array
 
 
 class TokenItem(NamedTuple):
-    """One row of a `TokenBatch`: the same keys without the leading axis."""
+    """A row of a `TokenBatch`: the same keys without the leading axis."""
 
     batch: dict[str, Array]
     non_tensor_batch: dict[str, Any]
@@ -209,7 +152,7 @@ class TokenItem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Training rows, in the shape of verl's `DataProto`. No operation changes a batch; each gives another.
+    """Training rows, in the shape of verl's `DataProto`. No operation changes a batch; each returns a new one.
 
     Attributes:
         batch: arrays whose first axis is the row; see `tokens.layout`.
@@ -237,7 +180,7 @@ class TokenBatch:
     @overload
     def __getitem__(self, index: RowIndex) -> TokenBatch: ...
     def __getitem__(self, index: int | np.integer[Any] | RowIndex) -> TokenItem | TokenBatch:
-        """The row at an int; the rows of a slice, of a list of ints or of a boolean mask, as a batch.
+        """Return the row at an int; the rows of a slice, of a list of ints or of a boolean mask, as a batch.
 
         Raises:
             IndexError: a row is out of range, a mask is not as long as the batch, or `index` is none of these.
@@ -253,11 +196,7 @@ class TokenBatch:
         return (self[index] for index in range(len(self)))
 
     def lengths(self) -> Ints:
-        """(B,) the number of tokens in each row.
-
-        Raises:
-            ConfigError: there is no `attention_mask`.
-        """
+        """Return (B,) the number of tokens in each row; without an `attention_mask` raise a ConfigError."""
         _check_known(["attention_mask"], self.batch, "batch")
         lengths: Ints = np.count_nonzero(self.batch["attention_mask"], axis=1).astype(np.int64)
         return lengths
@@ -268,11 +207,7 @@ class TokenBatch:
         non_tensor_keys: Sequence[str] | None = None,
         meta_info_keys: Sequence[str] | None = None,
     ) -> TokenBatch:
-        """Only these keys; None leaves all of that part.
-
-        Raises:
-            ConfigError: a key is not there.
-        """
+        """Return only these keys, or for None all of that part; an unknown key raises a ConfigError."""
         parts = []
         for wanted, part, what in (
             (keys, self.batch, "batch"),
@@ -284,13 +219,10 @@ class TokenBatch:
         return TokenBatch(*parts)
 
     def rename(self, names: Mapping[str, str]) -> TokenBatch:
-        """The same under other names.
-
-        Args:
-            names: the old name of an array, in `batch` or `non_tensor_batch`, and its new one.
+        """Rename arrays of `batch` and `non_tensor_batch`, given the new name of each old one.
 
         Raises:
-            ConfigError: an old name is not there, or two arrays would have one name.
+            ConfigError: an old name is unknown, or two arrays would have one name.
         """
         _check_known(names, {**self.batch, **self.non_tensor_batch}, "batch")
         new = [names.get(key, key) for key in (*self.batch, *self.non_tensor_batch)]
@@ -300,45 +232,43 @@ class TokenBatch:
         return TokenBatch(parts[0], parts[1], dict(self.meta_info))
 
     def union(self, other: TokenBatch) -> TokenBatch:
-        """The keys of both batches, which have the same rows.
+        """Return the keys of both batches, which have the same rows.
 
         Raises:
-            ConfigError: they have different numbers of rows, or a key in both does not hold the same.
+            ConfigError: they have different numbers of rows, or different values of a key.
         """
         if len(self) != len(other):
             raise ConfigError(f"a union is of the same rows; got {len(self)} and {len(other)}")
-        batch = united(self.batch, other.batch, "batch")
-        others = united(self.non_tensor_batch, other.non_tensor_batch, "non_tensor_batch")
-        return TokenBatch(batch, others, merged_meta([self.meta_info, other.meta_info]))
+        parts = []
+        for what in ("batch", "non_tensor_batch"):
+            first, second = getattr(self, what), getattr(other, what)
+            for key in first.keys() & second.keys():
+                if not same_value(first[key], second[key]):
+                    raise ConfigError(f"{what}[{key!r}] differs between the two batches; rename one or leave it out")
+            parts.append({**first, **second})
+        return TokenBatch(parts[0], parts[1], _merged_meta([self.meta_info, other.meta_info]))
 
     @staticmethod
     def concat(batches: Sequence[TokenBatch]) -> TokenBatch:
-        """The rows of all of them, one batch after another, padded to the widest.
-
-        `meta_info` holds everything that any of them says; what several say has to be the same.
+        """Return the rows of all batches, one after another, padded to the widest, with the `meta_info` of all.
 
         Raises:
-            ConfigError: there are none, their keys differ, or their facts contradict each other.
+            ConfigError: the list is empty, keys differ, or facts or widths contradict each other.
         """
         if not batches:
             raise ConfigError("there is nothing to concatenate; give at least one batch")
-        check_same_keys([one.batch for one in batches], "batch")
-        check_same_keys([one.non_tensor_batch for one in batches], "non_tensor_batch")
-        meta = merged_meta([one.meta_info for one in batches])
-        others = {
-            key: np.concatenate([one.non_tensor_batch[key] for one in batches]) for key in batches[0].non_tensor_batch
-        }
+        _check_same_keys([one.batch for one in batches], "batch")
+        _check_same_keys([one.non_tensor_batch for one in batches], "non_tensor_batch")
+        meta = _merged_meta([one.meta_info for one in batches])
+        first, parts = batches[0], [one.non_tensor_batch for one in batches]
+        others = {key: np.concatenate([part[key] for part in parts]) for key in first.non_tensor_batch}
         return TokenBatch(joined([one.batch for one in batches], meta), others, meta)
 
     def repeat(self, times: int, interleave: bool = True) -> TokenBatch:
-        """Every row `times` times.
-
-        Args:
-            times: how often.
-            interleave: a row's copies stand together; else the whole batch follows itself.
+        """Repeat every row, a row's copies together if `interleave`, else the whole batch.
 
         Raises:
-            ConfigError: `times` is negative, or no whole number.
+            ConfigError: `times` is negative, or not a whole number.
         """
         if not isinstance(times, int | np.integer) or times < 0:
             raise ConfigError(f"times is a whole number from 0; got {times!r}")
@@ -346,51 +276,49 @@ class TokenBatch:
         return self[np.repeat(rows, times) if interleave else np.tile(rows, times)]
 
     def reorder(self, order: Sequence[int] | Array) -> TokenBatch:
-        """The rows in another order.
-
-        Args:
-            order: which row comes first, which second, ….
-
-        Raises:
-            ConfigError: a row is left out or comes twice.
-        """
-        places = np.asarray(order)
-        if not np.array_equal(np.sort(places), np.arange(len(self))):
-            raise ConfigError(f"an order names each of the {len(self)} rows once; got {places.tolist()}")
-        return self[places.astype(np.int64)]
+        """Return the rows in another order, which has the index of each row once; else raise a ConfigError."""
+        indices = np.asarray(order)
+        if not np.array_equal(np.sort(indices), np.arange(len(self))):
+            raise ConfigError(f"an order names each of the {len(self)} rows once; got {indices.tolist()}")
+        return self[indices.astype(np.int64)]
 
     def split(self, size: int) -> list[TokenBatch]:
-        """Parts of `size` rows each; the last has what is left.
-
-        Raises:
-            ConfigError: `size` is below 1.
-        """
+        """Return parts of `size` rows each, the last with the rest; a size below 1 raises a ConfigError."""
         if size < 1:
             raise ConfigError(f"a part has at least 1 row; got {size}")
         return [self[start : start + size] for start in range(0, len(self), size)]
 
     def chunk(self, chunks: int) -> list[TokenBatch]:
-        """So many parts, whose sizes differ by at most one. No row is left out, copied or made up to even them out.
-
-        Raises:
-            ConfigError: there would be parts without rows.
-        """
+        """Return `chunks` parts with each row once, sizes differing by at most one; an empty part is a ConfigError."""
         if not 1 <= chunks <= len(self):
             raise ConfigError(f"{len(self)} rows make 1 to {len(self)} parts; got {chunks}")
         return [self[part] for part in np.array_split(np.arange(len(self)), chunks)]
 
     def trim(self) -> TokenBatch:
-        """Without the columns that are padding in every row, as after taking the short rows of a batch.
+        """Remove the columns that are padding in every row, as after taking the short rows of a batch.
 
         Raises:
             ConfigError: the batch does not say where its padding is.
         """
-        batch = trimmed(self.batch, self.meta_info)
+        old, new = widths_of(self.batch, self.meta_info), _needed(self.batch, self.meta_info)
+        padding = self.meta_info.get("padding", "right")
+        batch = {}
+        for key, values in self.batch.items():
+            axis = axis_of(key, self.meta_info)
+            width, needed = getattr(old, axis), getattr(new, axis)
+            if values.ndim < 2 or values.shape[1] != width:
+                batch[key] = values
+            elif padding == "outer" and axis == "both":
+                begin = old.prompt or 0
+                batch[key] = values[:, begin - (new.prompt or 0) : begin + (new.completion or 0)]
+            else:
+                on_left = padding == "left" or (padding == "outer" and axis == "prompt")
+                batch[key] = values[:, width - needed :] if on_left else values[:, :needed]
         return TokenBatch(batch, dict(self.non_tensor_batch), dict(self.meta_info))
 
 
 def _rows(index: Any) -> int | np.integer[Any] | slice | Array:
-    """What NumPy is to take rows by; what it would take in another sense, such as True as a new axis, is refused."""
+    """Return an index for NumPy, without those that it would take otherwise, such as True as a new axis."""
     if isinstance(index, slice) or (isinstance(index, int | np.integer) and not isinstance(index, bool)):
         return index
     rows = np.asarray(index)

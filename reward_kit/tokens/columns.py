@@ -1,4 +1,4 @@
-"""What connectors work on: the rows of many episodes as flat columns, so that nothing loops over tokens."""
+"""`Columns`: the rows of many episodes as flat columns, on which connectors work without loops over tokens."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class Columns:
     A connector takes one and returns another (`adding`, `with_rows`, `taking`); none changes an array or an episode.
 
     Attributes:
-        episodes: what was collected.
-        step_data: for each episode its steps; None where nobody gave them.
-        scores_E: the score of each episode, NaN where it is unscored.
-        step_starts_E: where the steps of each episode begin on the axis of `steps`; one more at the end, S.
+        episodes: collected ones.
+        step_data: for each episode its steps, if they were given.
+        scores_E: the score of each episode, NaN if it is unscored.
+        step_starts_E: the beginning of each episode's steps on the axis of `steps`, and S at the end.
         steps: (S,) columns, one episode after another.
-        tokens: (N,) columns, one row after another. `step` is the token's place on the axis of `steps`, -1 off actions.
+        tokens: (N,) columns, one row after another. `step` is the token's index on the axis of `steps`, -1 off actions.
         rows: (B,) columns, which become the batch's `non_tensor_batch`.
         lengths_B: tokens of each row.
-        prompt_lengths_B: how many of them stand before the completion.
-        episodes_B: the place in `episodes` of each row's episode.
+        prompt_lengths_B: tokens of each row before the completion.
+        episodes_B: the index in `episodes` of each row's episode.
     """
 
     episodes: Sequence[SingleAgentEpisode]
@@ -56,7 +56,7 @@ class Columns:
         step_data: Sequence[Sequence[StepData]] | None = None,
         scores: Sequence[float | None] | None = None,
     ) -> Columns:
-        """The columns that a pipeline begins with: no rows yet.
+        """Return the columns that a pipeline begins with, without rows.
 
         Raises:
             ConfigError: there are not as many step lists or scores as episodes.
@@ -71,7 +71,7 @@ class Columns:
 
     @property
     def starts_B(self) -> Ints:
-        """Where each row begins on the axis of `tokens`."""
+        """The beginning of each row on the axis of `tokens`."""
         return np.cumsum(self.lengths_B) - self.lengths_B
 
     def adding(
@@ -81,11 +81,7 @@ class Columns:
         tokens: Mapping[str, Array] | None = None,
         rows: Mapping[str, Array] | None = None,
     ) -> Columns:
-        """The same with columns added, or replaced where the name is there already.
-
-        Raises:
-            ConfigError: a column is not as long as its axis.
-        """
+        """Add columns, or replace those of the same name; one that is not as long as its axis is a ConfigError."""
         sizes = {"steps": int(self.step_starts_E[-1]), "tokens": int(self.lengths_B.sum()), "rows": len(self.lengths_B)}
         for axis, given in (("steps", steps), ("tokens", tokens), ("rows", rows)):
             for key, values in (given or {}).items():
@@ -100,24 +96,20 @@ class Columns:
         )
 
     def with_rows(self, lengths_B: Ints, prompt_lengths_B: Ints, episodes_B: Ints) -> Columns:
-        """The same with these rows, which have no columns yet."""
+        """Replace the rows by these, which have no columns yet."""
         return replace(
             self, tokens={}, rows={}, lengths_B=lengths_B, prompt_lengths_B=prompt_lengths_B, episodes_B=episodes_B
         )
 
     def taking(self, rows: Sequence[int] | Array) -> Columns:
-        """Only these rows, in this order.
-
-        Args:
-            rows: their numbers, or a boolean mask over all rows.
-        """
+        """Return only these rows, given as indices in order or as a boolean mask over all rows."""
         chosen = np.asarray(rows)
         chosen = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen.astype(np.int64)
         lengths = self.lengths_B[chosen]
-        places = ranges(self.starts_B[chosen], lengths)
+        positions = ranges(self.starts_B[chosen], lengths)
         return replace(
             self,
-            tokens={key: values[places] for key, values in self.tokens.items()},
+            tokens={key: values[positions] for key, values in self.tokens.items()},
             rows={key: values[chosen] for key, values in self.rows.items()},
             lengths_B=lengths,
             prompt_lengths_B=self.prompt_lengths_B[chosen],
@@ -126,15 +118,15 @@ class Columns:
 
 
 def ranges(starts: Ints, lengths: Ints) -> Ints:
-    """`start … start + length - 1` of each pair, one after another."""
+    """Return `start … start + length - 1` of each pair, one after another."""
     ends = np.cumsum(lengths)
-    places: Ints = np.repeat(starts - (ends - lengths), lengths)
-    places += np.arange(len(places))
-    return places
+    indices: Ints = np.repeat(starts - (ends - lengths), lengths)
+    indices += np.arange(len(indices))
+    return indices
 
 
 def counted(lengths: Ints) -> npt.NDArray[np.int32]:
-    """0, 1, 2, … for each length anew, one after another."""
-    places = np.arange(int(lengths.sum()), dtype=np.int32)
-    places -= np.repeat((np.cumsum(lengths) - lengths).astype(np.int32), lengths)
-    return places
+    """Return 0, 1, 2, … of each length, one after another."""
+    indices = np.arange(int(lengths.sum()), dtype=np.int32)
+    indices -= np.repeat((np.cumsum(lengths) - lengths).astype(np.int32), lengths)
+    return indices

@@ -1,4 +1,4 @@
-"""From episodes to rows in small steps, each a function from `Columns` to `Columns`."""
+"""Connectors: from episodes to rows in small steps, each a function from `Columns` to `Columns`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class _Stream(NamedTuple):
     starts: Ints  # of each segment
     prompt_lengths: Ints  # all before its first action
     acts: Array  # whether it has one
-    owners: Ints  # the place of its episode
+    owners: Ints  # the index of its episode
     numbers: Ints  # its number in its episode
-    # Of each action: its `step`, `place` on the axis of all steps, `start`, `stop`, `version`, and `row`, the
-    # place of its segment in `starts`.
+    # Of each action: its `step`, `index` on the axis of all steps, `start`, `stop`, `version`, and `row`, the index of
+    # its segment in `starts`.
     actions: dict[str, Ints]
 
     @property
@@ -38,11 +38,11 @@ class _Stream(NamedTuple):
 
 
 def segment_rows(columns: Columns) -> Columns:
-    """One row per segment with an action: a prompt, and the completion `a1 o1 a2 o2 … aN`.
+    """Make one row per segment with an action: a prompt, and the completion `a1 o1 a2 o2 … aN`.
 
     Adds the token columns `input_ids`, `completion_mask`, `action_mask`, `logprobs`, `policy_versions` and `step`, and
-    the row columns `segment` and `allowed_ids`: what its restricted tokens were chosen from, as
-    `reward_kit.episodes.allowed_ids.AllowedIds`, None where no constraint was at work.
+    the row columns `segment` and `allowed_ids`: the ids that its restricted tokens were chosen from, as
+    `reward_kit.episodes.allowed_ids.AllowedIds`, None without a constraint.
 
     Raises:
         EpisodeError: an episode's tokens belong to a step that is not among its steps.
@@ -54,16 +54,16 @@ def segment_rows(columns: Columns) -> Columns:
     allowed = _allowed(columns, stream.owners, stream.starts, stream.starts, stream.starts + stream.lengths)
     rows = {"segment": stream.numbers, "allowed_ids": allowed}
     made = made.adding(tokens={**stream.tokens, "completion_mask": completion_mask}, rows=rows)
-    # In a chunk of an episode a segment may be context and nothing more.
+    # In a chunk of an episode a segment may be context only.
     return made if stream.acts.all() else made.taking(stream.acts)
 
 
 def action_rows(columns: Columns) -> Columns:
-    """One row per action: everything before it in its segment is the prompt, its tokens are the completion.
+    """Make one row per action: everything before it in its segment is the prompt, its tokens are the completion.
 
-    Earlier actions are part of the prompt, and all that says where the policy sampled is off there, so that a sampled
-    token counts in exactly one row. An action without tokens has no row. Adds the columns of `segment_rows`, and the
-    row column `step`, the action's number in its episode.
+    Earlier actions are part of the prompt, where all masks of sampled tokens are off, so that a sampled token counts in
+    exactly one row. An action without tokens has no row. Adds the columns of `segment_rows`, and the row column `step`,
+    the action's number in its episode.
 
     Raises:
         EpisodeError: an episode's tokens belong to a step that is not among its steps.
@@ -84,19 +84,19 @@ def action_rows(columns: Columns) -> Columns:
 
 
 def _allowed(columns: Columns, owners_B: Ints, begins_B: Ints, starts_B: Ints, stops_B: Ints) -> Array:
-    """(B,) what was allowed at the tokens `start:stop` of a row that begins at `begin`; all places in the stream."""
+    """Return (B,) the allowed ids of the tokens `start:stop` of a row that begins at `begin`, all in the stream."""
     recorded = [episode.tokens for episode in columns.episodes]
     allowed_B = np.full(len(owners_B), None, dtype=object)
     if not any(tokens.allowed for tokens in recorded):
         return allowed_B
     sizes = np.array([len(tokens) for tokens in recorded], dtype=np.int64)
     offsets_E = np.cumsum(sizes) - sizes
-    places = zip(owners_B, begins_B, starts_B, stops_B, strict=True)
-    for row, (owner, begin, start, stop) in enumerate(places):
+    bounds = zip(owners_B, begins_B, starts_B, stops_B, strict=True)
+    for row, (owner, begin, start, stop) in enumerate(bounds):
         offset = int(offsets_E[owner])
-        found = recorded[owner].allowed.between(int(start) - offset, int(stop) - offset)
-        if found is not None:
-            allowed_B[row] = AllowedIds.shared(found.places + np.int32(start - begin), found.which, found.sets)
+        allowed = recorded[owner].allowed.between(int(start) - offset, int(stop) - offset)
+        if allowed is not None:
+            allowed_B[row] = AllowedIds.shared(allowed.places + np.int32(start - begin), allowed.which, allowed.sets)
     return allowed_B
 
 
@@ -128,10 +128,15 @@ def _actions(columns: Columns, recorded: list[EpisodeTokens], offsets: Ints, fir
     spans = np.fromiter(chain.from_iterable(span for tokens in recorded for span in tokens.spans), dtype=np.int64)
     table = dict(zip(fields, spans.reshape(-1, len(fields)).T, strict=True))
     actors = np.repeat(np.arange(len(recorded)), [len(tokens.spans) for tokens in recorded])
-    _check_steps(columns, table["step"], actors)
+    known = np.diff(columns.step_starts_E)
+    wrong = np.flatnonzero((table["step"] < 0) | (table["step"] >= known[actors]))
+    if len(wrong):
+        owner, step = int(actors[wrong[0]]), int(table["step"][wrong[0]])
+        rollout_id = columns.episodes[owner].id_
+        raise EpisodeError(f"episode {rollout_id}: tokens of step {step}, but only {known[owner]} steps are given")
     return {
         "step": table["step"],
-        "place": table["step"] + columns.step_starts_E[actors],
+        "index": table["step"] + columns.step_starts_E[actors],
         "start": table["start"] + offsets[actors],
         "stop": table["stop"] + offsets[actors],
         "row": table["segment"] + first_rows[actors],
@@ -140,7 +145,7 @@ def _actions(columns: Columns, recorded: list[EpisodeTokens], offsets: Ints, fir
 
 
 def _sampled(recorded: list[EpisodeTokens], actions: dict[str, Ints]) -> dict[str, Array]:
-    """The (N,) columns."""
+    """Return the (N,) columns."""
     # `np.concatenate` copies: a view would keep the episode from growing.
     ids = np.concatenate([np.zeros(0, np.int32), *(np.asarray(tokens.ids) for tokens in recorded)])
     logprobs = np.concatenate([np.zeros(0), *(np.asarray(tokens.logprobs) for tokens in recorded)])
@@ -148,27 +153,18 @@ def _sampled(recorded: list[EpisodeTokens], actions: dict[str, Ints]) -> dict[st
     kind = np.int32 if actions["version"].max(initial=0) < 2**31 else np.int64
     step, versions = np.full(len(ids), -1, dtype=np.int32), np.full(len(ids), -1, dtype=kind)
     lengths = actions["stop"] - actions["start"]
-    places = ranges(actions["start"], lengths)
-    step[places] = np.repeat(actions["place"].astype(np.int32), lengths)
-    versions[places] = np.repeat(actions["version"].astype(kind), lengths)
+    positions = ranges(actions["start"], lengths)
+    step[positions] = np.repeat(actions["index"].astype(np.int32), lengths)
+    versions[positions] = np.repeat(actions["version"].astype(kind), lengths)
     action_mask = (step >= 0).astype(np.int8)
     tokens = {"input_ids": ids, "action_mask": action_mask, "logprobs": logprobs, "policy_versions": versions}
     return {**tokens, "step": step}
 
 
-def _check_steps(columns: Columns, steps: Ints, actors: Ints) -> None:
-    known = np.diff(columns.step_starts_E)
-    wrong = np.flatnonzero((steps < 0) | (steps >= known[actors]))
-    if len(wrong):
-        owner, step = int(actors[wrong[0]]), int(steps[wrong[0]])
-        rollout_id = columns.episodes[owner].id_
-        raise EpisodeError(f"episode {rollout_id}: tokens of step {step}, but only {known[owner]} steps are given")
-
-
 def step_values(columns: Columns) -> Columns:
-    """Adds the step columns `advantage`, `return_to_go` and `base_reward`, NaN where a step has none.
+    """Add the step columns `advantage`, `return_to_go` and `base_reward`, NaN if a step has none.
 
-    And `policy_value_estimate`, where a critic gave any step one.
+    Also `policy_value_estimate`, if a critic gave any step one.
     """
     keys: tuple[str, ...] = ("advantage", "return_to_go", "base_reward")
     if columns.step_data is None:
@@ -183,7 +179,7 @@ def step_values(columns: Columns) -> Columns:
 
 
 def standardised_advantages(columns: Columns) -> Columns:
-    """The step column `advantage` less its mean, over its standard deviation (unbiased, + 1e-6), steps counting alike.
+    """Standardise the step column `advantage`: less its mean, over its unbiased standard deviation + 1e-6.
 
     Not in the default pipeline, because estimators normalise. Put it behind `step_values`: there an action counts once,
     however many tokens it has. Equal advantages become 0.
@@ -199,12 +195,12 @@ def standardised_advantages(columns: Columns) -> Columns:
 
 
 def credit_on_tokens(columns: Columns) -> Columns:
-    """The step columns on their tokens; nothing is normalised here or later.
+    """Put the step columns on their tokens; nothing is normalised here or later.
 
     Adds the token columns `advantages` and `returns` (on all tokens of an action), `step_rewards` (on its last one) and
-    `loss_mask` (1 where `completion_mask` and `action_mask` are and the action has an advantage). With a critic's
-    estimates also `values`, what it expected, on all tokens of the action, NaN where it said nothing; and `value_mask`,
-    1 on the first token of each action that has a return, in front of which it was asked.
+    `loss_mask` (1 if `completion_mask` and `action_mask` are and the action has an advantage). With a critic's
+    estimates also `values`, on all tokens of the action, NaN without one; and `value_mask`, 1 on the first token of
+    each action that has a return, before which the critic estimated.
     """
     step = columns.tokens["step"]
     sampled = np.flatnonzero(step >= 0)
@@ -229,48 +225,45 @@ def credit_on_tokens(columns: Columns) -> Columns:
     return columns.adding(tokens=added)
 
 
-def _placed(size: int, places: Ints, values: Floats) -> Floats:
+def _placed(size: int, positions: Ints, values: Floats) -> Floats:
     placed = np.zeros(size)
-    placed[places] = np.where(np.isnan(values), 0.0, values)
+    placed[positions] = np.where(np.isnan(values), 0.0, values)
     return placed
 
 
 def identities(columns: Columns) -> Columns:
-    """Whose row it is.
+    """Add the ids of each row's episode.
 
-    Adds the row columns `rollout_id` and `group_id`; `traj_uid` and `uid`, verl's names for the two, where an episode
-    without a group is a group of its own; and `ends_episode`, true on the last row of an episode with a sampled token.
+    The row columns are `rollout_id` and `group_id`; `traj_uid` and `uid`, verl's names for the two, with an episode
+    without a group as a group of its own; and `ends_episode`, true on the last row of an episode with a sampled token.
     """
     owners = columns.episodes_B
     rollouts = _objects([episode.id_ for episode in columns.episodes])
     groups = _objects([facts_of(episode).get("group_id") for episode in columns.episodes])
     uids = _objects([group or rollout for group, rollout in zip(groups, rollouts, strict=True)])
     named = {"rollout_id": rollouts, "group_id": groups, "traj_uid": rollouts, "uid": uids}
-    acts = _per_row_any(columns.tokens["action_mask"], columns.starts_B, columns.lengths_B)
+    counted = np.cumsum(np.append(0, columns.tokens["action_mask"]), dtype=np.int64)
+    acts = counted[columns.starts_B + columns.lengths_B] > counted[columns.starts_B]
     last = np.full(len(columns.episodes), -1, dtype=np.int64)
     last[owners[acts]] = np.flatnonzero(acts)  # of several rows the last one stays
     ends = np.arange(len(owners)) == last[owners]
     return columns.adding(rows={key: values[owners] for key, values in named.items()} | {"ends_episode": ends})
 
 
-def _per_row_any(mask: Array, starts: Ints, lengths: Ints) -> Array:
-    counted = np.cumsum(np.append(0, mask), dtype=np.int64)
-    found: Array = counted[starts + lengths] > counted[starts]
-    return found
-
-
 def episode_facts(columns: Columns) -> Columns:
-    """What reward managers ask of a row's episode.
+    """Add the facts of a row's episode that reward managers read.
 
-    Adds the row columns
-    `episode_rewards` (the score, NaN where unscored), `episode_lengths` (policy actions), `data_source` (the sample's,
-    "unknown" without), `extra_info` (the sample's, with `sample_id` and `stop_reason`), `reward_model` (a dict with the
-    `ground_truth`), `success` (what the environment said last, None where it said nothing), `tool_callings` (tool calls
-    made) and `multi_modal_inputs` (the parts of the messages that are not text, by their type).
+    The row columns are `episode_rewards` (the score, NaN if unscored), `episode_lengths` (policy actions),
+    `data_source` (the sample's, else "unknown"), `extra_info` (the sample's, with `sample_id` and `stop_reason`),
+    `reward_model` (a dict with the `ground_truth`), `success` (the environment's last one, else None), `tool_callings`
+    (tool calls made) and `multi_modal_inputs` (the parts of the messages that are not text, by their type).
     """
     owners = columns.episodes_B
     lengths_E = np.array([len(episode) for episode in columns.episodes], dtype=np.int64)
-    calls_E = np.array([_tool_calls(episode) for episode in columns.episodes], dtype=np.int64)
+    calls_E = np.zeros(len(lengths_E), dtype=np.int64)
+    for index, episode in enumerate(columns.episodes):  # an episode made by hand may hold actions of any kind
+        actions = [action for action in episode.get_actions() if isinstance(action, Mapping) and "type" in action]
+        calls_E[index] = sum(len(tool_calls_of(action)) for action in actions)
     facts_E = [_facts(episode) for episode in columns.episodes]
     # Every row has dicts of its own: a key set in one is set in no other.
     rows = [{key: dict(v) if isinstance(v, dict) else v for key, v in facts_E[owner].items()} for owner in owners]
@@ -288,49 +281,29 @@ def _facts(episode: SingleAgentEpisode) -> dict[str, Any]:
     sample = facts.get("sample") or {}
     given = sample.get("extra_info")
     ending = {"sample_id": facts.get("sample_id"), "stop_reason": facts.get("stop_reason")}
+    infos = reversed(episode.get_infos() if episode.is_reset else [])
+    outcomes = (info[key] for info in infos for key in ("success", "won") if info.get(key) is not None)
+    others: dict[str, list[Any]] = {}
+    for message in episode.messages:
+        for part in message.content if isinstance(message.content, list) else ():
+            if (kind := part.get("type")) not in (None, "text"):
+                others.setdefault(kind, []).append(part.get(kind, part))
     return {
         "data_source": sample.get("data_source") or "unknown",
         "extra_info": {**(given if isinstance(given, Mapping) else {}), **ending},
         "reward_model": {"ground_truth": facts.get("ground_truth")},
-        "success": _success(episode),
-        "multi_modal_inputs": _other_parts(episode),
+        "success": next((bool(outcome) for outcome in outcomes), None),
+        "multi_modal_inputs": others,
     }
 
 
-def _success(episode: SingleAgentEpisode) -> bool | None:
-    for info in reversed(episode.get_infos() if episode.is_reset else []):
-        for key in ("success", "won"):
-            if info.get(key) is not None:
-                return bool(info[key])
-    return None
-
-
-def _tool_calls(episode: SingleAgentEpisode) -> int:
-    # An episode made by hand may hold actions of any kind.
-    ours = [action for action in episode.get_actions() if isinstance(action, Mapping) and "type" in action]
-    return sum(map(len, map(tool_calls_of, ours)))
-
-
-def _other_parts(episode: SingleAgentEpisode) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
-    for message in episode.messages:
-        for part in message.content if isinstance(message.content, list) else ():
-            if (kind := part.get("type")) not in (None, "text"):
-                found.setdefault(kind, []).append(part.get(kind, part))
-    return found
-
-
 def _objects(values: list[Any]) -> Array:
-    """(B,) of any objects. `np.array` would take lists apart."""
+    """Return (B,) of any objects; `np.array` would take lists apart."""
     return np.fromiter(values, dtype=object, count=len(values))
 
 
 def check_complete(columns: Columns) -> None:
-    """Every column that a layout needs is there.
-
-    Raises:
-        ConfigError: these are no columns, or one is missing; the message says which.
-    """
+    """Raise a ConfigError that names the column if one that a layout needs is missing."""
     if not isinstance(columns, Columns):
         raise ConfigError(
             f"rows are laid out from Columns, which a RowPipeline makes of episodes; got {kind_of(columns)}"

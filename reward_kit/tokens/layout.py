@@ -1,4 +1,4 @@
-"""Lays rows out for a model: padded to one width, or packed into one long row without padding.
+"""Rows laid out for a model: padded to one width, or packed into one long row without padding.
 
     prompt_ids      (B,P)  the tokens before the first action
     completion_ids  (B,C)  the tokens from the first action on
@@ -17,31 +17,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from reward_kit.errors import ConfigError
-from reward_kit.tokens.batch import Padding, TokenBatch, axis_of, check_padding, fill_of
+from reward_kit.tokens.batch import Padding, TokenBatch, axis_of, fill_of
 from reward_kit.tokens.columns import Array, Columns, Ints, counted, ranges
 from reward_kit.tokens.connectors import check_complete
 
-_INTERNAL = ("step",)
-
 
 def pad_rows(columns: Columns, *, pad_token_id: int, padding: Padding = "right") -> TokenBatch:
-    """Every row in a row of its own.
+    """Return the rows padded to one width.
 
     Args:
-        columns: what a `RowPipeline` made.
-        pad_token_id: what fills up the ids.
-        padding: where to fill up: "right"; "left"; or "outer", prompts on the left and completions on the right, so
-            that all completions begin in one column, as verl and TRL have it.
+        columns: of a `RowPipeline`.
+        pad_token_id: pads the ids.
+        padding: the padded side: "right"; "left"; or "outer", prompts on the left and completions on the right, so
+            that all completions begin in one column, as in verl and TRL.
 
     Raises:
-        ConfigError: the padding or the id is none, or the columns hold no rows.
+        ConfigError: the padding or the id is invalid, or the columns hold no rows.
     """
-    check_padding(padding)
+    if padding not in get_args(Padding):
+        raise ConfigError(f"padding is 'right', 'left' or 'outer'; got {padding!r}")
     if not isinstance(pad_token_id, int | np.integer) or not -(2**31) <= pad_token_id < 2**31:
         raise ConfigError(
             f"pad_token_id is a token id; got {pad_token_id!r}. Of a tokenizer without one take its eos_token_id: "
@@ -54,40 +53,32 @@ def pad_rows(columns: Columns, *, pad_token_id: int, padding: Padding = "right")
     size, prompt, completion = len(lengths), int(prompts.max(initial=0)), int(completions.max(initial=0))
     width = prompt + completion if padding == "outer" else int(lengths.max(initial=0))
     before = {"right": np.zeros_like(lengths), "left": width - lengths, "outer": prompt - prompts}[padding]
-    places = ranges(np.arange(size) * width + before, lengths)
-    batch = _ids(columns, prompt, completion, padding, pad_token_id)
+    in_completion, batch = columns.tokens["completion_mask"] != 0, {}
+    for key, columns_P, counts, chosen, on_left in (
+        ("prompt_ids", prompt, prompts, ~in_completion, padding != "right"),
+        ("completion_ids", completion, completions, in_completion, padding == "left"),
+    ):
+        positions = ranges(np.arange(size) * columns_P + (columns_P - counts if on_left else 0), counts)
+        batch[key] = _laid(columns.tokens["input_ids"][chosen], positions, (size, columns_P), pad_token_id)
+    positions = ranges(np.arange(size) * width + before, lengths)
     for key, values in _token_columns(columns).items():
-        batch[key] = _laid(values, places, (size, width), fill_of(key, meta))
+        batch[key] = _laid(values, positions, (size, width), fill_of(key, meta))
     return TokenBatch(batch, dict(columns.rows), meta)
 
 
-def _laid(values: Array, places: Ints, shape: tuple[int, int], fill: int) -> Array:
-    """An array of this shape with the values at these places of its flat form."""
+def _laid(values: Array, positions: Ints, shape: tuple[int, int], fill: int) -> Array:
+    """Return an array of this shape with the values at these positions of its flat form."""
     # `np.zeros` leaves it to the first write to touch the memory.
     flat = np.full(shape, fill, dtype=values.dtype) if fill else np.zeros(shape, dtype=values.dtype)
-    flat.reshape(-1)[places] = values
+    flat.reshape(-1)[positions] = values
     return flat
 
 
-def _ids(columns: Columns, prompt: int, completion: int, padding: Padding, pad_token_id: int) -> dict[str, Array]:
-    """`prompt_ids` and `completion_ids`."""
-    prompts, size = columns.prompt_lengths_B, len(columns.lengths_B)
-    in_completion = columns.tokens["completion_mask"] != 0
-    made = {}
-    for key, width, counts, chosen, on_left in (
-        ("prompt_ids", prompt, prompts, ~in_completion, padding != "right"),
-        ("completion_ids", completion, columns.lengths_B - prompts, in_completion, padding == "left"),
-    ):
-        places = ranges(np.arange(size) * width + (width - counts if on_left else 0), counts)
-        made[key] = _laid(columns.tokens["input_ids"][chosen], places, (size, width), pad_token_id)
-    return made
-
-
 def _token_columns(columns: Columns) -> dict[str, Array]:
-    """All (N,) columns that a batch shows."""
-    places = counted(columns.lengths_B)
-    made: dict[str, Array] = {"attention_mask": np.ones(len(places), dtype=np.int8), "position_ids": places}
-    return made | {key: values for key, values in columns.tokens.items() if key not in _INTERNAL}
+    """Return all (N,) columns of a batch; `step` is internal."""
+    positions = counted(columns.lengths_B)
+    shown: dict[str, Array] = {"attention_mask": np.ones(len(positions), dtype=np.int8), "position_ids": positions}
+    return shown | {key: values for key, values in columns.tokens.items() if key != "step"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +87,10 @@ class PackedBatch:
 
     Attributes:
         batch: (1,N) arrays, the keys of a padded batch without `prompt_ids`, `completion_ids` and `attention_mask`.
-            `position_ids` begin at 0 again with each row; `row_ids` say which row a token belongs to, and attention
-            must not cross from one to another.
-        cu_seqlens: (B+1,) int32, where each row begins, and N at the end: what variable-length attention kernels take.
-        prompt_lengths: (B,) how many tokens of each row stand before its completion.
+            `position_ids` begin at 0 again with each row; `row_ids` are the row of each token, and attention must not
+            cross from one to another.
+        cu_seqlens: (B+1,) int32, the beginning of each row, and N: an input of variable-length attention kernels.
+        prompt_lengths: (B,) the tokens of each row before its completion.
         non_tensor_batch: (B,) arrays of anything.
         meta_info: facts about the whole batch.
     """
@@ -111,16 +102,12 @@ class PackedBatch:
     meta_info: dict[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """The number of rows in the long row."""
+        """Return the number of rows in the long row."""
         return len(self.cu_seqlens) - 1
 
 
 def pack_rows(columns: Columns) -> PackedBatch:
-    """All rows in one long row.
-
-    Raises:
-        ConfigError: the columns hold no rows.
-    """
+    """Return all rows in one long row; columns without rows raise a ConfigError."""
     check_complete(columns)
     tokens = _token_columns(columns)
     del tokens["attention_mask"]
@@ -140,7 +127,7 @@ VERL_NAMES = {
 
 
 def verl_batch(rows: TokenBatch) -> TokenBatch:
-    """The rows as verl has them: its names, and all but four arrays on the axis of `responses`.
+    """Return the rows in verl's form: its names, and all but four arrays on the axis of `responses`.
 
     `prompts` (B,P) are padded on the left and `responses` (B,C) on the right; `input_ids`, `attention_mask` and
     `position_ids` (B,P+C) hold the two side by side; `response_mask`, `rollout_log_probs`, `advantages` and the others
@@ -168,13 +155,13 @@ def verl_batch(rows: TokenBatch) -> TokenBatch:
 def micro_batches(
     lengths: Sequence[int] | Array, max_tokens: int, *, padded: bool = False, multiple_of: int = 1
 ) -> list[Ints]:
-    """Parts of at most `max_tokens` tokens; every row is in exactly one. The same lengths give the same parts.
+    """Return parts of at most `max_tokens` tokens, each row in exactly one. The same lengths give the same parts.
 
     First-fit decreasing decides how many parts there are: at most 11/9 of the fewest possible, + 1. For packed rows
-    they are then evened out, the longest row left to the lightest part, where that keeps all within the budget.
+    they are then evened out, the longest row left to the lightest part, if that keeps all within the budget.
 
     Args:
-        lengths: (B,) the tokens of each row, as `TokenBatch.lengths` has them.
+        lengths: (B,) the tokens of each row, as `TokenBatch.lengths` returns them.
         max_tokens: the budget of a part.
         padded: rows are padded to the longest of their part, and the padding counts; else they are packed.
         multiple_of: make the number of parts a multiple of this, as workers in step need.
@@ -183,7 +170,7 @@ def micro_batches(
         The rows of each part, ascending; `restored_order` undoes the order.
 
     Raises:
-        ConfigError: `lengths` are none, a row alone is longer than the budget, or there are fewer rows than parts.
+        ConfigError: `lengths` are invalid, a row alone is longer than the budget, or there are fewer rows than parts.
     """
     sizes = np.asarray(lengths)
     if sizes.ndim != 1 or (sizes.size and (sizes.dtype.kind not in "iu" or sizes.min() < 0)):
@@ -204,8 +191,10 @@ def micro_batches(
         even = _lightest_first(sizes, wanted)
         if all(sizes[part].sum() <= max_tokens for part in even):
             parts = even
-    while len(parts) < wanted:
-        parts = _halved(parts)
+    while len(parts) < wanted:  # the part with the most rows becomes two
+        most = int(np.argmax([len(part) for part in parts]))
+        half = len(parts[most]) // 2
+        parts[most : most + 1] = [parts[most][:half], parts[most][half:]]
     return [np.sort(part) for part in parts]
 
 
@@ -214,7 +203,7 @@ def _descending(sizes: Ints) -> Ints:
 
 
 def _first_fit(sizes: Ints, max_tokens: int, padded: bool) -> list[Ints]:
-    """Each row, the longest first, into the first part that has room."""
+    """Put each row, the longest first, into the first part that has room."""
     room = np.full(len(sizes), max_tokens, dtype=np.int64)
     longest = np.zeros(len(sizes), dtype=np.int64)
     parts: list[list[int]] = []
@@ -232,7 +221,7 @@ def _first_fit(sizes: Ints, max_tokens: int, padded: bool) -> list[Ints]:
 
 
 def _lightest_first(sizes: Ints, count: int) -> list[Ints]:
-    """Each row, the longest first, into the part that holds the least; of equals the one with fewer rows."""
+    """Put each row, the longest first, into the part that holds the least; of equals the one with fewer rows."""
     load, rows = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     parts: list[list[int]] = [[] for _ in range(count)]
     for row in _descending(sizes).tolist():
@@ -243,13 +232,6 @@ def _lightest_first(sizes: Ints, count: int) -> list[Ints]:
     return [np.array(part, dtype=np.int64) for part in parts]
 
 
-def _halved(parts: list[Ints]) -> list[Ints]:
-    """One part more: the one with the most rows becomes two."""
-    most = int(np.argmax([len(part) for part in parts]))
-    half = len(parts[most]) // 2
-    return [*parts[:most], parts[most][:half], parts[most][half:], *parts[most + 1 :]]
-
-
 def restored_order(parts: Sequence[Ints]) -> Ints:
-    """What to index the parts' results with, put one after another, so that they stand in the rows' own order."""
+    """Return the indices that bring the parts' results, one after another, into the order of the rows."""
     return np.argsort(np.concatenate([np.zeros(0, dtype=np.int64), *parts]), kind="stable")

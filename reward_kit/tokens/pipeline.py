@@ -26,14 +26,10 @@ RowPer = Literal["segment", "action"]
 
 
 class RowPipeline:
-    """Connectors that run one after another, each known by a name.
+    """Connectors that run one after another, each with a unique name.
 
-    Args:
-        connectors: what it begins with, each under its own name: a function's `__name__`, an object's `name` or else
-            the name of its class.
-
-    Raises:
-        ConfigError: two have one name.
+    By default that is a function's `__name__`, an object's `name` or else the name of its class. A repeated or unknown
+    name raises a ConfigError.
     """
 
     def __init__(self, connectors: Iterable[Connector] = ()) -> None:
@@ -43,7 +39,7 @@ class RowPipeline:
 
     @property
     def names(self) -> list[str]:
-        """In the order in which they run."""
+        """The names in running order."""
         return [name for name, _ in self._parts]
 
     def __len__(self) -> int:
@@ -56,43 +52,23 @@ class RowPipeline:
         return name in self.names
 
     def append(self, connector: Connector, name: str | None = None) -> None:
-        """Put one at the end.
-
-        Args:
-            connector: the connector.
-            name: what it is called here; by default its own name.
-
-        Raises:
-            ConfigError: another has this name.
-        """
+        """Add a connector at the end."""
         self._insert(len(self._parts), connector, name)
 
     def insert_before(self, place: str, connector: Connector, name: str | None = None) -> None:
-        """Put one before the one called `place`.
-
-        Raises:
-            ConfigError: there is no `place`, or another has this name.
-        """
+        """Insert a connector before the one called `place`."""
         self._insert(self._find(place), connector, name)
 
     def insert_after(self, place: str, connector: Connector, name: str | None = None) -> None:
-        """Put one behind the one called `place`.
-
-        Raises:
-            ConfigError: there is no `place`, or another has this name.
-        """
+        """Insert a connector behind the one called `place`."""
         self._insert(self._find(place) + 1, connector, name)
 
     def remove(self, name: str) -> Connector:
-        """Take out the one called so, and return it.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """Remove the connector of this name, and return it."""
         return self._parts.pop(self._find(name))[1]
 
     def __call__(self, columns: Columns) -> Columns:
-        """Run all of them.
+        """Run all connectors.
 
         Raises:
             TrainingError: a connector raised something of its own.
@@ -100,18 +76,19 @@ class RowPipeline:
         """
         for name, connector in self._parts:
             with boundary(TrainingError, f"connector {name!r}"):
-                made: object = connector(columns)
-            if not isinstance(made, Columns):
-                kind = type(made).__name__
+                result: object = connector(columns)
+            if not isinstance(result, Columns):
+                kind = type(result).__name__
                 raise ConfigError(f"connector {name!r} returned {kind}; return columns.adding(…) or columns.taking(…)")
-            columns = made
+            columns = result
         return columns
 
     def _insert(self, position: int, connector: Connector, name: str | None) -> None:
-        known = name or _name_of(connector)
-        if known in self.names:
-            raise ConfigError(f"there is a connector {known!r} already; give this one a name of its own")
-        self._parts.insert(position, (known, connector))
+        own = (getattr(connector, attribute, None) for attribute in ("name", "__name__"))
+        name = name or next((each for each in own if isinstance(each, str)), type(connector).__name__)
+        if name in self.names:
+            raise ConfigError(f"there is a connector {name!r} already; give this one a name of its own")
+        self._parts.insert(position, (name, connector))
 
     def _find(self, name: str) -> int:
         if name not in self.names:
@@ -119,22 +96,8 @@ class RowPipeline:
         return self.names.index(name)
 
 
-def _name_of(connector: Connector) -> str:
-    for attribute in ("name", "__name__"):
-        if isinstance(found := getattr(connector, attribute, None), str):
-            return found
-    return type(connector).__name__
-
-
 def default_pipeline(per: RowPer = "segment") -> RowPipeline:
-    """A new pipeline of what `build_rows` does.
-
-    Args:
-        per: what becomes a row, a segment or an action.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """Return a new pipeline of the connectors of `build_rows`, with a row per segment or per action."""
     if per not in get_args(RowPer):
         raise ConfigError(f"rows are per 'segment' or per 'action'; got {per!r}")
     rows = segment_rows if per == "segment" else action_rows
@@ -149,20 +112,7 @@ def row_columns(
     per: RowPer | None = None,
     pipeline: RowPipeline | None = None,
 ) -> Columns:
-    """The rows of these episodes as columns, which `pad_rows` and `pack_rows` lay out.
-
-    Args:
-        episodes: what was collected.
-        step_data_lists: for each episode its steps with `advantage`, `return_to_go` and `base_reward`. A step without
-            an advantage has loss_mask 0. None: no step has one.
-        scores: for each episode its score, None where it is unscored.
-        per: what becomes a row: "segment" (the default), or "action", with everything before it as its prompt.
-        pipeline: the connectors; by default `default_pipeline(per)`.
-
-    Raises:
-        ConfigError: the lists are not as long as the episodes, or both `per` and `pipeline` are given.
-        EpisodeError: an episode's tokens belong to a step that is not among its steps.
-    """
+    """Return the rows as columns, which `pad_rows` and `pack_rows` lay out; arguments and errors as in `build_rows`."""
     if per is not None and pipeline is not None:
         raise ConfigError("per is the default pipeline's; with a pipeline of your own use default_pipeline(per) for it")
     return (pipeline or default_pipeline(per or "segment"))(Columns.of(episodes, step_data_lists, scores))
@@ -178,20 +128,21 @@ def build_rows(
     per: RowPer | None = None,
     pipeline: RowPipeline | None = None,
 ) -> TokenBatch:
-    """Padded rows, in the order of the episodes; an episode without tokens has none.
+    """Return padded rows, in the order of the episodes; an episode without tokens has none.
 
     Args:
-        episodes: what was collected.
+        episodes: collected ones.
         step_data_lists: for each episode its steps with `advantage`, `return_to_go` and `base_reward`. A step without
             an advantage has loss_mask 0. None: no step has one.
-        pad_token_id: what fills up the ids.
-        scores: for each episode its score, None where it is unscored.
+        pad_token_id: pads the ids.
+        scores: for each episode its score, None if it is unscored.
         padding: "right", "left", or "outer" (`tokens.layout.pad_rows`).
-        per: what becomes a row: "segment" (the default), or "action", with everything before it as its prompt.
+        per: a row is a "segment" (the default), or an "action", with everything before it as its prompt.
         pipeline: the connectors; by default `default_pipeline(per)`.
 
     Raises:
-        ConfigError: the lists are not as long as the episodes, or an option is unknown.
+        ConfigError: the lists are not as long as the episodes, an option is unknown, or both `per` and `pipeline` are
+            given.
         EpisodeError: an episode's tokens belong to a step that is not among its steps.
     """
     columns = row_columns(episodes, step_data_lists, scores=scores, per=per, pipeline=pipeline)

@@ -19,7 +19,7 @@ from reward_kit.agent.simulated_user import GREETING, NO_ANSWER, ScriptedUser, S
 from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.errors import ConfigError
 from reward_kit.runs.plan import NamedPolicy, RunPlan, make_user
-from reward_kit.runs.run_folder import RunHeader, RunStore, read_episodes
+from reward_kit.runs.run_folder import RunFolder, RunHeader, read_episodes
 from reward_kit.runs.runner import Run
 from reward_kit.runs.tasks import load_task
 from tests.agent.worlds import WORLD, call, failure, reason, task_of, text
@@ -323,7 +323,7 @@ async def test_a_run_has_one_user_and_closes_them(tmp_path: Path) -> None:
     samples = (Sample("a"), Sample("b"))
     policies = [NamedPolicy("agent", ScriptedPolicy([text("a")]))]
     plan = RunPlan(definition, policies=policies, samples=samples, rollouts=1, user=SimulatedUser(user))
-    with RunStore.create(tmp_path / "run", RunHeader(task_name="t")) as store:
+    with RunFolder.create(tmp_path / "run", RunHeader(task_name="t")) as store:
         await Run(plan, store).execute()
     assert [record["stop_reason"] for record in read_episodes(tmp_path / "run")] == ["user_stopped"] * 2
     assert user.closed == 1
@@ -368,7 +368,7 @@ class TestTaskFile:
             ({"type": "scripted"}, "sample 't' has no 'replies'"),
             ({"type": "scripted", "replies": ["a"], "instructions": "{{ nope }}"}, "'nope' is undefined"),
             ({"type": "scripted", "replies": "tools.py:registry"}, "is a ToolRegistry, not a function"),
-            ("expert", "the policy 'expert' cannot be a user: it asks the world"),
+            ("expert", "the policy 'expert' cannot be a user: it asks the environment"),
             ("opnai", "unknown policy 'opnai'; did you mean 'openai'"),
             ({"type": "human", "stop_phrase": ""}, "user.stop_phrase"),
         ],

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from reward_kit.runs.run_folder import RunStore
+from reward_kit.runs.run_folder import RunFolder
 from tests.browser.conftest import Opened
 from tests.browser.walks import walk, walks, write_walks
 from tests.browser.window import PHONE, Window
@@ -144,7 +144,7 @@ def test_what_somebody_is_in_the_middle_of_stays_when_episodes_come(
     link = table.get_by_role("link", name="r00003")
     link.focus()
     line, score = walk(9, random.Random(1))
-    with RunStore(two_runs / "second") as store:
+    with RunFolder(two_runs / "second") as store:
         store._append("episodes.jsonl", line)
         store.append_score(score)
         until(lambda: "r00009" in opened.column("episodes", 0), "the new episode")

@@ -10,7 +10,7 @@ from typing import Any
 
 from reward_kit.report.run_page import write_report
 from reward_kit.runs.credit import assign_credit, write_section
-from reward_kit.runs.run_folder import RunHeader, RunStore
+from reward_kit.runs.run_folder import RunFolder, RunHeader
 from reward_kit.task_parts import CreditModel
 
 GROUP = 4
@@ -54,7 +54,7 @@ def write_walks(
 ) -> Path:
     """The folder `walks` with these lines, without a page."""
     given = {"task_name": "walk", "status": "complete", "task": {"pass_threshold": 0.4}, **header}
-    path = RunStore.create(folder / "walks", RunHeader(**given)).path
+    path = RunFolder.create(folder / "walks", RunHeader(**given)).path
     count = 0
     with (path / "episodes.jsonl").open("w") as episodes, (path / "scores.jsonl").open("w") as scores:
         for episode, score in walks:

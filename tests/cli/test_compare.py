@@ -213,7 +213,7 @@ class TestRefused:
             ),
             (
                 ["--fail-on-regression", "runs/done"],
-                "'runs/done' is no number; put --fail-on-regression behind the runs",
+                "'runs/done' is not a number; put --fail-on-regression behind the runs",
             ),
             (["runs/done", "runs/no", "--lower-bound"], "--lower-bound goes with --fail-under"),
         ],

@@ -17,7 +17,7 @@ from reward_kit.errors import ConfigError, StoreError
 from reward_kit.rl_helpers import ESTIMATORS
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.runs.files import read_json
-from reward_kit.runs.run_folder import RunStore, read_credit
+from reward_kit.runs.run_folder import RunFolder, read_credit
 from tests.cli.project import Project
 from tests.runs.stored_run import episode, make_run, score
 
@@ -174,7 +174,7 @@ def test_a_digest_leaves_room_for_the_action(tmp_path: Path) -> None:
 
 def test_a_run_that_is_going_on_is_left_alone(tmp_path: Path) -> None:
     run = stored_run(tmp_path)
-    with RunStore(run), pytest.raises(StoreError, match="is open in another process"):
+    with RunFolder(run), pytest.raises(StoreError, match="is open in another process"):
         call(str(run))
 
 

@@ -53,7 +53,7 @@ def test_tools_can_be_given_where_the_task_is_gone(project: Project, tmp_path: P
         assert done.returncode == 2 and "give --tools FILE.json" in done.stderr
         for names, code, told in [
             (["wait"], 0, "6 chats"),
-            (["other"], 2, "6 calls 'wait', which is none of the tools"),
+            (["other"], 2, "6 calls 'wait', which is not one of the tools"),
         ]:
             tools = [{"type": "function", "function": {"name": name}} for name in names]
             (tmp_path / "tools.json").write_text(json.dumps(tools))
@@ -74,7 +74,7 @@ def test_tools_can_be_given_where_the_task_is_gone(project: Project, tmp_path: P
         (["--format", "csv", "-o", "-"], "-o - takes one table; choose it with --table"),
         (["--format", "csv", "-o", "all.csv"], "3 tables need a folder; or choose one with --table"),
         (["--format", "csv", "-o", "no/such/place"], "there is no folder no/such; make it first"),
-        (["--format", "parquet", "--table", "steps", "-o", "-"], "Parquet is no text; name a file"),
+        (["--format", "parquet", "--table", "steps", "-o", "-"], "Parquet is not text; name a file"),
         (["--format", "parquet", "--raw"], "--raw has no effect with --format parquet; it is for csv"),
         (["--format", "openai-jsonl", "--table", "steps"], "--table has no effect with --format openai-jsonl"),
         (["--format", "openai-jsonl", "--tools", "task.yaml"], "--tools task.yaml"),

@@ -26,7 +26,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.runs.datasets import read_rows
 from reward_kit.runs.plan import NamedPolicy, RunPlan
 from reward_kit.runs.redaction import Redaction
-from reward_kit.runs.run_folder import RunHeader, RunStore, read_episodes, read_scores
+from reward_kit.runs.run_folder import RunFolder, RunHeader, read_episodes, read_scores
 from reward_kit.runs.runner import Run
 from tests.agent.worlds import Counter as World
 from tests.agent.worlds import call, failure, task_of, worker_of
@@ -249,7 +249,7 @@ async def test_as_many_blocking_tools_run_at_a_time_as_there_are_episodes(tmp_pa
     task = task_of(name="meeting", initial_user_prompt="go", max_episode_steps=1)
     policies = [NamedPolicy("p", ScriptedPolicy([call("meet")]))]
     plan = RunPlan(task, policies, [Sample("s")], 120, max_concurrency=120, tools=tools)
-    with RunStore.create(tmp_path / "run", RunHeader(task_name="t")) as store:
+    with RunFolder.create(tmp_path / "run", RunHeader(task_name="t")) as store:
         run = Run(plan, store)
         await run.execute()
     assert sum(row.tool_errors for row in run.rows.values()) == 0

@@ -20,7 +20,7 @@ from reward_kit.agent.samples import Sample
 from reward_kit.environments.base import StepOutcome, ToolSpec, tool_spec
 from reward_kit.errors import StoreError
 from reward_kit.runs.plan import NamedPolicy, RunPlan
-from reward_kit.runs.run_folder import RunHeader, RunStore, load_episode, read_episodes, read_scores
+from reward_kit.runs.run_folder import RunFolder, RunHeader, load_episode, read_episodes, read_scores
 from reward_kit.runs.runner import Run
 from reward_kit.typed_interface import reward_spec
 from tests.agent.worlds import WORLD, Counter, call, task_of, text
@@ -89,7 +89,7 @@ def test_a_run_folder_that_is_removed_under_the_run_is_noticed_at_once(tmp_path:
 
 
 def test_a_store_whose_file_was_removed_does_not_write_into_nothing(tmp_path: Path) -> None:
-    with RunStore.create(tmp_path / "run", RunHeader(task_name="t")) as store:
+    with RunFolder.create(tmp_path / "run", RunHeader(task_name="t")) as store:
         (store.path / "scores.jsonl").unlink()
         with pytest.raises(StoreError, match=r"scores\.jsonl was removed while the run went on"):
             store.append_score({"rollout_id": "a"})
@@ -146,7 +146,7 @@ async def run_in(folder: Path, actions: Any, *, rollouts: int = 4, **fields: Any
     definition = task_of(**{"initial_user_prompt": "go", "resource_type": WORLD, "on_text": "end", **fields})
     policies = [NamedPolicy("p", ScriptedPolicy(actions))]
     plan = RunPlan(definition, policies, [Sample("s")], rollouts, reward=reward_spec(one))
-    with RunStore.create(folder / "run", RunHeader(task_name="t")) as store, anyio.fail_after(60):
+    with RunFolder.create(folder / "run", RunHeader(task_name="t")) as store, anyio.fail_after(60):
         run = Run(plan, store)
         run.take_stock()
         await run.execute()

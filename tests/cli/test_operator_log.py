@@ -59,7 +59,7 @@ class TestWhatIsAskedFor:
         [
             ("inf", "no level 'inf', there are debug, info, warning, error, off; did you mean 'info'?"),
             ("info:provider=debug", "no part of the package is called 'provider'; did you mean 'providers'?"),
-            ("info:runs", "'runs' is no part=level"),
+            ("info:runs", "'runs' is not part=level"),
             ("info:runs=loud", "no level 'loud'"),
             ("", "no level ''"),
         ],

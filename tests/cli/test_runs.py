@@ -11,11 +11,11 @@ from click.testing import CliRunner
 
 from reward_kit.cli.runs import command, stored_runs
 from reward_kit.errors import ConfigError, StoreError
-from reward_kit.runs.run_folder import RunHeader, RunStore, RunTiming
+from reward_kit.runs.run_folder import RunFolder, RunHeader, RunTiming
 
 
 def make_run(folder: Path, name: str, days: float, task: str = "t", status: str = "complete") -> Path:
-    store = RunStore.create(folder / name, RunHeader(task_name=task, total=2))
+    store = RunFolder.create(folder / name, RunHeader(task_name=task, total=2))
     started = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=days)
     store.write_header(store.header.with_(status=status, timing=RunTiming(started_at=started)))
     store.write_summary({"policies": [{"policy": "p", "score": {"mean": 0.5}}, {"policy": "q", "score": None}]})
@@ -89,7 +89,7 @@ def test_it_asks_first_and_a_dry_run_removes_nothing(shelf: Path) -> None:
 
 
 def test_a_run_that_is_open_stays_and_the_others_go(shelf: Path) -> None:
-    with RunStore(shelf / "b"):
+    with RunFolder(shelf / "b"):
         with pytest.raises(StoreError, match="b is open in another process"):
             call(shelf, "prune", "--keep", "0", "--yes")
         assert names(shelf) == {"b", "no-run"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reward_kit.credit.diagnostics import CreditDiagnostics, anchor_values, credit_diagnostics
+from reward_kit.credit.diagnostics import CreditDiagnostics, credit_diagnostics
 from reward_kit.credit.step_credit import StepCredit
 
 NAN = float("nan")
@@ -107,12 +107,6 @@ def test_nearly_equal_scores_are_no_tie():
     assert found.tied_groups == 0
 
 
-def test_anchor_values_are_mean_returns_in_order_of_appearance():
-    values = anchor_values(credit([0.0] * 5, [9, 2, 9, 2, -1], [1.0, 4.0, 2.0, NAN, 7.0]))
-    assert [(v.anchor, v.first_step, v.count, v.mean_return) for v in values] == [(9, 0, 2, 1.5), (2, 1, 1, 4.0)]
-
-
 def test_an_empty_batch_has_diagnostics():
     found = credit_diagnostics(credit([], []), [], [])
     assert found.summary()["credit/steps"] == 0
-    assert anchor_values(credit([], [])) == []

@@ -27,7 +27,6 @@ def test_what_is_read_of_a_batch() -> None:
     assert arrays.is_valid_S.tolist() == [True, False, True]
     assert arrays.is_scored_S.tolist() == [True, True, False]
     assert arrays.is_truncated_B.tolist() == [True, False, False]
-    assert arrays.is_terminated_B.tolist() == [False, False, True]
     assert arrays.sums_B(np.array([1.0, 2.0, 4.0])).tolist() == [3.0, 0.0, 4.0]
     assert arrays.name_of(2) == "trajectory 2, step 0"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from reward_kit.report.run_data import RunFacts, read_run
 from reward_kit.report.run_page import write_report
-from reward_kit.runs.run_folder import RunHeader, RunStore, RunTiming
+from reward_kit.runs.run_folder import RunFolder, RunHeader, RunTiming
 
 BEGAN = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 
@@ -42,7 +42,7 @@ def make_run(folder: Path, episodes: list[dict], scores: list[dict], **header: A
     """The folder `run` with these lines."""
     timing = RunTiming(started_at=BEGAN, worked_s=9.0)
     told = {"task_name": "t", "total": len(episodes), "status": "complete", "timing": timing, **header}
-    path = RunStore.create(folder / "run", RunHeader(**told)).path
+    path = RunFolder.create(folder / "run", RunHeader(**told)).path
     for name, lines in (("episodes", episodes), ("scores", scores)):
         (path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path

@@ -8,7 +8,7 @@ from typing import Any
 
 from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.models import Message
-from reward_kit.runs.run_folder import RunHeader, RunStore
+from reward_kit.runs.run_folder import RunFolder, RunHeader
 
 
 def episode(rollout_id: str, states: Sequence[str | None], group: str = "g", index: int = 0) -> SingleAgentEpisode:
@@ -43,7 +43,7 @@ def make_run(
     folder: Path, episodes: Sequence[SingleAgentEpisode], scores: Sequence[dict[str, Any]], **task: Any
 ) -> Path:
     """The folder `run` with these lines, of a task with these keys."""
-    store = RunStore.create(folder / "run", RunHeader(task_name="t", total=len(episodes), task=task))
+    store = RunFolder.create(folder / "run", RunHeader(task_name="t", total=len(episodes), task=task))
     with store:
         for one in episodes:
             store.append_episode(one)

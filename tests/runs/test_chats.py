@@ -84,9 +84,9 @@ def test_pictures_of_the_user_are_kept_and_lone_surrogates_survive() -> None:
             [{"role": "user", "content": [{"type": "input_audio"}]}, ANSWER],
             "type 'input_audio' in a message of the user",
         ),
-        ([USER, {"role": "assistant", "content": None}], "says nothing"),
-        ([USER, calling(call(arguments="{")), answer(), ANSWER], "arguments that are no JSON object"),
-        ([USER, calling(call(arguments="[1]")), answer(), ANSWER], "arguments that are no JSON object"),
+        ([USER, {"role": "assistant", "content": None}], "without content"),
+        ([USER, calling(call(arguments="{")), answer(), ANSWER], "arguments that are not a JSON object"),
+        ([USER, calling(call(arguments="[1]")), answer(), ANSWER], "arguments that are not a JSON object"),
         ([USER, calling(call(name="a b")), answer(), ANSWER], "by the name 'a b'"),
         ([USER, calling(call(), call("c2")), answer(), ANSWER], "a call that nothing answers"),
         ([USER, calling(call()), answer("other"), ANSWER], "an answer of a tool that was not called"),
@@ -101,5 +101,5 @@ def test_what_cannot_be_said_is_refused_with_its_reason(messages: list[Any], tol
 
 
 def test_a_call_of_a_tool_that_nobody_defines_is_refused() -> None:
-    with pytest.raises(Unfit, match="calls 'watch', which is none of the tools"):
+    with pytest.raises(Unfit, match="calls 'watch', which is not one of the tools"):
         chat_of([USER, calling(call(name="watch")), answer(), ANSWER]).line(TOOLS)

@@ -12,7 +12,7 @@ from reward_kit.errors import ConfigError, StoreError
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.runs.credit import assign_credit, extreme_steps, headline, settings_of, write_section
 from reward_kit.runs.files import read_json
-from reward_kit.runs.run_folder import RunStore, read_credit
+from reward_kit.runs.run_folder import RunFolder, read_credit
 from reward_kit.task_parts import CreditModel
 from tests.runs.stored_run import episode, make_run, score
 
@@ -57,7 +57,7 @@ def test_the_summary_says_by_what_and_from_which_scores(run: Path) -> None:
     assert [section[name] for name in counts] == [4, 1, 2, 1, 6]
     assert section["diagnostics"]["peer_share"] == 0.4 and section["anchor_sizes"] == {"1": 3, "2": 1}
     before = section["scores_sha256"]
-    with RunStore(run) as store:
+    with RunFolder(run) as store:
         store.append_score(score("b", 0.5))
     assert assign_credit(run, GIGPO).section["scores_sha256"] != before
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from reward_kit.errors import ConfigError, StoreError
-from reward_kit.runs.run_folder import RunHeader, RunStore
+from reward_kit.runs.run_folder import RunFolder, RunHeader
 
 
 def written(path: Path) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def written(path: Path) -> dict[str, Any]:
 
 
 def test_a_header_comes_back_and_says_nothing_of_what_it_was_not_given(tmp_path: Path) -> None:
-    store = RunStore.create(tmp_path / "run", RunHeader(task_name="t", limit=None, run_limits={"cost": None}))
+    store = RunFolder.create(tmp_path / "run", RunHeader(task_name="t", limit=None, run_limits={"cost": None}))
     assert RunHeader.read(store.path) == store.header
     assert written(store.path).keys() == {
         *("schema_version", "task_name", "limit", "run_limits", "versions", "status", "timing")
@@ -27,11 +27,11 @@ def test_a_header_comes_back_and_says_nothing_of_what_it_was_not_given(tmp_path:
 
 
 def test_a_key_of_a_later_release_stays_where_the_run_goes_on(tmp_path: Path) -> None:
-    store = RunStore.create(tmp_path / "run", RunHeader(task_name="t"))
+    store = RunFolder.create(tmp_path / "run", RunHeader(task_name="t"))
     later = {**written(store.path), "colour": "green"}
     (store.path / "run.json").write_text(json.dumps(later))
-    with RunStore(store.path) as again:
-        again.finish("complete", 2.5)
+    with RunFolder(store.path) as again:
+        again.note(status="complete", worked_s=again.header.timing.worked_s + 2.5)
     timing = {**later["timing"], "worked_s": 2.5}
     assert written(store.path) == {**later, "status": "complete", "timing": timing}
 
@@ -46,7 +46,7 @@ def test_a_key_of_a_later_release_stays_where_the_run_goes_on(tmp_path: Path) ->
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
-    store = RunStore.create(tmp_path / "run", RunHeader(task_name="t"))
+    store = RunFolder.create(tmp_path / "run", RunHeader(task_name="t"))
     (store.path / "run.json").write_text(json.dumps({**written(store.path), **change}))
     with pytest.raises(StoreError, match=rf"run\.json.*{said}"):
         RunHeader.read(store.path)
@@ -56,7 +56,7 @@ def test_a_folder_that_is_no_run_is_answered_with_what_may_be_meant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run = RunStore.create(Path("runs") / "lake-1", RunHeader(task_name="t")).path
+    run = RunFolder.create(Path("runs") / "lake-1", RunHeader(task_name="t")).path
     assert RunHeader.of_folder(run) == RunHeader.read(run)
     for named in ("lake-1", "runs/lake-2", "runs/lake-1/episodes.jsonl"):
         with pytest.raises(ConfigError, match=r"not the folder of a run: .* no run\.json; did you mean 'runs/lake-1'"):

@@ -11,7 +11,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.runs import inputs as module
 from reward_kit.runs.inputs import differences, digest_of, keep_inputs, scorer_hash
 from reward_kit.runs.redaction import Redaction
-from reward_kit.runs.run_folder import RunHeader, RunStore
+from reward_kit.runs.run_folder import RunFolder, RunHeader
 from reward_kit.runs.tasks import load_task
 
 
@@ -19,10 +19,10 @@ def digests_of(inputs: dict[str, Path]) -> dict[str, str]:
     return {name: digest_of(path) for name, path in inputs.items()}
 
 
-def run_with(folder: Path, text: str, secret: str = "") -> tuple[RunStore, dict[str, Path]]:
+def run_with(folder: Path, text: str, secret: str = "") -> tuple[RunFolder, dict[str, Path]]:
     file = folder / "task.yaml"
     file.write_text(text)
-    store = RunStore.create(folder / "run", RunHeader(task_name="t"), Redaction([secret]))
+    store = RunFolder.create(folder / "run", RunHeader(task_name="t"), Redaction([secret]))
     inputs = {"task file": file}
     keep_inputs(store, inputs, digests_of(inputs))
     return store, inputs
@@ -63,7 +63,7 @@ def test_a_file_that_changed_while_the_run_began_is_not_kept_as_if_it_had_been_r
 
 
 def test_copies_of_many_names_stay_apart(tmp_path: Path) -> None:
-    store = RunStore.create(tmp_path / "run", RunHeader(task_name="t"))
+    store = RunFolder.create(tmp_path / "run", RunHeader(task_name="t"))
     inputs = {}
     for number, name in enumerate(["a/b.py", "a_b.py", "a b.py", f"{'x' * 200}/y.py", f"{'z' * 200}/y.py"]):
         inputs[f"file {name}"] = tmp_path / name

@@ -111,14 +111,14 @@ def test_without_an_id_rows_are_samples_of_their_own(write):
 
 
 BAD = {
-    "no label": (["id", "lable", "messages"], ["q", "1", TALK], r"csv:2: there is no column 'label'.*mean 'lable'\?"),
+    "no label": (["id", "lable", "messages"], ["q", "1", TALK], r"csv:2: missing column 'label'.*mean 'lable'\?"),
     "empty label": (["label", "messages"], ["", TALK], "csv:2: label: expected a number"),
     "a word": (["label", "messages"], ["fine", TALK], "csv:2: label: expected a number.*'fine'"),
     "NaN": (["label", "messages"], ["nan", TALK], "csv:2: label"),
     "infinite": (["label", "messages"], ["inf", TALK], "csv:2: label"),
     "decimal comma": (["label", "messages"], ["0,5", TALK], "csv:2: label"),
-    "no prompt": (["label", "response"], ["1", "4"], "csv:2: there is no column 'prompt'"),
-    "no response": (["label", "prompt"], ["1", "4"], "csv:2: there is no column 'response' .or 'messages'"),
+    "no prompt": (["label", "response"], ["1", "4"], "csv:2: missing column 'prompt'"),
+    "no response": (["label", "prompt"], ["1", "4"], "csv:2: missing column 'response' .or 'messages'"),
     "no JSON": (["label", "messages"], ["1", "[{"], "csv:2: messages: not JSON"),
     "no list": (["label", "messages"], ["1", "{}"], "csv:2: messages: expected a list"),
     "an empty list": (["label", "messages"], ["1", "[]"], "csv:2: messages: expected a list"),
@@ -132,7 +132,7 @@ BAD = {
         ["C", TALK, TALK],
         "csv:2: winner: expected A, B or tie",
     ),
-    "half a pair": (["winner", "prompt", "response_a"], ["A", "x", "1"], "csv:2: there is no column 'response_b'"),
+    "half a pair": (["winner", "prompt", "response_a"], ["A", "x", "1"], "csv:2: missing column 'response_b'"),
     "a short row": (["label", "messages"], ["1"], "csv:2"),
     "a column twice": (["label", "label"], ["1", "2"], "csv:1: the column 'label' is given twice"),
 }

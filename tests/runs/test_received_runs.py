@@ -12,11 +12,10 @@ import pytest
 
 from reward_kit.cli.runs import remove, stored_runs
 from reward_kit.errors import StoreError
-from reward_kit.rl.training.run_folder import RunFolder
 from reward_kit.runs.events import logged_to
 from reward_kit.runs.files import state_name
 from reward_kit.runs.redaction import Redaction
-from reward_kit.runs.run_folder import RunHeader, RunStore, load_episode, read_episodes
+from reward_kit.runs.run_folder import RunFolder, RunHeader, load_episode, read_episodes
 from tests.cli.project import Project
 from tests.runs.stored_run import episode, make_run, score
 
@@ -121,7 +120,7 @@ def test_nothing_is_read_or_written_through_a_link_that_leads_out(
     target = outside / "file" if name in ENTRIES else outside
     replaced_by_link(received, name, Path(os.path.relpath(target, received)) if is_relative else target)
     before = contents(outside)
-    for use in (RunHeader.read, lambda run: RunStore(run).__enter__(), lambda run: _trained(run).__enter__()):
+    for use in (RunHeader.read, lambda run: RunFolder(run).__enter__(), lambda run: _trained(run).__enter__()):
         with pytest.raises(StoreError, match=f"{name} is a symbolic link that leads out of the run's folder"):
             use(received)
     assert contents(outside) == before and (outside / "deadbeef").is_dir()
@@ -173,7 +172,7 @@ def test_a_pipe_and_a_dangling_link_do_not_hang_a_reader(received: Path, make: C
 def test_links_within_the_folder_and_to_the_folder_are_fine(received: Path, tmp_path: Path) -> None:
     (received / "latest.jsonl").symlink_to("episodes.jsonl")
     (tmp_path / "runs" / "latest").symlink_to(received)
-    with RunStore(tmp_path / "runs" / "latest") as store:
+    with RunFolder(tmp_path / "runs" / "latest") as store:
         assert store.header.task_name == "t"
 
 
@@ -203,7 +202,7 @@ class TestRemoving:
 def test_the_log_of_a_run_that_is_refused_is_not_begun(received: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("mine\n")
     (received / "run.log").symlink_to(tmp_path / "elsewhere")
-    store = RunStore(received)
+    store = RunFolder(received)
     with pytest.raises(StoreError), store, logged_to(received / "run.log", Redaction()):
         pytest.fail("the run is open")
     assert (tmp_path / "elsewhere").read_text() == "mine\n"

@@ -20,7 +20,7 @@ from reward_kit.runs.redaction import (
     without_hidden,
     without_secrets,
 )
-from reward_kit.runs.run_folder import RunHeader, RunStore, load_episode, read_episodes
+from reward_kit.runs.run_folder import RunFolder, RunHeader, load_episode, read_episodes
 from tests.runs.test_store import make_episode
 
 SECRET = 'sk-"12\\34"-ünï'
@@ -36,7 +36,7 @@ class TestValues:
 
     def test_a_text_that_is_stored_wrapped_is_redacted_too(self, tmp_path: Path) -> None:
         redaction = Redaction([SECRET], hook=lambda text: text.replace("Ada", "[name]"))
-        with RunStore.create(tmp_path / "run", RunHeader(task_name="t"), redaction) as store:
+        with RunFolder.create(tmp_path / "run", RunHeader(task_name="t"), redaction) as store:
             store.append_episode(make_episode(text=f"\ud800 Ada has {SECRET}"))
         (record,) = read_episodes(store.path)
         assert load_episode(store.path, record).messages[0].text == f"\ud800 [name] has {HIDDEN}"
@@ -116,7 +116,7 @@ class TestWhatIsKnown:
 class TestHook:
     def test_it_sees_every_text_of_a_record_and_the_files_hold_what_it_returned(self, tmp_path: Path) -> None:
         redaction = Redaction(hook=lambda text: text.replace("Ada", "[name]").replace("a-0", "[id]"))
-        with RunStore.create(tmp_path / "run", RunHeader(task_name="t"), redaction) as store:
+        with RunFolder.create(tmp_path / "run", RunHeader(task_name="t"), redaction) as store:
             store.append_episode(make_episode(text="I am Ada"))
             store.append_score({"rollout_id": "a-0", "result": {"reason": "Ada was right in a-0"}})
         written = b"".join(file.read_bytes() for file in store.path.rglob("*") if file.is_file())
@@ -127,7 +127,7 @@ class TestHook:
     @pytest.mark.parametrize("hook", [lambda text: 1 / 0, lambda text: None], ids=["raises", "returns nothing"])
     def test_where_it_fails_nothing_is_written(self, tmp_path: Path, hook: object) -> None:
         with (
-            RunStore.create(tmp_path / "run", RunHeader(task_name="t"), Redaction(hook=hook)) as store,  # type: ignore[arg-type]
+            RunFolder.create(tmp_path / "run", RunHeader(task_name="t"), Redaction(hook=hook)) as store,  # type: ignore[arg-type]
             pytest.raises(StoreError, match="redact function"),
         ):
             store.append_episode(make_episode())

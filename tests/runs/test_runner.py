@@ -19,7 +19,7 @@ from reward_kit.agent.samples import Sample
 from reward_kit.loading import load_object
 from reward_kit.runs.inputs import scorer_hash
 from reward_kit.runs.plan import Control, NamedPolicy, RunPlan
-from reward_kit.runs.run_folder import RunHeader, RunStore, read_episodes, read_scores
+from reward_kit.runs.run_folder import RunFolder, RunHeader, read_episodes, read_scores
 from reward_kit.runs.runner import Run
 from reward_kit.runs.summary import EpisodeRow
 from reward_kit.typed_interface import reward_spec
@@ -101,8 +101,8 @@ class Told:
         self.events.append(("scored", row.rollout_id))
 
 
-def open_store(path: Path) -> RunStore:
-    return RunStore(path) if path.exists() else RunStore.create(path, RunHeader(task_name="t"))
+def open_store(path: Path) -> RunFolder:
+    return RunFolder(path) if path.exists() else RunFolder.create(path, RunHeader(task_name="t"))
 
 
 async def run_in(path: Path, plan: RunPlan, **options: Any) -> Run:
@@ -407,7 +407,7 @@ class TestRunLimits:
         path = tmp_path / "run"
         plan = plan_of([text("x")], reward=None, run_limits={"wall_time_s": 0.2})
         with open_store(path) as store:
-            store.finish("interrupted", 0.3)
+            store.note(status="interrupted", worked_s=0.3)
         control = Control()
         run = await run_in(path, plan, control=control)
         assert not run.rows and "0 of 0.2 s (run_limits.wall_time_s)" in str(control.stop_reason)

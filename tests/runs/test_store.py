@@ -16,8 +16,8 @@ from reward_kit.errors import ConfigError, StoreError
 from reward_kit.models import Message
 from reward_kit.runs.redaction import Redaction, without_secrets
 from reward_kit.runs.run_folder import (
+    RunFolder,
     RunHeader,
-    RunStore,
     RunTiming,
     latest_run,
     load_episode,
@@ -54,11 +54,11 @@ def make_episode(rollout_id: str = "a-0", text: str = "hello") -> SingleAgentEpi
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> RunStore:
-    return RunStore.create(tmp_path / "run", RunHeader(task_name="t"))
+def store(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path / "run", RunHeader(task_name="t"))
 
 
-def test_an_episode_comes_back_equal_with_its_final_state(store: RunStore) -> None:
+def test_an_episode_comes_back_equal_with_its_final_state(store: RunFolder) -> None:
     episode = make_episode(text="lone \ud800 surrogate and ünïcode")
     with store:
         store.append_episode(episode)
@@ -67,7 +67,7 @@ def test_an_episode_comes_back_equal_with_its_final_state(store: RunStore) -> No
     assert [path.suffix for path in (store.path / "states").iterdir()] == [".json"]
 
 
-def test_a_changed_or_missing_final_state_is_noticed(store: RunStore) -> None:
+def test_a_changed_or_missing_final_state_is_noticed(store: RunFolder) -> None:
     with store:
         store.append_episode(make_episode())
     (record,) = read_episodes(store.path)
@@ -81,27 +81,27 @@ def test_a_changed_or_missing_final_state_is_noticed(store: RunStore) -> None:
 
 
 @pytest.mark.parametrize("torn", [b'{"rollout_id": "b', b"{", b"x" * 200_000])
-def test_a_torn_last_line_is_not_read_and_is_cut_on_opening(store: RunStore, torn: bytes) -> None:
+def test_a_torn_last_line_is_not_read_and_is_cut_on_opening(store: RunFolder, torn: bytes) -> None:
     with store:
         store.append_episode(make_episode())
     path = store.path / "episodes.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole + torn)
     assert [record["rollout_id"] for record in read_episodes(store.path)] == ["a-0"]
-    with RunStore(store.path):
+    with RunFolder(store.path):
         assert path.read_bytes() == whole
 
 
-def test_a_file_that_is_all_torn_becomes_empty(store: RunStore) -> None:
+def test_a_file_that_is_all_torn_becomes_empty(store: RunFolder) -> None:
     (store.path / "scores.jsonl").write_bytes(b'{"rollout')
-    with RunStore(store.path):
+    with RunFolder(store.path):
         assert list(read_scores(store.path)) == []
         assert (store.path / "scores.jsonl").read_bytes() == b""
 
 
 @pytest.mark.parametrize("value", ['"good"', '"1.0"', "true", "NaN", "-Infinity", "1e999", f"1{'0' * 400}", "[1]"])
 def test_what_is_no_score_is_named_before_a_figure_is_made_of_it(tmp_path: Path, value: str) -> None:
-    store = RunStore.create(tmp_path / "run", RunHeader(task_name="t"))
+    store = RunFolder.create(tmp_path / "run", RunHeader(task_name="t"))
     lines = [f'{{"rollout_id": "r{n}", "score": {score}}}\n' for n, score in enumerate(("0.5", "1", "null", value))]
     (store.path / "scores.jsonl").write_text("".join(lines[:3]))
     assert [line["score"] for line in read_scores(store.path)] == [0.5, 1, None]
@@ -110,43 +110,43 @@ def test_what_is_no_score_is_named_before_a_figure_is_made_of_it(tmp_path: Path,
         list(read_scores(store.path))
 
 
-def test_a_broken_line_in_the_middle_is_an_error_with_its_number(store: RunStore) -> None:
+def test_a_broken_line_in_the_middle_is_an_error_with_its_number(store: RunFolder) -> None:
     (store.path / "scores.jsonl").write_bytes(b'{"rollout_id": "a"}\nnot json\n{"rollout_id": "b"}\n')
     with pytest.raises(StoreError, match=r"scores\.jsonl:2"):
         list(read_scores(store.path))
 
 
-def test_one_run_is_open_in_one_process_at_a_time(store: RunStore) -> None:
-    with store, pytest.raises(StoreError, match="another process"), RunStore(store.path):
+def test_one_run_is_open_in_one_process_at_a_time(store: RunFolder) -> None:
+    with store, pytest.raises(StoreError, match="another process"), RunFolder(store.path):
         pass
-    with RunStore(store.path):
+    with RunFolder(store.path):
         pass
 
 
 @pytest.mark.parametrize("name", [".lock", "episodes.jsonl", "scores.jsonl", "run.json"])
-def test_a_run_that_cannot_be_opened_is_named_and_stays_free(store: RunStore, name: str) -> None:
+def test_a_run_that_cannot_be_opened_is_named_and_stays_free(store: RunFolder, name: str) -> None:
     (store.path / name).unlink(missing_ok=True)
     (store.path / name).mkdir()
-    with pytest.raises(StoreError, match=rf"cannot \w+ .*{name}"), RunStore(store.path):
+    with pytest.raises(StoreError, match=rf"cannot \w+ .*{name}"), RunFolder(store.path):
         pass
     (store.path / name).rmdir()
     store.write_header(store.header)
-    with RunStore(store.path):
+    with RunFolder(store.path):
         pass
 
 
 def test_a_run_whose_folder_is_gone_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"cannot open .*gone"), RunStore(tmp_path / "gone"):
+    with pytest.raises(StoreError, match=r"cannot open .*gone"), RunFolder(tmp_path / "gone"):
         pass
 
 
-def test_a_file_of_a_run_that_cannot_be_read_is_named(store: RunStore) -> None:
+def test_a_file_of_a_run_that_cannot_be_read_is_named(store: RunFolder) -> None:
     (store.path / "episodes.jsonl").mkdir()
     with pytest.raises(StoreError, match=r"cannot read .*episodes\.jsonl"):
         list(read_episodes(store.path))
 
 
-def test_a_final_state_that_cannot_be_kept_is_named(store: RunStore) -> None:
+def test_a_final_state_that_cannot_be_kept_is_named(store: RunFolder) -> None:
     (store.path / "states").write_text("no folder")
     with store, pytest.raises(StoreError, match=r"cannot write .*states"):
         store.append_episode(make_episode())
@@ -157,10 +157,10 @@ def test_the_latest_run_is_found_by_task(tmp_path: Path) -> None:
         latest_run(tmp_path)
     for hour, name in enumerate(("one", "two", "one")):
         timing = RunTiming(started_at=datetime(2026, 1, 1, hour, tzinfo=UTC))
-        last = RunStore.create(
+        last = RunFolder.create(
             new_run_path(tmp_path, name), RunHeader(task_name=name, task_path="t", timing=timing)
         ).path
-    RunStore.create(new_run_path(tmp_path, "one"), RunHeader(task_name="one", data="transcripts.jsonl"))
+    RunFolder.create(new_run_path(tmp_path, "one"), RunHeader(task_name="one", data="transcripts.jsonl"))
     assert latest_run(tmp_path) == latest_run(tmp_path, "one") == last
     assert RunHeader.read(latest_run(tmp_path, "two")).task_name == "two"
 
@@ -182,7 +182,7 @@ def test_of_several_resources_each_state_is_redacted(tmp_path: Path) -> None:
     snapshot = compose(parts)
     episode = make_episode()
     episode.custom_data["final_state"] = {"kind": snapshot.kind, "payload": snapshot.payload}
-    with RunStore.create(tmp_path / "run", RunHeader(task_name="t"), Redaction(["abcdefgh1234"])) as store:
+    with RunFolder.create(tmp_path / "run", RunHeader(task_name="t"), Redaction(["abcdefgh1234"])) as store:
         store.append_episode(episode)
         (record,) = read_episodes(store.path)
         kept = load_episode(store.path, record).custom_data["final_state"]

@@ -13,7 +13,7 @@ from reward_kit.agent.models import steps_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, EpisodeError, StoreError
 from reward_kit.reward_agent import ScoringRequest
-from reward_kit.runs.run_folder import RunHeader, RunStore
+from reward_kit.runs.run_folder import RunFolder, RunHeader
 from reward_kit.runs.scoring import read_transcripts
 from tests.runs.test_store import make_episode
 
@@ -122,10 +122,10 @@ class TestRefusals:
         ("row", "message"),
         [
             ({"id": "a", "q": 1}, "needs a list called 'messages'; this row has id, q"),
-            ({"messages": []}, "messages is empty"),
-            ({"messages": {"role": "user"}}, "needs a list called 'messages'"),
-            ({"messages": "[not json"}, "messages is not JSON"),
-            ({"messages": "[" * 100_000}, "messages is not JSON"),
+            ({"messages": []}, "messages: expected a list of messages, got "),
+            ({"messages": {"role": "user"}}, "messages: expected a list of messages"),
+            ({"messages": "[not json"}, "messages: not JSON"),
+            ({"messages": "[" * 100_000}, "messages: not JSON"),
             ({"messages": [{"role": "asistant"}]}, "role: .*asistant"),
             ({"messages": ["hello"]}, "messages: .*hello"),
         ],
@@ -150,7 +150,7 @@ def test_a_csv_cell_holds_the_messages_as_json(tmp_path: Path) -> None:
 
 class TestEpisodesOfARun:
     def store(self, folder: Path, *ids: str) -> Path:
-        with RunStore.create(folder / "run", RunHeader(task_name="t")) as store:
+        with RunFolder.create(folder / "run", RunHeader(task_name="t")) as store:
             for rollout_id in ids:
                 store.append_episode(make_episode(rollout_id))
         return store.path

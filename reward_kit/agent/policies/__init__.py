@@ -104,40 +104,23 @@ def _path_hint(kind: type[AgentPolicy], options: Mapping[str, Any], folder: Path
 def policy_class(
     name: str, options: Mapping[str, Any], folder: Path | None = None, *, section: str = "policy"
 ) -> type[AgentPolicy]:
-    """Return the class of a policy, after checking the names of its options.
-
-    Args:
-        name: as in a task file's `policy.type`.
-        options: its other keys.
-        folder: base of a relative `file.py:Class`.
-        section: the task file's key of this block, for messages.
-
-    Raises:
-        ConfigError: the policy or an option is unknown, or a required option is missing.
-    """
+    """Return the class of a policy, after checking the names of its options; arguments and errors as `make_policy`."""
     kind = _find_class(name, folder)
     known = _option_names(name, kind)
-    if known is not None:
-        for key in options:
-            if key not in known:
-                raise ConfigError(f"{section}.{key}: unknown key for policy {name!r}{did_you_mean(key, known)}")
-        parameters = inspect.signature(kind).parameters.values()
-        missing = [p.name for p in parameters if p.default is p.empty and p.name not in options]
-        if missing:
-            raise ConfigError(f"policy {name!r} needs {', '.join(f'{section}.{key}' for key in missing)}")
+    if known is None:
+        return kind
+    for key in options:
+        if key not in known:
+            raise ConfigError(f"{section}.{key}: unknown key for policy {name!r}{did_you_mean(key, known)}")
+    parameters = inspect.signature(kind).parameters.values()
+    missing = [p.name for p in parameters if p.default is p.empty and p.name not in options]
+    if missing:
+        raise ConfigError(f"policy {name!r} needs {', '.join(f'{section}.{key}' for key in missing)}")
     return kind
 
 
 def option_names(name: str, folder: Path | None = None) -> set[str] | None:
-    """Return the keys that a policy takes, None if it takes any.
-
-    Args:
-        name: as in a task file's `policy.type`.
-        folder: base of a relative `file.py:Class`.
-
-    Raises:
-        ConfigError: the policy is unknown.
-    """
+    """Return the keys that a policy takes, None if it takes any; an unknown policy raises a ConfigError."""
     return _option_names(name, _find_class(name, folder))
 
 

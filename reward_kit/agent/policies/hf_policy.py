@@ -27,6 +27,7 @@ from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, Polic
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, PolicyError, kind_of
 from reward_kit.models import Message
+from reward_kit.validation import check_number
 
 _TOOL_ROLES = ("tool", "user")
 _TEXT = Plain()  # without tools, every answer is a text
@@ -98,19 +99,17 @@ class HFAgentPolicy(AgentPolicy):
     ) -> None:
         if tool_role not in (None, *_TOOL_ROLES):
             raise ConfigError(f"tool_role: expected tool or user, got {tool_role!r}")
-        _check_numbers(temperature=temperature, top_p=top_p)
-        _check_counts(1, max_new_tokens=max_new_tokens, max_sessions=max_sessions)
-        _check_counts(0, top_k=top_k)
-        if max_context is not None:
-            _check_counts(1, max_context=max_context)
-        shows_tools = True if tools_in_prompt is None else tools_in_prompt
-        _check_switches(
-            constrain=constrain,
-            tools_in_prompt=shows_tools,
-            lockstep=lockstep,
-            value_head=value_head,
-            download=download,
-        )
+        check_number("temperature", temperature, zero=True)
+        check_number("top_p", top_p)
+        check_number("top_k", top_k, whole=True, zero=True)
+        counts = {"max_new_tokens": max_new_tokens, "max_sessions": max_sessions, "max_context": max_context}
+        for name, count in counts.items():
+            if name != "max_context" or count is not None:
+                check_number(name, count, whole=True)
+        switches = {"constrain": constrain, "lockstep": lockstep, "value_head": value_head, "download": download}
+        for name, switch in {**switches, "tools_in_prompt": tools_in_prompt}.items():
+            if not isinstance(switch, bool) and not (name == "tools_in_prompt" and switch is None):
+                raise ConfigError(f"{name}: expected true or false, got {switch!r}, {kind_of(switch)}")
         self.sampling = Sampling(temperature, top_p, top_k).check()
         self.lockstep = lockstep
         self._max_new_tokens, self._constrains = max_new_tokens, constrain
@@ -135,7 +134,13 @@ class HFAgentPolicy(AgentPolicy):
         if len(self.tokenizer) > int(config.vocab_size):
             sizes = f"it has {len(self.tokenizer)} tokens and the model {config.vocab_size}"
             raise ConfigError(f"tokenizer: {sizes}; it is another model's")
-        self._layout = ChatLayout(self.tokenizer, _read_template(chat_template), template_options)
+        template = str(chat_template) if chat_template is not None else None
+        if template is not None and (isinstance(chat_template, Path) or "{" not in template):
+            try:
+                template = Path(template).read_text(encoding="utf-8")
+            except (OSError, UnicodeError) as error:
+                raise ConfigError(f"chat_template: cannot read {template}: {error}") from None
+        self._layout = ChatLayout(self.tokenizer, template, template_options)
         self._form = find_action_format(format_name, self.tokenizer, self._layout.source, self._layout.opening)
         end_id = self._layout.end_id if self._layout.end_id is not None else self.tokenizer.eos_token_id
         if not isinstance(end_id, int):
@@ -144,7 +149,12 @@ class HFAgentPolicy(AgentPolicy):
             )
         self._end_id = end_id
         self._stop_ids = _stop_ids(language_model, self.tokenizer, end_id)
-        max_context = max_context or _context_limit(config, self.tokenizer)
+        if max_context is None:
+            known = (getattr(config, "max_position_embeddings", None), self.tokenizer.model_max_length)
+            limits = [int(size) for size in known if size is not None and size < 10**9]
+            if not limits:
+                raise ConfigError("max_context: the model does not say how long a context it takes; give it")
+            max_context = min(limits)
         if max_new_tokens >= max_context:
             raise ConfigError(
                 f"max_new_tokens: {max_new_tokens} leaves no room for a prompt in a context of {max_context} tokens"
@@ -222,15 +232,9 @@ class HFAgentPolicy(AgentPolicy):
             await session.close()
 
     async def publish(self, version: int, state_dict: Mapping[str, Tensor] | None = None) -> None:
-        """Act with new weights from the next turn on.
+        """Act with new weights from the next turn on; a PolicyError if they do not fit.
 
-        Args:
-            version: of the weights.
-            state_dict: the weights under their names in `module`; by default those of `module` itself, with trained
-                adapters merged in.
-
-        Raises:
-            PolicyError: they do not fit this model.
+        The weights have their names in `module`; by default they are its own, with trained adapters merged in.
         """
         given = merged_state_dict(self.module) if state_dict is None else state_dict
         weights: dict[str, Tensor] = {}
@@ -248,11 +252,7 @@ class HFAgentPolicy(AgentPolicy):
             await self._started.close()
 
     def form_of(self, tools: Sequence[ToolSchema]) -> ActionFormat:
-        """Return the format in which calls of these tools are written.
-
-        Raises:
-            PolicyError: the format is unknown, or cannot call one of them.
-        """
+        """Return the format of calls of these tools; a PolicyError if it is unknown, or cannot call one of them."""
         if isinstance(self._form, PolicyError):
             raise PolicyError(str(self._form))
         self._form.check(tools)
@@ -260,7 +260,7 @@ class HFAgentPolicy(AgentPolicy):
 
 
 class HFSession(AgentPolicy):
-    """One episode of an `HFAgentPolicy`."""
+    """An episode of an `HFAgentPolicy`."""
 
     def __init__(self, policy: HFAgentPolicy, slot: Slot) -> None:
         self._policy, self._slot, self._turn = policy, slot, 0
@@ -328,41 +328,3 @@ def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, end_id
     named = [config.eos_token_id if config is not None else None, tokenizer.eos_token_id, end_id]
     listed = [ids if isinstance(ids, list | tuple) else [ids] for ids in named if ids is not None]
     return frozenset(int(each) for ids in listed for each in ids)
-
-
-def _context_limit(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
-    known = [getattr(config, "max_position_embeddings", None), tokenizer.model_max_length]
-    sizes = [int(size) for size in known if size is not None and size < 10**9]
-    if not sizes:
-        raise ConfigError("max_context: the model does not say how long a context it takes; give it")
-    return min(sizes)
-
-
-def _read_template(template: str | Path | None) -> str | None:
-    """Return the template itself, read from its file if a file is named."""
-    if template is None or (isinstance(template, str) and "{" in template):
-        return template
-    try:
-        return Path(template).read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"chat_template: cannot read {template}: {error}") from None
-
-
-def _check_numbers(**options: object) -> None:
-    for name, number in options.items():
-        if isinstance(number, bool) or not isinstance(number, int | float):
-            raise ConfigError(f"{name}: expected a number, got {number!r}, {kind_of(number)}")
-
-
-def _check_counts(least: int, **options: object) -> None:
-    for name, count in options.items():
-        if isinstance(count, bool) or not isinstance(count, int):
-            raise ConfigError(f"{name}: expected a whole number, got {count!r}, {kind_of(count)}")
-        if count < least:
-            raise ConfigError(f"{name}: {count} is below {least}")
-
-
-def _check_switches(**options: object) -> None:
-    for name, switch in options.items():
-        if not isinstance(switch, bool):
-            raise ConfigError(f"{name}: expected true or false, got {switch!r}, {kind_of(switch)}")

@@ -97,18 +97,15 @@ class OpenAIAgentPolicy(AgentPolicy):
         self._parallel_tool_calls = parallel_tool_calls
         if not isinstance(model, str) or not model:
             raise ConfigError(f"model: expected the model's name, got {model!r}")
-        if temperature is not None:
-            check_number("temperature", temperature, zero=True)
-        if top_p is not None:
-            check_number("top_p", top_p)
-        if max_tokens is not None:
-            check_number("max_tokens", max_tokens, whole=True)
         sampling = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
+        sampling = {key: value for key, value in sampling.items() if value is not None}
+        for key, value in sampling.items():
+            check_number(key, value, whole=key == "max_tokens", zero=key == "temperature")
         self._request: dict[str, Any] = {
             "model": model,
-            **{key: value for key, value in sampling.items() if value is not None},
+            **sampling,
             **{key: True for key, wanted in (("logprobs", logprobs), ("stream", stream)) if wanted},
-            **_check_extra_body(extra_body),
+            **_check_extra_body({} if extra_body is None else extra_body),
         }
         check_number("total_timeout_s", total_timeout_s)
         check_number("idle_timeout_s", idle_timeout_s)
@@ -150,9 +147,7 @@ class OpenAIAgentPolicy(AgentPolicy):
         return await _ChatSession(self, None).get_action(observation, available_tools_specs)
 
     async def complete(self, request: Mapping[str, Any], seed: int, scope: str = "") -> ChatCompletion:
-        """Return the model's answer to a request in chat form that an agent wrote.
-
-        The options of this policy override the request's keys.
+        """Return the model's answer to a request in chat form; the options of this policy override its keys.
 
         Raises:
             ProviderError: the endpoint refused, or failed to the end of the retries.
@@ -174,7 +169,7 @@ class OpenAIAgentPolicy(AgentPolicy):
 
 
 class _ChatSession(AgentPolicy):
-    """One episode's conversation with the policy's endpoint."""
+    """An episode's conversation with the policy's endpoint."""
 
     def __init__(self, policy: OpenAIAgentPolicy, seed: int | None, scope: str = "") -> None:
         self._endpoint, self._scope = policy._endpoint, scope
@@ -221,9 +216,7 @@ def policy_output(completion: ChatCompletion) -> PolicyOutput:
     return PolicyOutput(action_of(message), raw, {key: value for key, value in facts.items() if value is not None})
 
 
-def _check_extra_body(extra_body: Mapping[str, Any] | None) -> dict[str, Any]:
-    if extra_body is None:
-        return {}
+def _check_extra_body(extra_body: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(extra_body, Mapping):
         raise ConfigError(f"extra_body: expected a mapping, got {extra_body!r}")
     for key in _OWN_KEYS:

@@ -10,15 +10,16 @@ agent, otherwise to the worker.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import copy
 import inspect
 import json
 import logging
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -40,21 +41,19 @@ ChatMessage = dict[str, Any]
 """A message in chat form, unchanged."""
 _MESSAGES = pydantic.TypeAdapter(list[Message])
 _NOT_PASSED_ON = frozenset({"model", "messages", "stream", "stream_options", "n", "seed", "logprobs", "top_logprobs"})
-
-
-class RefusedRequest(Exception):
-    """A request that cannot be served; the client reads the message with a status of 400."""
+_NOT_SERVED = {
+    **dict.fromkeys(
+        ("logprobs", "top_logprobs"), "log-probabilities go into the record, not to the agent; leave this key out"
+    ),
+    **dict.fromkeys(("functions", "function_call"), "this form is no longer served; use tools and tool_choice"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A client's request.
+    """A client's request: the conversation, unchanged, and the further keys but those that the server sets.
 
-    Attributes:
-        messages: the conversation in chat form, every key unchanged.
-        options: the further keys, such as `tools` and `response_format`, without those that the server sets.
-        stream: answer with server-sent events.
-        include_usage: end the stream with a chunk that holds the usage.
+    `include_usage` ends a stream with a chunk that holds the usage.
     """
 
     messages: list[ChatMessage]
@@ -63,33 +62,26 @@ class ChatRequest:
     include_usage: bool = False
 
 
-def read_request(data: bytes) -> ChatRequest:
-    """Parse the body of a request.
-
-    Raises:
-        RefusedRequest: it is not a chat completion request, or asks for what the recording endpoint does not do.
-    """
+def _parse_request(data: bytes) -> ChatRequest:
+    """Parse the body of a chat completion request, or answer with a status of 400."""
     try:
         body = read_strictly(data)
     except (ValueError, RecursionError) as error:
-        raise RefusedRequest(f"the body is no JSON: {error}") from error
+        raise web.HTTPBadRequest(text=f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
-        raise RefusedRequest(f"the body is a JSON object, not {kind_of(body)}")
+        raise web.HTTPBadRequest(text=f"the body is a JSON object, not {kind_of(body)}")
     if body.get("n") not in (None, 1):
-        raise RefusedRequest(f"n: one answer a request, got {body['n']!r}; ask several times for several")
-    for key in ("logprobs", "top_logprobs"):
+        raise web.HTTPBadRequest(text=f"n: one answer a request, got {body['n']!r}; ask several times for several")
+    for key, problem in _NOT_SERVED.items():
         if body.get(key):
-            raise RefusedRequest(f"{key}: log-probabilities go into the record, not to the agent; leave this key out")
-    for key in ("functions", "function_call"):
-        if body.get(key):
-            raise RefusedRequest(f"{key}: this form is no longer served; use tools and tool_choice")
+            raise web.HTTPBadRequest(text=f"{key}: {problem}")
     messages, stream_options = body.get("messages"), body.get("stream_options")
     if not isinstance(messages, list) or not messages:
-        raise RefusedRequest("messages: expected a list of at least one message")
+        raise web.HTTPBadRequest(text="messages: expected a list of at least one message")
     try:
         _MESSAGES.validate_python(messages)
     except pydantic.ValidationError as error:
-        raise RefusedRequest(f"messages: {describe_validation_error(error)[0]}") from error
+        raise web.HTTPBadRequest(text=f"messages: {describe_validation_error(error)[0]}") from error
     return ChatRequest(
         messages,
         {key: value for key, value in body.items() if key not in _NOT_PASSED_ON and value is not None},
@@ -100,7 +92,7 @@ def read_request(data: bytes) -> ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswer:
-    """One completion for a client, with its id and the model's name."""
+    """A completion for a client, with its id and the model's name."""
 
     completion: ChatCompletion
     id: str
@@ -156,11 +148,7 @@ Answerer = Callable[[ChatRequest], Awaitable[RecordedAnswer]]
 
 
 class RecordingEndpoint:
-    """One server for all episodes of a policy. It starts with its first address and stops with `close`.
-
-    Args:
-        model: the name in the list of models.
-    """
+    """A server for all episodes of a policy, which names `model`; it starts with its first address."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -173,7 +161,15 @@ class RecordingEndpoint:
         """Return a new address, such as "http://127.0.0.1:41233/TOKEN/v1", whose requests `answerer` answers."""
         async with self._starting:
             if self._runner is None:
-                await self._start()
+                app = web.Application(client_max_size=AGENT_REQUEST_BYTES, middlewares=[_errors_as_json])
+                app.router.add_post("/{token}/v1/chat/completions", self._complete)
+                app.router.add_get("/{token}/v1/models", self._models)
+                app.router.add_route("*", "/{token}/v1/{rest:.*}", self._unserved)
+                # The request of a client that hangs up is cancelled, so that the model is not asked in vain.
+                self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
+                await self._runner.setup()
+                await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+                self._url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
         token = secrets.token_urlsafe(18)
         self._answerers[token] = answerer
         return f"{self._url}/{token}/v1"
@@ -187,17 +183,6 @@ class RecordingEndpoint:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    async def _start(self) -> None:
-        app = web.Application(client_max_size=AGENT_REQUEST_BYTES, middlewares=[_errors_as_json])
-        app.router.add_post("/{token}/v1/chat/completions", self._complete)
-        app.router.add_get("/{token}/v1/models", self._models)
-        app.router.add_route("*", "/{token}/v1/{rest:.*}", self._unserved)
-        # The request of a client that hangs up is cancelled, so that the model is not asked in vain.
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self._url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-
     def _answerer(self, request: web.Request) -> Answerer:
         answerer = self._answerers.get(request.match_info["token"])
         if answerer is None:
@@ -206,10 +191,10 @@ class RecordingEndpoint:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         answerer = self._answerer(request)
+        parsed = _parse_request(await request.read())
         try:
-            parsed = read_request(await request.read())
             answer = await answerer(parsed)
-        except (RefusedRequest, EpisodeError) as error:
+        except EpisodeError as error:
             raise web.HTTPBadRequest(text=str(error)) from error
         if not parsed.stream:
             return web.json_response(answer.to_json())
@@ -289,9 +274,9 @@ answer as text, or None if that is the model's last answer."""
 class OwnAgentPolicy(AgentPolicy):
     """Runs an agent, and records every answer that the model gives it as one action.
 
-    An action is complete once the agent has sent its next request, or has ended: what it did in between, in the
-    episode's environment or by itself, is in the action's `results`. So the limits on a policy's time apply to the
-    agent's own work too, and an agent is stopped when its episode ends.
+    An action is complete once the agent has sent its next request, or has ended; its work in between, in the episode's
+    environment or by itself, is in the action's `results`. So the limits on a policy's time apply to the agent's own
+    work too, and an agent is stopped when its episode ends.
 
     Args:
         agent: the agent, or `file.py:function`; see `Agent`.
@@ -333,14 +318,14 @@ class OwnAgentPolicy(AgentPolicy):
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
         """Return one episode: a run of the agent, with an address of its own."""
-        session = _AgentSession(self._agent, self._model, self._upstream, context)
-        await session.listen(self._endpoint)
+        session = _AgentSession(self._agent, self._model, self._upstream, self._endpoint, context)
+        session.base_url = await self._endpoint.open(session.answer)
         return session
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Raise: an agent runs from the beginning of an episode to its end."""
+        """Raise a PolicyError: an agent runs from the beginning of an episode to its end."""
         raise PolicyError("own_agent acts in episodes only; open a session first")
 
     async def close(self) -> None:
@@ -351,24 +336,15 @@ class OwnAgentPolicy(AgentPolicy):
             await self._upstream.close()
 
 
-def _show_upstream_options() -> None:
-    """Give the constructor, which passes `**options` on, a signature that names them, so that typos are refused."""
-    own = inspect.signature(OwnAgentPolicy.__init__).parameters.values()
-    both = (*own, *inspect.signature(OpenAIAgentPolicy).parameters.values())
-    named = {parameter.name: parameter for parameter in both if parameter.kind is not parameter.VAR_KEYWORD}
-    ordered = sorted(named.values(), key=lambda parameter: parameter.kind)
-    OwnAgentPolicy.__init__.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
-
-
-_show_upstream_options()
-
-
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """A request of the agent, and the future of its answer."""
-
-    request: ChatRequest
-    answer: asyncio.Future[RecordedAnswer]
+# The constructor passes `**options` on: its signature names them, so that typos are refused.
+_parameters = [
+    *inspect.signature(OwnAgentPolicy.__init__).parameters.values(),
+    *inspect.signature(OpenAIAgentPolicy).parameters.values(),
+]
+_named = {parameter.name: parameter for parameter in _parameters if parameter.kind is not parameter.VAR_KEYWORD}
+OwnAgentPolicy.__init__.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    sorted(_named.values(), key=lambda parameter: parameter.kind)
+)
 
 
 @dataclass(slots=True)
@@ -379,72 +355,56 @@ class CallMade:
     answer: str
 
 
-@dataclass(slots=True)
-class _Turn:
-    """An answer of the model: the messages it answers, and the calls that the agent made after it."""
-
-    given: Sequence[ChatMessage] = ()
-    made: list[CallMade] = field(default_factory=list)
-
-
 class _AgentSession(AgentPolicy):
-    """One run of an agent.
+    """A run of an agent, whose requests come through `endpoint` and are answered by the model `upstream`."""
 
-    Args:
-        agent: the agent.
-        model: the real model's name.
-        upstream: asks the real model.
-        context: the episode.
-    """
-
-    def __init__(self, agent: Agent, model: str, upstream: OpenAIAgentPolicy, context: EpisodeContext) -> None:
-        self._agent, self._model, self._upstream, self._context = agent, model, upstream, context
-        self._endpoint: RecordingEndpoint | None = None
-        self._base_url = ""
+    def __init__(
+        self,
+        agent: Agent,
+        model: str,
+        upstream: OpenAIAgentPolicy,
+        endpoint: RecordingEndpoint,
+        context: EpisodeContext,
+    ) -> None:
+        self._agent, self._model, self._upstream = agent, model, upstream
+        self._endpoint, self._context = endpoint, context
+        self.base_url = ""
         self._tools: list[ToolSpec] = []
         self._running: asyncio.Task[str | None] | None = None
-        self._requests: deque[_Waiting] = deque()
-        self._unanswered: set[_Waiting] = set()
+        self._requests: dict[asyncio.Future[RecordedAnswer], ChatRequest] = {}
+        self._unanswered: set[asyncio.Future[RecordedAnswer]] = set()
         self._moved = asyncio.Event()
         self._environment = asyncio.Lock()
         self._is_workers = False  # the worker holds the environment
         self._calling: asyncio.Task[Any] | None = None
         self._is_over = False
-        self._turn = _Turn()
+        self._made: list[CallMade] = []  # after the model's last answer
         self._answers = 0
         self._conversation: list[ChatMessage] = []  # as recorded
 
-    async def listen(self, endpoint: RecordingEndpoint) -> None:
-        """Take requests at an address of `endpoint`."""
-        self._endpoint, self._base_url = endpoint, await endpoint.open(self._answer)
-
-    async def _answer(self, request: ChatRequest) -> RecordedAnswer:
+    async def answer(self, request: ChatRequest) -> RecordedAnswer:
         """Return the model's answer to a request of the agent, once its turn has come."""
         if self._is_over:
             raise EpisodeError(_OVER)
-        waiting = _Waiting(request, asyncio.get_running_loop().create_future())
-        self._requests.append(waiting)
-        self._unanswered.add(waiting)
+        answer: asyncio.Future[RecordedAnswer] = asyncio.get_running_loop().create_future()
+        self._requests[answer] = request
+        self._unanswered.add(answer)
         self._moved.set()
         try:
-            return await waiting.answer
+            return await answer
         finally:
-            self._unanswered.discard(waiting)
-            if waiting in self._requests:  # the agent hung up before its turn came
-                self._requests.remove(waiting)
+            self._unanswered.discard(answer)
+            self._requests.pop(answer, None)  # the agent hung up before its turn came
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Answer the agent's next request, and record what it does with the answer.
-
-        Raises:
-            ProviderError: the real endpoint refused, or failed to the end of the retries.
-            PolicyError: the agent raised, or returned neither text nor None.
-        """
+        """Answer the agent's next request, and record its use of the answer; a PolicyError if the agent failed."""
         self._tools[:] = available_tools_specs or []
         if self._running is None:
-            self._start(observation)
+            self._conversation = [message.to_chat() for message in observation]
+            self._running = asyncio.create_task(self._run(), name=f"agent of {self._context.rollout_id}")
+            self._running.add_done_callback(lambda _: self._moved.set())
         else:
             self._environment.release()
         self._is_workers = False
@@ -457,11 +417,10 @@ class _AgentSession(AgentPolicy):
     async def close(self) -> None:
         """Refuse further requests and calls, and end the agent; a thread that does not end is left behind."""
         self._is_over = True
-        if self._endpoint is not None:
-            self._endpoint.forget(self._base_url)
-        for waiting in self._unanswered:
-            if not waiting.answer.done():
-                waiting.answer.set_exception(EpisodeError(_OVER))
+        self._endpoint.forget(self.base_url)
+        for answer in self._unanswered:
+            if not answer.done():
+                answer.set_exception(EpisodeError(_OVER))
         if self._running is None:
             return
         if self._is_workers:
@@ -475,17 +434,16 @@ class _AgentSession(AgentPolicy):
         elif not self._running.cancelled() and (error := self._running.exception()) is not None:
             logger.debug("the agent of %s ended with its episode", self._context.rollout_id, exc_info=error)
 
-    def _start(self, observation: Sequence[Message]) -> None:
-        """Start the agent in a task of its own."""
+    async def _run(self) -> str | None:
+        """Run the agent to its end, in its own task."""
         context, agent, loop = self._context, self._agent, asyncio.get_running_loop()
         is_async = inspect.iscoroutinefunction(agent) or inspect.iscoroutinefunction(type(agent).__call__)
 
         def call_tool_blocking(name: str, arguments: Mapping[str, Any] | str | None = None) -> str:
             return asyncio.run_coroutine_threadsafe(self._call_tool(name, arguments), loop).result()
 
-        self._conversation = [message.to_chat() for message in observation]
         task = AgentTask(
-            messages=[message.to_chat() for message in observation],
+            messages=copy.deepcopy(self._conversation),
             tools=self._tools,
             call_tool=self._call_tool if is_async else call_tool_blocking,
             model=self._model,
@@ -493,17 +451,11 @@ class _AgentSession(AgentPolicy):
             rollout_id=context.rollout_id,
             seed=context.seed,
         )
-
-        async def run() -> str | None:
-            with boundary(PolicyError, _AGENT_CODE):
-                given = (task, self._base_url)
-                result = await (agent(*given) if is_async else _run_in_thread(agent, *given))
-            if not isinstance(result, str | None):
-                raise PolicyError(f"the agent returned {kind_of(result)}; it returns text, or None")
-            return result
-
-        self._running = asyncio.create_task(run(), name=f"agent of {context.rollout_id}")
-        self._running.add_done_callback(lambda _: self._moved.set())
+        with boundary(PolicyError, _AGENT_CODE):
+            result = await (agent(task, self.base_url) if is_async else _run_in_thread(agent, task, self.base_url))
+        if not isinstance(result, str | None):
+            raise PolicyError(f"the agent returned {kind_of(result)}; it returns text, or None")
+        return result
 
     async def _call_tool(self, name: str, arguments: Mapping[str, Any] | str | None = None) -> str:
         """Call a tool of the episode's environment, when it is the agent's turn."""
@@ -522,7 +474,7 @@ class _AgentSession(AgentPolicy):
                 answer = await self._context.call_tool(name, {} if arguments is None else arguments)
             finally:
                 self._calling = None
-            self._turn.made.append(CallMade(name, answer.text))
+            self._made.append(CallMade(name, answer.text))
             if answer.is_over:
                 self._is_over = True
                 self._moved.set()
@@ -532,35 +484,40 @@ class _AgentSession(AgentPolicy):
         await self._wait_for_agent()
         if self._is_over or self._has_ended():
             return self._closing_action()
-        waiting = self._requests.popleft()
-        given = waiting.request.messages
+        waiting, request = next(iter(self._requests.items()))
+        del self._requests[waiting]
+        given = request.messages
         # A seed for each turn, so that an agent that repeats a request can get another answer.
         seed = self._context.seed + self._answers
         self._answers += 1
-        body = {**waiting.request.options, "messages": given}
-        completion = await self._upstream.complete(body, seed, self._context.rollout_id)
+        completion = await self._upstream.complete(
+            {**request.options, "messages": given}, seed, self._context.rollout_id
+        )
         output = policy_output(completion)
         action = output.action_structured
         if not same_conversation(self._conversation, given):
             action["prompt_messages"] = given
-        self._turn = turn = _Turn(given)
-        if not waiting.answer.done():
+        self._made = []
+        if not waiting.done():
             name = f"chatcmpl-{self._context.rollout_id}-{self._answers}"
-            waiting.answer.set_result(RecordedAnswer(completion, name, self._model))
+            waiting.set_result(RecordedAnswer(completion, name, self._model))
         # Stop a little before the worker's deadline, so that an answer is recorded however long the agent works on it.
         with anyio.CancelScope(deadline=anyio.current_effective_deadline() - _SPARE_SECONDS):
             await self._wait_for_agent()
         answer = completion.message.to_chat()
         results = None
         if self._requests and not self._is_over:
-            results = read_results(turn.given, answer, self._requests[0].request.messages)
+            results = read_results(given, answer, next(iter(self._requests.values())).messages)
         if results is None:
-            results = results_of_calls(action, turn.made, self._is_over)
+            results = results_of_calls(action, self._made, self._is_over)
         action["results"] = results
-        self._conversation = [*turn.given, answer, *results]
-        self._turn = _Turn()
-        if self._has_ended() and self._ended_with(completion.message.text):
-            action["is_final"] = True
+        self._conversation = [*given, answer, *results]
+        self._made = []
+        ended = self._running
+        if ended is not None and ended.done() and not ended.cancelled() and ended.exception() is None:
+            text = ended.result()  # the agent's own answer, which may repeat the model's last one
+            if text is None or text.strip() == completion.message.text.strip():
+                action["is_final"] = True
         return output
 
     async def _wait_for_agent(self) -> None:
@@ -577,8 +534,8 @@ class _AgentSession(AgentPolicy):
             with boundary(PolicyError, _AGENT_CODE):
                 text = self._running.result()
         action: Action = {"type": "terminate", **({"content": text} if text else {})}
-        if self._turn.made:
-            action["results"] = results_of_calls(action, self._turn.made, self._is_over)
+        if self._made:
+            action["results"] = results_of_calls(action, self._made, self._is_over)
         # The action was free; where costs are known it must report that.
         facts = {"usage": {"cost": 0.0}} if self._upstream.knows_cost else None
         return PolicyOutput(action, text, facts)
@@ -586,49 +543,27 @@ class _AgentSession(AgentPolicy):
     def _has_ended(self) -> bool:
         return self._running is not None and self._running.done()
 
-    def _ended_with(self, answer: str) -> bool:
-        """Return whether the agent ended well, and its own answer adds nothing to the model's last one."""
-        ended = self._running
-        if ended is None or ended.cancelled() or ended.exception() is not None:
-            return False
-        text = ended.result()
-        return text is None or text.strip() == answer.strip()
-
 
 async def _run_in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a plain function in a thread of its own. The thread goes on if this is cancelled.
+    """Run a plain function in a thread of its own, which goes on if this is cancelled.
 
     A pool would delay episodes while all its threads wait for a model, and keep the program from ending while one of
     them hangs.
-
-    Raises:
-        PolicyError: the function raised.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is None:
-            done.set_result(result)
-        else:
-            done.set_exception(error)
+    done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    done.set_running_or_notify_cancel()  # a running one is not cancelled with the task that waits for it
 
     def work() -> None:
-        result, failure = None, None
         try:
             with boundary(PolicyError, _AGENT_CODE):
                 result = function(*arguments)
         except (RewardKitError, asyncio.CancelledError) as error:
-            failure = error
-        try:
-            loop.call_soon_threadsafe(settle, result, failure)
-        except RuntimeError as error:
-            logger.debug("a thread ended after its event loop: %s", error)
+            done.set_exception(error)
+        else:
+            done.set_result(result)
 
     threading.Thread(target=work, name=f"reward-kit {function!r}", daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(done)
 
 
 def read_results(
@@ -636,14 +571,8 @@ def read_results(
 ) -> list[ChatMessage] | None:
     """Return the messages that followed the answer to `given` in a later request of the agent.
 
-    Args:
-        given: the earlier request's messages.
-        answer: the model's answer. It may come back in another shape, so it is found by its position.
-        later: the later request's messages.
-
-    Returns:
-        The messages after the answer. If the agent rewrote its context, those of them that name one of the answer's
-        calls; None if there are none either.
+    The answer may come back in another shape, so it is found by its position. If the agent rewrote its context, only
+    the messages that name one of the answer's calls are returned, or None.
     """
     size = len(given)
     continues = len(later) > size and later[size]["role"] == "assistant"
@@ -657,14 +586,8 @@ def read_results(
 def results_of_calls(action: Action, made: Sequence[CallMade], is_over: bool) -> list[ChatMessage]:
     """Return the results of an action, if no later request of the agent contains them.
 
-    Args:
-        action: of the model.
-        made: the calls that the agent made after it, in order.
-        is_over: one of them ended the episode.
-
-    Returns:
-        A tool message for each of the action's calls that was made, matched by name and order; a user message with the
-        answer of each other call, which the agent made on its own.
+    That is a tool message for each of the action's calls that was `made`, matched by name and order, or that the end of
+    the episode prevented, and a user message with the answer of each other call, which the agent made on its own.
     """
     left, messages = list(made), []
     for call in tool_calls_of(action):

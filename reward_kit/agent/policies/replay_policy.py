@@ -102,12 +102,12 @@ class ReplayPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Raise: actions belong to an episode; act through the session that `open` returns."""
+        """Raise a PolicyError: actions belong to an episode; act through the session that `open` returns."""
         raise PolicyError("a replay acts through the session of an episode, which open() returns")
 
 
 class _ReplaySession(AgentPolicy):
-    """One recorded episode, played from its beginning."""
+    """A recorded episode, played from its beginning."""
 
     def __init__(
         self,
@@ -150,11 +150,7 @@ class _ReplaySession(AgentPolicy):
         return PolicyOutput(action, outputs.get("raw_policy_output"), log_probs, outputs.get("value_estimate"))
 
     async def see_end(self, messages: Sequence[Message]) -> None:
-        """Compare the messages after the last action.
-
-        Raises:
-            PolicyError: they differ from the record.
-        """
+        """Compare the messages after the last action with the record; a difference raises a PolicyError."""
         self._compare(messages, self._episode.messages)
 
     def _compare(self, now: Sequence[Message], before: Sequence[Message]) -> None:
@@ -162,9 +158,15 @@ class _ReplaySession(AgentPolicy):
             return
         pairs = zip_longest(before[self._compared :], now[self._compared :])
         for index, (old, new) in enumerate(pairs, self._compared):
-            if difference := _difference(old, new):
-                self._report(f"message {index} {difference}")
-                return
+            if old is not None and new is not None:
+                difference = first_difference(old.to_chat(), new.to_chat())
+                if not difference:
+                    continue
+                self._report(f"message {index} ({old.role}) differs{difference}")
+            elif (only := old or new) is not None:
+                state = "missing now" if new is None else "new"
+                self._report(f"message {index} ({only.role}): {only.text!r:.120} is {state}")
+            return
         self._compared = len(before)
 
     def _report(self, what: str) -> None:
@@ -206,7 +208,7 @@ class _ReplaySession(AgentPolicy):
             return action
         for call in recorded.get_infos(step + 1).get("own_calls") or ():
             if self._call_tool is None:
-                raise PolicyError(f"{self._name}: the policy called {call['name']}, and there is nobody to call here")
+                raise PolicyError(f"{self._name}: the policy called {call['name']}, which needs an episode")
             answer = (await self._call_tool(call["name"], call["arguments"])).text
             if hash_key(answer) != call["answer"]:
                 self._report(f"{call['name']} {call['arguments']!r} has another answer than it had: {answer!r:.200}")
@@ -215,23 +217,15 @@ class _ReplaySession(AgentPolicy):
 
 
 def episodes_file(run: Path) -> Path:
-    """Return the `episodes.jsonl` of a run, given its folder or that file.
-
-    Raises:
-        ConfigError: the file does not exist.
-    """
+    """Return the `episodes.jsonl` of a run, given its folder or that file; a missing file raises a ConfigError."""
     file = run / "episodes.jsonl" if run.is_dir() else run
     if not file.is_file():
-        raise ConfigError(f"run: {run} is no run to replay; name a folder with an episodes.jsonl, or that file")
+        raise ConfigError(f"run: {run} is not a run to replay; name a folder with an episodes.jsonl, or that file")
     return file
 
 
 def recorded_labels(run: Path) -> list[str]:
-    """Return the labels of the policies whose episodes a run holds.
-
-    Raises:
-        ConfigError: the run does not exist, or a line of it cannot be read.
-    """
+    """Return the labels of the policies whose episodes a run holds; an unreadable run raises a ConfigError."""
     return sorted({identity["policy"] for _, identity in _identities(episodes_file(run))})
 
 
@@ -246,14 +240,3 @@ def _identities(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{file}:{number}: no episode: {type(error).__name__}: {error}") from None
         yield offset, {**known, "attempt": attempt_of(identity)}
-
-
-def _difference(old: Message | None, new: Message | None) -> str:
-    """Return a description of how a message differs from the recorded one; "" if it does not."""
-    if old is None or new is None:
-        present = old or new
-        assert present is not None
-        text = f"({present.role}): {present.text!r:.120}"
-        return f"{text} is missing now" if new is None else f"{text} is new"
-    difference = first_difference(old.to_chat(), new.to_chat())
-    return f"({old.role}) differs{difference}" if difference else ""

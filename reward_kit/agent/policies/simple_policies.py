@@ -116,11 +116,7 @@ class ExpertPolicy(AgentPolicy):
         self._has_acted = False
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Return a session that asks the episode's own resource.
-
-        Raises:
-            PolicyError: the task has no resource.
-        """
+        """Return a session that asks the episode's own resource; without one raise a PolicyError."""
         if context.resource is None:
             raise PolicyError("the expert policy asks the resource, and this task has none")
         return ExpertPolicy(context.resource)
@@ -128,11 +124,7 @@ class ExpertPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return the expert's action.
-
-        Raises:
-            PolicyError: the resource has no expert.
-        """
+        """Return the expert's action; a resource without an expert raises a PolicyError."""
         action = await self._resource.expert_action() if self._resource else None
         if action is not None:
             self._has_acted = True
@@ -164,42 +156,31 @@ class HumanPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return the action that the person types.
-
-        Raises:
-            PolicyError: standard input has ended.
-        """
+        """Return the action that the person types; the end of the input raises a PolicyError."""
         for message in observation[self._shown :]:
             self._show(f"[{message.role}] {message.text}".replace("\n", _NEXT_LINE))
         self._shown = len(observation) + 1
+        functions = {tool["function"]["name"]: tool["function"] for tool in available_tools_specs or []}
         while True:
             self._show("> ", end="")
-            line = await anyio.to_thread.run_sync(self._reader.readline, abandon_on_cancel=True)
-            if not line:
+            read = await anyio.to_thread.run_sync(self._reader.readline, abandon_on_cancel=True)
+            if not read:
                 raise PolicyError("standard input ended")
-            action = self._parse(line.strip(), available_tools_specs or [])
-            if action is not None:
-                return PolicyOutput(action, line.strip())
-
-    def _parse(self, line: str, tools: list[ToolSpec]) -> Action | None:
-        functions = {tool["function"]["name"]: tool["function"] for tool in tools}
-        if not line:
-            return None
-        if line == "/tools":
-            for name, tool in functions.items():
-                about = f"  {name}: {tool['description']} {json.dumps(tool['parameters'].get('properties', {}))}"
-                self._show(about.replace("\n", _NEXT_LINE))
-            return None
-        if line == "/end":
-            return {"type": "terminate"}
-        name, _, rest = line.partition(" ")
-        if name not in functions:
-            return {"type": "text", "content": line}
-        try:
-            return {"type": "tool_call", "name": name, "arguments": parse_arguments(rest)}
-        except ValueError as error:
-            self._show(f"  {error}")
-            return None
+            line = read.strip()
+            name, _, rest = line.partition(" ")
+            if line == "/tools":
+                for tool in functions.values():
+                    properties = json.dumps(tool["parameters"].get("properties", {}))
+                    self._show(f"  {tool['name']}: {tool['description']} {properties}".replace("\n", _NEXT_LINE))
+            elif line == "/end":
+                return PolicyOutput({"type": "terminate"}, line)
+            elif line and name not in functions:
+                return PolicyOutput({"type": "text", "content": line}, line)
+            elif line:
+                try:
+                    return PolicyOutput({"type": "tool_call", "name": name, "arguments": parse_arguments(rest)}, line)
+                except ValueError as error:
+                    self._show(f"  {error}")
 
     def _show(self, text: str, end: str = "\n") -> None:
         self._writer.write(printable(text) + end)
@@ -207,16 +188,11 @@ class HumanPolicy(AgentPolicy):
 
 
 def parse_arguments(text: str) -> dict[str, Any]:
-    """Parse arguments given as `{json}` or `key=value …`; values are JSON if possible, else text.
-
-    Raises:
-        ValueError: the text is neither.
-    """
+    """Parse arguments given as `{json}` or `key=value …`, with values in JSON if possible; else raise a ValueError."""
     text = text.strip()
     if text.startswith("{"):
-        parsed: dict[str, Any] = json.loads(text)
-        return parsed
-    arguments = {}
+        return dict(json.loads(text))
+    arguments: dict[str, Any] = {}
     for word in text.split():
         key, separator, value = word.partition("=")
         if not separator:

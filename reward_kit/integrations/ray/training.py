@@ -41,12 +41,12 @@ from reward_kit.rl.learner.sharding import ProcessGroup, open_process_group
 from reward_kit.rl.trainer import trainable
 from reward_kit.rl.training.logs import TrainingDisplay
 from reward_kit.rl.training.plan import TrainingPlan, check_policy, load_plan
+from reward_kit.rl.training.resume import changes_since, header_of
 from reward_kit.rl.training.rollouts import acting_as
-from reward_kit.rl.training.run_folder import RunFolder, changes_since, header_of
 from reward_kit.rl.training.session import TrainingOutcome, train
 from reward_kit.rl.training.setup import Factories, Workers, help_to_train, make_worker, sharded_by, use_threads
 from reward_kit.runs.plan import Control
-from reward_kit.runs.run_folder import FILE, RunHeader
+from reward_kit.runs.run_folder import FILE, RunFolder, RunHeader
 from reward_kit.runs.tasks import LoadedTask, load_tools
 from reward_kit.task_parts import PolicyModel
 

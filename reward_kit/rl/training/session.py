@@ -24,11 +24,12 @@ from reward_kit.rl.training.figures import Figures, KeptUpdate, prefixed
 from reward_kit.rl.training.logs import Logs, TrainingDisplay
 from reward_kit.rl.training.pipelines import Progress, latest_state, restore_state, save_state, threads_differ
 from reward_kit.rl.training.plan import TrainingPlan
-from reward_kit.rl.training.run_folder import RunFolder, stored_config
+from reward_kit.rl.training.resume import stored_config
 from reward_kit.rl.training.setup import Components, Factories, open_components, use_threads
 from reward_kit.runs import events
 from reward_kit.runs.files import kept_file, write_atomically
 from reward_kit.runs.plan import Control
+from reward_kit.runs.run_folder import RunFolder
 
 INTERRUPTED = "interrupted"
 Interruptible = Callable[[Control, TrainingDisplay], AbstractAsyncContextManager[None]]

@@ -120,10 +120,10 @@ REFUSED = {
     "the older form of tools": ({"messages": HELLO, "functions": [{"name": "add"}]}, "use tools and tool_choice"),
     "no messages": ({"model": "m"}, "messages: expected a list of at least one message"),
     "an unknown role": ({"messages": [{"role": "robot", "content": ""}]}, "messages: 0.role"),
-    "no JSON": (b'{"messages": [', "the body is no JSON"),
+    "no JSON": (b'{"messages": [', "the body is not JSON"),
     "a number that is none": (b'{"messages": [], "temperature": NaN}', "NaN is not JSON"),
-    "no text": (b"\xff\xfe\xff", "the body is no JSON"),
-    "a deep hole": (b"[" * 100_000, "the body is no JSON"),
+    "no text": (b"\xff\xfe\xff", "the body is not JSON"),
+    "a deep hole": (b"[" * 100_000, "the body is not JSON"),
     "no object": ([1], "the body is a JSON object, not a list"),
 }
 

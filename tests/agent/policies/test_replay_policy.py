@@ -324,7 +324,10 @@ class TestTheRun:
 
     def test_what_is_no_run(self, tmp_path):
         (tmp_path / "empty").mkdir()
-        for path, problem in ((tmp_path / "empty", "no run to replay"), (tmp_path / "no.jsonl", "no run to replay")):
+        for path, problem in (
+            (tmp_path / "empty", "not a run to replay"),
+            (tmp_path / "no.jsonl", "not a run to replay"),
+        ):
             with pytest.raises(ConfigError, match=problem):
                 ReplayPolicy(path)
         (tmp_path / "episodes.jsonl").write_text('{"a": 1}\n')
@@ -361,7 +364,7 @@ class TestCommandLine:
         assert [
             named.label for named in make_policies(load_task(tmp_path / "task.yaml"), RunArgs(task_path=task.path))
         ] == ["b"]
-        with pytest.raises(ConfigError, match="nowhere is no run to replay"):
+        with pytest.raises(ConfigError, match="nowhere is not a run to replay"):
             make_policies(task, RunArgs(task_path=task.path, policies=["replay:nowhere"]))
 
 

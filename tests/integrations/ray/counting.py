@@ -12,7 +12,7 @@ import yaml
 
 from reward_kit.providers.session import ProviderSession
 from reward_kit.runs.plan import Listener, RunArgs, RunPlan, plan_run
-from reward_kit.runs.run_folder import RunHeader, RunStore, read_episodes, read_scores
+from reward_kit.runs.run_folder import RunFolder, RunHeader, read_episodes, read_scores
 from reward_kit.runs.runner import Run, RunEngine
 from reward_kit.runs.tasks import LoadedTask, load_task
 
@@ -148,7 +148,7 @@ async def carried_out(
     plan: RunPlan, path: Path, engine: RunEngine | None = None, listener: Listener | None = None
 ) -> Run:
     """A run of a plan, in a new directory."""
-    with RunStore.create(path, RunHeader(task_name=plan.definition.name)) as store:
+    with RunFolder.create(path, RunHeader(task_name=plan.definition.name)) as store:
         run = Run(plan, store, engine=engine, listener=listener)
         run.take_stock()
         with anyio.fail_after(240):

@@ -12,7 +12,7 @@ import pytest
 
 from reward_kit.report.run_data import read_run
 from reward_kit.report.viewer_runs import RunCatalogue, RunRow
-from reward_kit.runs.run_folder import RunHeader, RunStore
+from reward_kit.runs.run_folder import RunFolder, RunHeader
 from reward_kit.runs.summary import summarise, summary_to_json
 from tests.report.made import episode, make_run, random_run, score
 
@@ -60,7 +60,7 @@ def test_a_run_without_a_summary_is_counted(tmp_path: Path) -> None:
 
 def test_a_run_that_goes_on_is_counted_as_its_lines_come(tmp_path: Path) -> None:
     catalogue = RunCatalogue(tmp_path)
-    store = RunStore.create(tmp_path / "now", RunHeader(task_name="t", total=2))
+    store = RunFolder.create(tmp_path / "now", RunHeader(task_name="t", total=2))
     with store:
         catalogue.look()
         assert row_of(catalogue, "now")[3:7] == ("running", None, 2, None)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from reward_kit.rl.training.plan import load_plan
-from reward_kit.rl.training.run_folder import Changes, changes_since, header_of
+from reward_kit.rl.training.resume import Changes, changes_since, header_of
 from tests.rl.training.lake import TRAIN, lake_folder
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from reward_kit.errors import ConfigError
 from reward_kit.rl.training.plan import load_plan
-from reward_kit.rl.training.run_folder import Changes, RunFolder, changes_since, header_of, stored_config
-from reward_kit.runs.run_folder import RunHeader
+from reward_kit.rl.training.resume import Changes, changes_since, header_of, stored_config
+from reward_kit.runs.run_folder import RunFolder, RunHeader
 from tests import command_line
 from tests.rl.training.lake import TRAIN, lake_folder
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from reward_kit.runs.comparison import Comparison, compare, read_sides
-from reward_kit.runs.run_folder import RunHeader, RunStore
+from reward_kit.runs.run_folder import RunFolder, RunHeader
 
 Scores = Mapping[str, Sequence[float | None]]
 
@@ -19,7 +19,7 @@ def make_run(folder: Path, scores: Scores, *, policy: str = "p", append: bool = 
     told = {"task_name": "t", "task_path": "/t.yaml", "status": "complete", "task": task, **header}
     total = sum(map(len, scores.values()))
     if not append:
-        RunStore.create(folder, RunHeader(**{"total": total, **told}))
+        RunFolder.create(folder, RunHeader(**{"total": total, **told}))
     with (folder / "episodes.jsonl").open("a") as episodes, (folder / "scores.jsonl").open("a") as lines:
         for sample, values in scores.items():
             for number, value in enumerate(values):

@@ -34,12 +34,7 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True)
 class ToolSchema:
-    """One tool that can be called now.
-
-    Attributes:
-        name: as in its specification.
-        schema: of its arguments, a JSON schema of an object.
-    """
+    """A tool that can be called now, with the JSON schema of its arguments, an object."""
 
     name: str
     schema: Mapping[str, Any]
@@ -47,8 +42,8 @@ class ToolSchema:
     @cached_property
     def parameters(self) -> Mapping[str, Any]:
         """The schema of each parameter."""
-        found: Mapping[str, Any] = self.schema.get("properties") or {}
-        return found
+        parameters: Mapping[str, Any] = self.schema.get("properties") or {}
+        return parameters
 
     @cached_property
     def text_parameter(self) -> str | None:
@@ -112,21 +107,9 @@ class Written(NamedTuple):
     calls: Sequence[WrittenCall] = ()
     reasoning: str = ""
 
-    def action(self) -> Action:
-        """Return the action that these parts make."""
-        action = action_written(self.content, self.calls, self.reasoning)
-        for call in (action, *action.get("calls", ())):
-            if call.get("id") == "":  # the conversation assigns one
-                del call["id"]
-        return action
-
 
 class ActionFormat(ABC):
-    """One way to write tool calls.
-
-    Attributes:
-        name: of the format in options.
-    """
+    """A way to write tool calls; `name` is its name in options."""
 
     name: str
 
@@ -136,20 +119,13 @@ class ActionFormat(ABC):
 
     @abstractmethod
     def write(self, tool: ToolSchema, arguments: Mapping[str, Any]) -> str:
-        """Return the text of a turn that is this one call.
-
-        Raises:
-            PolicyError: the format cannot express it.
-        """
+        """Return the text of a turn that is this one call; a PolicyError if the format cannot express it."""
 
     @abstractmethod
     def rule(self, tool: ToolSchema, literal: Literal, schema: Schema) -> str:
         """Return the right side of a Lark rule for a turn that is one call of this tool.
 
-        Args:
-            tool: the tool.
-            literal: turns a text into the grammar's terminal.
-            schema: turns a JSON schema into the grammar's terminal.
+        `literal` and `schema` turn a text and a JSON schema into terminals of the grammar.
         """
 
     def check(self, tools: Sequence[ToolSchema]) -> None:
@@ -161,20 +137,20 @@ class ActionFormat(ABC):
         return ""
 
     def action(self, text: str, tools: Sequence[ToolSchema], turn: int = 0, *, may_reason: bool = True) -> Action:
-        """Return the action of a turn's whole text, reasoning included.
+        """Return the action of a turn's whole text, as sampled, without the token that ended it.
 
-        Args:
-            text: as sampled, without the token that ended it.
-            tools: those that could be called.
-            turn: the number of the turn in the episode, for the ids of calls.
-            may_reason: it may begin with reasoning; otherwise the end of reasoning is ordinary text.
+        The ids of calls contain `turn`. Unless `may_reason`, the end of reasoning is ordinary text.
         """
         before, end, rest = text.partition(_THINK_END) if may_reason else (text, "", "")
-        written = self.read(rest.strip("\n") if end else text, tools)
+        content, calls, reasoning = self.read(rest.strip("\n") if end else text, tools)
         if end:
-            written = written._replace(reasoning=before.strip().removeprefix("<think>").strip())
-        calls = [call._replace(id=call.id or self.call_id(turn, i)) for i, call in enumerate(written.calls)]
-        return written._replace(calls=calls).action()
+            reasoning = before.strip().removeprefix("<think>").strip()
+        calls = [call._replace(id=call.id or self.call_id(turn, i)) for i, call in enumerate(calls)]
+        action = action_written(content, calls, reasoning)
+        for each in (action, *action.get("calls", ())):
+            if each.get("id") == "":  # the conversation assigns one
+                del each["id"]
+        return action
 
 
 class Hermes(ActionFormat):
@@ -278,10 +254,8 @@ class Plain(ActionFormat):
     def check(self, tools: Sequence[ToolSchema]) -> None:
         for tool in tools:
             if tool.name.split() != [tool.name]:
-                raise PolicyError(
-                    f"action_format plain cannot call {tool.name!r}: a tool's name ends where a blank is. Take "
-                    "action_format: hermes"
-                )
+                problem = f"action_format plain cannot call {tool.name!r}: a tool's name ends where a blank is"
+                raise PolicyError(f"{problem}. Take action_format: hermes")
 
     def read(self, text: str, tools: Sequence[ToolSchema]) -> Written:
         name, *rest = text.strip().split(maxsplit=1)[:2] or [""]
@@ -319,11 +293,9 @@ class Bare(ActionFormat):
 
     def check(self, tools: Sequence[ToolSchema]) -> None:
         if len(tools) != 1 or tools[0].text_parameter is None:
+            problem = "action_format bare is for one tool with one parameter, a text"
             names = ", ".join(tool.name for tool in tools)
-            raise PolicyError(
-                "action_format bare is for one tool with one parameter, a text; here the tools are "
-                f"{names}. Take action_format: plain"
-            )
+            raise PolicyError(f"{problem}; here the tools are {names}. Take action_format: plain")
 
     def read(self, text: str, tools: Sequence[ToolSchema]) -> Written:
         if not tools:
@@ -346,9 +318,7 @@ class Bare(ActionFormat):
 class ResponseTemplate(ActionFormat):
     """The tokenizer's own `response_template`; see `PreTrainedTokenizerBase.parse_response`. It only reads.
 
-    Args:
-        tokenizer: of the model.
-        opening: the text between the last message and an answer, which may be the beginning of its reasoning.
+    `opening`, the text between the last message and an answer, may be the beginning of its reasoning.
     """
 
     name = "template"
@@ -359,17 +329,17 @@ class ResponseTemplate(ActionFormat):
     def read(self, text: str, tools: Sequence[ToolSchema]) -> Written:
         try:
             with boundary(PolicyError, "response_template"):
-                found = self._tokenizer.parse_response(text, prefix=self._opening)
+                parsed = self._tokenizer.parse_response(text, prefix=self._opening)
         except PolicyError:
             # It raises on a call whose JSON is broken.
             return Written("", [_read_call(text)]) if _NAME.search(text) else Written(text)
-        functions = [call.get("function") or call for call in found.get("tool_calls") or ()]
+        functions = [call.get("function") or call for call in parsed.get("tool_calls") or ()]
         calls = [WrittenCall(str(each.get("name") or ""), _as_text(each.get("arguments"))) for each in functions]
-        reasoning = found.get("reasoning_content") or found.get("thinking") or ""
-        return Written(found.get("content") or "", calls, reasoning)
+        reasoning = parsed.get("reasoning_content") or parsed.get("thinking") or ""
+        return Written(parsed.get("content") or "", calls, reasoning)
 
     def action(self, text: str, tools: Sequence[ToolSchema], turn: int = 0, *, may_reason: bool = True) -> Action:
-        return self.read(text, tools).action()
+        return super().action(text, tools, turn, may_reason=False)  # the template reads the reasoning
 
     def write(self, tool: ToolSchema, arguments: Mapping[str, Any]) -> str:
         raise PolicyError("constrain: a response_template only reads; set action_format to how the model writes calls")
@@ -381,10 +351,10 @@ class ResponseTemplate(ActionFormat):
 def _is_object_of(value: str, parameter: str) -> bool:
     """Return whether a text is a JSON object with this one key."""
     try:
-        found = read_strictly(value) if value.startswith("{") else None
+        parsed = read_strictly(value) if value.startswith("{") else None
     except (ValueError, RecursionError):
         return False
-    return isinstance(found, dict) and list(found) == [parameter]
+    return isinstance(parsed, dict) and list(parsed) == [parameter]
 
 
 def _split_json(text: str) -> tuple[str, str]:
@@ -423,20 +393,11 @@ _CHOOSE = "set action_format to hermes, llama, mistral, plain or bare"
 def find_action_format(
     name: str, tokenizer: Any, template: str | None, opening: str = ""
 ) -> ActionFormat | PolicyError:
-    """Return the format of this name, or for "auto" the model's own.
+    """Return the format of this name, or for "auto" the model's own; or an error, to be raised once there are tools.
 
     "auto" takes the first that fits: the tokenizer's `response_template`; hermes if the chat template has `<tool_call>`
     and its calls are JSON; mistral if it has `[TOOL_CALLS]`; llama if it has `<|python_tag|>`, or `"parameters"`
-    beside `<|start_header_id|>`.
-
-    Args:
-        name: of the format, "auto" or "template".
-        tokenizer: of the model.
-        template: its chat template, or None.
-        opening: the template's text between the last message and an answer.
-
-    Returns:
-        The format; or an error, to be raised once there are tools.
+    beside `<|start_header_id|>`. `opening` is the template's text between the last message and an answer.
 
     Raises:
         ConfigError: the format is unknown, or "template" and the tokenizer has no `response_template`.
@@ -452,9 +413,8 @@ def find_action_format(
     template = template or ""
     if "<tool_call>" in template:
         if "<function=" in template or "<arg_key>" in template:
-            return PolicyError(
-                f"action_format auto: this model writes its tool calls as XML, which is not read; {_CHOOSE}"
-            )
+            reason = "this model writes its tool calls as XML, which is not read"
+            return PolicyError(f"action_format auto: {reason}; {_CHOOSE}")
         return Hermes()
     if "[TOOL_CALLS]" in template:
         return Mistral()

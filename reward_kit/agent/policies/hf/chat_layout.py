@@ -65,26 +65,20 @@ def tools_given(specs: Sequence[ToolSpec] | None) -> Tools:
 
 
 class ChatLayout:
-    """One tokenizer and its chat template; shared by all sessions.
+    """A tokenizer and its chat template, with the template's options; shared by all sessions.
 
-    Args:
-        tokenizer: of the model.
-        template: the chat template, if it is not the tokenizer's own.
-        options: variables of the template, such as `enable_thinking`.
+    A missing template, or one that cannot render a question and an answer, is a ConfigError.
 
     Attributes:
         source: of the chat template.
         shows_tools: tools can change the template's text.
         end_id: the token that the template puts after an answer; None if it is ordinary text.
         opening: the template's text between the last message and an answer.
-
-    Raises:
-        ConfigError: there is no template, or it cannot render a question and an answer.
     """
 
     def __init__(self, tokenizer: Any, template: str | None = None, options: Mapping[str, Any] | None = None) -> None:
         self._tokenizer, self._options = tokenizer, dict(options or {})
-        self._cache = _Cache()
+        self._cache = RecentResults(_CACHED_RESULTS)
         self._key_names: tuple[str, ...] = _NAMES
         with boundary(ConfigError, "chat_template: the tokenizer has none that can be used; give one"):
             self.source: str = tokenizer.get_chat_template(template)
@@ -100,7 +94,8 @@ class ChatLayout:
         added_ids = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
         self.end_id: int | None = closing.ids[0] if closing.ids and closing.ids[0] in added_ids else None
         self.opening = closing.text.partition(_MARK)[2]
-        self._key_names = tuple(name for name in _NAMES if self._depends_on(name))
+        # The text may depend on a result's name or id, which differ between equal texts.
+        self._key_names = tuple(name for name in _NAMES if name in self.source or self._writes(name))
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, with no token added. Half surrogate pairs are replaced."""
@@ -125,11 +120,7 @@ class ChatLayout:
         return text
 
     def whole(self, chat: Sequence[Chat], tools: Tools) -> Delta:
-        """Render a conversation from its beginning, up to the next answer.
-
-        Raises:
-            PolicyError: the template refuses it.
-        """
+        """Render a conversation from its beginning, up to the next answer; the template may refuse it (PolicyError)."""
         return self._cache.get(("whole", self._key(chat), tools.key), lambda: self.whole_uncached(chat, tools))
 
     def whole_uncached(self, chat: Sequence[Chat], tools: Tools) -> Delta:
@@ -138,64 +129,51 @@ class ChatLayout:
         return Delta(tuple(self.encode(text)), text)
 
     def delta(self, new: Sequence[Chat], tools: Tools) -> Delta:
-        """Render what follows the text of an answer: its end token, the new messages, the head of the next answer.
+        """Render the text after an answer: its end token, the new messages, the head of the next answer."""
 
-        Raises:
-            PolicyError: the template refuses the messages.
-        """
-        return self._cache.get(("delta", self._key(new), tools.key), lambda: self._delta(new, tools))
+        def render() -> Delta:
+            answer = _PLACEHOLDER
+            while any(answer in each for each in (tools.key, *(message["content"] for message in new))):
+                answer += "x"
+            begin = [{"role": "user", "content": "x"}, {"role": "assistant", "content": answer}]
+            text = self._render([*begin, *new], tools)
+            if text.count(answer) != 1:
+                raise PolicyError("the chat template leaves out the last answer, or writes it twice")
+            head, _, tail = text.partition(answer)
+            before, ids = self.encoded(head + answer), self.encode(text)
+            # Some tokenizers write a text differently at the beginning of a string.
+            is_alike = tuple(ids[: len(before)]) == before
+            return Delta(tuple(ids[len(before) :] if is_alike else self.encode(tail)), tail)
 
-    def _delta(self, new: Sequence[Chat], tools: Tools) -> Delta:
-        answer = _PLACEHOLDER
-        while any(answer in each for each in (tools.key, *(message["content"] for message in new))):
-            answer += "x"
-        begin = [{"role": "user", "content": "x"}, {"role": "assistant", "content": answer}]
-        text = self._render([*begin, *new], tools)
-        if text.count(answer) != 1:
-            raise PolicyError("the chat template leaves out the last answer, or writes it twice")
-        head, _, tail = text.partition(answer)
-        before, ids = self.encoded(head + answer), self.encode(text)
-        # Some tokenizers write a text differently at the beginning of a string.
-        if tuple(ids[: len(before)]) == before:
-            return Delta(tuple(ids[len(before) :]), tail)
-        return Delta(tuple(self.encode(tail)), tail)
+        return self._cache.get(("delta", self._key(new), tools.key), render)
 
     def keeps(self, first: Sequence[Chat], new: Sequence[Chat], tools: Tools, *, reasons: bool) -> bool:
         """Return whether new messages of these roles leave the text before them unchanged.
 
         Tested once for each sequence of roles, with two answers, since an old one may be rendered differently from the
-        last.
-
-        Args:
-            first: the messages that the conversation began with.
-            new: the messages after an answer.
-            tools: those in the prompt.
-            reasons: answers hold reasoning.
-
-        Raises:
-            PolicyError: the template refuses the messages, or leaves some out.
+        last. `first` are the messages before the first answer; `reasons` gives answers with reasoning. A template that
+        refuses the messages or leaves some out raises a PolicyError.
         """
-        roles = tuple(message["role"] for message in new)
-        first_roles = tuple(message["role"] for message in first)
-        key = ("keeps", first_roles, roles, tools.key if self.shows_tools else "", reasons)
-        return self._cache.get(key, lambda: self._keeps(first, new, tools, reasons))
 
-    def _keeps(self, first: Sequence[Chat], new: Sequence[Chat], tools: Tools, reasons: bool) -> bool:
-        text = f"<think>\n{_PLACEHOLDER}\n</think>\n\n{_PLACEHOLDER}" if reasons else _PLACEHOLDER
-        answer, marked = {"role": "assistant", "content": text}, [{**message, "content": _MARK} for message in new]
-        head, tail = self.whole(first, tools), self.delta(marked, tools)
-        if tail.text.count(_MARK) < len(marked):
-            raise PolicyError(
-                f"the chat template leaves out messages of role {' or '.join(sorted({m['role'] for m in marked}))}; "
-                "give another chat_template, or for results of tools set tool_role: user"
-            )
-        whole = self._render([*first, answer, *marked, answer, *marked], tools)
-        if whole != head.text + (text + tail.text) * 2:
-            return False
-        ids = tuple(self.encode(whole))
-        if ids[: len(head.ids)] != head.ids or ids[len(ids) - len(tail.ids) :] != tail.ids:
-            logger.info("text between answers has other token ids by itself than in its place; it is given by itself")
-        return True
+        def test() -> bool:
+            text = f"<think>\n{_PLACEHOLDER}\n</think>\n\n{_PLACEHOLDER}" if reasons else _PLACEHOLDER
+            answer, marked = {"role": "assistant", "content": text}, [{**message, "content": _MARK} for message in new]
+            head, tail = self.whole(first, tools), self.delta(marked, tools)
+            if tail.text.count(_MARK) < len(marked):
+                raise PolicyError(
+                    f"the chat template leaves out messages of role {' or '.join(sorted(set(roles)))}; "
+                    "give another chat_template, or for results of tools set tool_role: user"
+                )
+            whole = self._render([*first, answer, *marked, answer, *marked], tools)
+            if whole != head.text + (text + tail.text) * 2:
+                return False
+            ids = tuple(self.encode(whole))
+            if ids[: len(head.ids)] != head.ids or ids[len(ids) - len(tail.ids) :] != tail.ids:
+                logger.info("text between answers has other token ids by itself than in context; it is given by itself")
+            return True
+
+        roles, first_roles = (tuple(message["role"] for message in chat) for chat in (new, first))
+        return self._cache.get(("keeps", first_roles, roles, tools.key if self.shows_tools else "", reasons), test)
 
     def _render(self, chat: Sequence[Chat], tools: Tools) -> str:
         # Messages and specifications from outside must not write the control tokens that mark roles.
@@ -228,10 +206,7 @@ class ChatLayout:
             return [self._mark_nested(each) for each in value]
         return mark_control_tokens(value, self._control)
 
-    def _depends_on(self, name: str) -> bool:
-        """Return whether the text may depend on a result's name or id, which differ between equal texts."""
-        if name in self.source:
-            return True
+    def _writes(self, name: str) -> bool:
         result = {"role": "tool", "content": "x", name: _MARK}
         try:
             return _MARK in self._render([{"role": "user", "content": "x"}, result], NO_TOOLS)
@@ -248,10 +223,11 @@ class ChatLayout:
         )
 
 
-class _Cache:
+class RecentResults:
     """The most recently used results, bounded by their number and their tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._known: OrderedDict[Hashable, Any] = OrderedDict()
         self._size = 0
 
@@ -259,11 +235,11 @@ class _Cache:
         """Return the result of `make`, called only for a new key."""
         if key in self._known:
             self._known.move_to_end(key)
-            found: _Value = self._known[key]
-            return found
+            known: _Value = self._known[key]
+            return known
         made = self._known[key] = make()
         self._size += _token_count(made)
-        while len(self._known) > _CACHED_RESULTS or self._size > _CACHED_TOKENS:
+        while len(self._known) > self._most or self._size > _CACHED_TOKENS:
             _, oldest = self._known.popitem(last=False)
             self._size -= _token_count(oldest)
         return made
@@ -274,12 +250,7 @@ def _token_count(result: Any) -> int:
 
 
 def to_chat(message: Message, tool_role: str = "tool") -> Chat:
-    """Return a message for templates: content is text, arguments are mappings, None is left out.
-
-    Args:
-        message: of the conversation.
-        tool_role: the role under which tool results appear.
-    """
+    """Return a message for templates: content is text, arguments are mappings, None is left out."""
     chat: Chat = {"role": message.role, "content": message.text}
     if message.role == "tool":
         chat["role"] = tool_role
@@ -300,26 +271,14 @@ def to_chat(message: Message, tool_role: str = "tool") -> Chat:
 
 
 class PromptTokens(NamedTuple):
-    """The model's input in one turn.
-
-    Attributes:
-        ids: the whole context.
-        reason: why it does not continue the context before; None if it does.
-    """
+    """The model's input in one turn: the whole context, and the reason if it does not continue the one before."""
 
     ids: list[int]
     reason: str | None
 
 
 class TokenConversation:
-    """The context of one episode: its exact ids, continued with every turn, or rewritten for a reason.
-
-    Args:
-        layout: of the model.
-        stop_ids: the tokens that end an answer.
-        tools_in_prompt: whether the template is given the tools.
-        tool_role: the role under which tool results appear.
-    """
+    """The context of one episode: its exact ids, continued with every turn, or rewritten for a reason."""
 
     def __init__(self, layout: ChatLayout, stop_ids: Collection[int], *, tools_in_prompt: bool, tool_role: str) -> None:
         self._layout, self._stop_ids, self._tool_role = layout, stop_ids, tool_role
@@ -332,11 +291,7 @@ class TokenConversation:
         self._reasoned: set[bool] = set()  # of the answers that stand in the context as they were sampled
 
     def prompt(self, observation: Sequence[Message], tools: Tools) -> PromptTokens:
-        """Return the context of the next turn.
-
-        Args:
-            observation: the whole conversation; the messages after the last answer are new.
-            tools: those that can be called now.
+        """Return the context of the next turn; the messages of the conversation after the last answer are new.
 
         Raises:
             PolicyError: the chat template refuses the messages.
@@ -367,12 +322,7 @@ class TokenConversation:
         return PromptTokens(list(self._ids), None)
 
     def answered(self, token_ids: Sequence[int], text: str) -> None:
-        """Note an answer.
-
-        Args:
-            token_ids: all sampled ids.
-            text: without the token that ended it.
-        """
+        """Note an answer: all sampled ids, and the text without the token that ended it."""
         self._ids += token_ids
         self._awaits_answer = False
         self._chat = [*self._chat, {"role": "assistant", "content": text}]

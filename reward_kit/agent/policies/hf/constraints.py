@@ -8,15 +8,15 @@ else a grammar for JSON that is valid for the schemas (`JsonGrammar`, by llguida
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from reward_kit.agent.policies.hf.action_formats import ActionFormat, ToolSchema, all_calls
-from reward_kit.agent.policies.hf.chat_layout import ChatLayout
+from reward_kit.agent.policies.hf.chat_layout import ChatLayout, RecentResults
 from reward_kit.errors import ConfigError, PolicyError, boundary, how_to_install
 
 if TYPE_CHECKING:
@@ -28,11 +28,7 @@ _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 
 
 class TokenConstraint(Protocol):
-    """A constraint on one turn.
-
-    Attributes:
-        is_done: nothing may follow: the turn is over.
-    """
+    """A constraint on one turn, which is over if `is_done`."""
 
     @property
     def is_done(self) -> bool: ...
@@ -45,82 +41,55 @@ class TokenConstraint(Protocol):
 
 
 class TurnConstraints:
-    """Makes the constraints of all turns; each set of tools is prepared once.
-
-    Args:
-        layout: the tokenizer.
-        tokenizer: the same as a `transformers` tokenizer, for grammars.
-        stop_id: the token that ends a turn.
-        max_new_tokens: of a turn; a longer choice could never be made.
-    """
+    """Makes the constraints of all turns; each set of tools is prepared once."""
 
     def __init__(self, layout: ChatLayout, tokenizer: Any, stop_id: int, max_new_tokens: int) -> None:
         self._layout, self._tokenizer, self._stop_id = layout, tokenizer, stop_id
         self._max_new_tokens = max_new_tokens
-        self._prepared: OrderedDict[str, ChoiceTrie | str] = OrderedDict()
-        self._compiler: GrammarCompiler | None = None
+        self._prepared = RecentResults(_TOOL_SETS)
 
     def start(self, key: str, tools: Sequence[ToolSchema], form: ActionFormat) -> Choices | JsonGrammar:
-        """Return a constraint for one turn: a call of one of the tools, valid for its schema.
-
-        Args:
-            key: equal for equal tools.
-            tools: those that can be called now.
-            form: the format of calls.
+        """Return a constraint for one turn: a call of one of the tools, which have this key, valid for its schema.
 
         Raises:
             PolicyError: the format or the tokenizer cannot write a call, or a schema cannot be followed.
             ConfigError: a grammar is needed and llguidance is not installed.
         """
-        prepared = self._prepared.get(key)
-        if prepared is None:
-            prepared = self._prepared[key] = self._trie(tools, form) or self._grammar(tools, form)
-            if len(self._prepared) > _TOOL_SETS:
-                self._prepared.popitem(last=False)
-        self._prepared.move_to_end(key)
+
+        def prepare() -> ChoiceTrie | str:
+            calls = all_calls(tools)
+            if calls is not None:
+                by_name = {tool.name: tool for tool in tools}
+                texts = [form.write(by_name[name], arguments) for name, arguments in calls]
+                trie = ChoiceTrie({text: self._layout.encoded(text) for text in texts}, self._stop_id)
+                if trie.longest > self._max_new_tokens:
+                    limit = f"max_new_tokens={self._max_new_tokens}"
+                    raise PolicyError(f"the longest choice has {trie.longest} tokens, more than {limit}")
+                return trie
+            lines = [f"start: {' | '.join(f'call_{number}' for number in range(len(tools)))}"]
+            for number, tool in enumerate(tools):
+                # Schemas that leave it open allow no further arguments.
+                closed = ToolSchema(tool.name, {"type": "object", "additionalProperties": False, **tool.schema})
+                lines.append(f"call_{number}: {form.rule(closed, self._grammars.literal, self._grammars.schema)}")
+            return "\n".join(lines)
+
+        prepared = self._prepared.get(key, prepare)
         return Choices(prepared) if isinstance(prepared, ChoiceTrie) else self._grammars.start(prepared)
 
-    def _trie(self, tools: Sequence[ToolSchema], form: ActionFormat) -> ChoiceTrie | None:
-        calls = all_calls(tools)
-        if calls is None:
-            return None
-        by_name = {tool.name: tool for tool in tools}
-        texts = [form.write(by_name[name], arguments) for name, arguments in calls]
-        trie = ChoiceTrie({text: self._layout.encoded(text) for text in texts}, self._stop_id)
-        if trie.longest > self._max_new_tokens:
-            raise PolicyError(
-                f"the longest choice has {trie.longest} tokens, more than max_new_tokens={self._max_new_tokens}"
-            )
-        return trie
-
-    def _grammar(self, tools: Sequence[ToolSchema], form: ActionFormat) -> str:
-        lines = []
-        for number, tool in enumerate(tools):
-            # Schemas that leave it open allow no further arguments.
-            closed = ToolSchema(tool.name, {"type": "object", "additionalProperties": False, **tool.schema})
-            lines.append(f"call_{number}: {form.rule(closed, self._grammars.literal, self._grammars.schema)}")
-        start = " | ".join(f"call_{number}" for number in range(len(tools)))
-        return "\n".join([f"start: {start}", *lines])
-
-    @property
+    @cached_property
     def _grammars(self) -> GrammarCompiler:
-        if self._compiler is None:
-            self._compiler = GrammarCompiler(self._tokenizer, self._stop_id)
-        return self._compiler
+        return GrammarCompiler(self._tokenizer, self._stop_id)
 
 
 class _Node:
-    """A node of the trie; its children are made on first use.
+    """A node of the trie, of choices that share their first `depth` tokens; its children are made on first use.
 
-    Attributes:
-        allowed: the ids that may come next.
-        text: the choice, once nothing may follow; None before.
+    At the end of a choice `text` is set; `allowed` are the ids that may come next.
     """
 
     __slots__ = ("_children", "_depth", "_parts", "allowed", "text")
 
     def __init__(self, choices: list[tuple[tuple[int, ...], str]], depth: int) -> None:
-        """Make the node of these choices, which are sorted and share their first `depth` tokens."""
         self._depth, self._children = depth, dict[int, _Node]()
         self._parts: dict[int, list[tuple[tuple[int, ...], str]]] = {}
         self.text = choices[0][1] if len(choices[0][0]) == depth else None
@@ -140,12 +109,7 @@ class _Node:
 class ChoiceTrie:
     """The token ids of a set of texts, each ended by the stop token. One trie serves many turns.
 
-    Args:
-        choices: for each text its ids, without the stop token.
-        stop_id: the token that ends each of them.
-
-    Raises:
-        PolicyError: there are no choices, or two have the same ids.
+    `choices` has the ids of each text without the stop token; none, or the same ids twice, is a PolicyError.
     """
 
     __slots__ = ("longest", "root")
@@ -170,7 +134,7 @@ class ChoiceTrie:
 
 
 class Choices:
-    """One of the texts of a trie, and then the stop token."""
+    """A choice among the texts of a trie, and then the stop token."""
 
     __slots__ = ("_node",)
 
@@ -192,11 +156,7 @@ class Choices:
         return self._node.allowed
 
     def advance(self, token_id: int) -> None:
-        """Note the token that came.
-
-        Raises:
-            PolicyError: it continues no choice.
-        """
+        """Note the token that came; one that continues no choice is a PolicyError."""
         node = self._node.child(token_id)
         if node is None:
             raise PolicyError(f"token {token_id} is none of the allowed {self._node.allowed.tolist()}")
@@ -204,17 +164,9 @@ class Choices:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one tokenizer, each once.
+    """Compiles grammars, each once, for one fast tokenizer of `transformers` whose tokens are bytes.
 
-    Args:
-        tokenizer: a fast tokenizer of `transformers`, whose tokens are bytes.
-        stop_id: the token that ends a turn.
-
-    Attributes:
-        stop_ids: (1,) the token that ends a turn.
-
-    Raises:
-        ConfigError: llguidance is not installed, or cannot read the tokenizer.
+    A ConfigError reports that llguidance is not installed, or cannot read the tokenizer.
     """
 
     def __init__(self, tokenizer: Any, stop_id: int) -> None:
@@ -228,8 +180,9 @@ class GrammarCompiler:
             self._tokenizer: LLTokenizer = from_tokenizer(tokenizer, eos_token=stop_id)
         self._added: Mapping[str, int] = tokenizer.added_tokens_encoder
         self.stop_ids: TokenIds = np.array([stop_id], dtype=np.int64)
-        self._matchers: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._masks: OrderedDict[bytes, TokenIds] = OrderedDict()
+        self._matcher = lru_cache(_GRAMMARS)(self._compile)
+        # Equal masks give the same array, so that it is stored once.
+        self.ids_of = lru_cache(_MASKS)(_allowed_ids)
 
     def literal(self, text: str) -> str:
         """Return `text` in the grammar's language; a text that is one added token is that token."""
@@ -240,40 +193,24 @@ class GrammarCompiler:
         return "%json " + json.dumps({**schema, "x-guidance": _STYLE})
 
     def start(self, grammar: str) -> JsonGrammar:
-        """Return a turn that fits `grammar`, in Lark's notation with a rule `start`.
+        """Return a turn that fits `grammar`, in Lark's notation with a rule `start`; else raise a PolicyError."""
+        return JsonGrammar(self, self._matcher(grammar).deep_copy())
 
-        Raises:
-            PolicyError: the grammar is invalid, or a schema in it uses what llguidance does not know.
-        """
-        matcher = self._matchers.get(grammar)
-        if matcher is None:
-            from llguidance import LLMatcher
+    def _compile(self, grammar: str) -> LLMatcher:
+        from llguidance import LLMatcher
 
-            matcher = LLMatcher(self._tokenizer, "%llguidance {}\n" + grammar, log_level=0)
-            if matcher.is_error():
-                raise PolicyError(
-                    f"constrain: the tools' schemas cannot be followed token by token: {_error_of(matcher)}"
-                )
-            self._matchers[grammar] = matcher
-            if len(self._matchers) > _GRAMMARS:
-                self._matchers.popitem(last=False)
-        self._matchers.move_to_end(grammar)
-        return JsonGrammar(self, matcher.deep_copy())
+        matcher = LLMatcher(self._tokenizer, "%llguidance {}\n" + grammar, log_level=0)
+        if matcher.is_error():
+            raise PolicyError(f"constrain: the tools' schemas cannot be followed token by token: {_error_of(matcher)}")
+        return matcher
 
-    def ids_of(self, bitmask: bytes) -> TokenIds:
-        """Return the ids whose bits are set. Equal masks give the same array, so that it is stored once."""
-        ids = self._masks.get(bitmask)
-        if ids is None:
-            bits = np.unpackbits(np.frombuffer(bitmask, dtype=np.uint8), bitorder="little")
-            ids = self._masks[bitmask] = np.flatnonzero(bits)
-            if len(self._masks) > _MASKS:
-                self._masks.popitem(last=False)
-        self._masks.move_to_end(bitmask)
-        return ids
+
+def _allowed_ids(bitmask: bytes) -> TokenIds:
+    return np.flatnonzero(np.unpackbits(np.frombuffer(bitmask, dtype=np.uint8), bitorder="little"))
 
 
 class JsonGrammar:
-    """One turn that fits a grammar, and then the stop token."""
+    """A turn that fits a grammar, and then the stop token."""
 
     __slots__ = ("_compiler", "_matcher", "is_done")
 
@@ -282,11 +219,7 @@ class JsonGrammar:
         self.is_done = False
 
     def allowed(self) -> TokenIds:
-        """Return the ids that continue the turn.
-
-        Raises:
-            PolicyError: the grammar is too complex for llguidance.
-        """
+        """Return the ids that continue the turn; a grammar too complex for llguidance is a PolicyError."""
         if self._matcher.is_stopped() and not self._matcher.is_error():
             return self._compiler.stop_ids
         ids = self._compiler.ids_of(self._matcher.compute_bitmask())
@@ -294,11 +227,7 @@ class JsonGrammar:
         return ids
 
     def advance(self, token_id: int) -> None:
-        """Note the token that came.
-
-        Raises:
-            PolicyError: it does not fit the grammar.
-        """
+        """Note the token that came; one that does not fit the grammar is a PolicyError."""
         if token_id == self._compiler.stop_ids[0] and self._matcher.is_accepting():
             self.is_done = True
             return

@@ -18,7 +18,6 @@ import anyio
 import anyio.to_thread
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -39,30 +38,23 @@ MASK_CELLS = 2**25
 
 
 class Generated(NamedTuple):
-    """The tokens sampled in one turn.
+    """The tokens sampled in one turn, the stop token included.
 
-    Attributes:
-        token_ids: including the stop token, if one ended the turn.
-        logprobs: of the distribution really sampled: temperature, filters and constraint applied. 0.0 for greedy and
-            for forced tokens, which had probability one.
-        policy_version: of the weights that computed all of it.
-        finish_reason: "stop" (a stop token, or the constraint was done) or "length".
-        value: V(s) at the last prompt token, if the engine has a value head.
-        allowed_ids: for each token the ids that the constraint allowed, None for any; None without a constraint. Tokens
-            with the same array of the constraint share it.
+    The log-probabilities are of the distribution really sampled: temperature, filters and constraint applied. They are
+    0.0 for greedy and for forced tokens, which had probability one.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     policy_version: int
-    finish_reason: str
-    value: float | None = None
-    allowed_ids: list[Ints | None] | None = None
+    finish_reason: str  # "stop" (a stop token, or the constraint was done) or "length"
+    value: float | None = None  # V(s) at the last prompt token, if the engine has a value head
+    allowed_ids: list[Ints | None] | None = None  # for each token the allowed ids, None for any
 
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """One session in the engine: its rank, its random generator, its row while it has one."""
+    """A session in the engine: its rank, its random generator, its row while it has one."""
 
     rank: Any
     generator: np.random.Generator
@@ -74,31 +66,17 @@ class Slot:
 
 @dataclass(eq=False, slots=True)
 class GeneratedTurn:
-    """One call of `generate`.
-
-    Attributes:
-        slot: of the session.
-        prompt: the whole context.
-        max_new_tokens: limit of sampled tokens.
-        sampling: temperature and filters.
-        constraint: of the next tokens, or None.
-        allowed: ids that the constraint allows next; None for any.
-        allowed_ids: the same at each token so far.
-        value: of the state that the prompt ends in.
-        finish_reason: "" while the turn is running.
-        generated: the result.
-        error: set if it failed.
-    """
+    """A call of `generate`, and in the end its result or error."""
 
     slot: Slot
     prompt: Ints
     max_new_tokens: int
     sampling: Sampling
     constraint: TokenConstraint | None
-    allowed: Ints | None = None
-    allowed_ids: list[Ints | None] = field(default_factory=list)
+    allowed: Ints | None = None  # by the constraint, next; None for any
+    allowed_ids: list[Ints | None] = field(default_factory=list)  # at each token so far
     value: float | None = None
-    finish_reason: str = ""
+    finish_reason: str = ""  # while the turn is running
     generated: Generated | None = None
     error: RewardKitError | None = None
 
@@ -115,11 +93,7 @@ class GeneratedTurn:
             self.finish_reason = "stop"
 
     def ask(self, vocabulary: int) -> int | None:
-        """Ask the constraint for the allowed ids; return the id if only one is allowed.
-
-        Raises:
-            PolicyError: no token is allowed, or one outside of the vocabulary.
-        """
+        """Ask the constraint for the allowed ids; return the id if only one is allowed."""
         assert self.constraint is not None
         if self.constraint.is_done:
             self.finish_reason = self.finish_reason or "stop"
@@ -201,12 +175,7 @@ class Engine:
         return self._running.version
 
     def open(self, rank: Any, seed: int) -> Slot:
-        """Open a session.
-
-        Args:
-            rank: orders the rows in lockstep; of one sortable type for all.
-            seed: of everything that this session samples.
-        """
+        """Open a session. `rank`, of one sortable type for all, orders the rows in lockstep."""
         self._check_open()
         slot = Slot(rank, np.random.default_rng(seed))
         self._open.add(slot)
@@ -221,14 +190,9 @@ class Engine:
         sampling: Sampling,
         constraint: TokenConstraint | None = None,
     ) -> Generated:
-        """Sample one turn.
+        """Sample one turn; a session has one at a time, and each turn its own constraint.
 
-        Args:
-            slot: the session's; one call at a time.
-            prompt_ids: the whole context. The part that the session's row holds is not computed again.
-            max_new_tokens: limit of sampled tokens.
-            sampling: temperature and filters.
-            constraint: of the answer; a fresh one for each turn.
+        The prompt is the whole context; the part that the session's row holds is not computed again.
 
         Raises:
             LimitError: prompt and answer do not fit `max_context`.
@@ -281,14 +245,9 @@ class Engine:
     async def publish(
         self, state_dict: Mapping[str, Tensor], version: int, *, value_head: Mapping[str, Tensor] | None = None
     ) -> None:
-        """Act with other weights from the next turn on; return when they are in place.
+        """Act with other weights, which may not change meanwhile, from the next turn on; return when they are in place.
 
         Running turns are finished with the weights they began with, and none begins before the swap.
-
-        Args:
-            state_dict: all weights of the model; they may not change before this returns.
-            version: of the weights.
-            value_head: weights of the value head; unchanged without them.
 
         Raises:
             PolicyError: the weights do not fit the model, or the engine is closed.
@@ -318,40 +277,41 @@ class Engine:
             self._task = asyncio.get_running_loop().create_task(self._work(), name="language model engine")
 
     async def _work(self) -> None:
-        """Own the model until there is nothing to do; new work wakes it again."""
+        """Own the model until there is nothing to do, in bursts and swaps of weights; new work wakes it again."""
         try:
             with boundary(PolicyError, "the engine"):
-                while await self._work_once():
-                    continue
+                while True:
+                    await self._settle()
+                    self._tidy()
+                    if self._is_closed:
+                        for publication in self._published:
+                            if not publication.done.done():
+                                publication.done.set_exception(PolicyError("the engine was closed"))
+                        self._published.clear()
+                        return
+                    if self._published and not self._is_busy:
+                        await self._swap(self._published.pop(0))
+                        continue
+                    is_batch_complete = not self._is_busy and len(self._waiting) >= len(self._open)
+                    if self._waiting and not self._published and (not self._lockstep or is_batch_complete):
+                        arrived, self._waiting = self._waiting, []
+                        if self._lockstep:
+                            arrived.sort(key=lambda turn: turn.slot.rank)
+                        self._queue += arrived
+                    if not self._is_busy:
+                        return
+                    self._has_news = False
+                    await anyio.to_thread.run_sync(self._burst)
+                    self._deliver()
         except RewardKitError as error:  # a rank that cannot be sorted, say; no caller may wait forever
             for turn in self._callers:
                 turn.error = turn.error or error
                 self._over.append(turn)
             self._deliver()
 
-    async def _work_once(self) -> bool:
-        """Run one burst, or swap the weights once; return False if there is nothing to do."""
-        await self._settle()
-        self._tidy()
-        if self._is_closed:
-            for publication in self._published:
-                if not publication.done.done():
-                    publication.done.set_exception(PolicyError("the engine was closed"))
-            self._published.clear()
-            return False
-        if self._published and not self._is_busy:
-            await self._swap(self._published.pop(0))
-            return True
-        if self._take_waiting() or self._is_busy:
-            self._has_news = False
-            await anyio.to_thread.run_sync(self._burst)
-            self._deliver()
-            return True
-        return False
-
     @property
     def _is_busy(self) -> bool:
-        return bool(len(self._running) or self._queue)
+        return bool(self._running.turns or self._queue)
 
     async def _settle(self) -> None:
         """Wait for sessions that are about to ask, so that they are computed together."""
@@ -371,7 +331,7 @@ class Engine:
                 turn.error = PolicyError(f"{closed} was closed in this turn")
                 self._over.append(turn)
         self._deliver()
-        for turn in self._running.turns():
+        for turn in [*self._running.turns.values()]:
             if turn not in self._callers:
                 self._running.drop(turn)
         self._queue = [turn for turn in self._queue if turn in self._callers]
@@ -392,16 +352,6 @@ class Engine:
             if caller is not None:
                 caller.set()
         self._over = []
-
-    def _take_waiting(self) -> bool:
-        """Move the waiting turns to the queue of the next burst, if they may begin now."""
-        if not self._waiting or self._published:
-            return False
-        if self._lockstep and (self._is_busy or len(self._waiting) < len(self._open)):
-            return False
-        arrived, self._waiting = self._waiting, []
-        self._queue += sorted(arrived, key=lambda turn: turn.slot.rank) if self._lockstep else arrived
-        return True
 
     def _burst(self) -> None:
         """Run forward passes until a turn is over or there is news; called in the worker thread."""
@@ -434,14 +384,7 @@ class Engine:
 
 
 class _Running:
-    """The running turns, one row each. Used by one thread at a time.
-
-    Args:
-        model: computes, and holds keys and values.
-        stop_ids: tokens that end a turn.
-        value_head: returns (B,) or (B, 1) values of (B, H) last hidden states.
-        tokens_per_forward: limit of new tokens in one forward pass; longer prompts take several.
-    """
+    """The running turns, one row each, by row: `turns`. Used by one thread at a time."""
 
     def __init__(
         self, model: RowModel, stop_ids: Sequence[int], value_head: nn.Module | None, tokens_per_forward: int
@@ -461,16 +404,9 @@ class _Running:
         self._logprobs_RC = np.zeros((rows, capacity))
         self._owners: list[Slot | None] = [None] * rows
         self._ended: list[GeneratedTurn] = []
-        self._running: dict[int, GeneratedTurn] = {}
+        self.turns: dict[int, GeneratedTurn] = {}
         self._clock = 0
         self.version = 0
-
-    def __len__(self) -> int:
-        return len(self._running)
-
-    def turns(self) -> list[GeneratedTurn]:
-        """Return the turns that have a row and are not over."""
-        return list(self._running.values())
 
     def admit(self, waiting: list[GeneratedTurn]) -> list[GeneratedTurn]:
         """Give rows to as many waiting turns as possible, in order; return the rest."""
@@ -483,14 +419,28 @@ class _Running:
                 self._begin(turn, row)
         return left
 
+    def _row_for(self, slot: Slot) -> int:
+        """Return the session's row, a free one, or that of the session idle the longest; -1 if all are busy."""
+        if slot.row >= 0:
+            return slot.row
+        if None in self._owners:
+            return self._owners.index(None)
+        idle = [owner for row, owner in enumerate(self._owners) if owner is not None and row not in self.turns]
+        if not idle:
+            return -1
+        oldest = min(idle, key=lambda owner: owner.last_used)
+        row = oldest.row
+        self.release(oldest)
+        return row
+
     def _is_worth_waiting(self, turn: GeneratedTurn) -> bool:
         """Return whether a running turn will soon hold the beginning of this prompt; if so, let it pause there."""
         own = self._slots.common(turn.slot.row, turn.prompt) if turn.slot.row >= 0 else 0
-        if len(turn.prompt) - own <= WORTH_SHARING or not self._running:
+        if len(turn.prompt) - own <= WORTH_SHARING or not self.turns:
             return False
         common_R = self._slots.common_R(turn.prompt)
         promised_R = self._slots.held_R.copy()
-        running = list(self._running)
+        running = list(self.turns)
         promised_R[running] = self._prompts_R[running] - 1
         promised_R = np.minimum(common_R, promised_R)
         leader = int(promised_R.argmax())
@@ -498,19 +448,6 @@ class _Running:
             return False
         self._stops_R[leader] = max(self._stops_R[leader], promised_R[leader])
         return True
-
-    def _row_for(self, slot: Slot) -> int:
-        if slot.row >= 0:
-            return slot.row
-        free = [row for row, owner in enumerate(self._owners) if owner is None]
-        if not free:
-            idle = [owner for row, owner in enumerate(self._owners) if owner is not None and row not in self._running]
-            if not idle:
-                return -1
-            oldest = min(idle, key=lambda owner: owner.last_used)
-            free = [oldest.row]
-            self.release(oldest)
-        return free[0]
 
     def release(self, slot: Slot) -> None:
         """Take its row from a session. The row's content stays until another context needs the row."""
@@ -535,26 +472,26 @@ class _Running:
         self._limits_R[row], self._stops_R[row] = count + turn.max_new_tokens, 0
         self._kinds_R[row] = self._kinds.setdefault(turn.sampling, len(self._kinds))
         self._draws.begin(row, turn.slot.generator)
-        self._running[row] = turn
+        self.turns[row] = turn
         if turn.constraint is not None:
             # With a value head the prompt is computed by itself, even if all that follows is forced.
             self._follow(row, may_force=self._value_head is None)
 
     def step(self) -> list[GeneratedTurn]:
         """Run one forward pass, add a token to every row whose context is complete, return the turns that are over."""
-        if self._running and not self._ended:
+        if self.turns and not self._ended:
             rows_B, counts_B = self._due()
             is_ready_B = self._slots.held_R[rows_B] + counts_B == self._counts_R[rows_B]
             ready_P = np.flatnonzero(is_ready_B)
-            outcome = self._model.run(rows_B, counts_B, (ready_P, counts_B[ready_P] - 1))
+            logits_PV, hidden_PH = self._model.run(rows_B, counts_B, (ready_P, counts_B[ready_P] - 1))
             if len(ready_P):
-                self._sample(rows_B[ready_P], outcome.logits_PV, outcome.hidden_PH)
+                self._sample(rows_B[ready_P], logits_PV, hidden_PH)
         ended, self._ended = self._ended, []
         return ended
 
     def _due(self) -> tuple[Ints, Ints]:
         """Return the rows and counts of tokens to compute next; the shortest first if not all fit."""
-        rows_B = np.array(sorted(self._running), dtype=np.int64)
+        rows_B = np.array(sorted(self.turns), dtype=np.int64)
         held_B, stops_B = self._slots.held_R[rows_B], self._stops_R[rows_B]
         counts_B = np.where(stops_B > held_B, stops_B, self._counts_R[rows_B]) - held_B
         # Attention pads rows to the longest piece, and every token attends to the positions of the longest row.
@@ -573,7 +510,7 @@ class _Running:
             if len(first):
                 values_B = self._value_head(hidden_BH[self._model.tensor(first)]).flatten()
                 for row, value in zip(rows_B[first].tolist(), values_B.tolist(), strict=True):
-                    self._running[row].value = value
+                    self.turns[row].value = value
         uniforms_B = self._draws.take(rows_B)
         kinds_B = self._kinds_R[rows_B]
         ids_B, logprobs_B = np.zeros(len(rows_B), dtype=np.int64), np.zeros(len(rows_B))
@@ -581,47 +518,44 @@ class _Running:
             part = np.flatnonzero(kinds_B == kind)
             if len(part):
                 logits = logits_BV if len(part) == len(rows_B) else logits_BV[self._model.tensor(part)]
-                mask = allowed_mask([self._running[row].allowed for row in rows_B[part].tolist()], len(self._is_stop_V))
+                mask = allowed_mask([self.turns[row].allowed for row in rows_B[part].tolist()], len(self._is_stop_V))
                 allowed = None if mask is None else self._model.tensor(mask)
                 drawn = draw(logits, self._model.tensor(uniforms_B[part]), sampling, allowed)
                 # Together, since each transfer waits for the device; float64 holds every id.
                 ids_B[part], logprobs_B[part] = torch.stack([drawn.ids_B.double(), drawn.logprobs_B]).cpu().numpy()
-        self._append(rows_B, ids_B, logprobs_B)
-
-    def _append(self, rows_B: Ints, ids_B: Ints, logprobs_B: NDArray[np.float64]) -> None:
-        places_B = self._counts_R[rows_B]
-        self._slots.ids_RC[rows_B, places_B] = ids_B
-        self._logprobs_RC[rows_B, places_B] = logprobs_B
+        positions_B = self._counts_R[rows_B]
+        self._slots.ids_RC[rows_B, positions_B] = ids_B
+        self._logprobs_RC[rows_B, positions_B] = logprobs_B
         self._counts_R[rows_B] += 1
         is_stop_B, is_number_B = self._is_stop_V[ids_B], np.isfinite(logprobs_B)
-        is_over_B = is_stop_B | (places_B + 1 == self._limits_R[rows_B]) | ~is_number_B
+        is_over_B = is_stop_B | (positions_B + 1 == self._limits_R[rows_B]) | ~is_number_B
         for index in np.flatnonzero(is_over_B).tolist():
-            turn = self._running[int(rows_B[index])]
+            turn = self.turns[int(rows_B[index])]
             turn.finish_reason = "stop" if is_stop_B[index] else "length"
             if not is_number_B[index]:
                 turn.error = PolicyError("the model's logits are not finite: nothing can be sampled")
         for row, token in zip(rows_B.tolist(), ids_B.tolist(), strict=True):
-            if self._running[row].constraint is not None:
+            if self.turns[row].constraint is not None:
                 self._follow(row, token)
-        for row in [row for row in rows_B[is_over_B].tolist() if row in self._running]:
+        for row in [row for row in rows_B[is_over_B].tolist() if row in self.turns]:
             self._end(row)
 
     def _follow(self, row: int, sampled: int | None = None, *, may_force: bool = True) -> None:
         """Pass the sampled token to the constraint, ask for the allowed ones, and append those that are forced."""
-        turn, size = self._running[row], len(self._is_stop_V)
+        turn, size = self.turns[row], len(self._is_stop_V)
         try:
             with boundary(PolicyError, "the constraint"):
                 if sampled is not None:
                     turn.allowed_ids.append(turn.allowed)
                     turn.advance(sampled)
                 while not turn.is_over and (forced := turn.ask(size)) is not None and may_force:
-                    place = int(self._counts_R[row])
-                    self._slots.ids_RC[row, place], self._logprobs_RC[row, place] = forced, 0.0
-                    self._counts_R[row] = place + 1
+                    position = int(self._counts_R[row])
+                    self._slots.ids_RC[row, position], self._logprobs_RC[row, position] = forced, 0.0
+                    self._counts_R[row] = position + 1
                     turn.allowed_ids.append(turn.allowed)
                     if self._is_stop_V[forced]:
                         turn.finish_reason = "stop"
-                    elif place + 1 == self._limits_R[row]:
+                    elif position + 1 == self._limits_R[row]:
                         turn.finish_reason = "length"
                     turn.advance(forced)
         except RewardKitError as error:
@@ -631,7 +565,7 @@ class _Running:
 
     def _end(self, row: int) -> None:
         """End the row's turn; its session keeps the row."""
-        turn = self._running[row]
+        turn = self.turns[row]
         start, end = int(self._prompts_R[row]), int(self._counts_R[row])
         turn.generated = Generated(
             token_ids=self._slots.ids_RC[row, start:end].tolist(),
@@ -646,21 +580,20 @@ class _Running:
 
     def drop(self, turn: GeneratedTurn) -> None:
         """Continue without this turn; its session keeps the row."""
-        if self._running.get(turn.slot.row) is turn:
-            del self._running[turn.slot.row]
+        if self.turns.get(turn.slot.row) is turn:
+            del self.turns[turn.slot.row]
 
     def fail(self, error: RewardKitError) -> list[GeneratedTurn]:
         """End all running turns with `error`, and discard their rows' content."""
-        failed = [*self._running.values()]
-        for turn in failed:
+        for turn in self.turns.values():
             turn.error = error
             self._slots.held_R[turn.slot.row] = 0
-        self._running = {}
-        failed, self._ended = [*self._ended, *failed], []
+        failed = [*self._ended, *self.turns.values()]
+        self.turns, self._ended = {}, []
         return failed
 
     def publish(self, version: int) -> None:
         """Note new weights: everything computed with older ones is discarded."""
-        assert not self._running, "a turn has one version"
+        assert not self.turns, "a turn has one version"
         self._slots.forget()
         self.version = version

@@ -36,7 +36,7 @@ _POSITIONS = 256
 
 
 class SlotLayer(CacheLayerMixin):
-    """One layer's keys and values, (R, C, heads, width) each: R rows of C positions, as reserved."""
+    """A layer's keys and values, (R, C, heads, width) each: R rows of C positions, as reserved."""
 
     def __init__(self, slots: KVSlots) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -95,24 +95,15 @@ class SlotLayer(CacheLayerMixin):
 
 
 class KVSlots(Cache):
-    """All rows of all layers, and the tokens they hold.
-
-    Attributes:
-        rows: number of contexts that fit.
-        capacity: positions of a row.
-        ids_RC: the tokens of each row.
-        held_R: length of the prefix for which keys and values are stored.
-        reserved: rows and positions for which memory is allocated.
-        chunk: of the current forward pass.
-    """
+    """All rows of all layers, and the tokens they hold."""
 
     def __init__(self, rows: int, capacity: int, layers: int) -> None:
         self._layers = [SlotLayer(self) for _ in range(layers)]
         super().__init__(layers=[*self._layers])
         self.rows, self.capacity = rows, capacity
-        self.reserved = (1, min(capacity, _POSITIONS))
+        self.reserved = (1, min(capacity, _POSITIONS))  # rows and positions for which memory is allocated
         self.ids_RC: Ints = np.zeros((rows, capacity), dtype=np.int64)
-        self.held_R: Ints = np.zeros(rows, dtype=np.int64)
+        self.held_R: Ints = np.zeros(rows, dtype=np.int64)  # length of the prefix with stored keys and values
         self.chunk: PackedChunk | PaddedChunk | None = None
 
     def reserve(self, rows: int, positions: int) -> None:
@@ -122,16 +113,15 @@ class KVSlots(Cache):
             had_rows = min(self.rows, max(rows, 2 * had_rows))
         if positions > had_positions:
             had_positions = min(self.capacity, max(positions, had_positions + had_positions // 2))
-        if (had_rows, had_positions) == self.reserved:
+        wanted = (had_rows, had_positions)
+        if wanted == self.reserved:
             return
-        layers = list(self._layers)
         try:
-            while layers:
-                layers[-1].grow((had_rows, had_positions))
-                layers.pop()
-            self.reserved = (had_rows, had_positions)
+            for layer in self._layers:
+                layer.grow(wanted)
+            self.reserved = wanted
         finally:
-            if layers:  # out of memory, with some layers grown and others not
+            if self.reserved != wanted:  # out of memory, with some layers grown and others not
                 self.forget()
                 for layer in self._layers:
                     layer.drop()
@@ -165,17 +155,16 @@ IMPLEMENTATION = "reward_kit_rows"
 _EIGHT = 8  # alignment of the rows of masks for GPU kernels
 
 
-@dataclass(frozen=True, slots=True)
-class NewTokens:
-    """The tokens to compute: the next `counts_B` of `rows_B`, each row once, from position `starts_B` on."""
+class NewTokens(NamedTuple):
+    """The tokens to compute: the next `counts_B` of `rows_B`, each row once, from position `starts_B` on.
+
+    `length` is the limit of the positions of a row that they attend to.
+    """
 
     rows_B: Ints
     starts_B: Ints
     counts_B: Ints
-
-    def length(self, capacity: int) -> int:
-        """Return the positions that the farthest token attends to, rounded up."""
-        return min(-(-int((self.starts_B + self.counts_B).max()) // _EIGHT) * _EIGHT, capacity)
+    length: int
 
 
 class PaddedChunk:
@@ -188,7 +177,7 @@ class PaddedChunk:
         capacity, width = ids_RC.shape[1], int(new.counts_B.max())
         positions_BT = new.starts_B[:, None] + np.minimum(np.arange(width), new.counts_B[:, None] - 1)
         rows_B1 = new.rows_B[:, None]
-        self.length = new.length(capacity)
+        self.length = new.length
         self._rows_B = _tensor(new.rows_B, like)
         self.stored_at = _tensor((rows_B1 * capacity + positions_BT).ravel(), like)
         self.picked_P = _tensor(picked[0] * width + picked[1], like)
@@ -207,19 +196,15 @@ class PaddedChunk:
 class PackedChunk:
     """(1, N) inputs, the tokens of one row after those of another.
 
-    Attributes:
-        inputs: of the model.
-        stored_at: for each token, in the order of the inputs, its index in a layer's flat store.
-        picked_P: indices of the flattened inputs whose last hidden states are wanted.
-        length: limit of the positions of a row that are attended to.
+    `stored_at` has the index of each input token in a layer's flat store, `picked_P` the indices of the flattened
+    inputs whose last hidden states are wanted.
     """
 
     def __init__(self, new: NewTokens, ids_RC: Ints, picked: tuple[Ints, Ints], like: Tensor) -> None:
-        rows_B, counts_B = new.rows_B, new.counts_B
+        rows_B, counts_B, self.length = new.rows_B, new.counts_B, new.length
         first_B = np.cumsum(counts_B) - counts_B
         rows_N = np.repeat(rows_B, counts_B)
         positions_N = np.arange(len(rows_N)) + np.repeat(new.starts_B - first_B, counts_B)
-        self.length = new.length(ids_RC.shape[1])
         self.stored_at = _tensor(rows_N * ids_RC.shape[1] + positions_N, like)
         self.picked_P = _tensor(first_B[picked[0]] + picked[1], like)
         positions = _tensor(positions_N, like)
@@ -256,21 +241,15 @@ class PackedChunk:
 class _Part:
     """Some rows of a chunk with similar numbers of new tokens, as (B, T) queries.
 
-    Attributes:
-        rows: the rows, as a slice that is read in place (rows in between without a query of their own have unused
-            results), or as indices of rows to be copied.
-        queries_BT: the token of each query; None if the tokens are the queries in order.
-        positions_BT: of the queries in their contexts.
-        sources_M: indices of results in the flattened (B*T).
-        targets_M: the tokens that they belong to.
-        length: limit of the positions attended to.
+    The rows are a slice that is read in place (rows in between without a query of their own have unused results), or
+    indices of rows to be copied.
     """
 
     rows: slice | Tensor
-    queries_BT: Tensor | None
-    positions_BT: Tensor
-    sources_M: Tensor
-    targets_M: Tensor
+    queries_BT: Tensor | None  # the token of each query; None if the tokens are the queries in order
+    positions_BT: Tensor  # of the queries in their contexts
+    sources_M: Tensor  # indices of results in the flattened (B*T)
+    targets_M: Tensor  # the tokens that they belong to
     length: int
     _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
@@ -281,19 +260,17 @@ class _Part:
         is_stretch = 2 * len(rows_B) >= high - low
         lines_B = rows_B - low if is_stretch else np.arange(len(rows_B))
         queries_BT = np.full((high - low if is_stretch else len(rows_B), width), first_B[0])
-        places_BT = np.arange(width)
-        queries_BT[lines_B] = first_B[:, None] + np.minimum(places_BT, counts_B[:, None] - 1)
-        is_real_BT = places_BT < counts_B[:, None]
+        offsets_T = np.arange(width)
+        queries_BT[lines_B] = first_B[:, None] + np.minimum(offsets_T, counts_B[:, None] - 1)
+        is_real_BT = offsets_T < counts_B[:, None]
         queries = _tensor(queries_BT, like)
-        is_whole = queries_BT.size == len(positions_N) and np.array_equal(
-            queries_BT.ravel(), np.arange(queries_BT.size)
-        )
+        is_whole = np.array_equal(queries_BT.ravel(), np.arange(len(positions_N)))
         return cls(
             rows=slice(low, high) if is_stretch else _tensor(rows_B, like),
             queries_BT=None if is_whole else queries,
             positions_BT=positions_N[queries],
-            sources_M=_tensor((lines_B[:, None] * width + places_BT)[is_real_BT], like),
-            targets_M=_tensor((first_B[:, None] + places_BT)[is_real_BT], like),
+            sources_M=_tensor((lines_B[:, None] * width + offsets_T)[is_real_BT], like),
+            targets_M=_tensor((first_B[:, None] + offsets_T)[is_real_BT], like),
             length=length,
         )
 
@@ -305,28 +282,20 @@ class _Part:
         shared = query_NHW.shape[1] // keys.shape[2]
         query = query_NHW if self.queries_BT is None else query_NHW[self.queries_BT.flatten()]
         grouped_BKQW = query.reshape(lines, width, keys.shape[2], shared, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)
-        attended_BKQW = scaled_dot_product_attention(
-            grouped_BKQW,
-            self._rows_of(keys),
-            self._rows_of(values),
-            attn_mask=self._mask(shared, window, query.dtype),
-            scale=scale,
-        )
+        window = None if window is None or window >= self.length else window
+        if (shared, window) not in self._masks:  # made once for all layers
+            mask_B1TL = _causal_mask(self.positions_BT, self.length, window, query.dtype)
+            self._masks[shared, window] = mask_B1TL.repeat(1, 1, shared, 1)
+        key_BKLW, value_BKLW = (self._rows_of(store).transpose(1, 2) for store in (keys, values))
+        mask = self._masks[shared, window]
+        attended_BKQW = scaled_dot_product_attention(grouped_BKQW, key_BKLW, value_BKLW, attn_mask=mask, scale=scale)
         split = (lines, keys.shape[2], shared, width, values.shape[-1])
         return attended_BKQW.view(split).permute(0, 3, 1, 2, 4).reshape(lines * width, -1, values.shape[-1])
 
     def _rows_of(self, store_RCHW: Tensor) -> Tensor:
         if isinstance(self.rows, slice):
-            return store_RCHW[self.rows, : self.length].transpose(1, 2)
-        return store_RCHW[:, : self.length].index_select(0, self.rows).transpose(1, 2)
-
-    def _mask(self, shared: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        """Return the mask, made once for all layers."""
-        window = None if window is None or window >= self.length else window
-        if (shared, window) not in self._masks:
-            mask_B1TL = _causal_mask(self.positions_BT, self.length, window, dtype)
-            self._masks[shared, window] = mask_B1TL.repeat(1, 1, shared, 1)
-        return self._masks[shared, window]
+            return store_RCHW[self.rows, : self.length]
+        return store_RCHW[:, : self.length].index_select(0, self.rows)
 
 
 def _causal_mask(positions_BT: Tensor, length: int, window: int | None, dtype: torch.dtype) -> Tensor:
@@ -368,20 +337,9 @@ def attend_to_rows(
 ) -> tuple[Tensor, None]:
     """Compute attention for `transformers`' attention interface: of the current packed chunk, over the whole stores.
 
-    Outside of an engine's forward pass it is scaled dot-product attention.
-
-    Args:
-        module: the layer.
-        query: (1, heads, N, width).
-        key: the layer's store of keys, (R, C, heads, width), from the cache.
-        value: the same of values.
-        attention_mask: unused; the chunk makes its own.
-        dropout: unused.
-        scaling: of the scores.
-        others: `sliding_window`, the reach of a token, and nothing else that changes the result.
-
-    Raises:
-        NotImplementedError: the model passes an unknown option.
+    The query is (1, heads, N, width); key and value are the layer's stores, (R, C, heads, width), from the cache. The
+    chunk makes its own mask. Of the other options only `sliding_window` may change the result; an unknown one raises a
+    NotImplementedError. Outside of an engine's forward pass it is scaled dot-product attention.
     """
     chunk: PackedChunk | None = getattr(_current, "chunk", None)
     if chunk is None:
@@ -393,20 +351,12 @@ def attend_to_rows(
 
 
 AttentionInterface.register(IMPLEMENTATION, attend_to_rows)
-
 AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
 
 _PROBE = 7
 """Tokens of the contexts with which a layout is tested."""
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 """Allowed difference of last hidden states from a plain forward pass, in their standard deviations."""
-
-
-class ForwardResult(NamedTuple):
-    """The logits `logits_PV` and last hidden states `hidden_PH` of the wanted tokens."""
-
-    logits_PV: Tensor
-    hidden_PH: Tensor
 
 
 class RowModel:
@@ -466,12 +416,7 @@ class RowModel:
         value_head: nn.Module | None = None,
         head_state: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Load weights, all or none.
-
-        Args:
-            state_dict: of the model.
-            value_head: beside the model.
-            head_state: of the value head; unchanged without it.
+        """Load weights of the model and, if given, of the value head beside it, all or none.
 
         Raises:
             PolicyError: names or shapes are not those of the model or the value head.
@@ -488,17 +433,16 @@ class RowModel:
                     target[name].copy_(new)
 
     @torch.inference_mode()
-    def run(self, rows_B: Ints, counts_B: Ints, picked: tuple[Ints, Ints]) -> ForwardResult:
-        """Compute the next tokens of some rows, and store their keys and values.
+    def run(self, rows_B: Ints, counts_B: Ints, picked: tuple[Ints, Ints]) -> tuple[Tensor, Tensor]:
+        """Compute the next `counts_B` tokens of some rows, each once, and store their keys and values.
 
-        Args:
-            rows_B: each once.
-            counts_B: number of tokens of each, from the first that is not held yet.
-            picked: for every wanted token the index into `rows_B` and the index among the row's new tokens.
+        `picked` has for every wanted token the index into `rows_B` and the index among the row's new tokens. Returns
+        logits_PV and hidden_PH, their logits and last hidden states.
         """
-        slots, new = self.slots, NewTokens(rows_B, self.slots.held_R[rows_B], counts_B)
-        kind = PackedChunk if self.is_packed else PaddedChunk
-        slots.reserve(int(rows_B.max()) + 1, int((new.starts_B + counts_B).max()))
+        slots, starts_B = self.slots, self.slots.held_R[rows_B]
+        kind, end = PackedChunk if self.is_packed else PaddedChunk, int((starts_B + counts_B).max())
+        slots.reserve(int(rows_B.max()) + 1, end)
+        new = NewTokens(rows_B, starts_B, counts_B, min(-(-end // _EIGHT) * _EIGHT, slots.reserved[1]))
         slots.chunk = chunk = kind(new, slots.ids_RC[:, : slots.reserved[1]], picked, self._like)
         _current.chunk = chunk if self.is_packed else None
         try:
@@ -507,65 +451,50 @@ class RowModel:
             slots.chunk = _current.chunk = None
         slots.held_R[rows_B] += counts_B
         assert self._hidden is not None
-        return ForwardResult(output.logits[0], self._hidden)
+        return output.logits[0], self._hidden
 
+    @torch.inference_mode()
     def _choose_layout(self, text: PretrainedConfig) -> None:
-        """Choose packed rows if they give the results of a plain forward pass, else padded."""
+        """Choose packed rows if they give the last hidden states of a plain forward pass, else padded.
+
+        Of two test contexts one is computed in two passes, the other in one.
+        """
+        slots, nowhere = self.slots, np.zeros(0, dtype=np.int64)
+        lines, count = min(2, slots.rows), min(_PROBE, slots.capacity)
+        ids_BT = np.arange(1, lines * count + 1).reshape(lines, count) % self.vocabulary
+        first_B = np.array([count // 2, 0])[:lines]
+        rest_B = count - first_B
+        self._model(input_ids=self.tensor(ids_BT), use_cache=False)
+        assert self._hidden is not None
+        plain_BH = self._hidden.unflatten(0, ids_BT.shape)[:, -1]  # type: ignore[no-untyped-call]
         problem = "its last hidden states differ"
-        plain = self._plain_hidden()
         for self.is_packed in (True, False):
             self._attend_with(IMPLEMENTATION if self.is_packed else self._own_attention)
             try:
                 with boundary(ConfigError, "tried out"):
-                    difference = float((self._hidden_in_rows() - plain).abs().max() / plain.std().clamp(min=1e-9))
+                    slots.ids_RC[:lines, :count] = ids_BT
+                    slots.forget()
+                    if first_B[0]:
+                        self.run(np.array([0]), first_B[:1], (nowhere, nowhere))
+                    _, hidden_BH = self.run(np.arange(lines), rest_B, (np.arange(lines), rest_B - 1))
+                    slots.forget()
+                    difference = float((hidden_BH - plain_BH).abs().max() / plain_BH.std().clamp(min=1e-9))
             except RewardKitError as error:
                 problem = str(error)
                 continue
-            reach = self._reach(text)
-            if difference < _TOLERANCE.get(self._like.dtype, 0.2) and reach >= self.slots.capacity:
+            # The longest context in which the layout attends exactly as far back as the model does.
+            names = ("attention_chunk_size",) if self.is_packed else ("attention_chunk_size", "sliding_window")
+            limits = [getattr(text, name, None) for name in names]
+            reach = min((limit for limit in limits if limit is not None), default=slots.capacity)
+            if difference < _TOLERANCE.get(self._like.dtype, 0.2) and reach >= slots.capacity:
                 return
-            problem = problem if reach >= self.slots.capacity else f"set max_context to {reach}, how far it looks back"
+            problem = problem if reach >= slots.capacity else f"set max_context to {reach}, how far it looks back"
         self.close()
         raise ConfigError(f"{type(self._model).__name__} does not compute the same with a cache in rows: {problem}")
-
-    def _reach(self, text: PretrainedConfig) -> int:
-        """Return the longest context in which the layout attends exactly as far back as the model does."""
-        limits = [getattr(text, "attention_chunk_size", None)]
-        if not self.is_packed:
-            limits.append(getattr(text, "sliding_window", None))
-        return min((limit for limit in limits if limit is not None), default=self.slots.capacity)
 
     def _attend_with(self, implementation: str) -> None:
         if self._model.config._attn_implementation != implementation and self._model._can_set_attn_implementation():
             self._model.set_attn_implementation(implementation)
-
-    def _probes(self) -> tuple[Ints, Ints]:
-        """Return test contexts, and how many of their tokens a first pass computes."""
-        count, lines = min(_PROBE, self.slots.capacity), min(2, self.slots.rows)
-        ids_BT = np.arange(1, lines * count + 1).reshape(lines, count) % self.vocabulary
-        return ids_BT, np.array([count // 2, 0])[:lines]
-
-    @torch.inference_mode()
-    def _plain_hidden(self) -> Tensor:
-        """Return (B, H) last hidden states of the probes, computed in the ordinary way."""
-        ids_BT, _ = self._probes()
-        self._model(input_ids=self.tensor(ids_BT), use_cache=False)
-        assert self._hidden is not None
-        return self._hidden.unflatten(0, ids_BT.shape)[:, -1]  # type: ignore[no-untyped-call,no-any-return]
-
-    def _hidden_in_rows(self) -> Tensor:
-        """Return the same, computed in rows: one row in two passes, the other in one."""
-        (ids_BT, first_B), slots = self._probes(), self.slots
-        lines, count = ids_BT.shape
-        slots.ids_RC[:lines, :count] = ids_BT
-        slots.forget()
-        nowhere = np.zeros(0, dtype=np.int64)
-        if first_B[0]:
-            self.run(np.array([0]), first_B[:1], (nowhere, nowhere))
-        rest_B = count - first_B
-        hidden = self.run(np.arange(lines), rest_B, (np.arange(lines), rest_B - 1)).hidden_PH
-        slots.forget()
-        return hidden
 
 
 def _misfits(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:

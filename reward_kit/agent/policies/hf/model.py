@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,11 +34,8 @@ def no_progress_bars() -> Iterator[None]:
     """Load and save models without progress bars; downloads, which may take minutes, keep theirs."""
     from transformers.utils.logging import EmptyTqdm, set_tqdm_hook
 
-    def without_bar(_: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        return EmptyTqdm(*args, **options)  # type: ignore[no-untyped-call]
-
     with _hook_lock:
-        previous = set_tqdm_hook(without_bar)
+        previous = set_tqdm_hook(lambda _, args, options: EmptyTqdm(*args, **options))  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
@@ -71,11 +68,7 @@ def remembered(tokenizer: Any) -> dict[str, Any]:
 
 
 def settle_options(tokenizer: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Combine the given options with those kept with the tokenizer; options that neither sets are left out.
-
-    Args:
-        tokenizer: the model's.
-        given: options of `OPTIONS`; None takes the kept value.
+    """Combine the given `OPTIONS` with those kept with the tokenizer; None takes the kept value, if there is one.
 
     Raises:
         ConfigError: a given option contradicts the kept one.
@@ -96,14 +89,7 @@ def settle_options(tokenizer: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 class ModelSource(NamedTuple):
-    """Where a model is loaded from, and its device and type.
-
-    Attributes:
-        name: a folder, or a name at the hub.
-        may_download: missing files are fetched from the hub.
-        device: where the weights go; "meta" loads no weights.
-        dtype: of the weights.
-    """
+    """A model's folder or name at the hub, and the device ("meta" loads no weights) and type of its weights."""
 
     name: str
     may_download: bool
@@ -112,12 +98,9 @@ class ModelSource(NamedTuple):
 
     @classmethod
     def parse(cls, model: str | Path, may_download: bool, device: str, dtype: str) -> ModelSource:
-        """Parse the options of a policy.
+        """Parse the options of a policy; an unknown folder, device or type is a ConfigError.
 
-        A path is whatever begins with a dot, a slash or a tilde, has more than one slash, or is a `Path`.
-
-        Raises:
-            ConfigError: the folder, device or type does not exist.
+        A path begins with a dot, a slash or a tilde, has more than one slash, or is a `Path`.
         """
         target = parse_device(device)
         if dtype != "auto" and dtype not in DTYPES:
@@ -136,11 +119,7 @@ class ModelSource(NamedTuple):
         return cls(name, may_download, target, DTYPES.get(dtype, automatic))
 
     def load_model(self) -> PreTrainedModel:
-        """Load the model.
-
-        Raises:
-            ConfigError: it is missing, or not a causal language model.
-        """
+        """Load the model; a missing one, or one that is not a causal language model, is a ConfigError."""
         from transformers import AutoConfig, AutoModelForCausalLM
 
         self._check_present("model", self.name)
@@ -157,21 +136,17 @@ class ModelSource(NamedTuple):
         return loaded
 
     def load_tokenizer(self, name: str | None) -> PreTrainedTokenizerBase:
-        """Load the tokenizer, from `name` if it is not with the model.
-
-        Raises:
-            ConfigError: it is missing.
-        """
+        """Load the tokenizer, from `name` if it is not with the model; a missing one is a ConfigError."""
         from transformers import AutoTokenizer
 
-        place = name or self.name
-        if Path(place).is_dir() and not any((Path(place) / file).is_file() for file in _TOKENIZER_FILES):
+        source = name or self.name
+        if Path(source).is_dir() and not any((Path(source) / file).is_file() for file in _TOKENIZER_FILES):
             raise ConfigError(
-                f"tokenizer: there is none in {place}; write it there with save_pretrained, or say where it is"
+                f"tokenizer: there is none in {source}; write it there with save_pretrained, or say where it is"
             )
-        self._check_present("tokenizer" if name else "model", place)
-        with boundary(ConfigError, f"tokenizer {place!r}"):
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(place, **self._loader_options())
+        self._check_present("tokenizer" if name else "model", source)
+        with boundary(ConfigError, f"tokenizer {source!r}"):
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **self._loader_options())
         return tokenizer
 
     def _loader_options(self) -> dict[str, Any]:
@@ -196,11 +171,7 @@ class ModelSource(NamedTuple):
 
 
 def parse_device(name: str) -> torch.device:
-    """Return the device of this name; "auto" is the accelerator if there is one.
-
-    Raises:
-        ConfigError: torch cannot use the device.
-    """
+    """Return the device of this name; "auto" is the accelerator, if any. An unusable device is a ConfigError."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if name == "auto":
         return accelerator or torch.device("cpu")
@@ -221,24 +192,22 @@ def merged_state_dict(module: nn.Module) -> dict[str, Tensor]:
     The module is not changed. Without adapters this is its own `state_dict`.
     """
     state: dict[str, Tensor] = module.state_dict()
-    for path, layer in module.named_modules():
+    modules: Iterator[tuple[str, Any]] = module.named_modules()
+    for path, layer in modules:
         # Recognized by attributes, so that peft is not imported.
-        if hasattr(layer, "lora_A") and hasattr(layer, "get_delta_weight"):
-            _merge_layer(state, path, layer)
+        if not (hasattr(layer, "lora_A") and hasattr(layer, "get_delta_weight")):
+            continue
+        for key in [key for key in state if key.startswith(f"{path}.lora_")]:
+            del state[key]
+        for key in [key for key in state if key.startswith(f"{path}.base_layer.")]:
+            state[key.replace(".base_layer.", ".")] = state.pop(key)
+        weight = layer.get_base_layer().weight
+        # Merged adapters are in the weight already, and not every adapter covers every layer.
+        known = {*layer.lora_A, *layer.lora_embedding_A} - {*layer.merged_adapters}
+        names = [] if layer.disable_adapters else [name for name in layer.active_adapters if name in known]
+        delta = sum((layer.get_delta_weight(name) for name in names), torch.zeros_like(weight))
+        state[f"{path}.weight"] = (weight + delta.to(weight.dtype)).detach()
     return state
-
-
-def _merge_layer(state: dict[str, Tensor], path: str, layer: Any) -> None:
-    for key in [key for key in state if key.startswith(f"{path}.lora_")]:
-        del state[key]
-    for key in [key for key in state if key.startswith(f"{path}.base_layer.")]:
-        state[key.replace(".base_layer.", ".")] = state.pop(key)
-    weight = layer.get_base_layer().weight
-    # Merged adapters are in the weight already, and not every adapter covers every layer.
-    known = {*layer.lora_A, *layer.lora_embedding_A} - {*layer.merged_adapters}
-    names = [] if layer.disable_adapters else [name for name in layer.active_adapters if name in known]
-    delta = sum((layer.get_delta_weight(name) for name in names), torch.zeros_like(weight))
-    state[f"{path}.weight"] = (weight + delta.to(weight.dtype)).detach()
 
 
 class PolicyWithValue(nn.Module):

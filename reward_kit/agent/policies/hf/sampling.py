@@ -32,11 +32,7 @@ class Sampling(NamedTuple):
     top_k: int = 0
 
     def check(self) -> Sampling:
-        """Return itself.
-
-        Raises:
-            ConfigError: a value is out of range.
-        """
+        """Return itself; a value out of range is a ConfigError."""
         if not 0 <= self.temperature < float("inf"):
             raise ConfigError(f"temperature: {self.temperature} is not a number from 0; 0 takes the likeliest token")
         if not 0 < self.top_p <= 1:
@@ -47,7 +43,7 @@ class Sampling(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """One token for each row: `ids_B` int64, and `logprobs_B` float64 of the distribution really sampled."""
+    """A token for each row: `ids_B` int64, and `logprobs_B` float64 of the distribution really sampled."""
 
     ids_B: Tensor
     logprobs_B: Tensor
@@ -56,11 +52,7 @@ class Drawn(NamedTuple):
 def draw(logits_BV: Tensor, uniforms_B: Tensor, sampling: Sampling, allowed_BV: Tensor | None = None) -> Drawn:
     """Sample one token for each row.
 
-    Args:
-        logits_BV: of the model.
-        uniforms_B: float64 in [0, 1), one for each row.
-        sampling: the same for all rows.
-        allowed_BV: True for tokens that may come; None allows all.
+    `uniforms_B` are float64 in [0, 1); `allowed_BV` is True for tokens that may come, None for all.
     """
     logits_BV = logits_BV.float()
     if allowed_BV is not None:
@@ -90,12 +82,7 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, sampling: Sampling, allowed_BV: 
 
 
 def allowed_mask(allowed: Sequence[NDArray[np.int64] | None], vocabulary: int) -> Tensor | None:
-    """Return (B, V), True for the tokens that a row allows; None if no row is restricted.
-
-    Args:
-        allowed: for each row the allowed ids, None for any.
-        vocabulary: number of tokens.
-    """
+    """Return (B, V), True for the ids that a row allows (None: any); None if no row is restricted."""
     restricted = [row for row, ids in enumerate(allowed) if ids is not None]
     if not restricted:
         return None

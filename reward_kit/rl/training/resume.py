@@ -1,0 +1,94 @@
+"""The header of a training run, and the changes of its inputs that a resume detects and may accept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic_core import to_jsonable_python
+
+from reward_kit.rl.training.plan import TRAIN_FILE, TrainingPlan
+from reward_kit.runs.inputs import TASK_FILE
+from reward_kit.runs.redaction import without_secrets
+from reward_kit.runs.run_folder import RunHeader, TrainingHeader
+
+CHANGEABLE = ("updates", "checkpoints", "early_stop", "logs", "threads", "engine")
+"""Keys of the train file that a resume may change: how long, where, and what is kept and logged."""
+
+
+def header_of(run_id: str, plan: TrainingPlan) -> RunHeader:
+    """Make the `run.json` of a new run."""
+    training = TrainingHeader(
+        train_path=str(plan.path.resolve()),
+        overrides=without_secrets(dict(plan.overrides)),
+        config=stored_config(plan),
+        redacts=plan.task.definition.redact is not None,
+    )
+    return RunHeader(
+        run_id=run_id,
+        task_name=plan.name,
+        seed=plan.config.seed,
+        digests=dict(plan.digests),
+        training=training.model_dump(mode="json"),
+    )
+
+
+def stored_config(plan: TrainingPlan) -> dict[str, Any]:
+    """The resolved train file as plain JSON without secrets, the same at every resume."""
+    line = json.dumps(without_secrets(plan.resolved()), default=to_jsonable_python).encode("ascii")
+    config: dict[str, Any] = json.loads(plan.redaction.of_line(line))
+    return config
+
+
+class Changes(NamedTuple):
+    """The differences between a run's files and the files now.
+
+    Attributes:
+        refused: changed inputs of the earlier updates, as texts.
+        allowed: changed keys of the train file that a resume may change, as texts.
+    """
+
+    refused: list[str]
+    allowed: list[str]
+
+
+def changes_since(header: RunHeader, plan: TrainingPlan, run: Path) -> Changes:
+    """Compare the inputs of the run in a folder with the present files, as a plan with the same overrides has them."""
+    changed = sorted(name for name, digest in plan.digests.items() if header.digests.get(name) != digest)
+    if isinstance(plan.config.task, dict):  # an inline task is compared key by key, with the train file
+        has_own = plan.held_out is not None and plan.held_out.is_own_task
+        inline = {TASK_FILE} if has_own else {TASK_FILE, f"evaluation's {TASK_FILE}"}
+        changed = [name for name in changed if name not in inline]
+    if TRAIN_FILE not in changed:
+        return Changes(changed, [])
+    refused = [name for name in changed if name != TRAIN_FILE]
+    allowed: list[str] = []
+    keys: list[str] = []
+    # Comments, white space and the order of keys change the digest but nothing else.
+    for key, before, now in _differences(header.training_of(run).config, stored_config(plan)):
+        target = allowed if key.partition(".")[0] in CHANGEABLE else keys
+        target.append(f"{key} was {_short(before)}, is {_short(now)}")
+    if keys:
+        refused.append(f"{TRAIN_FILE} ({'; '.join(keys)})")
+    return Changes(refused, allowed)
+
+
+_ABSENT = object()
+
+
+def _differences(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Each key whose value differs, with both values; `_ABSENT` where the key is missing."""
+    if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
+        if before != now:
+            yield path, before, now
+        return
+    for key in sorted({*before, *now}, key=str):
+        inner = f"{path}.{key}" if path else str(key)
+        yield from _differences(before.get(key, _ABSENT), now.get(key, _ABSENT), inner)
+
+
+def _short(value: Any) -> str:
+    text = "absent" if value is None or value is _ABSENT else json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:59]}…"
