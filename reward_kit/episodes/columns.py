@@ -229,6 +229,11 @@ def read(
             return _stretch(data, positions.start, positions.stop)
         if isinstance(data, np.ndarray):
             return _padded(data, positions, _filler(fill, space, False))
+    return _several(data, positions, fill, space, as_one_hot)
+
+
+def _several(data: Any, positions: Sequence[int], fill: Any, space: Any, as_one_hot: bool) -> Any:
+    # Apart from `read`, whose variables would become cells of these comprehensions, which costs every read.
     if stacks(data):
         return _stack_at(data, np.asarray(positions, dtype=np.intp), fill, space, as_one_hot)
     if fill is None and not as_one_hot:

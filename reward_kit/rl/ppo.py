@@ -440,7 +440,7 @@ class PPOLearner:
 
 @torch.no_grad()
 def score_rows(model: LogprobModel, rows: TrainingRows, context: DeviceContext) -> tuple[Array, Array | None]:
-    """Return (N,) log-probabilities and, of a critic, (N,) values on each action's first token, 0 elsewhere."""
+    """Return (N,) log-probabilities and a critic's (N,) values, which are 0 off the first token of each action."""
     parts = context.parts_of(rows, np.flatnonzero(rows.counts_B))
     logprobs: list[Tensor] = []
     values: list[Tensor] = []

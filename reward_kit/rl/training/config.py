@@ -100,20 +100,20 @@ class RolloutModel(BaseModel):
 
 
 class EngineModel(BaseModel):
-    """Where episodes are collected and rewards are called: in this process, or on a cluster of Ray."""
+    """The engine that collects episodes and calls rewards: this process, or a cluster of Ray."""
 
     model_config = _STRICT_OR_NAME
 
-    type: Literal["local", "ray"] = Field(default="local", description="in this process, or on a cluster of Ray")
+    type: Literal["local", "ray"] = Field(default="local", description="this process, or a cluster of Ray")
     address: str | None = Field(default=None, description="of a running cluster, or auto; default: one of this machine")
     workers: int | None = Field(
         default=None, ge=1, description="processes that collect, each with the policy; default: as many as fit"
     )
-    cpus: float = Field(default=1.0, gt=0, description="that each of them reserves")
-    gpus: float = Field(default=0.0, ge=0, description="that each of them reserves")
+    cpus: float = Field(default=1.0, gt=0, description="CPUs that each of these processes reserves")
+    gpus: float = Field(default=0.0, ge=0, description="GPUs that each of these processes reserves")
     reward_workers: int = Field(default=0, ge=0, description="processes that call the reward; 0: in this process")
-    env: list[str] = Field(default_factory=list, description="environment variables that all of them get")
-    worker_wait_s: float = Field(default=300.0, gt=0, description="without any of them; then training gives up")
+    env: list[str] = Field(default_factory=list, description="environment variables passed to all processes")
+    worker_wait_s: float = Field(default=300.0, gt=0, description="seconds without any process before training fails")
 
     @model_validator(mode="before")
     @classmethod
@@ -216,17 +216,17 @@ class EarlyStopModel(BaseModel):
 
 
 class WandbModel(BaseModel):
-    """Weights & Biases. It leaves the machine, so it is used only where this block is."""
+    """Weights & Biases, used only with this block, since figures leave the machine."""
 
     model_config = _STRICT
 
-    project: str = Field(min_length=1, description="there, made where it is not")
-    entity: str | None = Field(default=None, description="whose project; default: the account's own")
-    mode: Literal["online", "offline"] = Field(default="online", description="`offline`: kept on disk, for later")
+    project: str = Field(min_length=1, description="the project, created if missing")
+    entity: str | None = Field(default=None, description="owner of the project; default: the account")
+    mode: Literal["online", "offline"] = Field(default="online", description="`offline` keeps figures on disk")
 
 
 class LogsModel(BaseModel):
-    """The outputs of figures besides `metrics.jsonl`, which is always written."""
+    """The outputs of figures in addition to `metrics.jsonl`, which is always written."""
 
     model_config = _STRICT
 
@@ -242,11 +242,11 @@ class TrainModel(BaseModel):
 
     name: str | None = Field(default=None, min_length=1, description="of the run; default: the task's")
     task: str | dict[str, Any] = Field(description="a task file, relative to this one, or its keys")
-    policy: PolicyModel | None = Field(default=None, description="who is trained; default: the task's policy")
-    updates: int = Field(ge=1, description="how often the weights are updated, each time from a new batch")
-    seed: int = Field(default=0, description="everything random derives from it")
+    policy: PolicyModel | None = Field(default=None, description="the policy in training; default: the task's")
+    updates: int = Field(ge=1, description="updates of the weights, each from a new batch")
+    seed: int = Field(default=0, description="seed of everything random")
     threads: int | None = Field(default=None, ge=1, description="of torch; a resume is bit-equal for the same number")
-    pipeline: Schedule = Field(default=Schedule.SYNC, description="what goes on at the same time")
+    pipeline: Schedule = Field(default=Schedule.SYNC, description="the order of rollouts, scoring and updates")
     engine: EngineModel = Field(default_factory=EngineModel)
     rollout: RolloutModel = Field(default_factory=RolloutModel)
     reward: RewardModel = Field(default_factory=RewardModel)

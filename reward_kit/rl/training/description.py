@@ -51,6 +51,11 @@ _LOSSES: Mapping[str, tuple[str, ...]] = {
         "w   = π_prox(token) / π_sampler(token),  at most {cap:g}; a token beyond it {beyond}",
     ),
 }
+_NORMALIZATIONS: Mapping[str, str] = {
+    "none": "as they are",
+    "length": "divided by the episode's number of steps",
+    "variance": "(score - mean) / (std + 1e-8), running over all episodes so far",
+}
 _AGGREGATIONS: Mapping[str, str] = {
     "token-mean": "the mean over all tokens that take part",
     "seq-mean-token-sum": "the mean over sequences of each one's sum",
@@ -61,18 +66,25 @@ _AGGREGATIONS: Mapping[str, str] = {
 
 def describe_plan(plan: TrainingPlan) -> str:
     """Describe the plan in words and formulas, with the values in effect."""
+    config, definition, schedule = plan.config, plan.task.definition, plan.config.pipeline
+    kind = config.reward_manager.normalization_type
+    parts = f"{plan.samples_per_minibatch} groups at a time, each with all the epochs and mini-batches of `ppo`"
     sections = {
         "Training": _training(plan),
-        "Engine": _engine(plan.config),
-        "Pipeline": _pipeline(plan),
-        "Scores": _scores(plan),
+        "Engine": _engine(config),
+        "Pipeline": [f"{schedule.value}: {_PIPELINES[schedule]}", *([parts] if schedule.updates_early else [])],
+        "Scores": [
+            f"{definition.reward_function_path}, {config.reward.max_concurrency} calls at a time; "
+            "unscored is not zero: an unscored episode takes no part",
+            f"reward manager {config.reward_manager.name}, normalization {kind}: {_NORMALIZATIONS[kind]}",
+        ],
         "Credit": _credit(plan),
-        "Loss": _loss(plan.config.ppo),
-        "Update": _update(plan.config.ppo),
+        "Loss": _loss(config.ppo),
+        "Update": _update(config.ppo),
         "Evaluation": _evaluation(plan),
         "Checkpoints": [
-            f"every {plan.config.checkpoints.every} updates; the latest {plan.config.checkpoints.keep} are kept, and "
-            f"the best by {plan.config.best_by}"
+            f"every {config.checkpoints.every} updates; the latest {config.checkpoints.keep} are kept, and the best by "
+            f"{config.best_by}"
         ],
     }
     printed: list[str] = []
@@ -130,27 +142,6 @@ def _engine(config: TrainModel) -> list[str]:
         f"ray: rollouts in {count} processes of {where}, each with {engine.cpus:g} CPUs, {engine.gpus:g} GPUs and a "
         f"copy of the weights, which gets the new ones after each update; rewards are called {rewards}",
         "which episodes are computed together is not repeated: the same seed gives the same draws, not the same bits",
-    ]
-
-
-def _pipeline(plan: TrainingPlan) -> list[str]:
-    schedule = plan.config.pipeline
-    parts = f"{plan.samples_per_minibatch} groups at a time, each with all the epochs and mini-batches of `ppo`"
-    return [f"{schedule.value}: {_PIPELINES[schedule]}", *([parts] if schedule.updates_early else [])]
-
-
-def _scores(plan: TrainingPlan) -> list[str]:
-    definition, config = plan.task.definition, plan.config
-    kinds = {
-        "none": "as they are",
-        "length": "divided by the episode's number of steps",
-        "variance": "(score - mean) / (std + 1e-8), running over all episodes so far",
-    }
-    kind = config.reward_manager.normalization_type
-    return [
-        f"{definition.reward_function_path}, {config.reward.max_concurrency} calls at a time; unscored is not zero: an "
-        "unscored episode takes no part",
-        f"reward manager {config.reward_manager.name}, normalization {kind}: {kinds[kind]}",
     ]
 
 
@@ -235,13 +226,13 @@ def _update(ppo: PPOConfig) -> list[str]:
 
 
 def _evaluation(plan: TrainingPlan) -> list[str]:
-    asked, held_out = plan.config.evaluation, plan.held_out
-    if asked is None or held_out is None:
+    options, held_out = plan.config.evaluation, plan.held_out
+    if options is None or held_out is None:
         return ["none"]
-    temperature = "" if asked.temperature is None else f" at temperature {asked.temperature:g}"
+    temperature = "" if options.temperature is None else f" at temperature {options.temperature:g}"
     lines = [
-        f"every {asked.every} updates, before the first and after the last: {len(held_out.samples)} samples × "
-        f"{asked.rollouts} of {held_out.task.path}{temperature}, the same draws each time"
+        f"every {options.every} updates, before the first and after the last: {len(held_out.samples)} samples × "
+        f"{options.rollouts} of {held_out.task.path}{temperature}, the same draws each time"
     ]
     if (stop := plan.config.early_stop) is not None:
         often = f" {stop.times} times in a row" if stop.times > 1 else ""
