@@ -35,8 +35,10 @@ if TYPE_CHECKING:
     from reward_kit.models import TaskDefinitionModel as TaskDefinitionModel
     from reward_kit.models import ToolCall as ToolCall
     from reward_kit.reward_agent.agent import AsyncRewardAgent as AsyncRewardAgent
+    from reward_kit.reward_agent.agent import score_all as score_all
     from reward_kit.reward_calls import with_options as with_options
     from reward_kit.rl_helpers import system_apply_gigpo_to_batch_steps as system_apply_gigpo_to_batch_steps
+    from reward_kit.rl_processing import CreditAssigner as CreditAssigner
     from reward_kit.rl_processing import RLDataAligner as RLDataAligner
     from reward_kit.runs.evaluation import Task as Task
     from reward_kit.runs.evaluation import evaluate as evaluate
@@ -57,10 +59,10 @@ _MODULES = {
     "episodes.single_agent_episode": "SingleAgentEpisode",
     "errors": "ConfigError EpisodeError RewardKitError ToolError",
     "models": "EvaluateResult Message MetricResult StepOutput TaskDefinitionModel ToolCall",
-    "reward_agent.agent": "AsyncRewardAgent",
+    "reward_agent.agent": "AsyncRewardAgent score_all",
     "reward_calls": "with_options",
     "rl_helpers": "system_apply_gigpo_to_batch_steps",
-    "rl_processing": "RLDataAligner",
+    "rl_processing": "CreditAssigner RLDataAligner",
     "runs.evaluation": "Task evaluate evaluate_async score_transcripts",
     "runs.finished": "FinishedRun",
     "typed_interface": "reward_function",

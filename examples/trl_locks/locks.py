@@ -12,6 +12,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reward_kit import (
+    CreditAssigner,
     EvaluateResult,
     ForkableResource,
     Message,
@@ -24,7 +25,6 @@ from reward_kit.agent import HFAgentPolicy
 from reward_kit.environments import ToolSpec, hash_key, tool_spec
 from reward_kit.integrations.trl import Rollouts, as_rollout_func
 from reward_kit.rl import TERSE_TEMPLATE, build_decoder, build_tokenizer
-from reward_kit.rl_processing import CreditAssigner
 
 COLOURS = ("red", "green", "blue", "white")
 COMBINATIONS = (

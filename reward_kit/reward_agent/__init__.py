@@ -9,6 +9,7 @@ from reward_kit.lazy import lazy_modules
 if TYPE_CHECKING:
     from reward_kit.reward_agent.agent import AsyncRewardAgent as AsyncRewardAgent
     from reward_kit.reward_agent.agent import SyncRewardAgent as SyncRewardAgent
+    from reward_kit.reward_agent.agent import score_all as score_all
     from reward_kit.reward_agent.calling import Retries as Retries
     from reward_kit.reward_agent.confined import ConfinedReward as ConfinedReward
     from reward_kit.reward_agent.confined import ConfinedScorer as ConfinedScorer
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from reward_kit.reward_agent.tickets import Ticket as Ticket
 
 _MODULES = {
-    "agent": "AsyncRewardAgent SyncRewardAgent",
+    "agent": "AsyncRewardAgent SyncRewardAgent score_all",
     "calling": "Retries",
     "confined": "ConfinedReward ConfinedScorer",
     "in_process": "InProcessScorer score_one",

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, cast, overload
 
 import anyio
 import anyio.abc
@@ -29,7 +29,7 @@ from reward_kit.reward_agent.score_cache import ScoreCache, check_cacheable
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest
 from reward_kit.reward_agent.stats import AgentStats, Tally
 from reward_kit.reward_agent.tickets import NOT_OPEN, Order, ScoredChunk, Ticket
-from reward_kit.typed_interface import RewardSpec
+from reward_kit.typed_interface import RewardSpec, reward_spec
 from reward_kit.validation import check_number
 
 _NOT_OPEN = NOT_OPEN.replace("async with AsyncRewardAgent", "with SyncRewardAgent")
@@ -39,7 +39,8 @@ class AsyncRewardAgent:
     """Scores rollouts concurrently. Use it as an async context manager.
 
     Args:
-        scorer: calls the reward; a reward alone is called in this process, with a warning if it asks for a sandbox.
+        scorer: a reward function or class, called in this process (with a warning if it asks for a sandbox), or an
+            object that calls one elsewhere, such as `RemoteReward`.
         max_concurrency: calls in flight at a time; that of a group is one.
         deadline_s: for one call; beyond it, the call is cancelled and unscored with the class `timeout`. For a
             synchronous reward in this process it begins with the call, for any other scorer with the wait for a worker.
@@ -58,7 +59,7 @@ class AsyncRewardAgent:
 
     def __init__(
         self,
-        scorer: RewardSpec | Scorer,
+        scorer: Callable[..., Any] | RewardSpec | Scorer,
         *,
         max_concurrency: int = 16,
         deadline_s: float | None = None,
@@ -73,6 +74,8 @@ class AsyncRewardAgent:
             check_number("deadline_s", deadline_s)
         if max_pending is not None:
             check_number("max_pending", max_pending, whole=True)
+        if isinstance(scorer, type) or (callable(scorer) and not hasattr(scorer, "score")):
+            scorer = reward_spec(scorer)
         if isinstance(scorer, RewardSpec):
             warn_unconfined(scorer)
             if cache is not None:
@@ -82,12 +85,12 @@ class AsyncRewardAgent:
         rates = rates or getattr(scorer, "rates", None) or Rates()
         if rates.tokens_per_minute is not None:
             raise ConfigError("rates.tokens_per_minute is for model endpoints: what a reward's calls use is unknown")
-        self.scorer: Scorer = scorer
+        self.scorer = cast(Scorer, scorer)
         retries = retries or getattr(scorer, "retries", None)
         width = min(max_concurrency, rates.max_connections or max_concurrency)
         self._tally = Tally()
         self._caller = Caller(
-            scorer,
+            self.scorer,
             self._tally,
             max_concurrency=width,
             deadline_s=deadline_s,
@@ -367,7 +370,7 @@ class SyncRewardAgent:
     Its thread is a daemon: a program that does not leave the agent still ends.
     """
 
-    def __init__(self, scorer: RewardSpec | Scorer, **options: Any) -> None:
+    def __init__(self, scorer: Callable[..., Any] | RewardSpec | Scorer, **options: Any) -> None:
         self._agent = AsyncRewardAgent(scorer, **options)
         self._thread: LoopThread | None = None
 
@@ -488,3 +491,24 @@ class KeptOpenAgent:
             held.ready.cancel()  # does nothing to one that is done
             if self._held.get(loop) is held:
                 del self._held[loop]
+
+
+def score_all(
+    reward: Callable[..., Any] | RewardSpec | Scorer,
+    requests: Sequence[ScoringRequest],
+    group_size: int = 1,
+    **options: Any,
+) -> list[Scored]:
+    """Score requests concurrently and return the scores in their order. Blocks; `AsyncRewardAgent` does not.
+
+    Args:
+        reward: as for `AsyncRewardAgent`.
+        requests: for example `ScoringRequest.of(episode, task)` for each episode.
+        group_size: this many consecutive requests form a group.
+        **options: of `AsyncRewardAgent`, such as `max_concurrency` or `deadline_s`.
+
+    Raises:
+        ConfigError: an option is invalid, or the requests are not a whole number of groups.
+    """
+    with SyncRewardAgent(reward, **options) as agent:
+        return agent.score_all(requests, group_size)

@@ -10,7 +10,7 @@ import pytest
 
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import Message
-from reward_kit.reward_agent import AsyncRewardAgent, ScoringRequest, score_one
+from reward_kit.reward_agent import AsyncRewardAgent, ScoringRequest, score_all, score_one
 from reward_kit.typed_interface import reward_function, reward_spec
 
 
@@ -399,3 +399,22 @@ async def test_no_thread_is_left():
         await scorer.get(100)
         assert len(threading.enumerate()) > len(before)
     assert threading.enumerate() == before
+
+
+@reward_function
+class Doubling:
+    def score(self, messages):
+        return {"score": 2 * float(messages[-1].text)}
+
+
+@pytest.mark.parametrize(
+    ("reward", "scores"), [(value, [0.0, 3.0]), (reward_function(value), [0.0, 3.0]), (Doubling, [0.0, 6.0])]
+)
+def test_score_all_takes_functions_and_classes(reward, scores):
+    assert [scored.score for scored in score_all(reward, batch(0, 3))] == scores
+    assert [scored.score for scored in score_all(reward, batch(0, 3), 2, max_concurrency=1)] == scores
+
+
+def test_score_all_needs_whole_groups():
+    with pytest.raises(ConfigError, match="groups of 2"):
+        score_all(value, batch(1, 2, 3), 2)
