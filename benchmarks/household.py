@@ -29,7 +29,7 @@ from reward_kit.environments.household_engine import HouseholdEngine  # noqa: E4
 from reward_kit.environments.household_problems import (  # noqa: E402
     Problem,
     TaskType,
-    generate,
+    generate_problem,
 )
 from reward_kit.errors import ConfigError  # noqa: E402
 
@@ -63,8 +63,8 @@ def generation(rounds: int, count: int = 10_000) -> float:
 
     def once() -> float:
         start = time.perf_counter()
-        made = sum(1 for _ in generate("train", count))
-        assert made == count
+        for index in range(count):
+            generate_problem("train", index)
         return time.perf_counter() - start
 
     return best_of(rounds, once)
@@ -72,7 +72,10 @@ def generation(rounds: int, count: int = 10_000) -> float:
 
 def games(count: int) -> list[Game]:
     """Held-out problems of all types, each with random admissible commands."""
-    return [Game(problem, _random_commands(problem)) for problem in generate("held_out", count)]
+    return [
+        Game(problem, _random_commands(problem))
+        for problem in (generate_problem("held_out", index) for index in range(count))
+    ]
 
 
 def _random_commands(problem: Problem) -> list[str]:
@@ -169,7 +172,7 @@ async def real_times(played: Sequence[Game], python: str) -> RealTimes:
 
 async def planner_fails(count: int, python: str) -> dict[TaskType, list[str]]:
     """For each task type, which of `count` held-out problems the planner does not solve, by their ids."""
-    asked = [problem for kind in TaskType for problem in generate("held_out", count, task_types=[kind])]
+    asked = [generate_problem("held_out", index, 0, kind) for kind in TaskType for index in range(count)]
     unsolved: dict[TaskType, list[str]] = {kind: [] for kind in TaskType}
 
     async def work(part: Sequence[Problem]) -> None:
@@ -195,7 +198,7 @@ def _wins(problem: Problem, plan: Sequence[str]) -> bool:
 def random_success(count: int, steps: int = 50) -> dict[TaskType, float]:
     """The share of held-out problems that random admissible commands solve, by task type, on the native engine."""
     return {
-        kind: sum(_random_wins(problem, steps) for problem in generate("held_out", count, task_types=[kind])) / count
+        kind: sum(_random_wins(generate_problem("held_out", index, 0, kind), steps) for index in range(count)) / count
         for kind in TaskType
     }
 

@@ -13,18 +13,16 @@ _LEAF = 128
 
 
 def cohens_kappa(one_N: Integers, other_N: Integers, levels: int, *, quadratic: bool = False) -> float:
-    """Agreement beyond chance: 1 − Σ w_ij O_ij / Σ w_ij E_ij (Cohen 1960; weighted: Cohen 1968).
+    """Return the agreement beyond chance: 1 − Σ w_ij O_ij / Σ w_ij E_ij (Cohen 1960; weighted: Cohen 1968).
 
     O is the observed table of the two raters, E that of independent ones with the same margins. w_ij is 1 off the
-    diagonal, and with `quadratic` (i − j)², so that a near miss weighs less than a far one.
+    diagonal, and with `quadratic` (i − j)², so that a near miss weighs less than a far one. NaN if both used one and
+    the same category only.
 
     Args:
         one_N, other_N: each rater's categories, from 0 to `levels` − 1.
-        levels: how many categories there are, also such as nobody used.
+        levels: the number of categories, used or not.
         quadratic: weigh by the squared distance.
-
-    Returns:
-        The figure; NaN where both used one and the same category only.
     """
     observed = np.zeros((levels, levels))
     np.add.at(observed, (one_N, other_N), 1.0)
@@ -36,7 +34,7 @@ def cohens_kappa(one_N: Integers, other_N: Integers, levels: int, *, quadratic: 
 
 
 def pearson(x_N: Floats, y_N: Floats) -> float:
-    """Pearson's product-moment correlation; NaN where one of the two is constant."""
+    """Return Pearson's product-moment correlation; NaN if one of the two is constant."""
     if len(x_N) < 2 or _is_constant(x_N) or _is_constant(y_N):
         return math.nan
     x, y = x_N - x_N.mean(), y_N - y_N.mean()
@@ -45,7 +43,7 @@ def pearson(x_N: Floats, y_N: Floats) -> float:
 
 
 def midranks(values_N: Floats) -> Floats:
-    """Ranks from 1; equal values share the mean of theirs."""
+    """Return ranks from 1; equal values share the mean of theirs."""
     _, inverse, counts = np.unique(values_N, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     shared: Floats = ((last - counts + 1 + last) / 2.0)[inverse]
@@ -53,18 +51,15 @@ def midranks(values_N: Floats) -> Floats:
 
 
 def spearman(x_N: Floats, y_N: Floats) -> float:
-    """Spearman's rank correlation: Pearson's of the midranks; NaN where one of the two is constant."""
+    """Return Spearman's rank correlation: Pearson's of the midranks; NaN if one of the two is constant."""
     return pearson(midranks(x_N), midranks(y_N))
 
 
 def kendall_tau_b(x_N: Floats, y_N: Floats) -> float:
-    """Kendall's tau-b: (C − D) / sqrt((n₀ − n₁)(n₀ − n₂)) (Kendall 1945).
+    """Return Kendall's tau-b: (C − D) / sqrt((n₀ − n₁)(n₀ − n₂)) (Kendall 1945); NaN if one of the two is constant.
 
     C and D count concordant and discordant pairs, n₀ all pairs, n₁ and n₂ those tied in x and in y. Counted in
     O(n log² n) (Knight 1966).
-
-    Returns:
-        The figure; NaN where one of the two is constant.
     """
     n = len(x_N)
     if n < 2 or _is_constant(x_N) or _is_constant(y_N):
@@ -81,7 +76,7 @@ def kendall_tau_b(x_N: Floats, y_N: Floats) -> float:
 
 
 def inversions(values_N: Floats) -> int:
-    """The number of pairs in the wrong order: i < j and a_i > a_j."""
+    """Return the number of pairs in the wrong order: i < j and a_i > a_j."""
     if len(values_N) <= _LEAF:
         return int(np.triu(values_N[:, None] > values_N[None, :], 1).sum())
     middle = len(values_N) // 2
@@ -95,7 +90,7 @@ def _is_constant(values_N: Floats) -> bool:
 
 
 def _pairs_of_runs(equal: npt.NDArray[np.bool_]) -> int:
-    """The pairs within runs of equal neighbours, given which neighbours are equal."""
+    """Return the number of pairs within runs of equal neighbours."""
     group = np.concatenate(([0], np.cumsum(~equal)))
     sizes = np.bincount(group)
     return int((sizes * (sizes - 1) // 2).sum())

@@ -83,7 +83,7 @@ class SafeFormatter(logging.Formatter):
 
 
 def traceback_of(record: logging.LogRecord) -> str:
-    """Return the traceback of a record and the stack that was logged with it; empty if there is none."""
+    """Return the traceback of a record and the stack that was logged with it; "" without either."""
     parts = [record.exc_text or "", record.stack_info or ""]
     if record.exc_info and record.exc_info[0]:
         parts[0] = logging.Formatter().formatException(record.exc_info)

@@ -1,8 +1,8 @@
 """A reward with its options fixed, its resources opened and its calls made, in this process or in the sandbox.
 
 A built-in reward takes its options as keyword parameters with defaults. `with_options` returns a reward with some of
-them fixed, as a task file does with `reward_options:`; they are checked against the annotations at once, not by the
-thousandth rollout. `OpenReward` then makes the calls. The sandboxed worker imports this file, so it imports little.
+them fixed, as a task file does with `reward_options:`; they are checked against the annotations at once. `OpenReward`
+then makes the calls. The sandboxed worker imports this file, so it imports little.
 """
 
 from __future__ import annotations
@@ -165,8 +165,7 @@ class OpenReward:
     async def call(self, values: Mapping[str, Any]) -> EvaluateResult:
         """Call the reward on one rollout; a batch reward with a group of one.
 
-        Args:
-            values: the rollout's, by the names of a pointwise reward.
+        `values` are the rollout's, by the names of a pointwise reward.
 
         Raises:
             InvalidResultError: it returned, or tried to make, an invalid result.
@@ -186,29 +185,31 @@ class OpenReward:
         """Call a batch reward on a group; return the result of each rollout, or why it alone has none.
 
         Args:
-            rollouts: the values of each, by the names of a pointwise reward; or an error, which is the result of that
-                rollout: it is left out of the call.
+            rollouts: the values of each, by the names of a pointwise reward; an error is the result of that rollout,
+                which is left out of the call.
 
         Raises:
             InvalidResultError: it did not return a list, or one of another length.
         """
-        checked: list[Mapping[str, Any] | RewardKitError] = []
-        for values in rollouts:
+        whole: list[Mapping[str, Any]] = []
+        failed: dict[int, RewardKitError] = {}
+        for index, values in enumerate(rollouts):
             try:
-                if not isinstance(values, RewardKitError):
+                if isinstance(values, RewardKitError):
+                    failed[index] = values
+                else:
                     self._check_truth(values)
-                checked.append(values)
+                    whole.append(values)
             except RewardError as error:
-                checked.append(error)
-        whole = [values for values in checked if not isinstance(values, RewardKitError)]
+                failed[index] = error
         if not whole:
-            return [values for values in checked if isinstance(values, RewardKitError)]
+            return list(failed.values())
         names = dict.fromkeys(name for values in whole for name in values)
         lists = {BATCH_NAMES.get(name, name): [values.get(name) for values in whole] for name in names}
         # Each value of the rollouts is a list; a resource is shared by all of them.
         returned = await self._returned({**self._resources, **lists})
         results = iter(as_results(returned, len(whole), f"reward {self.spec.id!r}"))
-        return [values if isinstance(values, RewardKitError) else next(results) for values in checked]
+        return [failed[index] if index in failed else next(results) for index in range(len(rollouts))]
 
     def _check_truth(self, values: Mapping[str, Any]) -> None:
         """Never pass None for a required ground truth: the comparison would give a score of 0."""
@@ -248,8 +249,7 @@ def calls_out(spec: RewardSpec) -> bool:
     """Report whether it or a part of it calls a model or has a sandbox of its own; neither works in the sandbox."""
     if any(hasattr(resource, "check_options") for resource in spec.resources.values()):
         return True
-    parts = getattr(spec.function, "made_of", None)
-    return any(calls_out(part) for part in parts.specs.values()) if parts is not None else False
+    return any(calls_out(part) for part in getattr(spec.function, "made_of", {}).values())
 
 
 def _needs_truth(spec: RewardSpec) -> bool:
@@ -258,9 +258,7 @@ def _needs_truth(spec: RewardSpec) -> bool:
     if name not in spec.required:
         return False
     hint = typing.get_type_hints(code_of(spec.function)).get(name, Any)
-    if spec.mode == "batch":
-        hint = next(iter(typing.get_args(hint)), Any)
-    return _excludes_none(hint)
+    return _excludes_none(next(iter(typing.get_args(hint)), Any) if spec.mode == "batch" else hint)
 
 
 def _excludes_none(hint: Any) -> bool:

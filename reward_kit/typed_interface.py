@@ -46,7 +46,7 @@ class RewardSpec:
         mode: "pointwise": one rollout a call; "batch": all rollouts of a group in one call.
         id: names the reward in files; by default the function's name.
         requirements: packages it needs, as in a requirements file.
-        resources: passed by name besides the rollout: plain values, factories, references to factories.
+        resources: passed by name with the rollout: plain values, factories, references to factories.
         parameters: the names it takes; None if it takes any (`**kwargs`).
         required: the parameters without a default.
         is_async: it is a coroutine function.
@@ -241,7 +241,7 @@ def origin_of(function: Function, code: Function) -> Origin | None:
 
 
 def argument_without_default(kind: type, method: str) -> str | None:
-    """Return the first parameter besides self without which a method of a class cannot be called; None if none."""
+    """Return the first required parameter of a method after self, or None."""
     function = getattr(kind, method, None)
     if function is None or function is object.__init__:
         return None
@@ -268,7 +268,16 @@ def _read_signature(
         levels = " or ".join(map(repr, get_args(SandboxLevel)))
         raise ConfigError(f"reward {name!r}: sandbox {sandbox!r} is unknown; it is {levels}")
     if isinstance(function, type):
-        code = _score_of(function, name)
+        code = getattr(function, "score", None)
+        kind = inspect.getattr_static(function, "score", None)
+        if not inspect.isfunction(code) or isinstance(kind, staticmethod | classmethod):
+            raise ConfigError(f"reward {name!r}: a class that is a reward has a method score(self, messages, …)")
+        for method in ("__init__", "setup", "close"):
+            if argument := argument_without_default(function, method):
+                raise ConfigError(
+                    f"reward {name!r}: {method} is called without arguments; give {argument!r} a default, "
+                    "or take it in score and declare it in resources="
+                )
         parameters = dict(inspect.signature(vars(function).get("score") or code).parameters)
         parameters.pop(next(iter(parameters), ""), None)  # self
     else:
@@ -304,24 +313,6 @@ def _read_signature(
         sandbox=sandbox,
         origin=origin_of(function, code),
     )
-
-
-def _score_of(kind: type, name: str) -> Function:
-    """Return the `score` of a class that can be instantiated, set up and closed without arguments.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    score = getattr(kind, "score", None)
-    if not inspect.isfunction(score) or isinstance(inspect.getattr_static(kind, "score"), staticmethod | classmethod):
-        raise ConfigError(f"reward {name!r}: a class that is a reward has a method score(self, messages, …)")
-    for method in ("__init__", "setup", "close"):
-        if argument := argument_without_default(kind, method):
-            raise ConfigError(
-                f"reward {name!r}: {method} is called without arguments; give {argument!r} a default, "
-                "or take it in score and declare it in resources="
-            )
-    return score
 
 
 def _converter(annotation: Any, what: str) -> Callable[[Any], Any]:
@@ -390,21 +381,17 @@ def as_result(returned: Any, what: str) -> EvaluateResult:
 def as_results(returned: Any, count: int | None, what: str) -> list[EvaluateResult | InvalidResultError]:
     """Return the results of a batch reward, with the error in place of an invalid one.
 
-    Args:
-        returned: by the reward.
-        count: the number of rollouts it was called with; None if that is unknown.
-        what: names the reward in messages.
+    `count` is the number of rollouts, None if unknown; `what` names the reward in messages.
 
     Raises:
         InvalidResultError: it is not a list, or has another length.
     """
     if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
         raise InvalidResultError(f"{what}: a batch reward returns a list, not {kind_of(returned)}")
-    items = list(returned)
-    if count is not None and len(items) != count:
-        raise InvalidResultError(f"{what}: {len(items)} results for {count} rollouts")
+    if count is not None and len(returned) != count:
+        raise InvalidResultError(f"{what}: {len(returned)} results for {count} rollouts")
     results: list[EvaluateResult | InvalidResultError] = []
-    for index, item in enumerate(items):
+    for index, item in enumerate(returned):
         try:
             results.append(as_result(item, f"{what}[{index}]"))
         except InvalidResultError as error:

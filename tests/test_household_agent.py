@@ -55,7 +55,7 @@ def told(engine: HouseholdEngine) -> Iterator[str]:
 
 def test_no_word_of_other_rooms_is_unknown_and_no_two_commands_are_alike() -> None:
     tokenizer, unknown = LOADED.tokenizer, Counter[str]()
-    for problem in generator.generate("held_out", 18, seed=5):
+    for problem in (generator.generate_problem("held_out", index, seed=5) for index in range(18)):
         engine = HouseholdEngine(problem)
         for text in set(told(engine)):
             if not text.startswith("Nothing happens"):  # nobody reads it who can only do what is open

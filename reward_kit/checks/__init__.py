@@ -1,13 +1,10 @@
-"""Public door of the checkers of rewards, resources, episodes, rows and runs.
-
-Everything loads on first use.
-"""
+"""Public door of the checkers of rewards, resources, episodes, rows and runs. Names load on first use."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reward_kit.lazy import lazy_names
+from reward_kit.lazy import lazy_modules
 
 if TYPE_CHECKING:
     from reward_kit.checks.episode import check_episode, check_group
@@ -29,18 +26,12 @@ __all__ = [
     "check_trl_rollout",
     "check_verifiers_trace",
 ]
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "Finding": "findings",
-        "Report": "findings",
-        "check_episode": "episode",
-        "check_group": "episode",
-        "check_resource": "resource",
-        "check_reward": "reward",
-        "check_rows": "rows",
-        "check_run": "run",
-        "check_trl_rollout": "rows",
-        "check_verifiers_trace": "rows",
-    },
-)
+_MODULES = {
+    "episode": "check_episode check_group",
+    "findings": "Finding Report",
+    "resource": "check_resource",
+    "reward": "check_reward",
+    "rows": "check_rows check_trl_rollout check_verifiers_trace",
+    "run": "check_run",
+}
+__getattr__, __dir__ = lazy_modules(__name__, _MODULES)

@@ -75,8 +75,7 @@ def check_episode(
         return findings
     for t, reward in enumerate(episode.environment_rewards()):
         if reward is not None and not math.isfinite(reward):
-            text = f"the environment's reward is {reward}, which spreads to every sum and baseline: leave it None"
-            findings.error("reward-not-finite", text, step=t)
+            findings.error("reward-not-finite", f"the environment's reward is {reward}", step=t)
     is_part = episode.t_started > 0 or episode.rewards.lookback > 0
     if not is_part:
         _check_messages(findings, episode)
@@ -115,11 +114,7 @@ def _check_end(findings: Findings, episode: SingleAgentEpisode) -> None:
     facts = facts_of(episode)
     reason, failure = facts.get("stop_reason"), facts.get("failure")
     if episode.is_terminated and episode.is_truncated:
-        findings.error(
-            "terminated-and-truncated",
-            "the episode is terminated and truncated; the future after its end is worth nothing (terminated) or was "
-            "cut off (truncated), and a critic must know which",
-        )
+        findings.error("terminated-and-truncated", "the episode is terminated and truncated")
         return
     problem = ""
     if reason is not None and reason not in list(StopReason):
@@ -144,18 +139,13 @@ def _check_messages(findings: Findings, episode: SingleAgentEpisode) -> None:
     if not messages and not turns:
         return
     if len(turns) != len(episode):
-        findings.error(
-            "assistant-turns",
-            f"{len(episode)} actions and {len(turns)} assistant turns; each action appends exactly one assistant "
-            "message, and rewards find it by its turn",
-            step=min(len(turns), len(episode)),
-        )
+        text = f"{len(episode)} actions and {len(turns)} assistant turns"
+        findings.error("assistant-turns", text, step=min(len(turns), len(episode)))
         return
     for t, turn in enumerate(turns):
         if not 0 <= turn < len(messages) or (t and turn <= turns[t - 1]) or messages[turn].role != "assistant":
             role = messages[turn].role if 0 <= turn < len(messages) else "missing"
-            cause = "messages were put in or taken out without moving the turns"
-            findings.error("assistant-turns", f"its turn points at message {turn}, which is {role}; {cause}", step=t)
+            findings.error("assistant-turns", f"its turn points at message {turn}, which is {role}", step=t)
             return
     for t, turn in enumerate(turns):
         _check_turn(findings, episode, t, messages[turn].tool_calls or [])
@@ -164,22 +154,14 @@ def _check_messages(findings: Findings, episode: SingleAgentEpisode) -> None:
 def _check_turn(findings: Findings, episode: SingleAgentEpisode, t: int, tool_calls: Sequence[Any]) -> None:
     answers, action = episode.answers_to(t), episode.get_actions(t)
     if any(message.role == "assistant" for message in answers):
-        findings.error(
-            "two-assistant-messages",
-            "a second assistant message follows before the next action; two sampled messages are two steps, and a "
-            "retry that was thrown away is not a step",
-            step=t,
-        )
+        text = "a second assistant message follows before the next action"
+        findings.error("two-assistant-messages", text, step=t)
     called = [call.function.name for call in tool_calls]
     # An episode made by hand may have actions of any form.
     is_ours = isinstance(action, dict) and "type" in action
     if is_ours and called != (done := [str(call.get("name")) for call in tool_calls_of(action)]):
-        findings.error(
-            "action-and-message",
-            f"the action calls {json.dumps(done)} and its message {json.dumps(called)}; the message was rewritten, "
-            "or belongs to another step",
-            step=t,
-        )
+        text = f"the action calls {json.dumps(done)} and its message {json.dumps(called)}"
+        findings.error("action-and-message", text, step=t)
     calls = [call.id for call in tool_calls]
     answered = [message.tool_call_id for message in answers if message.role == "tool"]
     missing = [call for call in calls if call not in answered]
@@ -190,22 +172,13 @@ def _check_turn(findings: Findings, episode: SingleAgentEpisode, t: int, tool_ca
         own = "own_account" in episode.extra_model_outputs and episode.get_extra_model_outputs("own_account", t)
         may_end = bool(own) or facts_of(episode).get("stop_reason") == StopReason.RECORDED
     if len(missing) > answered.count(None) and not may_end:  # an answer without an id can be to any call
-        findings.error(
-            "unanswered-call",
-            f"no tool message answers the call {missing[0]!r}; endpoints refuse such a conversation: the answer was "
-            "dropped, or its tool_call_id changed",
-            step=t,
-        )
+        findings.error("unanswered-call", f"no tool message answers the call {missing[0]!r}", step=t)
     elif stray:
         text = f"a tool message answers {stray[0]!r}, which this action did not call (it called {calls or 'nothing'})"
         findings.error("unanswered-call", text, step=t)
     elif twice:
-        findings.error(
-            "call-answered-twice",
-            f"{answered.count(twice[0])} tool messages answer the call {twice[0]!r}; endpoints refuse such a "
-            "conversation: an answer was recorded again, perhaps by a retry",
-            step=t,
-        )
+        text = f"{answered.count(twice[0])} tool messages answer the call {twice[0]!r}"
+        findings.error("call-answered-twice", text, step=t)
 
 
 def _credit_row(step: Credited) -> dict[str, Any]:
@@ -233,53 +206,36 @@ def _check_credit(
     group = facts.get("group_id")
     for t, row in enumerate(rows):
         if group is not None and row["group_id"] not in (None, group):
-            text = f"credited in group {row['group_id']!r}, and the episode is of {group!r}; its baseline is another's"
+            text = f"credited in group {row['group_id']!r}, and the episode is of {group!r}"
             findings.error("group-id", text, step=t)
             break
         own = row.get("environment_reward", rewards[t])
         if own != rewards[t] and not (own != own and rewards[t] != rewards[t]):  # two NaN are alike
-            findings.error(
-                "environment-reward",
-                f"the step has the environment's reward {own} and the record {rewards[t]}; rewards moved by one step, "
-                "or were changed after the episode (a view is never written back)",
-                step=t,
-            )
+            text = f"the step has the environment's reward {own} and the record {rewards[t]}"
+            findings.error("environment-reward", text, step=t)
             break
     credited = [t for t, row in enumerate(rows) if row["A"] is not None]
     if scored is False or facts.get("failure"):
         for t in credited[:1]:
-            findings.error(
-                "advantage-unscored",
-                f"the episode is unscored and the step has the advantage {rows[t]['A']:.4g}; a missing score counted "
-                "as 0: unscored is None and takes no part",
-                step=t,
-            )
+            text = f"the episode is unscored and the step has the advantage {rows[t]['A']:.4g}"
+            findings.error("advantage-unscored", text, step=t)
         return
     if 0 < len(credited) < len(rows):
-        findings.error(
-            "credit-missing",
-            f"the step has no advantage and {len(credited)} others have; all steps of a scored episode are credited, "
-            "those of an unscored one are not",
-            step=next(t for t, row in enumerate(rows) if row["A"] is None),
-        )
+        first = next(t for t, row in enumerate(rows) if row["A"] is None)
+        findings.error("credit-missing", f"the step has no advantage and {len(credited)} others have", step=first)
         return
     if not scored and not credited and all(row["return_to_go"] is None for row in rows):
         return
     for t, row in enumerate(rows):
         for key, name in (("A", "advantage"), ("return_to_go", "return"), ("base_reward", "base reward")):
             if (value := row.get(key)) is not None and not math.isfinite(value):
-                text = f"its {name} is {value}; a score was NaN, or a spread of 0 was divided by"
-                findings.error("credit-not-finite", text, step=t)
+                findings.error("credit-not-finite", f"its {name} is {value}", step=t)
                 return
     known = [(t, row["A_E"]) for t, row in enumerate(rows) if row["A_E"] is not None]
     for t, value in known:
         if abs(value - known[0][1]) > _SAME * max(1.0, abs(value)):
-            findings.error(
-                "episode-advantage-varies",
-                f"A_E is {value:.6g} here and {known[0][1]:.6g} in step {known[0][0]}; it is one number for the whole "
-                "trajectory: the baseline was taken over steps",
-                step=t,
-            )
+            text = f"A_E is {value:.6g} here and {known[0][1]:.6g} in step {known[0][0]}"
+            findings.error("episode-advantage-varies", text, step=t)
             return
 
 
@@ -313,22 +269,14 @@ class BatchChecks:
         """Return what is wrong with an episode beside those that were added before."""
         findings, facts = Findings.about_episode(episode.id_), facts_of(episode)
         if (name := (episode.id_, facts.get("attempt") or 0)) in self._seen:
-            findings.error(
-                "duplicate-rollout",
-                "another episode of the batch has this id; scores and credit are joined by it: a row was repeated to "
-                "fill a batch, or two runs share a seed",
-            )
+            text = "another episode of the batch has this id, by which scores and credit are joined"
+            findings.error("duplicate-rollout", text)
             return findings
         self._seen.add(name)
         start, seeds = facts.get("start") or {}, facts.get("seeds") or {}
         key, first_key = start.get("state_key"), episode.get_infos(0).get("state_key") if len(episode) else None
         if None not in (key, first_key) and key != first_key:
-            findings.error(
-                "start-moved",
-                f"it starts from the state {key} and acts first in {first_key}; something acted between the fork and "
-                "the first action, or the key covers what should not count (time, session ids, noise)",
-                step=0,
-            )
+            findings.error("start-moved", f"it starts from the state {key} and acts first in {first_key}", step=0)
         member = _Member(episode.id_, facts.get("sample_id"), facts.get("policy"), key, seeds.get("environment"))
         group_id = facts.get("group_id")
         if group_id is None or (first := self._groups.setdefault(group_id, member)) is member:
@@ -357,21 +305,13 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CheckedTokens:
-    """One sequence that a model saw.
+    """A sequence that a model saw."""
 
-    Attributes:
-        ids: (T,) everything it saw and sampled.
-        action_mask: (T,) 1 where the policy sampled.
-        logprobs: (T,) 0.0 where `action_mask` is 0, NaN where unknown; None if they were not recorded.
-        actions: in order; () if only the mask is known.
-        first: the position of `ids[0]` in the ids that messages count in.
-    """
-
-    ids: Array
-    action_mask: Array
-    logprobs: Array | None
-    actions: tuple[Action, ...] = ()
-    first: int = 0
+    ids: Array  # (T,) everything it saw and sampled
+    action_mask: Array  # (T,) 1 where the policy sampled
+    logprobs: Array | None  # (T,) 0.0 if `action_mask` is 0, NaN where unknown; None if they were not recorded
+    actions: tuple[Action, ...] = ()  # in order; () if only the mask is known
+    first: int = 0  # the position of `ids[0]` in the ids that messages count in
 
     def spans(self) -> tuple[Action, ...]:
         """Return its actions; if they are not known, the runs of the mask, counted from 0."""
@@ -425,13 +365,11 @@ def _check_form(findings: Findings, row: CheckedTokens) -> None:
             findings.error("length-mismatch", text)
     wrong = np.flatnonzero((row.ids < 0) | (row.ids > LARGEST_ID))
     for at in wrong[:1].tolist():
-        cause = "padding, or a label of -100, was taken for a token"
-        text = f"{row.ids[at]} is not a token id ({len(wrong)} such); {cause}"
+        text = f"{row.ids[at]} is not a token id ({len(wrong)} such)"
         findings.error("token-id", text, step=row.step_at(at), token=row.first + at)
     wrong = np.flatnonzero((row.action_mask != 0) & (row.action_mask != 1))
     for at in wrong[:1].tolist():
-        rule = "it is 1 where the policy sampled and else 0"
-        text = f"the action mask is {row.action_mask[at]} ({len(wrong)} such); {rule}"
+        text = f"the action mask is {row.action_mask[at]} ({len(wrong)} such)"
         findings.error("mask-values", text, token=row.first + at)
 
 
@@ -443,27 +381,15 @@ def _check_off_actions(findings: Findings, row: CheckedTokens, logprobs: Array) 
         return
     at = int(stray[0])
     if not (known & mask).any() and mask.any():
-        findings.error(
-            "inverted-mask",
-            "every log-probability stands where the mask is 0 and none where it is 1; the mask is the other way round: "
-            "here 1 means that the policy sampled the token",
-            token=row.first + at,
-        )
+        text = "every log-probability stands where the mask is 0 and none where it is 1"
+        findings.error("inverted-mask", text, token=row.first + at)
     elif distance := _displacement(mask, known):
-        findings.error(
-            "shifted-mask",
-            f"the log-probabilities stand {abs(distance)} {'after' if distance > 0 else 'before'} the tokens that the "
-            "mask calls actions; one of them was made for next-token targets, or lacks a begin-of-sequence token",
-            step=row.actions[0].step if row.actions else None,
-            token=row.first + at,
-        )
+        side, step = "after" if distance > 0 else "before", row.actions[0].step if row.actions else None
+        text = f"the log-probabilities stand {abs(distance)} {side} the tokens that the mask calls actions"
+        findings.error("shifted-mask", text, step=step, token=row.first + at)
     else:
-        findings.error(
-            "logprob-off-action",
-            f"the log-probability is {logprobs[at]:.4g} where the policy sampled nothing ({len(stray)} such); 0.0 "
-            "stands there: the prompt was scored too, or an action is missing in the mask",
-            token=row.first + at,
-        )
+        text = f"the log-probability is {logprobs[at]:.4g} where the policy sampled nothing ({len(stray)} such)"
+        findings.error("logprob-off-action", text, token=row.first + at)
 
 
 def _displacement(mask: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]) -> int:
@@ -497,10 +423,7 @@ def _check_values(findings: Findings, row: CheckedTokens, logprobs: Array) -> No
             text = f"{counts} log-probabilities are NaN; an action's are all known or all unknown"
         elif positive.any():
             kind, at = "logprob-positive", int(np.argmax(positive))
-            text = (
-                f"the log-probability is {part[at]:.4g}; it cannot be above 0: a negative log-likelihood, a logit or "
-                "a probability was recorded"
-            )
+            text = f"the log-probability is {part[at]:.4g}, and cannot be above 0"
         else:
             continue
         findings.error(kind, text, step=step if row.actions else None, token=row.first + start + at)
@@ -589,13 +512,8 @@ def _check_spans(findings: Findings, tokens: EpisodeTokens, steps: int | None) -
         ends += [(per_segment[number][-1].stop - stop, stop) for number, (_, stop) in enumerate(bounds)]
         moved = {distance for distance, _ in ends}
         if len(moved) == 1 and (distance := moved.pop()):
-            findings.error(
-                "shifted-mask",
-                f"every action lies {abs(distance)} {'after' if distance > 0 else 'before'} what was sampled: the mask "
-                "was made for next-token targets, or a begin-of-sequence token is counted in one place only",
-                step=tokens.spans[0].step,
-                token=tokens.spans[0].start,
-            )
+            text = f"every action lies {abs(distance)} {'after' if distance > 0 else 'before'} what was sampled"
+            findings.error("shifted-mask", text, step=tokens.spans[0].step, token=tokens.spans[0].start)
             return
     for number, (first, stop) in enumerate(bounds):
         if not (spans := per_segment[number]):
@@ -609,13 +527,8 @@ def _check_spans(findings: Findings, tokens: EpisodeTokens, steps: int | None) -
             text = f"the prompt ends at {first} and the first action begins at {span.start}; it is missing in the mask"
             findings.error("action-span", text, step=span.step, token=first)
         elif (span := spans[-1]).stop != stop:
-            findings.error(
-                "action-span",
-                f"{stop - span.stop} tokens follow the last action of segment {number}; a sequence ends with what was "
-                "sampled: an action is missing in the mask",
-                step=span.step,
-                token=span.stop,
-            )
+            text = f"{stop - span.stop} tokens follow the last action of segment {number}; it is missing in the mask"
+            findings.error("action-span", text, step=span.step, token=span.stop)
     for one, two in pairwise(tokens.spans):
         if two.step <= one.step or two.start < one.stop:
             findings.error("action-span", f"the action overlaps or precedes that of step {one.step}", step=two.step)
@@ -643,8 +556,7 @@ def check_prefixes(findings: Findings, tokens: EpisodeTokens) -> None:
             what = f"the prompt has {prompt[length]} where {seen[length]} stood, {source}"
         findings.error(
             "drifted-prefix",
-            f"{what}; the history was tokenised again from its text (keep the ids), or its template rewrites it "
-            "(declare that with segment_reason)",
+            what,
             step=next((span.step for span in tokens.spans if span.segment == number), None),
             token=segment.start + length,
             level="warning" if owner is None else "error",
@@ -665,26 +577,16 @@ def _check_versions(
     known = [span for span in spans if span.policy_version != UNKNOWN_VERSION]
     unknown = next((span for span in spans if span.policy_version == UNKNOWN_VERSION), None)
     if unknown is not None and (known or current_version is not None):
-        findings.error(
-            "unknown-version",
-            "the weights that sampled it were not recorded, so how far off policy it is is unknown; return "
-            "policy_version with every action",
-            step=unknown.step,
-        )
+        findings.error("unknown-version", "the weights that sampled it were not recorded", step=unknown.step)
     for one, two in pairwise(known):
         if two.policy_version < one.policy_version:
-            versions = f"sampled by version {two.policy_version} after version {one.policy_version}"
-            cause = "an old engine was asked, or steps of two episodes were mixed"
-            findings.error("stale-version", f"{versions}; {cause}", step=two.step)
+            text = f"sampled by version {two.policy_version} after version {one.policy_version}, by an old engine"
+            findings.error("stale-version", text, step=two.step)
             return
     if current_version is None:
         return
     for span in known:
         if not current_version - max_staleness <= span.policy_version <= current_version:
-            findings.error(
-                "stale-version",
-                f"sampled by version {span.policy_version} and the trainer has version {current_version} (at most "
-                f"{max_staleness} behind); drop it, or correct for it with importance weights",
-                step=span.step,
-            )
+            versions = f"sampled by version {span.policy_version} and the trainer has version {current_version}"
+            findings.error("stale-version", f"{versions} (at most {max_staleness} behind)", step=span.step)
             return

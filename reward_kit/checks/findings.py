@@ -13,6 +13,41 @@ Level = Literal["error", "warning", "info"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 FAIL_ON = (*LEVELS, "never")
 _EXAMPLE_CHARS = 400
+CAUSES = {
+    "action-and-message": "the message was rewritten, or belongs to another step",
+    "advantage-unscored": "a missing score counted as 0: unscored is None and takes no part",
+    "assistant-turns": "each action appends exactly one assistant message, and rewards find it by its turn",
+    "call-answered-twice": "an answer was recorded again, by a retry perhaps; endpoints refuse such a conversation",
+    "concatenated-prompts": "give the first prompt, the rest as completion, and env_mask",
+    "credit-missing": "all steps of a scored episode are credited, those of an unscored one are not",
+    "credit-not-finite": "a score was NaN, or a spread of 0 was divided by",
+    "credit-off-action": "an observation would be learnt: the credit was spread over the whole completion",
+    "credit-varies": "an action has one: it was discounted or normalised per token, or lies beside its action",
+    "drifted-prefix": "the history was tokenised again (keep the ids), or its template rewrites it (segment_reason)",
+    "duplicate-rollout": "a row was repeated to fill a batch, or two runs share a seed",
+    "environment-reward": "rewards moved by one step, or were changed after the episode",
+    "episode-advantage-varies": "it is one number for the whole trajectory: the baseline was taken over steps",
+    "group-id": "its baseline is another's",
+    "inverted-mask": "1 means that the policy sampled the token",
+    "logprob-off-action": "0.0 stands there: the prompt was scored too, or an action is missing in the mask",
+    "logprob-positive": "a negative log-likelihood, a logit or a probability was recorded",
+    "lost-episodes": "lines of episodes.jsonl were lost",
+    "mask-on-prompt": "what was not sampled in this step would be learnt",
+    "mask-outside": "a mask was made on another axis, or is the other way round",
+    "mask-values": "a mask is 1 where the policy sampled and else 0",
+    "reward-misplaced": "it was put at the end of an observation, of the padded row, or on every token",
+    "reward-not-finite": "it would spread to every sum and baseline: leave it None",
+    "shifted-mask": "one of them was made for next-token targets, or lacks a begin-of-sequence token",
+    "stale-version": "drop it, or correct for it with importance weights",
+    "start-moved": "something acted between the fork and the first action, or the key covers time, ids or noise",
+    "terminated-and-truncated": "a critic must know whether the future is worth nothing (terminated) or was cut off",
+    "token-id": "padding, or a label of -100, was taken for a token",
+    "two-assistant-messages": "two sampled messages are two steps, and a retry that was thrown away is not a step",
+    "two-versions": "weights were swapped inside a forward loop, and no policy has these probabilities",
+    "unanswered-call": "the answer was dropped, or its tool_call_id changed; endpoints refuse such a conversation",
+    "unknown-version": "how far off policy it is is unknown; return policy_version with every action",
+}
+"""The likely cause of a kind of finding, or its effect, which ends each of its messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +89,12 @@ class Findings(list[Finding]):
     def error(
         self, kind: str, message: str, *, step: int | None = None, token: int | None = None, level: Level = "error"
     ) -> None:
-        """Add a finding with its place."""
+        """Add a finding; its message gets the place before it, and the entry of `CAUSES` after it."""
         place = [self.subject]
         place += [f"step {step}"] if step is not None else []
         place += [f"token {token}"] if token is not None else []
-        self.append(Finding(level, kind, f"{', '.join(place)}: {message}", self.rollout_id, step, token))
+        text = "; ".join(filter(None, (f"{', '.join(place)}: {message}", CAUSES.get(kind))))
+        self.append(Finding(level, kind, text, self.rollout_id, step, token))
 
 
 @dataclass(slots=True)

@@ -77,7 +77,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Probe:
-    """One check of one resource class: its configuration, its findings, and the resources to close."""
+    """The state of a check: the resource class, its configuration, its findings, and the resources to close."""
 
     resource_class: type[ForkableResource]
     config: Mapping[str, Any]

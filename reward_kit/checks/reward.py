@@ -54,34 +54,27 @@ from reward_kit.reward_agent.sources import find_module, read_source
 from reward_kit.runs.tasks import LoadedTask
 from reward_kit.typed_interface import RewardSpec
 
-PROBES: tuple[tuple[str, Probe], ...] = (
-    ("the same score every time", reward_conduct.steady),
-    ("right and wrong answers", reward_cheats.right_and_wrong),
-    ("odd rollouts", reward_conduct.odd),
-    ("missing ground truths", reward_conduct.missing_truth),
-    ("other ways to write an answer", reward_cheats.equal_answers),
-    ("text around an answer", reward_cheats.text_around),
-    ("cheats that know nothing", reward_cheats.without_truth),
-    ("cheats with the ground truth", reward_cheats.with_truth),
-    ("code in answers", reward_conduct.runs_answers),
-    ("time and memory", reward_conduct.cost),
-    ("growth of time", reward_conduct.growth),
-    ("regular expressions", reward_conduct.patterns),
-    ("the same score in the end", reward_conduct.still),
-    ("the range of scores", reward_cheats.scores),
-    ("what it reads", reward_conduct.reads),
-    ("changed inputs", reward_conduct.changes_inputs),
+PROBES: tuple[tuple[str, Probe, bool], ...] = (
+    ("the same score every time", reward_conduct.steady, False),
+    ("right and wrong answers", reward_cheats.right_and_wrong, True),
+    ("odd rollouts", reward_conduct.odd, False),
+    ("missing ground truths", reward_conduct.missing_truth, True),
+    ("other ways to write an answer", reward_cheats.equal_answers, True),
+    ("text around an answer", reward_cheats.text_around, True),
+    ("cheats that know nothing", reward_cheats.without_truth, True),
+    ("cheats with the ground truth", reward_cheats.with_truth, True),
+    ("code in answers", reward_conduct.runs_answers, False),
+    ("time and memory", reward_conduct.cost, False),
+    ("growth of time", reward_conduct.growth, False),
+    ("regular expressions", reward_conduct.patterns, False),
+    ("the same score in the end", reward_conduct.still, False),
+    ("the range of scores", reward_cheats.scores, False),
+    ("what it reads", reward_conduct.reads, False),
+    ("changed inputs", reward_conduct.changes_inputs, False),
 )
+"""Each probe with its name; True if it compares scores, which have to be steady for that."""
 _NOISE = ("nondeterministic", "hidden-state")
 _NOT_COMPARED = "scores of the same rollout differ, so nothing can be compared"
-_COMPARING = {
-    reward_cheats.right_and_wrong,
-    reward_conduct.missing_truth,
-    reward_cheats.equal_answers,
-    reward_cheats.text_around,
-    reward_cheats.without_truth,
-    reward_cheats.with_truth,
-}
 _WORST = 5
 _CHECKED_SAMPLES = 4
 """The reward is checked on the ends of the first samples of a task."""
@@ -89,35 +82,20 @@ _CHECKED_SAMPLES = 4
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The reward to check, and what is known of it.
+    """The reward to check, and what is known of it."""
 
-    Attributes:
-        reference: `file.py:function` or `package.module:function`.
-        choice: the user's options of the reward's sandbox; its `reward_time_s` is the time of one call.
-        folder: what a file path is relative to.
-        given: ground truths, right answers and transcripts.
-        options: of the reward itself, which are fixed.
-        against: a second reward to compare with.
-        pass_threshold: from which score on a rollout passes, for the comparison.
-        seed: of everything random.
-    """
-
-    reference: str
+    reference: str  # `file.py:function` or `package.module:function`
     choice: SandboxChoice = field(default_factory=lambda: SandboxChoice(reward_time_s=10.0))
-    folder: Path | None = None
-    given: Given = field(default_factory=Given)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    against: str | None = None
+    folder: Path | None = None  # what a file path is relative to
+    given: Given = field(default_factory=Given)  # ground truths, right answers and transcripts
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the reward itself, which are fixed
+    against: str | None = None  # a second reward to compare with
     pass_threshold: float = 1.0
     seed: int = 0
 
 
 def load(plan: Plan) -> tuple[LoadedReward, LoadedReward | None]:
-    """Load the reward and the one that it is compared with. Call it outside of an event loop.
-
-    Raises:
-        ConfigError: one of them cannot be loaded, or needs an episode or a ground truth that is not given.
-    """
+    """Load the reward and the one that it is compared with. Call it outside of an event loop."""
     loaded = load_reward(plan.reference, plan.folder, plan.choice, plan.options)
     reward, given = loaded.reward, plan.given
     check_parameters(reward)
@@ -196,14 +174,14 @@ async def check_reward(
             return report
         checkup = Checkup(bench, report, source, chance, grounds, plan.given.rollouts)
         compared: dict[str, list[Finding]] = {}
-        for name, probe in PROBES:
-            if probe in _COMPARING and any(map(report.has, _NOISE)):
+        for name, probe, is_comparing in PROBES:
+            if is_comparing and any(map(report.has, _NOISE)):
                 report.cannot(name, _NOT_COMPARED)
                 continue
             tell(name)
             before = len(report.findings)
             await probe(checkup)
-            if probe in _COMPARING:
+            if is_comparing:
                 compared[name] = report.findings[before:]
         if any(map(report.has, _NOISE)):  # state that is kept from call to call may have shown late
             for name, findings in compared.items():
@@ -278,19 +256,11 @@ class End(NamedTuple):
 
 @dataclass(slots=True)
 class SampleProof:
-    """The proof of one sample.
-
-    Attributes:
-        sample: the sample.
-        by: what was taken for right: "gold_actions", "gold_answer", a policy's name, "expert"; "" if nothing is known.
-        gold: how the right episode ended; None if nothing is known to be right.
-        nothing: how doing nothing ended.
-        problems: scores that are not as they should be.
-    """
+    """The proof of one sample."""
 
     sample: Sample
-    by: str = ""
-    gold: End | None = None
+    by: str = ""  # "gold_actions", "gold_answer", the name of a policy, "expert"; "" if nothing is known to be right
+    gold: End | None = None  # how the right episode ended; None if nothing is known to be right
     nothing: End | None = None
     problems: list[str] = field(default_factory=list)
 

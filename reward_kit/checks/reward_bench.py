@@ -45,26 +45,16 @@ ATTACK_CPU_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The outcome of one call.
+    """The outcome of one call."""
 
-    Attributes:
-        score: None if the rollout is unscored.
-        failure: why it is.
-        result: what the reward returned.
-        wall_s, cpu_s: of the call alone, as the worker counted; 0 if it did not return.
-        peak_mb: MiB that the call held at most, if that was asked for.
-        changed: the inputs that it changed, and how.
-        events: what it opened, asked for and started, as (kind, what).
-    """
-
-    score: float | None
-    failure: Failure | None = None
+    score: float | None  # None if the rollout is unscored
+    failure: Failure | None = None  # why it is unscored
     result: EvaluateResult | None = None
-    wall_s: float = 0.0
-    cpu_s: float = 0.0
-    peak_mb: float = 0.0
-    changed: Mapping[str, str] = field(default_factory=dict)
-    events: tuple[tuple[str, str], ...] = ()
+    wall_s: float = 0.0  # of the call alone, as the worker counted; 0 if it did not return
+    cpu_s: float = 0.0  # likewise
+    peak_mb: float = 0.0  # MiB that the call held at most, if that was asked for
+    changed: Mapping[str, str] = field(default_factory=dict)  # the inputs that it changed, and how
+    events: tuple[tuple[str, str], ...] = ()  # what it opened, asked for and started, as (kind, what)
 
     @property
     def text(self) -> str:
@@ -85,15 +75,7 @@ class LocalBench(InProcessScorer):
         self._watch = Watch()
         super().__init__(self._watch.wrap(spec), deadline_s)
 
-    async def see(
-        self,
-        request: ScoringRequest,
-        *,
-        worker: int = 0,
-        memory: bool = False,
-        is_fresh: bool = False,
-        cpu_s: float | None = None,
-    ) -> Seen:
+    async def see(self, request: ScoringRequest, *, memory: bool = False, **_: object) -> Seen:
         """Make one call, as `SandboxedBench`; only `memory` has an effect."""
         self._watch.observed, self._watch.wants_memory = None, memory
         scored = await self.score(request)
@@ -159,12 +141,7 @@ Bench = LocalBench | SandboxedBench
 
 
 def bench_for(reward: Reward, deadline_s: float | None) -> Bench:
-    """Return the bench that calls a reward and records what it does, to be used as an async context manager.
-
-    Args:
-        reward: as `levels.load_reward` gives it.
-        deadline_s: of one call, if the reward runs in this process; a confined one has its own.
-    """
+    """Return the bench that calls a reward and records what it does, to be used as an async context manager."""
     if isinstance(reward, RewardSpec):
         return LocalBench(reward, deadline_s)
     if isinstance(reward, ConfinedReward):
@@ -214,33 +191,19 @@ _BY_ANNOTATION: tuple[tuple[str, tuple[Any, ...]], ...] = (
 
 @dataclass(slots=True)
 class Ground:
-    """A question with its ground truth, and what was learnt of the reward on it.
+    """A question with its ground truth, and what was learnt of the reward on it."""
 
-    Attributes:
-        blank: the rollout before the answer; its end and its facts are those of doing nothing.
-        truth: the ground truth; None if the reward takes none.
-        gold: a right rollout; None if none is known.
-        is_given: the gold is known to be right; else it was found by trying.
-        is_truth_given: the truth is the user's; else it was made up for the annotation.
-        form: how the reward wants an answer written; None if that is not known, or no text is the answer.
-        wrong: wrong values.
-        gold_seen: the outcome of the gold.
-        floor: the most that a wrong answer of the same form got; None if none was scored.
-        was_scored: some answer got a score.
-        alike: a form in which a wrong answer earned as much as the truth, with what it earned, or "".
-    """
-
-    blank: ScoringRequest
-    truth: Any = None
-    gold: ScoringRequest | None = None
-    is_given: bool = False
-    is_truth_given: bool = True
-    form: Form | None = None
+    blank: ScoringRequest  # the rollout before the answer; its end and its facts are those of doing nothing
+    truth: Any = None  # the ground truth; None if the reward takes none
+    gold: ScoringRequest | None = None  # a right rollout; None if none is known
+    is_given: bool = False  # the gold is known to be right; else it was found by trying
+    is_truth_given: bool = True  # the truth is the user's; else it was made up for the annotation
+    form: Form | None = None  # how an answer is written; None if not known, or if no text is the answer
     wrong: Sequence[Any] = ()
     gold_seen: Seen | None = None
-    floor: float | None = None
+    floor: float | None = None  # the most that a wrong answer of the same form got; None if none was scored
     was_scored: bool = False
-    alike: str = ""
+    alike: str = ""  # a form in which a wrong answer earned as much as the truth, with what it earned, or ""
 
     @property
     def gold_score(self) -> float | None:
@@ -263,19 +226,12 @@ class Ground:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Answers, truths and rollouts that the user gives with the reward.
-
-    Attributes:
-        truths: ground truths.
-        golds: right answers: one for each truth; any number if the reward takes no truth.
-        rollouts: transcripts, whose ground truths are used; a row's `gold_answer` is a right answer to its question.
-        ends: pairs of rollouts of one sample: a right one, and one in which nothing was done.
-    """
+    """Answers, truths and rollouts that the user gives with the reward."""
 
     truths: Sequence[Any] = ()
-    golds: Sequence[str] = ()
-    rollouts: Sequence[ScoringRequest] = ()
-    ends: Sequence[tuple[ScoringRequest, ScoringRequest]] = ()
+    golds: Sequence[str] = ()  # right answers: one for each truth; any number if the reward takes no truth
+    rollouts: Sequence[ScoringRequest] = ()  # transcripts; a `gold_answer` of their row is right
+    ends: Sequence[tuple[ScoringRequest, ScoringRequest]] = ()  # a right rollout, and one of doing nothing
 
     def __post_init__(self) -> None:
         if self.golds and self.truths and len(self.golds) != len(self.truths):
@@ -286,14 +242,7 @@ class Given:
 
 
 def grounds_of(given: Given, annotation: str, *, takes_truth: bool, most: int = 4) -> list[Ground]:
-    """Return the questions for a reward, before anything is learnt.
-
-    Args:
-        given: what the user gives.
-        annotation: of the parameter `ground_truth`, for which truths are made up if none are given.
-        takes_truth: the reward has that parameter.
-        most: how many of the user's are taken.
-    """
+    """Return the questions for a reward, before anything is learnt."""
     if given.ends:
         pairs = given.ends[:most]
         return [Ground(_before_answer(nothing), right.ground_truth, right, True) for right, nothing in pairs]
@@ -405,20 +354,13 @@ def _given_form(gold: ScoringRequest, truth: Any) -> Form | None:
 
 @dataclass(slots=True)
 class RewardReport(Report):
-    """The report on one reward; it keeps every finding.
-
-    Attributes:
-        level: where the reward ran.
-        seed: of everything random.
-        unchecked: the checks that were not possible, with what is missing.
-        facts: what was measured, by name.
-    """
+    """The report on one reward; it keeps every finding."""
 
     examples: int | None = None
     level: str = ""
     seed: int = 0
-    unchecked: dict[str, str] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
+    unchecked: dict[str, str] = field(default_factory=dict)  # the checks that were not possible, with what is missing
+    facts: dict[str, Any] = field(default_factory=dict)  # measurements by name
 
     def note(
         self, kind: str, level: Level, message: str, evidence: Iterable[str] | None = None, *, most: int = 4
@@ -476,31 +418,18 @@ def quoted(text: str, limit: int) -> str:
 
 @dataclass(slots=True)
 class Checkup:
-    """The state of a reward check.
-
-    Attributes:
-        bench: where the reward is called.
-        report: what was found.
-        source: facts of the reward's text.
-        chance: for everything random.
-        grounds: the questions; at least one.
-        rollouts: the user's own transcripts.
-        scores: every call whose rollout has a name, by that name.
-        events: what the reward opened, asked for and started in any call, as (kind, what).
-        changed: inputs that it changed, with how.
-        early: rollouts with what they scored before anything else was asked.
-    """
+    """The state of a reward check."""
 
     bench: Bench
     report: RewardReport
     source: SourceFacts
     chance: random.Random
-    grounds: list[Ground]
+    grounds: list[Ground]  # at least one
     rollouts: Sequence[ScoringRequest] = ()
-    scores: dict[str, Seen] = field(default_factory=dict)
+    scores: dict[str, Seen] = field(default_factory=dict)  # by the name of the rollout
     events: dict[tuple[str, str], None] = field(default_factory=dict)
-    changed: dict[str, str] = field(default_factory=dict)
-    early: list[tuple[ScoringRequest, float | None]] = field(default_factory=list)
+    changed: dict[str, str] = field(default_factory=dict)  # inputs that it changed, with how
+    early: list[tuple[ScoringRequest, float | None]] = field(default_factory=list)  # first scores
 
     @property
     def first(self) -> Ground:

@@ -130,14 +130,12 @@ def _words(scores: Sequence[float | None]) -> str:
 _REGEX_REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT)
 _SIGNS = "a1 ,.;:-_<>{}()[]\\/#*\"'\n\tAzZ9é"
 _CATEGORIES = {
-    codes.CATEGORY_DIGIT: "19",
-    codes.CATEGORY_SPACE: " \n\t",
-    codes.CATEGORY_WORD: "a1_AzZ9é",
-}
-_NEGATED = {
-    codes.CATEGORY_NOT_DIGIT: codes.CATEGORY_DIGIT,
-    codes.CATEGORY_NOT_SPACE: codes.CATEGORY_SPACE,
-    codes.CATEGORY_NOT_WORD: codes.CATEGORY_WORD,
+    codes.CATEGORY_DIGIT: r"\d",
+    codes.CATEGORY_NOT_DIGIT: r"\D",
+    codes.CATEGORY_SPACE: r"\s",
+    codes.CATEGORY_NOT_SPACE: r"\S",
+    codes.CATEGORY_WORD: r"\w",
+    codes.CATEGORY_NOT_WORD: r"\W",
 }
 _EXPONENTIAL = 32
 _QUADRATIC = 20_000
@@ -211,10 +209,7 @@ def _holds(char: str, item: tuple[Any, Any]) -> bool:
         return bool(ord(char) == argument)
     if code is codes.RANGE:
         return bool(argument[0] <= ord(char) <= argument[1])
-    if code is codes.CATEGORY:
-        signs = _CATEGORIES.get(_NEGATED.get(argument, argument), "")
-        return bool((char in signs) != (argument in _NEGATED))
-    return False
+    return code is codes.CATEGORY and bool(re.match(_CATEGORIES[argument], char))
 
 
 _CANARY = "rk_canary"

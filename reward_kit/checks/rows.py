@@ -87,17 +87,13 @@ def _check_masks(findings: Findings, row: Mapping[str, Array]) -> None:
             findings.error("length-mismatch", f"{sizes}; it lies on the axis of the completion alone")
     for key in _MASKS:
         if key in row and len(wrong := np.flatnonzero((row[key] != 0) & (row[key] != 1))):
-            findings.error("mask-values", f"{key} is {row[key][wrong[0]]}; a mask is 0 or 1", token=int(wrong[0]))
+            findings.error("mask-values", f"{key} is {row[key][wrong[0]]}", token=int(wrong[0]))
     if findings:
         return
     for outer, inner in pairwise(_MASKS):
         if inner in row and outer in row and len(stray := np.flatnonzero((row[inner] == 1) & (row[outer] == 0))):
-            findings.error(
-                "mask-outside",
-                f"{inner} is 1 where {outer} is 0 ({len(stray)} such); a mask was made on another axis, or is the "
-                "other way round (a mask is named for what 1 means)",
-                token=int(stray[0]),
-            )
+            text = f"{inner} is 1 where {outer} is 0 ({len(stray)} such)"
+            findings.error("mask-outside", text, token=int(stray[0]))
 
 
 def _attended(row: Mapping[str, Array]) -> slice:
@@ -131,37 +127,26 @@ def _check_row(
             continue
         values = row[key]
         if len(stray := np.flatnonzero((values != 0) & (tokens.action_mask == 0))):
-            findings.error(
-                "credit-off-action",
-                f"{key} is {values[stray[0]]:.4g} on a token that the policy did not sample ({len(stray)} such); an "
-                "observation would be learnt: the credit was spread over the completion and not over the actions",
-                token=int(stray[0]),
-            )
+            text = f"{key} is {values[stray[0]]:.4g} on a token that the policy did not sample ({len(stray)} such)"
+            findings.error("credit-off-action", text, token=int(stray[0]))
         for step, start, stop in spans:
             credit, kind = values[start:stop], ""
             if not np.isfinite(credit).all():
                 kind, text = "credit-not-finite", f"{key} is {credit[~np.isfinite(credit)][0]} on an action"
             elif np.ptp(credit) > 0:
                 kind = "credit-varies"
-                text = (
-                    f"{key} goes from {credit.min():.4g} to {credit.max():.4g} within one action; an action has one: "
-                    "it was discounted or normalised per token, or lies beside its action"
-                )
+                text = f"{key} goes from {credit.min():.4g} to {credit.max():.4g} within one action"
             elif "loss_mask" in row and credit[0] != 0 and not row["loss_mask"][start:stop].any():
                 kind = "advantage-unscored"
-                text = f"{key} is {credit[0]:.4g} on an action outside the loss; a missing score counted as 0"
+                text = f"{key} is {credit[0]:.4g} on an action outside the loss"
             if kind:
                 findings.error(kind, text, step=step if tokens.actions else None, token=start)
     if (rewards := row.get("step_rewards")) is not None:
         last = np.zeros(len(rewards), dtype=bool)
         last[[action.stop - 1 for action in spans]] = True
         if len(stray := np.flatnonzero((rewards != 0) & ~last)):
-            findings.error(
-                "reward-misplaced",
-                f"a step reward of {rewards[stray[0]]:.4g} is not on the last token of an action ({len(stray)} such); "
-                "it was put at the end of an observation, of the padded row, or on every token",
-                token=int(stray[0]),
-            )
+            text = f"a step reward of {rewards[stray[0]]:.4g} is not on an action's last token ({len(stray)} such)"
+            findings.error("reward-misplaced", text, token=int(stray[0]))
 
 
 def _check_versions(
@@ -171,13 +156,8 @@ def _check_versions(
     for step, start, stop in tokens.spans():
         part = versions[start:stop]
         if len(part) and part.min() != part.max():
-            findings.error(
-                "two-versions",
-                f"versions {part.min()} and {part.max()} sampled one action; weights were swapped inside a forward "
-                "loop, and no policy has these probabilities",
-                step=step if tokens.actions else None,
-                token=start,
-            )
+            text = f"versions {part.min()} and {part.max()} sampled one action"
+            findings.error("two-versions", text, step=step if tokens.actions else None, token=start)
             return
     sampled = versions[tokens.action_mask == 1]
     if (sampled < 0).any() and (current is not None or (sampled >= 0).any()):
@@ -250,13 +230,11 @@ def _check_trl_row(findings: Findings, row: Mapping[str, Array], logprobs_of: Lo
             continue
         agreeing = first_mismatch(prompt[2 * size :], completion)
         if agreeing and size + agreeing >= 4:
-            findings.error(
-                "concatenated-prompts",
+            text = (
                 f"the prompt begins again after {size} tokens and goes on with the completion's: the prompts of all "
-                "turns were joined, and the model never saw that sequence (OpenEnv's build_harness_rollout_func does "
-                "so); give the first prompt, the rest as completion, and env_mask",
-                token=size,
+                "turns were joined (as OpenEnv's build_harness_rollout_func does), which the model never saw"
             )
+            findings.error("concatenated-prompts", text, token=size)
             return
     mask = row.get("env_mask", np.ones(len(completion), dtype=np.int64))
     pad = np.zeros(len(prompt), dtype=np.int64)
@@ -264,8 +242,7 @@ def _check_trl_row(findings: Findings, row: Mapping[str, Array], logprobs_of: Lo
     sequence = CheckedTokens(np.concatenate([prompt, completion]), np.concatenate([pad, mask]), joined)
     check_tokens(findings, sequence, logprobs_of=logprobs_of)
     if not findings and not (mask == 1).any():
-        text = "env_mask is 0 on every token, so nothing is learnt; 1 marks the model's own tokens"
-        findings.error("inverted-mask", text)
+        findings.error("inverted-mask", "env_mask is 0 on every token, so nothing is learnt")
 
 
 def check_verifiers_trace(
@@ -316,7 +293,7 @@ def _check_trajectory(findings: Findings, steps: Sequence[Mapping[str, Any]], lo
     for number, step in enumerate(steps):
         for key, kind in (("reward", "reward-not-finite"), ("advantage", "credit-not-finite")):
             if (value := step.get(key)) is not None and not np.isfinite(value):
-                findings.error(kind, f"its {key} is {value}; leave it None", step=number)
+                findings.error(kind, f"its {key} is {value}", step=number)
     if any(finding.level == "error" for finding in findings):
         return
     check_prefixes(findings, tokens)
@@ -335,14 +312,10 @@ def _check_turn(findings: Findings, number: int, turn: Mapping[str, Any]) -> Non
         findings.error("token-id", f"{wrong[0]} is not a token id ({len(wrong)} such)", step=number)
     on_prompt, on_completion = turn.get("prompt_mask") or (), turn.get("completion_mask") or ()
     if any(value not in (0, 1) for value in (*on_prompt, *on_completion)):
-        findings.error("mask-values", "a mask is 0 or 1", step=number)
+        findings.error("mask-values", "a mask has values other than 0 and 1", step=number)
     elif any(on_prompt):
-        findings.error(
-            "mask-on-prompt",
-            "prompt_mask is 1 on tokens of the prompt, which the model did not sample in this step; earlier actions "
-            "are learnt in their own steps, once",
-            step=number,
-        )
+        text = "prompt_mask is 1 on tokens of the prompt; earlier actions are learnt in their own steps, once"
+        findings.error("mask-on-prompt", text, step=number)
     elif on_completion and not any(on_completion):
         findings.error("inverted-mask", "completion_mask is 0 on everything that was sampled", step=number)
 
@@ -378,10 +351,9 @@ def _node_findings(subject: str, number: int, node: Mapping[str, Any]) -> Findin
             text = f"{sampled} sampled tokens but {len(values)} {key}; one is expected for each true entry of mask"
             findings.error("length-mismatch", text)
     if sampled and not node.get("sampled"):
-        text = "its mask marks sampled tokens, and no model call produced this message; it would be learnt"
-        findings.error("mask-on-prompt", text)
+        findings.error("mask-on-prompt", "its mask marks sampled tokens, and no model call produced this message")
     if node.get("advantages") and not np.isfinite(node["advantages"]).all():
-        findings.error("credit-not-finite", "an advantage is not finite; a score was NaN")
+        findings.error("credit-not-finite", "an advantage is not finite")
     return findings
 
 
@@ -408,9 +380,6 @@ def check_foreign_file(path: Path, form: str) -> Iterator[list[Finding]]:
     """Yield the findings of each record of a file: a JSON object, a list of them, or one a line in a `.jsonl` file.
 
     A record that is not of this form (one of `FORMATS`) is a finding, and those behind it are read all the same.
-
-    Raises:
-        ConfigError: the file cannot be read, none of its records is of this form, or the form is unknown.
     """
     if form not in _CHECKS:
         raise ConfigError(f"unknown format {form!r}{did_you_mean(form, _CHECKS)}")

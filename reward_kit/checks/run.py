@@ -39,11 +39,7 @@ def is_foreign_file(target: str) -> bool:
 
 
 def check_file(path: Path, form: str | None) -> Report:
-    """Check a file of TRL's rollouts or of verifiers' traces.
-
-    Raises:
-        ConfigError: it cannot be read, or its form was not named.
-    """
+    """Check a file of TRL's rollouts or of verifiers' traces."""
     if form is None:
         of_run = f"; a run is checked by its folder, {path.parent}" if path.name == _EPISODES else ""
         raise ConfigError(f"{path}: say whose rollouts these are: --format {' or --format '.join(FORMATS)}{of_run}")
@@ -132,7 +128,7 @@ def _check_record(findings: Findings, run: Path, record: Mapping[str, Any], epis
         is_same = math.isclose(recorded, summed, rel_tol=_SAME, abs_tol=_SAME)
     if not is_same:
         text = f"the line has a return of {recorded} and its steps' rewards come to {summed}"
-        findings.error("environment-reward", f"{text}; a reward was changed afterwards")
+        findings.error("environment-reward", text)
     state = record.get("final_state")
     try:
         is_there = not state or state_file(run, "", state).is_file()
@@ -153,11 +149,8 @@ def _check_header(run: Path, rollouts: int | None) -> Findings:
         findings.error("unreadable", f"{error}; the file was edited, or written by another version")
         return findings
     if header.status == "complete" and rollouts is not None and rollouts < header.total:
-        findings.error(
-            "lost-episodes",
-            f"the run is marked complete with {header.total} episodes, and there are {rollouts}; lines of "
-            "episodes.jsonl were lost",
-        )
+        text = f"the run is marked complete with {header.total} episodes, and there are {rollouts}"
+        findings.error("lost-episodes", text)
     return findings
 
 

@@ -16,23 +16,14 @@ _BROAD = {"Exception", "BaseException"}
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
-    """The facts of the text of a reward.
+    """The facts of the text of a reward."""
 
-    Attributes:
-        ground_truth: the annotation of `ground_truth`, "" if it is missing.
-        words: the string literals of the file, without docstrings.
-        patterns: the texts among them that are used as regular expressions.
-        zeros: lines of the reward, and of what it calls in its file, at which a broad `except` makes a score.
-        chance: modules it imports whose values differ from call to call.
-        has_sets: it builds sets or asks for hashes, whose order and value differ between interpreters.
-    """
-
-    ground_truth: str = ""
-    words: tuple[str, ...] = ()
-    patterns: tuple[str, ...] = ()
-    zeros: tuple[int, ...] = ()
-    chance: tuple[str, ...] = ()
-    has_sets: bool = False
+    ground_truth: str = ""  # the annotation of `ground_truth`, "" if it is missing
+    words: tuple[str, ...] = ()  # the string literals of the file, without docstrings
+    patterns: tuple[str, ...] = ()  # the texts among them that are used as regular expressions
+    zeros: tuple[int, ...] = ()  # lines at which a broad `except` of the reward, or of what it calls, makes a score
+    chance: tuple[str, ...] = ()  # modules it imports whose values differ from call to call
+    has_sets: bool = False  # it builds sets or asks for hashes, whose order and value differ between interpreters
 
 
 def facts_of(text: str, name: str) -> SourceFacts:

@@ -25,9 +25,8 @@ from reward_kit.runs.task_file import parse_override
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reward_kit.integrations.reward_server.keys import Keys
-    from reward_kit.integrations.reward_server.options import ServerOptions
-    from reward_kit.integrations.reward_server.served import Named
+    from reward_kit.integrations.reward_server.options import Keys, ServerOptions
+    from reward_kit.integrations.reward_server.server import Named
 
 _EXAMPLE = '{"messages": [{"role": "assistant", "content": "42"}], "ground_truth": "42"}'
 
@@ -99,7 +98,7 @@ def command(rewards: tuple[str, ...], **given: Any) -> None:
       reward-kit serve my_reward.py:exact
       reward-kit serve my_reward.py:exact graded=other.py:score --host 0.0.0.0 --api-key-file keys.txt
     """
-    from reward_kit.integrations.reward_server.served import load_named
+    from reward_kit.integrations.reward_server.server import load_named
 
     options = dict(parse_override(item, "-O") for item in given.pop("options"))
     choice = SandboxChoice(given.pop("sandbox"), reward_time_s=given["deadline"])
@@ -128,10 +127,10 @@ def _limits(given: dict[str, Any]) -> ServerOptions:
 
 def _keys(file: Path | None) -> tuple[Keys, str]:
     """Return the keys, and the one that was made for this start, "" if keys were given."""
-    from reward_kit.integrations.reward_server.keys import Keys, found_keys, new_key
+    from reward_kit.integrations.reward_server.options import Keys, new_key, read_keys
     from reward_kit.runs.redaction import Redaction
 
-    keys, note = found_keys(file)
+    keys, note = read_keys(file)
     if note:
         echo(f"warning: {note}", err=True)
     made = "" if keys else new_key()

@@ -1,10 +1,7 @@
 """ALFWorld's household as a resource: `alfworld` on our fast engine, `alfworld_real` on TextWorld's.
 
-Both play the same problems, with equal texts, commands and rewards; the real one also plays published game files. They
-are two resources, because the one is copied to fork it and the other takes its commands again in a new worker process.
-The reward is 1 when the goal is reached, which ends the episode, and 0 otherwise.
-
-The state key leaves out a limit on commands: `truncated` reports that the episode stopped for an outside reason.
+Both play the same problems with equal texts, commands and rewards; the real one also plays published game files. The
+reward is 1 when the goal is reached, which ends the episode, and 0 otherwise. The state key leaves out `max_commands`.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from reward_kit.environments.base import (
     ForkableResource,
@@ -30,7 +27,7 @@ from reward_kit.environments.base import (
     hash_key,
     strict_tool,
 )
-from reward_kit.environments.config import read_config, task_path
+from reward_kit.environments.config import ResourceConfig, read_config, task_path
 from reward_kit.environments.engine_process import EngineProcess, worker_command
 from reward_kit.environments.household_engine import (
     NOTHING,
@@ -84,12 +81,9 @@ _ACT_TEXT = 'Carry out one command of the household game, such as "go to fridge 
 _ACT: dict[str, ToolSpec] = {"act": strict_tool("act", _ACT_TEXT, command=_COMMAND)}
 
 
-class AlfworldConfig(BaseModel):
+class AlfworldConfig(ResourceConfig):
     """The configuration of `alfworld` and `alfworld_real`."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    engine: Literal["native", "real"] | None = Field(default=None, description="only to say which one is meant")
     split: Literal["train", "development", "held_out"] = "train"
     index: int | None = Field(default=None, ge=0, description="which problem; by default the reset's seed picks one")
     seed: int = Field(default=0, description="other seeds give other problems of the split")
@@ -104,11 +98,7 @@ class AlfworldConfig(BaseModel):
 
 @dataclass
 class _Changes:
-    """The state of a published game, of which only texts are seen: the differences from its start.
-
-    Two sequences of commands that lead to one state give one key, because whatever is put back as it was at the start
-    is forgotten. A game changes nothing by itself, so the commands that were carried out decide the state.
-    """
+    """The state of a published game, which shows only texts: its differences from the start, by the commands so far."""
 
     at: str = ""
     holding: str = ""
@@ -118,7 +108,6 @@ class _Changes:
     marks: set[tuple[str, str]] = field(default_factory=set)
 
     def apply(self, command: str) -> None:
-        """Note a command that the game carried out."""
         verb, _, rest = command.partition(" ")
         thing = rest.partition(" with ")[0]
         match verb:
@@ -142,27 +131,16 @@ class _Changes:
                 self.marks.add((thing, {"clean": "clean", "slice": "sliced", "use": "used"}[verb]))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the differences as a JSON value."""
-        return {
-            "agent": {"at": self.at, "holding": self.holding},
-            "moved": dict(self.moved),
-            "marks": [list(mark) for mark in sorted(self.marks)],
-            "doors": sorted(self.doors),
-        }
+        agent, marks = {"at": self.at, "holding": self.holding}, [list(mark) for mark in sorted(self.marks)]
+        return {"agent": agent, "moved": dict(self.moved), "marks": marks, "doors": sorted(self.doors)}
 
 
 @dataclass(slots=True)
 class Session:
-    """The events since the reset, whichever engine plays: tool calls in, outcomes and facts out.
+    """A game since its reset, on either engine.
 
-    Attributes:
-        start, view: the first and the present view.
-        engine: the native engine in the present state, None for a published game.
-        changes: the known part of the state of a published game.
-        plan: the planner's commands for a published game that are still to be given, None after another command.
-        game: names the published game.
-        commands: how many were given, the inadmissible ones included.
-        milestones: each one that was reached, with the number of its command, counted from 0.
+    `engine` is the native one in the present state. A published game has none but `changes`, its name `game`, and the
+    rest of the planner's `plan`, until another command is given. `milestones` are by the number of their command.
     """
 
     form: ActionForm
@@ -177,11 +155,7 @@ class Session:
     milestones: dict[str, int] = field(default_factory=dict)
 
     def command(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Return the command of a tool call.
-
-        Raises:
-            ToolError: the call is wrong, or the episode is over.
-        """
+        """Return the command of a tool call; raise a `ToolError` for a wrong one, or after the end."""
         values = check_call(_TOOLS if self.form == "tools" else _ACT, tool, arguments)
         if self.is_over():
             raise ToolError("the episode is over; no command changes anything")
@@ -192,18 +166,12 @@ class Session:
         if self.form != "tools":
             return {"name": "act", "arguments": {"command": command}}
         for name, pattern in _PATTERNS.items():
-            if found := pattern.fullmatch(command):
-                return {"name": name, "arguments": found.groupdict()}
+            if match := pattern.fullmatch(command):
+                return {"name": name, "arguments": match.groupdict()}
         return None
 
     def record(self, command: str, view: HouseholdView, held_before: int = NOWHERE) -> StepOutcome:
-        """Return the outcome of a command, which `engine`, if there is one, has already carried out.
-
-        Args:
-            command: as the engine got it.
-            view: its answer.
-            held_before: the thing that the native engine's agent held before.
-        """
+        """Return the outcome of a command, whose answer is `view`; the native agent held `held_before` before it."""
         is_valid = view.observation != NOTHING
         info: dict[str, Any] = {"is_action_valid": is_valid, "won": view.won}
         if self.engine is not None:
@@ -216,23 +184,22 @@ class Session:
                 self.plan = self.plan[1:] if self.plan and self.plan[0] == command.strip() else None
         self.commands += 1
         self.view = view
-        return StepOutcome(view.observation, view.reward, view.done, self._is_out_of_commands(), info)
+        return StepOutcome(view.observation, view.reward, view.done, self.is_truncated(), info)
 
-    def is_over(self) -> bool:
-        """Return whether the game or its commands have come to an end."""
-        return self.view.done or self._is_out_of_commands()
-
-    def _is_out_of_commands(self) -> bool:
+    def is_truncated(self) -> bool:
         return self.max_commands is not None and self.commands >= self.max_commands
 
+    def is_over(self) -> bool:
+        return self.view.done or self.is_truncated()
+
     def copy(self) -> Session:
-        """Return an independent session in this state, of a native engine."""
+        """Return an independent session of a native engine."""
         engine = self.engine.fork() if self.engine is not None else None
         return replace(self, engine=engine, milestones=dict(self.milestones))
 
 
 class _Household(ForkableResource):
-    """The part of a household that is independent of the engine."""
+    """The part that is independent of the engine."""
 
     takes_task_folder = True
     # Not `game_file` and `published`: a game file has a grammar, which is evaluated as Python.
@@ -316,7 +283,7 @@ class AlfworldResource(_Household):
         self._config = AlfworldConfig()
 
     async def setup(self, config: Mapping[str, Any]) -> None:
-        self._config = _read(config, "alfworld", "native")
+        self._config = _read(config, "alfworld")
         if self._config.game_file is not None or self._config.published:
             raise ConfigError("alfworld resource: game_file: published games need the real engine: use alfworld_real")
         _tables_for(self._config, 0)
@@ -346,46 +313,44 @@ class AlfworldResource(_Household):
 
 
 class RealAlfworldResource(_Household, ReplayForkResource):
-    """A household on TextWorld's engine, in a worker process of its own.
+    """A household on TextWorld's engine, in a worker process.
 
-    The native engine plays along with a generated problem: it gives the state key and the expert, and if the two
-    differ in anything the agent sees, the episode fails.
+    The native engine plays along with a generated problem, for the state key and the expert; the episode fails if the
+    two differ in anything the agent sees.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._settings = AlfworldConfig()
-        self._worker: RealEngine | None = None
+        self._real = RealEngine()
 
     async def _setup(self, config: Mapping[str, Any]) -> None:
-        self._settings = _read(config, "alfworld_real", "real")
+        self._settings = _read(config, "alfworld_real")
         if self._settings.published:
             _published_game(self._settings, 0)
         elif self._settings.game_file is None:
             _tables_for(self._settings, 0)
-        worker = RealEngine()
-        await worker.start()
-        self._worker = worker
+        await self._real.start()
 
     async def _reset(self, seed: int) -> None:
         settings = self._settings
         if settings.game_file is not None or settings.published:
             path = _published_game(settings, seed) if settings.published else _game_file(settings)
-            view = await self._real().load(path)
+            view = await self._real.load(path)
             # The planner may take seconds, so it is asked once, and only without an expert of our own.
-            plan = await self._real().expert()
+            plan = await self._real.expert()
             game = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
             self._session = Session(settings.action_form, settings.max_commands, view, view, None, plan=plan, game=game)
             return
         tables = _tables_for(settings, seed)
         engine = HouseholdEngine(tables)
-        view = await self._real().load(tables.problem)
+        view = await self._real.load(tables.problem)
         _compare("at the start", view, engine.reset())
         self._session = Session(settings.action_form, settings.max_commands, view, view, engine)
 
     async def _step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
         command = self._session.command(action_name, action_params)
-        view = await self._real().step(command)
+        view = await self._real.step(command)
         engine = self._session.engine
         if engine is None:
             return self._session.record(command, view)
@@ -394,97 +359,49 @@ class RealAlfworldResource(_Household, ReplayForkResource):
         return self._session.record(command, view, held)
 
     async def close(self) -> None:
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            await worker.close()
-
-    def _real(self) -> RealEngine:
-        if self._worker is None:
-            raise EnvironmentFailure("alfworld_real: closed, or not set up")
-        return self._worker
+        await self._real.close()
 
 
-class RealEngine:
-    """One game at a time on TextWorld's engine, in a worker process. `start` first, `close` last.
+class RealEngine(EngineProcess):
+    """A game at a time on TextWorld's engine; `worker` is the command that starts it, by default our own."""
 
-    Args:
-        timeout: seconds the worker has for one answer.
-        worker: the command that starts it; by default our own, with this Python.
-    """
+    def __init__(self, worker: Sequence[str] | None = None) -> None:
+        super().__init__("household engine", worker or worker_command("reward_kit.environments.household_worker"))
 
-    def __init__(self, timeout: float = 60.0, worker: Sequence[str] | None = None) -> None:
-        command = worker or worker_command("reward_kit.environments.household_worker")
-        self._engine = EngineProcess("household engine", command, timeout=timeout)
-        self._moved = False
-        self._plan: list[str] | None = None
-
-    async def start(self) -> None:
-        """Start the worker; raises as `EngineProcess.start`."""
-        await self._engine.start()
-
-    async def load(self, source: Problem | str | Path) -> HouseholdView:
-        """Start the game of a problem, or of a `game.tw-pddl` file; raises as `EngineProcess.ask`."""
-        self._plan, self._moved = None, False
-        return await self._view(_load_request(source))
+    async def load(self, source: Problem | Path) -> HouseholdView:
+        """Start the game of a problem, or of the `game.tw-pddl` file at an absolute path."""
+        if isinstance(source, Path):
+            return _view(await self.ask({"op": "load", "path": str(source)}))
+        return _view(await self.ask({"op": "load", "problem": source.to_json()}))  # noqa: ASYNC240 - not a path
 
     async def step(self, command: str) -> HouseholdView:
         """Carry out one command; one that is not admissible changes nothing."""
-        self._moved = True
-        return await self._view({"op": "step", "command": command})
+        return _view(await self.ask({"op": "step", "command": command}))
 
     async def expert(self) -> list[str]:
-        """Return the planner's commands from the beginning to the goal; none if it finds no plan.
-
-        It is asked once a game, before the first step, because it may take seconds; later calls repeat the answer.
-
-        Raises:
-            EnvironmentFailure: a step was taken before it was asked, the worker died, or it does not answer.
-        """
-        if self._plan is None:
-            if self._moved:
-                raise EnvironmentFailure("household engine: the planner is asked before the first step")
-            self._plan = list(await self._engine.ask({"op": "expert"}))
-        return list(self._plan)
-
-    async def close(self) -> None:
-        """End the worker, whatever it is doing."""
-        await self._engine.close()
-
-    async def _view(self, request: Mapping[str, Any]) -> HouseholdView:
-        answer = await self._engine.ask(request)
-        commands = tuple(answer["commands"])
-        return HouseholdView(answer["observation"], commands, float(answer["reward"]), answer["done"], answer["won"])
+        """Return the planner's commands from the start, before the first step, to the goal; [] if it finds no plan."""
+        return list(await self.ask({"op": "expert"}))
 
 
-def _load_request(source: Problem | str | Path) -> dict[str, Any]:
-    if isinstance(source, Problem):
-        return {"op": "load", "problem": source.to_json()}
-    return {"op": "load", "path": str(Path(source).expanduser().absolute())}
+def _view(answer: Mapping[str, Any]) -> HouseholdView:
+    commands = tuple(answer["commands"])
+    return HouseholdView(answer["observation"], commands, float(answer["reward"]), answer["done"], answer["won"])
 
 
-def game_files(folder: str | Path | None = None) -> list[Path]:
-    """Return the published games under a folder, by default under `ALFWORLD_DATA`, sorted; none if that is not set.
-
-    Games with movable receptacles or sliced objects are left out: they ask for what the text domain cannot do.
-
-    Raises:
-        ConfigError: there is no such folder.
-    """
-    named = os.environ.get("ALFWORLD_DATA", "") if folder is None else folder
-    if not named:
+def game_files() -> list[Path]:
+    """Return the published games below `ALFWORLD_DATA`, sorted, but those whose goals the text domain cannot reach."""
+    folder = os.environ.get("ALFWORLD_DATA")
+    if not folder:
         return []
-    root = Path(named).expanduser()
+    root = Path(folder).expanduser().absolute()
     if not root.is_dir():
         raise ConfigError(f"ALFWORLD_DATA: no folder {root}")
-    found = sorted(root.rglob("game.tw-pddl"))
-    return [path for path in found if not any(word in str(path.relative_to(root)) for word in ("movable", "Sliced"))]
+    games = sorted(root.rglob("game.tw-pddl"))
+    return [path for path in games if not any(word in str(path.relative_to(root)) for word in ("movable", "Sliced"))]
 
 
-def _read(config: Mapping[str, Any], resource: str, engine: str) -> AlfworldConfig:
+def _read(config: Mapping[str, Any], resource: str) -> AlfworldConfig:
     settings = read_config(AlfworldConfig, config, resource)
-    if settings.engine not in (None, engine):
-        other = "alfworld_real" if engine == "native" else "alfworld"
-        raise ConfigError(f"{resource} resource: engine: the {settings.engine} engine is the resource {other}")
     named = [name for name in ("index", "problem", "game_file") if getattr(settings, name) is not None]
     if settings.published:
         named = ["published", *(name for name in named if name != "index")]
@@ -494,7 +411,7 @@ def _read(config: Mapping[str, Any], resource: str, engine: str) -> AlfworldConf
 
 
 def _tables_for(settings: AlfworldConfig, seed: int | None) -> Tables:
-    """Return the problem of the configuration, or the one that a reset's seed picks."""
+    """Return the problem of the configuration; without one and its index the reset's seed picks it."""
     if settings.problem is None:
         index = settings.index if settings.index is not None else random.Random(seed).randrange(2**32)
         types = settings.task_types or list(TaskType)
@@ -517,14 +434,14 @@ def _game_file(settings: AlfworldConfig) -> Path:
     path, data = settings.game_file or "", os.environ.get("ALFWORLD_DATA")
     if data:
         root = Path(data).expanduser().resolve()
-        found = (root / path).resolve()
-        if found.is_file() and found.is_relative_to(root):
-            return found
+        file = (root / path).resolve()
+        if file.is_file() and file.is_relative_to(root):
+            return file
     return task_path(path, settings.task_folder, "game_file")
 
 
 def _published_game(settings: AlfworldConfig, seed: int) -> Path:
-    """Return the game of the configuration's index, or the one that a reset's seed picks, among the split's games."""
+    """Return the game of the split with the configuration's index, or the one that the reset's seed picks."""
     folder = {"train": "train", "development": "valid_seen", "held_out": "valid_unseen"}[settings.split]
     types = [kind.value for kind in settings.task_types or TaskType]
     games = [path for path in game_files() if folder in path.parts and any(kind in str(path) for kind in types)]

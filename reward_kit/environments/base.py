@@ -17,6 +17,7 @@ resource declares.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from abc import ABC, abstractmethod
@@ -30,10 +31,11 @@ ForkKind = Literal["native", "replay", "none"]
 """The way of forking: copy the state, repeat the actions, or none."""
 ToolSpec = dict[str, Any]
 """A tool in OpenAI form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
+_SET_BY_RUNNER = frozenset({"task_folder", "resource_server"})
+"""Keys that a row can never set, even if a resource declares them in `per_sample_keys`."""
 
 
-SET_BY_RUNNER = frozenset({"task_folder", "resource_server"})
-"""Configuration keys that a row can never set, even if a resource declares them in `per_sample_keys`."""
+_COMBINING = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties", "if")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class StepOutcome:
     Attributes:
         observation: the agent's view; text, or a JSON value that is shown as JSON.
         reward: the environment's own reward, None if it has none.
-        terminated: the task ended in the environment, for better or worse; there is no future to value.
+        terminated: the task ended in the environment, for better or worse, and has no future to value.
         truncated: the environment stopped for an outside reason, such as its own time limit.
         info: JSON-safe facts. `is_action_valid: False` marks an action that the environment could not carry out.
     """
@@ -74,7 +76,7 @@ class StateSnapshot:
 
 
 class ForkableResource(ABC):
-    """One private, forkable environment. Subclass it, and run `reward-kit check module:Class` on the result.
+    """A private, forkable environment. Subclass it, and run `reward-kit check module:Class` on the result.
 
     Attributes:
         fork_kind: how `fork` works; see the module's docstring.
@@ -116,10 +118,6 @@ class ForkableResource(ABC):
     ) -> Iterator[tuple[str, type[ForkableResource]]]:
         """Return the dotted keys of a row's `resource_config` that it may not set, each with the class that refuses it.
 
-        Args:
-            config: the task's configuration.
-            row: the row's.
-
         Raises:
             ConfigError: `per_sample_keys` is not a set of names.
         """
@@ -127,7 +125,7 @@ class ForkableResource(ABC):
         if isinstance(allowed, str) or not all(isinstance(key, str) for key in allowed):
             raise ConfigError(f"{cls.__name__}.per_sample_keys: expected a set of names, got {allowed!r:.80}")
         paths = {tuple(key.split(".")) for key in allowed}
-        return ((key, cls) for key in _undeclared(row, {path for path in paths if path[0] not in SET_BY_RUNNER}))
+        return ((key, cls) for key in _undeclared(row, {path for path in paths if path[0] not in _SET_BY_RUNNER}))
 
     @abstractmethod
     async def setup(self, config: Mapping[str, Any]) -> None:
@@ -167,7 +165,7 @@ class ForkableResource(ABC):
         """
 
     async def get_observation(self) -> Any:
-        """Return the observation of an agent that starts in this state; None if there is none."""
+        """Return the observation of an agent that starts in this state; None without one."""
         return None
 
     @abstractmethod
@@ -179,7 +177,7 @@ class ForkableResource(ABC):
         """Return the name of the present state; equal keys have equal futures."""
 
     async def final_state(self) -> StateSnapshot | None:
-        """Return the state for reward functions, taken before `close`; None if there is none."""
+        """Return the state for reward functions, taken before `close`; None without one."""
         return None
 
     async def close(self) -> None:
@@ -203,6 +201,21 @@ class ForkableResource(ABC):
         return self
 
 
+class CopyForkResource(ForkableResource):
+    """A resource whose attributes are replaced and never changed, so that copies may share their values."""
+
+    fork_kind = "native"
+
+    async def fork(self) -> ForkableResource:
+        return copy.copy(self)
+
+    async def checkpoint(self) -> Any:
+        return dict(vars(self))
+
+    async def restore(self, state: Any) -> None:
+        vars(self).update(state)
+
+
 def _undeclared(row: Mapping[str, Any], allowed: set[tuple[str, ...]]) -> Iterator[str]:
     """Yield the dotted keys of `row` that no path in `allowed` covers."""
     for key, value in row.items():
@@ -221,6 +234,11 @@ def tool_spec(name: str, description: str, parameters: Mapping[str, Any] | None 
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
 
 
+def tools_by_name(*specs: ToolSpec) -> dict[str, ToolSpec]:
+    """Return the tools by their names."""
+    return {spec["function"]["name"]: spec for spec in specs}
+
+
 def strict_tool(name: str, description: str, /, **properties: Mapping[str, Any]) -> ToolSpec:
     """Return a tool that takes these parameters and no others; one whose schema has no default is required."""
     schema: dict[str, Any] = {"type": "object", "properties": properties}
@@ -232,10 +250,10 @@ def strict_tool(name: str, description: str, /, **properties: Mapping[str, Any])
 def check_call(specs: Mapping[str, ToolSpec], tool: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call to one of the strict tools in `specs`, with defaults filled in.
 
-    Checks names, texts and enumerations; other types are left to the caller.
+    Other types than texts and enumerations are left to the caller.
 
     Raises:
-        ToolError: there is no such tool, or an argument is unknown, missing or wrong.
+        ToolError: the tool is unknown, or an argument is unknown, missing or wrong.
     """
     if tool not in specs:
         raise ToolError(f"unknown tool {tool!r}{did_you_mean(tool, specs)}")
@@ -249,10 +267,32 @@ def check_call(specs: Mapping[str, ToolSpec], tool: str, given: Mapping[str, Any
             raise ToolError(f"{tool}: {name}: missing")
         value = arguments[name] = given.get(name, schema.get("default"))
         if "enum" in schema and value not in schema["enum"]:
-            raise ToolError(f"{tool}: {name}: {value!r:.80} is none of {', '.join(schema['enum'])}")
+            raise ToolError(f"{tool}: {name}: {value!r:.80} is not one of {', '.join(schema['enum'])}")
         if schema.get("type") == "string" and not isinstance(value, str):
             raise ToolError(f"{tool}: {name}: must be text, got {value!r:.80}")
     return arguments
+
+
+def check_schema(spec: ToolSpec, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that a server with this tool could not be sent, or might ignore.
+
+    Raises:
+        ToolError: an argument is unknown or missing, or is not a JSON value.
+    """
+    name, schema = spec["function"]["name"], spec["function"]["parameters"]
+    properties = schema.get("properties", {})
+    is_closed = not schema.get("additionalProperties") and not any(key in schema for key in _COMBINING)
+    for key in arguments:
+        if is_closed and key not in properties:
+            raise ToolError(f"{name}: unknown argument {key!r}{did_you_mean(str(key), properties)}")
+    for key in schema.get("required", ()):
+        if key not in arguments:
+            raise ToolError(f"{name}: {key}: missing")
+    try:
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        problem = "not valid Unicode text" if isinstance(error, UnicodeError) else f"not JSON: {error}"
+        raise ToolError(f"{name}: the arguments are {problem}") from None
 
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -1,15 +1,12 @@
 """Several resources that serve one task, as one: a database beside a directory, a game beside a notebook.
 
-Each operation is applied to every part, concurrently; a step goes to the part whose tool was called. The state key is
-that of the tuple of the parts' keys. The weakest part decides how the composite forks and whether it is deterministic.
-A task file writes `resources:`; its parts' tools keep their names, except where two clash.
-
-Keys and tools, which every step asks for, are asked of one part after another: most parts know them, and concurrent
-tasks would cost thirty times as much.
+Operations are applied to every part, concurrently but for keys and tools, which most parts know; a step goes to the
+part whose tool was called. The weakest part decides how the composite forks and whether it is deterministic.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 from collections import Counter
@@ -35,23 +32,17 @@ _logger = logging.getLogger(__name__)
 
 
 class ToolNames:
-    """Unique names for the tools of several parts; a name keeps the meaning of the last `offer`.
+    """Unique names for the tools of several parts: a tool's own name, with its part's before it once two clashed.
 
-    A tool keeps its own name, or gets its part's before it if two clash. A name that clashed once keeps its prefix,
-    also if the tools of a part change later.
+    `shown` has the name of each (part, tool), `meant` the (part, tool) of each name, as of the last `offer`, which
+    replaces them: a `copy.copy` is unaffected by later offers.
     """
 
     def __init__(self) -> None:
+        self.shown: dict[tuple[str, str], str] = {}
+        self.meant: dict[str, tuple[str, str]] = {}
         self._clashed: frozenset[str] = frozenset()
         self._pairs: list[tuple[str, str]] = []
-        self._shown: dict[tuple[str, str], str] = {}
-        self._meant: dict[str, tuple[str, str]] = {}
-
-    def copy(self) -> ToolNames:
-        """Return a twin that is unaffected by later offers."""
-        twin = ToolNames()
-        twin.__dict__.update(self.__dict__)  # every value is replaced by `offer`, none is changed
-        return twin
 
     def offer(self, specs: Mapping[str, Sequence[ToolSpec]]) -> list[ToolSpec]:
         """Return the tools of all parts, by part name, under unique names of at most 64 characters."""
@@ -59,32 +50,20 @@ class ToolNames:
         if pairs != self._pairs:
             self._pairs = pairs
             while True:
-                self._shown = {pair: self._name(*pair) for pair in pairs}
-                count = Counter(self._shown.values())
+                self.shown = {pair: self._name(*pair) for pair in pairs}
+                count = Counter(self.shown.values())
                 twice = frozenset(name for name in count if count[name] > 1)
                 if not twice:
                     break
                 # A name with a prefix may clash too, with another's own; a digest then distinguishes it.
                 self._clashed |= twice
-            self._meant = {name: pair for pair, name in self._shown.items()}
+            self.meant = {name: pair for pair, name in self.shown.items()}
         renamed = []
         for pair, spec in zip(pairs, (spec for offered in specs.values() for spec in offered), strict=True):
-            function, name = spec["function"], self._shown[pair]
+            function, name = spec["function"], self.shown[pair]
             is_own = function["name"] == name
             renamed.append(spec if is_own else {**spec, "function": {**function, "name": name}})
         return renamed
-
-    def meant_by(self, name: str) -> tuple[str, str] | None:
-        """Return the part and its tool; None if no tool has the name."""
-        return self._meant.get(name)
-
-    def shown(self, part: str, tool: str) -> str | None:
-        """Return the name under which a part's tool was offered; None if it was not."""
-        return self._shown.get((part, tool))
-
-    def known(self) -> list[str]:
-        """Return all names that were offered."""
-        return list(self._meant)
 
     def _name(self, part: str, tool: str) -> str:
         if tool not in self._clashed:
@@ -139,7 +118,7 @@ class CompositeResource(ForkableResource):
     def keys_refused_to_rows(
         cls, config: Mapping[str, Any], row: Mapping[str, Any]
     ) -> Iterator[tuple[str, type[ForkableResource]]]:
-        """Yield the keys that a part refuses, and every key that is not the name of a part, `resources` included."""
+        """Yield the keys that a part refuses, and every key that is not a part's name, `resources` included."""
         parts = read_parts(config) if "resources" in config else {}
         for name, value in row.items():
             if name in parts and isinstance(value, Mapping):
@@ -160,11 +139,11 @@ class CompositeResource(ForkableResource):
         return MappingProxyType(self._parts)
 
     async def setup(self, config: Mapping[str, Any]) -> None:
-        given = read_parts(config)
-        for name, (kind, _) in given.items():
+        described = read_parts(config)
+        for name, (kind, _) in described.items():
             with _about_part(name):
                 self._parts[name] = kind()
-        await _each(self._parts, lambda name, part: part.setup(given[name][1]))
+        await _each(self._parts, lambda name, part: part.setup(described[name][1]))
 
     async def reset(self, seed: int | None = None) -> None:
         self._names = ToolNames()
@@ -186,25 +165,23 @@ class CompositeResource(ForkableResource):
                 for failure in await _close_all(made):
                     _logger.warning("%s", failure)
             raise
-        twin._parts, twin._names = {name: made[name] for name in self._parts}, self._names.copy()
+        twin._parts, twin._names = {name: made[name] for name in self._parts}, copy.copy(self._names)
         return twin
 
     async def checkpoint(self) -> Any:
-        return await _each(self.parts, lambda _, part: part.checkpoint()), self._names.copy()
+        return await _each(self.parts, lambda _, part: part.checkpoint()), copy.copy(self._names)
 
     async def restore(self, state: Any) -> None:
         states, names = state
         await _each(self.parts, lambda name, part: part.restore(states[name]))
-        self._names = names.copy()
+        self._names = copy.copy(names)
 
     async def step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
-        meant = self._names.meant_by(action_name)
-        if meant is None:
+        if action_name not in self._names.meant:
             await self.get_tools_spec()
-            meant = self._names.meant_by(action_name)
-        if meant is None:
-            raise ToolError(f"unknown tool {action_name!r}{did_you_mean(action_name, self._names.known())}")
-        part, tool = meant
+            if action_name not in self._names.meant:
+                raise ToolError(f"unknown tool {action_name!r}{did_you_mean(action_name, self._names.meant)}")
+        part, tool = self._names.meant[action_name]
         with _about_part(part):
             return await self.parts[part].step(tool, action_params)
 
@@ -219,14 +196,13 @@ class CompositeResource(ForkableResource):
     async def get_observation(self) -> Any:
         """Return the observations of the parts, under a heading for each if more than one has one."""
         observed = await _each(self.parts, lambda _, part: part.get_observation())
-        given = {name: value for name, value in observed.items() if value is not None and value != ""}
-        if len(given) < 2:
-            return next(iter(given.values()), None)
-        texts = {
-            name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            for name, value in given.items()
-        }
-        return "\n\n".join(f"## {name}\n\n{text}" for name, text in texts.items())
+        shown = {name: value for name, value in observed.items() if value is not None and value != ""}
+        if len(shown) < 2:
+            return next(iter(shown.values()), None)
+        return "\n\n".join(
+            f"## {name}\n\n{value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+            for name, value in shown.items()
+        )
 
     async def state_key(self) -> str:
         keys = []
@@ -237,9 +213,9 @@ class CompositeResource(ForkableResource):
 
     async def final_state(self) -> StateSnapshot | None:
         """Return the final states of the parts that have one, of kind "composite"."""
-        found = await _each(self.parts, lambda _, part: part.final_state())
-        shown = {name: snapshot for name, snapshot in found.items() if snapshot is not None}
-        return compose(shown) if shown else None
+        states = await _each(self.parts, lambda _, part: part.final_state())
+        kept = {name: snapshot for name, snapshot in states.items() if snapshot is not None}
+        return compose(kept) if kept else None
 
     async def close(self) -> None:
         """Close every part, even if another fails to close; then raise the first failure."""
@@ -253,7 +229,7 @@ class CompositeResource(ForkableResource):
         if all(actions is None for actions in listed.values()):
             return None
         return [
-            {**action, "name": await self._shown(part, action["name"])}
+            {**action, "name": await self._shown_name(part, action["name"])}
             for part, actions in listed.items()
             for action in actions or ()
         ]
@@ -266,9 +242,9 @@ class CompositeResource(ForkableResource):
             if action is None:
                 continue
             if action.get("type") == "tool_call":
-                return {**action, "name": await self._shown(name, action["name"])}
+                return {**action, "name": await self._shown_name(name, action["name"])}
             if action.get("type") == "tool_calls":
-                calls = [{**call, "name": await self._shown(name, call["name"])} for call in action["calls"]]
+                calls = [{**call, "name": await self._shown_name(name, call["name"])} for call in action["calls"]]
                 return {**action, "calls": calls}
             return action
         return None
@@ -278,10 +254,10 @@ class CompositeResource(ForkableResource):
         name = part_for_tool({name: type(part) for name, part in self.parts.items()}, kind, parameter)
         return self if name is None else self.parts[name]
 
-    async def _shown(self, part: str, tool: str) -> str:
-        if self._names.shown(part, tool) is None:
+    async def _shown_name(self, part: str, tool: str) -> str:
+        if (part, tool) not in self._names.shown:
             await self.get_tools_spec()
-        return self._names.shown(part, tool) or tool
+        return self._names.shown.get((part, tool), tool)
 
 
 def read_parts(config: Mapping[str, Any]) -> dict[str, tuple[type[ForkableResource], dict[str, Any]]]:
@@ -297,31 +273,23 @@ def read_parts(config: Mapping[str, Any]) -> dict[str, tuple[type[ForkableResour
             raise ConfigError(f"composite resource: no part is called {key!r}{did_you_mean(key, names)}")
         if not isinstance(value, Mapping):
             raise ConfigError(f"composite resource: {key}: must be a mapping of keys, got {value!r:.80}")
-    found = {}
+    parts = {}
     for part in settings.resources:
         with _about_part(part.name):
             kind = resource_class(part.type)
             if issubclass(kind, CompositeResource):
                 raise ConfigError("a composite within a composite; put all resources into one list")
-        found[part.name] = (kind, overlaid(part.config, over.get(part.name, {})))
-    return found
+        parts[part.name] = (kind, overlaid(part.config, over.get(part.name, {})))
+    return parts
 
 
 def part_for_tool(
     kinds: Mapping[str, type[ForkableResource]], wanted: type[ForkableResource], parameter: str
 ) -> str | None:
-    """Return the name of the part that a tool's parameter receives; None for the composite itself.
+    """Return the name of the part that a tool's parameter, annotated with `wanted`, receives; None for the composite.
 
     It is the one part of the annotated class, else the part with the parameter's name. A parameter that could be any
-    resource and has no part's name receives the composite.
-
-    Args:
-        kinds: the parts' classes by name.
-        wanted: the parameter's annotation.
-        parameter: its name.
-
-    Raises:
-        ConfigError: no part fits, or several do.
+    resource and has no part's name receives the composite. A `ConfigError` reports no part that fits, or several.
     """
     if issubclass(CompositeResource, wanted):
         return parameter if wanted is ForkableResource and parameter in kinds else None
@@ -355,10 +323,9 @@ class _about_part:
     ) -> None:
         if error is None or isinstance(error, ToolError):
             return
-        what = f"part {self._name!r}"
         if isinstance(error, RewardKitError | NotImplementedError):
-            raise type(error)(f"{what}: {error}") from error.__cause__ or error
-        boundary(EnvironmentFailure, what).__exit__(kind, error, trace)
+            raise type(error)(f"part {self._name!r}: {error}") from error.__cause__ or error
+        boundary(EnvironmentFailure, f"part {self._name!r}").__exit__(kind, error, trace)
 
 
 async def _each(

@@ -1,8 +1,7 @@
-"""Built-in resources by name, and the configuration of every resource, read in one way.
+"""Built-in resources by name, and the configuration of every resource.
 
-A configuration has two sources. The task file is code of its author and may set every key. A row of the dataset is
-data: `merged_config`, the one function that lays a row over a task's configuration, accepts only the keys that the
-resource declares in `per_sample_keys`.
+A task file may set every key. A row of the dataset is untrusted: `merged_config` accepts only its resource's
+`per_sample_keys`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import pydantic
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from reward_kit.environments.base import ForkableResource
 from reward_kit.errors import ConfigError, did_you_mean
@@ -43,6 +42,12 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _Config = TypeVar("_Config", bound=BaseModel)
 
 
+class ResourceConfig(BaseModel):
+    """The base of the configurations, which refuse unknown keys."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
 def resource_class(name: str) -> type[ForkableResource]:
     """Return the resource class for a built-in name or a `module:Class` (or `file.py:Class`).
 
@@ -51,40 +56,32 @@ def resource_class(name: str) -> type[ForkableResource]:
     """
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
-        found = getattr(import_module(f"reward_kit.environments.{module}"), attribute)
+        kind = getattr(import_module(f"reward_kit.environments.{module}"), attribute)
     elif ":" in name:
-        found = load_object(name)
+        kind = load_object(name)
     else:
         raise ConfigError(f"unknown resource {name!r}{did_you_mean(name, BUILT_IN)} (your own is file.py:Class)")
-    if not (isinstance(found, type) and issubclass(found, ForkableResource)):
+    if not (isinstance(kind, type) and issubclass(kind, ForkableResource)):
         raise ConfigError(f"{name!r} is not a subclass of ForkableResource")
-    if found.__abstractmethods__:
-        raise ConfigError(f"{name!r} cannot be made: it does not define {', '.join(sorted(found.__abstractmethods__))}")
-    return found
+    if kind.__abstractmethods__:
+        raise ConfigError(f"{name!r} cannot be made: it does not define {', '.join(sorted(kind.__abstractmethods__))}")
+    return kind
 
 
-def read_config(model: type[_Config], config: Mapping[str, Any], resource: str) -> _Config:
-    """Validate `config` as `model`.
-
-    Raises:
-        ConfigError: one line that names every wrong key, its value and the nearest key.
-    """
+def read_config(model: type[_Config], config: Mapping[str, Any], resource: str, part: str = "") -> _Config:
+    """Validate `config`, or a part of one, as `model`; a `ConfigError` names all wrong keys and the nearest ones."""
     try:
         return model.model_validate(dict(config))
     except pydantic.ValidationError as error:
         problems = "; ".join(describe_validation_error(error, model))
-        raise ConfigError(f"{resource} resource: {problems}") from None
+        raise ConfigError(f"{resource} resource: {part}{problems}") from None
 
 
 def headers_from_environment(names: Mapping[str, str], url: str, resource: str, started: str = "") -> dict[str, str]:
-    """Return the headers whose values are environment variables, as `headers_env` names them.
+    """Return the values of the headers that `headers_env` maps to environment variables, to be sent to `url`.
 
-    Args:
-        names: header -> variable.
-        url: the address they are sent to.
-        resource: its type, for messages.
-        started: the address of a server that the task itself starts; "" if none. On this machine it may have any
-            variable, since `pass_env` could hand it over just as well.
+    `started` is the address of a server that the task itself starts. On this machine it may have any variable, since
+    `pass_env` could hand it over just as well.
 
     Raises:
         ConfigError: a variable is not set, or not configured for that origin (`providers/keys.py`).
@@ -103,12 +100,7 @@ def headers_from_environment(names: Mapping[str, str], url: str, resource: str, 
 
 
 def task_path(path: str, task_folder: str | None, key: str) -> Path:
-    """Return the file or directory that a task names.
-
-    Args:
-        path: as written; relative to the task's folder, or to the working directory without one.
-        task_folder: the folder of the task file, None if the resource is used from Python.
-        key: the configuration key, for the message.
+    """Return the file or directory that a task names in `key`, relative to its folder or the working directory.
 
     Raises:
         ConfigError: with a task folder, the path leaves it (through `..`, as an absolute path or by a symlink).
@@ -116,21 +108,21 @@ def task_path(path: str, task_folder: str | None, key: str) -> Path:
     if task_folder is None:
         return Path(path).resolve()
     folder = Path(task_folder).resolve()
-    found = (folder / path).resolve()
-    if not found.is_relative_to(folder):
+    target = (folder / path).resolve()
+    if not target.is_relative_to(folder):
         raise ConfigError(f"{key}: {path!r} lies outside the task's folder {folder}")
-    return found
+    return target
 
 
 def merged_config(
     kind: type[ForkableResource], base: Mapping[str, Any], row: Mapping[str, Any], where: str
 ) -> dict[str, Any]:
-    """Return the configuration of one sample: the task's, with the row's `resource_config` laid over it.
+    """Return a sample's configuration: the task's `base_resource_config` with the row's `resource_config` over it.
 
     Args:
         kind: the class of the resource.
-        base: the task's `base_resource_config`.
-        row: the row's `resource_config`, which is untrusted data.
+        base: the task's.
+        row: the row's, which is untrusted data.
         where: the row's file and line, or its name, for the message.
 
     Raises:
@@ -141,11 +133,7 @@ def merged_config(
 
 
 def check_row_config(kind: type[ForkableResource], base: Mapping[str, Any], row: Mapping[str, Any], where: str) -> None:
-    """Reject a row's `resource_config` that sets anything but per-sample data; arguments as for `merged_config`.
-
-    Raises:
-        ConfigError: the message names the row, the key and the keys that a row may set.
-    """
+    """Reject a row's `resource_config` that sets anything but per-sample data; arguments as for `merged_config`."""
     for key, owner in kind.keys_refused_to_rows(base, row) if row else ():
         allowed = sorted(kind.per_sample_keys_for(base))
         keys = f"a row may set {', '.join(allowed)}" if allowed else "rows may set none of its keys"

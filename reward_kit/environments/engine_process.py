@@ -1,9 +1,7 @@
 """A blocking engine in a worker process, asked one thing at a time: the client of `engine_worker`.
 
-Engines block, their libraries print, and C code in them may hang or crash. None of it can harm this process: a worker
-that dies, sends anything but an answer, or does not answer in time is one `EnvironmentFailure`, with the last lines it
-wrote. The worker runs in a private folder, which also holds its temporary files and is removed with it; the processes
-that it started are ended with it.
+A worker that dies, sends anything but an answer, or does not answer in time is one `EnvironmentFailure` with the last
+lines it wrote. It runs in a private folder, which is removed with it, as the processes that it started are ended.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ def worker_command(module: str) -> list[str]:
 
 
 class EngineProcess:
-    """One worker process. `start` first, `close` last; one request at a time.
+    """A worker process. `start` first, `close` last; one request at a time.
 
     Args:
         name: of the engine, for messages ("household engine").
@@ -55,32 +53,30 @@ class EngineProcess:
         self._environment = dict(environment or {})
         self._process: Process | None = None
         self._answers: BufferedByteReceiveStream | None = None
-        self._folder: Path | None = None
         self._log: Path | None = None
-        self._log_limit: LogLimit | None = None
+        self._exits = contextlib.AsyncExitStack()
         self._answering = False
 
     async def start(self) -> Any:
         """Start the worker and return its first answer.
 
         Raises:
-            ConfigError: something that the worker needs is missing, or its program cannot be run.
+            ConfigError: a package that the worker needs is missing, or its program cannot be run.
             EnvironmentFailure: it does not start.
         """
-        self._folder = temporary_folder("engine-")
-        self._log = self._folder / ".engine.log"
+        folder = temporary_folder("engine-")
+        self._exits.callback(remove_folder, folder)
+        self._log = folder / ".engine.log"
         path = os.pathsep.join(part for part in (_ROOT, os.environ.get("PYTHONPATH", "")) if part)
-        extra = {"PYTHONPATH": path, "TMPDIR": str(self._folder), **self._environment}
+        extra = {"PYTHONPATH": path, "TMPDIR": str(folder), **self._environment}
         try:
             with self._log.open("ab") as errors:
-                self._log_limit = LogLimit(self._log)
+                self._exits.callback(LogLimit(self._log).stop)
+                environment = child_environment(extra)
                 self._process = await anyio.open_process(
-                    self._command,
-                    stderr=errors,
-                    cwd=self._folder,
-                    env=child_environment(extra),
-                    start_new_session=True,
+                    self._command, stderr=errors, cwd=folder, env=environment, start_new_session=True
                 )
+            self._exits.push_async_callback(self._kill)
             assert self._process.stdout is not None
             self._answers = BufferedByteReceiveStream(self._process.stdout)
             return await self._receive(self._timeout)
@@ -92,18 +88,14 @@ class EngineProcess:
             raise
 
     async def ask(self, request: Mapping[str, Any], timeout: float | None = None) -> Any:
-        """Send one request and wait for its answer.
-
-        Args:
-            request: a JSON object, with the name of the operation as `op`.
-            timeout: seconds for this answer, by default those of the constructor.
+        """Send one request, with the name of the operation as `op`, and wait `timeout` seconds for its answer.
 
         Raises:
             ConfigError: the request is wrong; the worker goes on.
             EnvironmentFailure: the worker died, does not answer or answers nonsense; it is ended.
         """
         if self._process is None or self._process.stdin is None:
-            raise EnvironmentFailure(f"{self._name}: not running")
+            raise EnvironmentFailure(f"{self._name}: not running: it is closed, or was not set up")
         if self._answering:
             # An earlier call was cancelled, and its answer would pass for this one's.
             await self._fail("an answer was not waited for")
@@ -114,20 +106,17 @@ class EngineProcess:
         return await self._receive(self._timeout if timeout is None else timeout)
 
     async def close(self) -> None:
-        """End the worker and the processes it started, whatever they are doing. Closing again does nothing."""
+        """End the worker and the processes it started. Closing again does nothing."""
+        with anyio.CancelScope(shield=True):
+            await self._exits.aclose()
+
+    async def _kill(self) -> None:
         process, self._process = self._process, None
-        limit, self._log_limit = self._log_limit, None
-        folder, self._folder = self._folder, None
-        if process is not None:
-            with anyio.CancelScope(shield=True):
-                if process.returncode is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-                await process.aclose()
-        if limit is not None:
-            limit.stop()
-        if folder is not None:
-            remove_folder(folder)
+        assert process is not None
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        await process.aclose()
 
     async def _receive(self, timeout: float) -> Any:
         assert self._answers is not None

@@ -1,56 +1,250 @@
-"""A private directory of files, for agents that read and edit; no path, link or race leads out of it.
+"""A private temporary directory, for agents that read and edit files; no path, link or race leads out of it.
 
-The files are in a fresh temporary directory, removed by `close` (or when the resource is collected, or the process
-ends). Symbolic links are neither followed nor copied, and are not part of the state. Every tool call takes effect as a
-whole or not at all.
+A path is walked name by name with `openat` and `O_NOFOLLOW` from an open descriptor of the directory, so that a
+symbolic link is refused at the moment of use, even if it was made after a check.
 """
 
 from __future__ import annotations
 
+import base64
+import errno
+import hashlib
 import logging
 import os
+import shutil
+import stat
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import anyio.to_thread
-from pydantic import BaseModel, ConfigDict, Field
+import anyio
+from pydantic import Field
 
-from reward_kit.environments import confined
+from reward_kit.display_text import truncate
 from reward_kit.environments.base import (
     ForkableResource,
     StateSnapshot,
     StepOutcome,
     ToolSpec,
+    canonical_json,
     check_call,
+    hash_key,
     strict_tool,
 )
-from reward_kit.environments.config import read_config, task_path
-from reward_kit.environments.confined import (
-    Entry,
-    explained,
-    files_key,
-    files_snapshot,
-    kind_at,
-    open_directory,
-    show,
-    split_path,
-)
+from reward_kit.environments.config import ResourceConfig, read_config, task_path
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, boundary
 from reward_kit.processes import remove_folder, temporary_folder
 
+EntryKind = Literal["file", "directory"]
+_MAX_PATH_BYTES = 4_096
+_MAX_NAME_BYTES = 255
+_MAX_PARTS = 64
+# Windows has none of these flags; the module is importable there, and `SUPPORTED` is False.
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_DIRECTORY_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _NO_FOLLOW
+# O_NONBLOCK, because opening a named pipe would otherwise wait forever for a writer.
+_READ_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _NO_FOLLOW
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW
+_logger = logging.getLogger(__name__)
+SUPPORTED = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file or directory of a tree."""
+
+    path: str
+    kind: EntryKind
+    content: bytes = b""
+    executable: bool = False
+
+
+def split_path(path: object) -> tuple[str, ...]:
+    """Return the names of a relative path; () for the directory itself. A `ToolError` refuses any other path."""
+    if not isinstance(path, str):
+        raise ToolError(f"a path is text, got {path!r}")
+    shown = truncate(path, 80)
+    if "\0" in path:
+        raise ToolError(f"path {shown!r} contains a NUL byte")
+    try:
+        size = len(path.encode())
+    except UnicodeEncodeError:
+        raise ToolError(f"path {shown!r} is not valid Unicode text") from None
+    if path.startswith("/"):
+        raise ToolError(f"path {shown!r} is absolute; paths are relative to the working directory")
+    parts = tuple(part for part in path.split("/") if part not in ("", "."))
+    if ".." in parts:
+        raise ToolError(f"path {shown!r} contains '..'; paths cannot leave the working directory")
+    if size > _MAX_PATH_BYTES or len(parts) > _MAX_PARTS:
+        raise ToolError(f"path {shown!r} is too long: at most {_MAX_PATH_BYTES} bytes and {_MAX_PARTS} names")
+    for part in parts:
+        if len(part.encode()) > _MAX_NAME_BYTES:
+            raise ToolError(f"path {shown!r} has a name longer than {_MAX_NAME_BYTES} bytes")
+    return parts
+
+
+def show(parts: tuple[str, ...]) -> str:
+    """Return the path for a message."""
+    return repr("/".join(parts) or ".")
+
+
+@contextmanager
+def open_directory(root: int, parts: tuple[str, ...]) -> Iterator[int]:
+    """Open the directory at `parts` below the open directory `root`; no part may be a symbolic link."""
+    current = os.open(".", _DIRECTORY_FLAGS, dir_fd=root)
+    try:
+        for position, name in enumerate(parts):
+            with explained(current, name, parts[: position + 1]):
+                inner = os.open(name, _DIRECTORY_FLAGS, dir_fd=current)
+            os.close(current)
+            current = inner
+        yield current
+    finally:
+        os.close(current)
+
+
+@contextmanager
+def explained(directory: int, name: str, parts: tuple[str, ...]) -> Iterator[None]:
+    """Turn an `OSError` of a call on `name` into a `ToolError` that names the path and the reason."""
+    try:
+        yield
+    except OSError as error:
+        if kind_at(directory, name) == "symlink":
+            raise ToolError(f"{show(parts)} is a symbolic link; links are not followed") from None
+        reasons = {
+            errno.ENOENT: "does not exist",
+            errno.ENOTDIR: "is not a directory",
+            errno.EISDIR: "is a directory",
+            errno.EEXIST: "exists already",
+            errno.EINVAL: "cannot be moved into itself",
+        }
+        detail = reasons.get(error.errno or 0, os.strerror(error.errno or 0))
+        raise ToolError(f"{show(parts)} {detail}") from None
+
+
+def kind_at(directory: int, name: str) -> str | None:
+    """Return "file", "directory", "symlink" or "other"; None if nothing is there."""
+    try:
+        return _kind(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
+    except OSError:
+        return None
+
+
+def _kind(mode: int) -> str:
+    if stat.S_ISREG(mode):
+        return "file"
+    if stat.S_ISDIR(mode):
+        return "directory"
+    return "symlink" if stat.S_ISLNK(mode) else "other"
+
+
+def read_file(directory: int, parts: tuple[str, ...], max_bytes: int) -> tuple[bytes, bool]:
+    """Return the content of the regular file `parts[-1]` in the open `directory`, and whether it is executable."""
+    with explained(directory, parts[-1], parts):
+        handle = os.open(parts[-1], _READ_FLAGS, dir_fd=directory)
+    try:
+        mode = os.fstat(handle).st_mode
+        if not stat.S_ISREG(mode):
+            raise ToolError(f"{show(parts)} is {'a directory' if stat.S_ISDIR(mode) else 'not a regular file'}")
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            content = file.read(max_bytes + 1)
+    finally:
+        os.close(handle)
+    if len(content) > max_bytes:
+        raise ToolError(f"{show(parts)} is larger than {max_bytes} bytes")
+    return content, bool(mode & stat.S_IXUSR)
+
+
+def create_file(directory: int, name: str, content: bytes, executable: bool = False) -> None:
+    """Create a file that does not exist yet in the open `directory`."""
+    handle = os.open(name, _CREATE_FLAGS, 0o700 if executable else 0o600, dir_fd=directory)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+
+
+def list_names(directory: int) -> list[tuple[str, str]]:
+    """Return names and kinds in the open `directory`, sorted by name."""
+    with os.scandir(directory) as entries:
+        return sorted((entry.name, _kind(entry.stat(follow_symlinks=False).st_mode)) for entry in entries)
+
+
+def scan(root: int, max_bytes: int, parts: tuple[str, ...] = ()) -> Iterator[Entry]:
+    """Yield every directory and regular file below `root`, parents first, names sorted; no links and devices."""
+    with open_directory(root, parts) as directory:
+        for name, kind in list_names(directory):
+            path = (*parts, name)
+            if kind == "file":
+                content, executable = read_file(directory, path, max_bytes)
+                yield Entry("/".join(path), "file", content, executable)
+            elif kind == "directory":
+                yield Entry("/".join(path), "directory")
+                yield from scan(root, max_bytes, path)
+
+
+def read_tree(folder: Path, max_bytes: int, key: str = "") -> tuple[Entry, ...]:
+    """Return the entries below a folder; warn of links if it is the source named by a configuration `key`."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        entries = tuple(scan(handle, max_bytes))
+    finally:
+        os.close(handle)
+    if key and (links := sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink())):
+        _logger.warning("%s %s: symbolic links are not copied: %s", key, folder, ", ".join(links[:5]))
+    return entries
+
+
+def materialise(root: int, entries: tuple[Entry, ...]) -> None:
+    """Create `entries` (parents first) below the empty open directory `root`."""
+    for entry in entries:
+        *way, name = entry.path.split("/")
+        with open_directory(root, tuple(way)) as directory:
+            if entry.kind == "directory":
+                os.mkdir(name, 0o700, dir_fd=directory)
+            else:
+                create_file(directory, name, entry.content, entry.executable)
+
+
+def remove(directory: int, name: str) -> None:
+    """Remove `name` from the open `directory` with everything below it; links are removed, never followed."""
+    if kind_at(directory, name) == "directory":
+        shutil.rmtree(name, dir_fd=directory)
+    else:
+        os.unlink(name, dir_fd=directory)
+
+
+def files_key(entries: tuple[Entry, ...]) -> str:
+    """Return the state key of a set of files: their paths, contents and executable bits."""
+    parts: list[str] = []
+    for entry in sorted(entries, key=lambda entry: entry.path):
+        content = hashlib.blake2b(entry.content, digest_size=16).hexdigest()
+        parts += [entry.path, entry.kind, content, "x" if entry.executable else "-"]
+    return hash_key(*parts)
+
+
+def files_snapshot(entries: tuple[Entry, ...]) -> StateSnapshot:
+    """Return the final state of kind "files" that `FilesState` opens."""
+    files: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        if entry.kind == "file":
+            try:
+                files[entry.path] = {"text": entry.content.decode("utf-8")}
+            except UnicodeDecodeError:
+                files[entry.path] = {"base64": base64.b64encode(entry.content).decode("ascii")}
+            if entry.executable:
+                files[entry.path]["executable"] = True
+    value = {"directories": [entry.path for entry in entries if entry.kind == "directory"], "files": files}
+    return StateSnapshot("files", canonical_json(value).encode("utf-8", "surrogateescape"))
+
+
 FILES_FOLDER = "files"
 _SCRATCH_FOLDER = "new"
-_logger = logging.getLogger(__name__)
 
 
-class FilesystemConfig(BaseModel):
+class FilesystemConfig(ResourceConfig):
     """The configuration of `filesystem`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     files: dict[str, str] = Field(default_factory=dict, description="path to text, written at reset")
     source_dir: str | None = Field(default=None, description="a directory copied in at reset, before `files`")
@@ -60,49 +254,33 @@ class FilesystemConfig(BaseModel):
     max_total_bytes: int = Field(default=64_000_000, gt=0)
 
 
-class FileWorld:
-    """The directory on disk: the agent sees `files`; a file is written in `new` before it moves there."""
+class FileTree:
+    """The directory on disk: the agent sees `files`; a file is written in `new` before it moves there.
 
-    def __init__(self) -> None:
+    Every tool either has its whole effect, or raises `ToolError` and changes nothing.
+    """
+
+    def __init__(self, entries: tuple[Entry, ...], limits: FilesystemConfig) -> None:
+        self.limits = limits
         self.path = str(temporary_folder("files-"))
         for name in (FILES_FOLDER, _SCRATCH_FOLDER):
             os.mkdir(f"{self.path}/{name}", 0o700)  # noqa: PTH102
         self.files = os.open(f"{self.path}/{FILES_FOLDER}", os.O_RDONLY)
         self.scratch = os.open(f"{self.path}/{_SCRATCH_FOLDER}", os.O_RDONLY)
-        self.remove = weakref.finalize(self, _remove_world, self.path, self.files, self.scratch)
-
-    @classmethod
-    def make(cls, entries: tuple[Entry, ...]) -> FileWorld:
-        """Return a new directory with these entries."""
-        world = cls()
+        self.remove = weakref.finalize(self, _remove, self.path, self.files, self.scratch)
         try:
-            confined.materialise(world.files, entries)
+            materialise(self.files, entries)
         except BaseException:
-            world.remove()
+            self.remove()
             raise
-        return world
-
-
-def _remove_world(path: str, *handles: int) -> None:
-    for handle in handles:
-        os.close(handle)
-    remove_folder(Path(path))
-
-
-@dataclass(frozen=True, slots=True)
-class FileCall:
-    """One tool call. Every method either has its whole effect or raises `ToolError` and changes nothing."""
-
-    world: FileWorld
-    limits: FilesystemConfig
 
     def list_directory(self, path: str) -> list[dict[str, str]]:
-        with open_directory(self.world.files, split_path(path)) as directory:
-            return [{"name": name, "type": kind} for name, kind in confined.list_names(directory)]
+        with open_directory(self.files, split_path(path)) as directory:
+            return [{"name": name, "type": kind} for name, kind in list_names(directory)]
 
     def read_file(self, path: str) -> str:
         with self._parent(path) as (directory, parts):
-            content, _ = confined.read_file(directory, parts, self.limits.max_file_bytes)
+            content, _ = read_file(directory, parts, self.limits.max_file_bytes)
         try:
             return content.decode("utf-8")
         except UnicodeDecodeError:
@@ -116,7 +294,7 @@ class FileCall:
         with self._parent(path) as (directory, parts):
             before = b""
             if kind_at(directory, parts[-1]) is not None:
-                before, _ = confined.read_file(directory, parts, self.limits.max_file_bytes)
+                before, _ = read_file(directory, parts, self.limits.max_file_bytes)
             return self._put(directory, parts, before, content)
 
     def delete_path(self, path: str) -> str:
@@ -124,8 +302,8 @@ class FileCall:
             self._refuse_link(directory, parts)
             # One rename takes it out of sight, so that a large directory is deleted whole or not at all.
             with explained(directory, parts[-1], parts):
-                os.rename(parts[-1], "deleted", src_dir_fd=directory, dst_dir_fd=self.world.scratch)
-        confined.remove(self.world.scratch, "deleted")
+                os.rename(parts[-1], "deleted", src_dir_fd=directory, dst_dir_fd=self.scratch)
+        remove(self.scratch, "deleted")
         return f"{show(parts)} is deleted"
 
     def move_path(self, source: str, target: str) -> str:
@@ -139,25 +317,22 @@ class FileCall:
 
     def make_directory(self, path: str) -> str:
         parts = _named(path)
-        missing = self._missing_directories(parts)
-        self._check_room(more_files=len(missing), more_bytes=0)
-        for made in missing:
-            with open_directory(self.world.files, made[:-1]) as directory, explained(directory, made[-1], made):
+        # Find the first missing directory; opening the whole path checks that it is a directory.
+        for depth in range(len(parts) + 1):
+            with open_directory(self.files, parts[:depth]) as directory:
+                if depth < len(parts) and kind_at(directory, parts[depth]) is None:
+                    break
+        self._check_room(more_files=len(parts) - depth, more_bytes=0)
+        for end in range(depth + 1, len(parts) + 1):
+            made = parts[:end]
+            with open_directory(self.files, made[:-1]) as directory, explained(directory, made[-1], made):
                 os.mkdir(made[-1], 0o700, dir_fd=directory)
         return f"{show(parts)} is there"
-
-    def _missing_directories(self, parts: tuple[str, ...]) -> list[tuple[str, ...]]:
-        for depth in range(len(parts)):
-            with open_directory(self.world.files, parts[:depth]) as directory:
-                if kind_at(directory, parts[depth]) is None:
-                    return [parts[:end] for end in range(depth + 1, len(parts) + 1)]
-        with open_directory(self.world.files, parts):
-            return []
 
     @contextmanager
     def _parent(self, path: str) -> Iterator[tuple[int, tuple[str, ...]]]:
         parts = _named(path)
-        with open_directory(self.world.files, parts[:-1]) as directory:
+        with open_directory(self.files, parts[:-1]) as directory:
             yield directory, parts
 
     def _refuse_link(self, directory: int, parts: tuple[str, ...]) -> None:
@@ -180,26 +355,32 @@ class FileCall:
             self._check_room(more_files=1, more_bytes=len(content))
         else:
             # Refuses anything but a regular file, and keeps the executable bit of the file that is replaced.
-            replaced, executable = confined.read_file(directory, parts, self.limits.max_total_bytes)
+            replaced, executable = read_file(directory, parts, self.limits.max_total_bytes)
             self._check_room(more_files=0, more_bytes=len(content) - len(replaced))
-        confined.create_file(self.world.scratch, name, content, executable)
+        create_file(self.scratch, name, content, executable)
         try:
             with explained(directory, name, parts):
-                os.rename(name, name, src_dir_fd=self.world.scratch, dst_dir_fd=directory)
+                os.rename(name, name, src_dir_fd=self.scratch, dst_dir_fd=directory)
         except ToolError:
-            confined.remove(self.world.scratch, name)
+            remove(self.scratch, name)
             raise
         return f"{show(parts)} has {len(content)} bytes"
 
     def _check_room(self, more_files: int, more_bytes: int) -> None:
         files = size = 0
-        for _, directories, names, handle in os.fwalk(".", dir_fd=self.world.files):
+        for _, directories, names, handle in os.fwalk(".", dir_fd=self.files):
             files += len(directories) + len(names)
             size += sum(os.stat(name, dir_fd=handle, follow_symlinks=False).st_size for name in names)
         if more_files > 0 and files + more_files > self.limits.max_files:
             raise ToolError(f"there is room for {self.limits.max_files} files and directories, and {files} are there")
         if more_bytes > 0 and size + more_bytes > self.limits.max_total_bytes:
             raise ToolError(f"there is room for {self.limits.max_total_bytes} bytes, and {size} are used")
+
+
+def _remove(path: str, *handles: int) -> None:
+    for handle in handles:
+        os.close(handle)
+    remove_folder(Path(path))
 
 
 def _named(path: str) -> tuple[str, ...]:
@@ -214,13 +395,18 @@ _TEXT = {"type": "string", "description": "the text"}
 _TOOLS: dict[str, tuple[Callable[..., Any], bool, ToolSpec]] = {
     run.__name__: (run, writes, strict_tool(run.__name__, description, **parameters))
     for run, writes, description, parameters in (
-        (FileCall.list_directory, False, "List a directory.", {"path": {**_PATH, "default": "."}}),
-        (FileCall.read_file, False, "Read a text file.", {"path": _PATH}),
-        (FileCall.write_file, True, "Write a file; its directory must exist.", {"path": _PATH, "content": _TEXT}),
-        (FileCall.append_file, True, "Append text to a file, or create it.", {"path": _PATH, "content": _TEXT}),
-        (FileCall.delete_path, True, "Delete a file, or a directory with all that is in it.", {"path": _PATH}),
-        (FileCall.move_path, True, "Move or rename a file or a directory.", {"source": _PATH, "target": _PATH}),
-        (FileCall.make_directory, True, "Make a directory, and those above it.", {"path": _PATH}),
+        (FileTree.list_directory, False, "List a directory.", {"path": {**_PATH, "default": "."}}),
+        (FileTree.read_file, False, "Read a text file.", {"path": _PATH}),
+        (
+            FileTree.write_file,
+            True,
+            "Write a file; its directory must exist.",
+            {"path": _PATH, "content": _TEXT},
+        ),
+        (FileTree.append_file, True, "Append text to a file, or create it.", {"path": _PATH, "content": _TEXT}),
+        (FileTree.delete_path, True, "Delete a file, or a directory with all that is in it.", {"path": _PATH}),
+        (FileTree.move_path, True, "Move or rename a file or a directory.", {"source": _PATH, "target": _PATH}),
+        (FileTree.make_directory, True, "Make a directory, and those above it.", {"path": _PATH}),
     )
 }
 _SPECS = {name: spec for name, (_, _, spec) in _TOOLS.items()}
@@ -236,7 +422,7 @@ class FilesystemResource(ForkableResource):
     def __init__(self) -> None:
         self._settings = FilesystemConfig()
         self._initial: tuple[Entry, ...] = ()
-        self._world: FileWorld | None = None
+        self._directory: FileTree | None = None
         self._key: str | None = None
         self._touched = False
 
@@ -248,14 +434,14 @@ class FilesystemResource(ForkableResource):
         return Path(self._here.path) / FILES_FOLDER
 
     @property
-    def _here(self) -> FileWorld:
-        if self._world is None:
+    def _here(self) -> FileTree:
+        if self._directory is None:
             raise EnvironmentFailure("the filesystem resource is closed, or was not set up")
-        return self._world
+        return self._directory
 
     async def setup(self, config: Mapping[str, Any]) -> None:
         self._settings = read_config(FilesystemConfig, config, "filesystem")
-        if not confined.SUPPORTED:
+        if not SUPPORTED:
             raise ConfigError("the filesystem resource needs openat and O_NOFOLLOW, which this system does not have")
         self._initial = await anyio.to_thread.run_sync(_initial_entries, self._settings)
         await self.restore(self._initial)
@@ -273,8 +459,8 @@ class FilesystemResource(ForkableResource):
         return await anyio.to_thread.run_sync(self._entries)
 
     async def restore(self, state: Any) -> None:
-        fresh = await anyio.to_thread.run_sync(FileWorld.make, state)
-        old, self._world, self._key = self._world, fresh, None
+        fresh = await anyio.to_thread.run_sync(FileTree, state, self._settings)
+        old, self._directory, self._key = self._directory, fresh, None
         if old is not None:
             await anyio.to_thread.run_sync(old.remove)
 
@@ -290,29 +476,38 @@ class FilesystemResource(ForkableResource):
         return await anyio.to_thread.run_sync(lambda: files_snapshot(self._entries()))
 
     async def close(self) -> None:
-        if self._world is not None:
-            world, self._world = self._world, None
-            await anyio.to_thread.run_sync(world.remove)
+        if self._directory is not None:
+            directory, self._directory = self._directory, None
+            await anyio.to_thread.run_sync(directory.remove)
 
     async def step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
         arguments = check_call(_SPECS, action_name, action_params)
         run, writes, _ = _TOOLS[action_name]
         if writes:
             self._key = None
-        call = FileCall(self._here, self._settings)
-        return StepOutcome(await anyio.to_thread.run_sync(lambda: run(call, **arguments)))
+        directory = self._here
+        return StepOutcome(await anyio.to_thread.run_sync(lambda: run(directory, **arguments)))
 
     def _entries(self) -> tuple[Entry, ...]:
         limit = max(self._settings.max_file_bytes, self._settings.max_total_bytes)
         with boundary(EnvironmentFailure, "reading the filesystem resource"):
             try:
-                return tuple(confined.scan(self._here.files, limit))
+                return tuple(scan(self._here.files, limit))
             except ToolError as error:
                 raise EnvironmentFailure(str(error)) from error
 
 
 def _initial_entries(settings: FilesystemConfig) -> tuple[Entry, ...]:
-    entries = {entry.path: entry for entry in _source_entries(settings)}
+    entries: dict[str, Entry] = {}
+    if settings.source_dir is not None:
+        where = "filesystem resource: source_dir"
+        folder = task_path(settings.source_dir, settings.task_folder, where)
+        if not folder.is_dir():
+            raise ConfigError(f"{where}: no such directory: {folder}")
+        try:
+            entries = {entry.path: entry for entry in read_tree(folder, settings.max_file_bytes, "source_dir")}
+        except ToolError as error:
+            raise ConfigError(f"{where}: {error}") from None
     where = "filesystem resource: files"
     for path, text in settings.files.items():
         try:
@@ -322,9 +517,9 @@ def _initial_entries(settings: FilesystemConfig) -> tuple[Entry, ...]:
         if not parts:
             raise ConfigError(f"{where}: {path!r} names no file")
         for depth in range(1, len(parts)):
-            folder = "/".join(parts[:depth])
-            if entries.setdefault(folder, Entry(folder, "directory")).kind != "directory":
-                raise ConfigError(f"{where}: {path!r} lies below {folder!r}, which is a file")
+            above = "/".join(parts[:depth])
+            if entries.setdefault(above, Entry(above, "directory")).kind != "directory":
+                raise ConfigError(f"{where}: {path!r} lies below {above!r}, which is a file")
         name = "/".join(parts)
         if name in entries and entries[name].kind == "directory":
             raise ConfigError(f"{where}: {path!r} is a directory too")
@@ -341,21 +536,3 @@ def _initial_entries(settings: FilesystemConfig) -> tuple[Entry, ...]:
     if problem:
         raise ConfigError(f"filesystem resource: {problem}")
     return ordered
-
-
-def _source_entries(settings: FilesystemConfig) -> Iterator[Entry]:
-    if settings.source_dir is None:
-        return
-    folder = task_path(settings.source_dir, settings.task_folder, "filesystem resource: source_dir")
-    if not folder.is_dir():
-        raise ConfigError(f"filesystem resource: source_dir: no such directory: {folder}")
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        yield from confined.scan(handle, settings.max_file_bytes)
-    except ToolError as error:
-        raise ConfigError(f"filesystem resource: source_dir: {error}") from None
-    finally:
-        os.close(handle)
-    links = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink()]
-    if links:
-        _logger.warning("source_dir %s: symbolic links are not copied: %s", folder, ", ".join(sorted(links)[:5]))

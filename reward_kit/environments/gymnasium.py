@@ -1,13 +1,8 @@
 """Gymnasium's toy-text environments (FrozenLake, Taxi, Blackjack, CliffWalking) with one typed tool.
 
-Any other environment with discrete actions works as well as its rendering and observations allow.
-
-The state key leaves out time, although Gymnasium's TimeLimit cuts an episode after so many steps: `truncated` reports
-that the environment stopped for an outside reason, and a state's value is that of the task without the limit. It also
-leaves out randomness, which is noise: a slippery lake goes on differently from one state with other noise.
-
-Gymnasium's own rendering marks the agent by a terminal colour, which plain text loses, and shows the last action, which
-is not part of the state; so each toy-text environment has a `Family` here that names its actions and draws its state.
+Each has a `Family` here that names its actions and draws its state, since Gymnasium's rendering marks the agent by
+colour and shows the last action. Any other environment with discrete actions works as well as its rendering and
+observations allow. The state key leaves out time (a TimeLimit truncates) and randomness.
 """
 
 from __future__ import annotations
@@ -15,13 +10,12 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from reward_kit.environments.base import (
     ForkableResource,
@@ -33,14 +27,14 @@ from reward_kit.environments.base import (
     hash_key,
     strict_tool,
 )
-from reward_kit.environments.config import read_config
+from reward_kit.environments.config import ResourceConfig, read_config
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, boundary, how_to_install
 
 Transitions = Mapping[int, Mapping[int, Sequence[tuple[float, int, float, bool]]]]
 """Gymnasium's table: state -> action -> [(probability, next state, reward, terminated)]."""
-DISCOUNT = 0.99
 _CACHE_SIZE = 256
-_cache: OrderedDict[str, NDArray[np.float64]] = OrderedDict()
+_cache: dict[str, NDArray[np.float64]] = {}
+"""The action values of the latest tables, by the environment's name."""
 _COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
 _TAXI_STOPS = ("R", "G", "Y", "B")
 _TAXI_STOP_NAMES = ("R (red)", "G (green)", "Y (yellow)", "B (blue)")
@@ -52,54 +46,28 @@ _DATA_ARGUMENTS = {
 }
 
 
-def action_values(
-    transitions: Transitions, discount: float = DISCOUNT, tolerance: float = 1e-10
-) -> NDArray[np.float64]:
-    """Return the optimal action values, by value iteration (Sutton and Barto 2018, section 4.4).
+def action_values(transitions: Transitions, discount: float = 0.99, tolerance: float = 1e-10) -> NDArray[np.float64]:
+    """Return the optimal action values of shape (states, actions), by value iteration until none moves by `tolerance`.
 
-        Q(s, a) = Σ p(s', r | s, a) · (r + γ · max_a' Q(s', a'))
+        Q(s, a) = Σ p(s', r | s, a) · (r + γ · max_a' Q(s', a'))    (Sutton and Barto 2018, section 4.4)
 
-    Args:
-        transitions: the table; states and actions are numbered from 0.
-        discount: γ < 1, so that the shorter of two ways is the better one.
-        tolerance: iteration ends when no value moves by more.
-
-    Returns:
-        Q of shape (states, actions).
+    `discount` is γ < 1, so that the shorter of two ways is the better one.
     """
-    states, actions = len(transitions), len(transitions[0])
     width = max(len(outcomes) for row in transitions.values() for outcomes in row.values())
-    probability = np.zeros((states, actions, width))
-    following = np.zeros((states, actions, width), dtype=np.int64)
-    reward = np.zeros((states, actions, width))
-    goes_on = np.zeros((states, actions, width))
+    table = np.zeros((len(transitions), len(transitions[0]), width, 4))
     for state, row in transitions.items():
         for action, outcomes in row.items():
-            for index, (chance, target, gain, ended) in enumerate(outcomes):
-                probability[state, action, index] = chance
-                following[state, action, index] = target
-                reward[state, action, index] = gain
-                goes_on[state, action, index] = not ended
+            table[state, action, : len(outcomes)] = outcomes
+    probability, target, reward, ended = np.moveaxis(table, 3, 0)
     expected_reward = (probability * reward).sum(axis=2)
-    weight = discount * probability * goes_on
-    values = np.zeros(states)
+    weight, following = discount * probability * (1.0 - ended), target.astype(np.int64)
+    values = np.zeros(len(transitions))
     while True:
         q_values: NDArray[np.float64] = expected_reward + (weight * values[following]).sum(axis=2)
         best = q_values.max(axis=1)
         if np.abs(best - values).max() <= tolerance:
             return q_values
         values = best
-
-
-def best_action(name: str, transitions: Transitions, state: int) -> int:
-    """Return the first of the optimal actions in `state`. Solved once for each `name` of a table."""
-    if name not in _cache:
-        _cache[name] = action_values(transitions)
-        while len(_cache) > _CACHE_SIZE:
-            _cache.popitem(last=False)
-    _cache.move_to_end(name)
-    # Rounded, so that the order of equal actions does not depend on the last bit.
-    return int(np.argmax(np.round(_cache[name][state], 8)))
 
 
 class Family:
@@ -110,7 +78,7 @@ class Family:
     has_table = True
 
     def text(self, env: Any, observation: Any) -> str:
-        """Return the state as the agent is shown it; equal states have equal text."""
+        """Return the state as the agent sees it; equal states have equal text."""
         raise NotImplementedError
 
     def state(self, env: Any, observation: Any) -> Any:
@@ -202,8 +170,7 @@ class Unknown(Family):
 
     def text(self, env: Any, observation: Any) -> str:
         if env.render_mode == "ansi":
-            drawn = env.render()
-            return plain_text(drawn if isinstance(drawn, str) else str(drawn))
+            return plain_text(str(env.render()))
         return str(to_json(observation))
 
     def state(self, env: Any, observation: Any) -> Any:
@@ -256,19 +223,15 @@ def _grid(cells: list[list[str]], position: int) -> str:
     return "\n".join("".join(line).rstrip() for line in shown)
 
 
-class RandomMap(BaseModel):
+class RandomMap(ResourceConfig):
     """A FrozenLake map drawn from the seed of the reset."""
-
-    model_config = ConfigDict(extra="forbid")
 
     size: int = Field(default=8, ge=2, le=64)
     p: float = Field(default=0.8, gt=0, le=1, description="the probability that a cell is frozen")
 
 
-class GymnasiumConfig(BaseModel):
+class GymnasiumConfig(ResourceConfig):
     """The configuration of `gymnasium`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     env_id: str
     env_kwargs: dict[str, Any] = Field(default_factory=dict, description="handed to gymnasium.make")
@@ -276,7 +239,7 @@ class GymnasiumConfig(BaseModel):
 
 
 class GymnasiumResource(ForkableResource):
-    """One Gymnasium environment; `act(action)` is its only tool."""
+    """A Gymnasium environment; `act(action)` is its only tool."""
 
     fork_kind = "native"
     per_sample_keys = frozenset({"random_map"})
@@ -287,7 +250,7 @@ class GymnasiumResource(ForkableResource):
         self._family: Family = UNKNOWN
         self._names: dict[Any, int] = {}
         self._spec: ToolSpec = {}
-        self._world_name = ""
+        self._name = ""
         self._observation: Any = None
         self._reward: float | None = None
         self._terminated = False
@@ -295,9 +258,9 @@ class GymnasiumResource(ForkableResource):
 
     @classmethod
     def per_sample_keys_for(cls, config: Mapping[str, Any]) -> frozenset[str]:
-        """Return `random_map`, and the arguments of a toy-text environment that are data; of others none is known."""
-        found = re.fullmatch(r"(FrozenLake|CliffWalking|Taxi|Blackjack)\w*(-v\d+)?", str(config.get("env_id")))
-        known = _DATA_ARGUMENTS[found[1]] if found else ()
+        """Return `random_map`, and the arguments of a toy-text environment that are data; none of others is known."""
+        match = re.fullmatch(r"(FrozenLake|CliffWalking|Taxi|Blackjack)\w*(-v\d+)?", str(config.get("env_id")))
+        known = _DATA_ARGUMENTS[match[1]] if match else ()
         return cls.per_sample_keys | {f"env_kwargs.{name}" for name in known}
 
     async def setup(self, config: Mapping[str, Any]) -> None:
@@ -317,18 +280,18 @@ class GymnasiumResource(ForkableResource):
 
     async def fork(self) -> ForkableResource:
         twin = copy.copy(self)
-        twin._env = self._copied_env()
+        twin._env = self._copy_env()
         return twin
 
     async def checkpoint(self) -> Any:
         kept = {name: value for name, value in vars(self).items() if name not in ("_settings", "_env")}
-        return {**kept, "_env": self._copied_env()}
+        return {**kept, "_env": self._copy_env()}
 
     async def restore(self, state: Any) -> None:
         old = self._env
         vars(self).update(state)
         # Another copy, so that the checkpoint can be restored again.
-        self._env = self._copied_env()
+        self._env = self._copy_env()
         old.close()
 
     async def close(self) -> None:
@@ -347,7 +310,7 @@ class GymnasiumResource(ForkableResource):
 
     async def state_key(self) -> str:
         state = self._family.state(self._env.unwrapped, self._observation)
-        return hash_key(self._world_name, canonical_json([state, self._terminated, self._truncated]))
+        return hash_key(self._name, canonical_json([state, self._terminated, self._truncated]))
 
     async def final_state(self) -> StateSnapshot:
         env = self._env.unwrapped
@@ -365,9 +328,15 @@ class GymnasiumResource(ForkableResource):
         )
 
     async def step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
-        action = self._action(action_name, action_params)
+        action = check_call({"act": self._spec}, action_name, action_params)["action"]
+        # True equals 1 in Python; as an action it is a mistake.
+        if isinstance(action, bool) or not isinstance(action, str | int) or action not in self._names:
+            names = [str(name) for name in self._names]
+            raise ToolError(f"act: action: {action!r} is not one of {', '.join(names[:20])}")
+        if self._terminated or self._truncated:
+            raise ToolError("the episode is over; no action changes anything")
         with boundary(EnvironmentFailure, f"{self._settings.env_id}.step"):
-            self._observation, reward, terminated, truncated, _ = self._env.step(action)
+            self._observation, reward, terminated, truncated, _ = self._env.step(self._names[action])
         self._reward, self._terminated, self._truncated = float(reward), bool(terminated), bool(truncated)
         success = self._family.succeeded(self._env.unwrapped, self._reward, self._terminated)
         info = {} if success is None else {"success": success}
@@ -394,7 +363,12 @@ class GymnasiumResource(ForkableResource):
             total, dealer, usable_ace = self._observation
             index = blackjack_strategy(int(total), int(dealer), bool(usable_ace))
         elif self._family.has_table:
-            index = best_action(self._world_name, env.P, int(env.s))
+            if self._name not in _cache:
+                if len(_cache) >= _CACHE_SIZE:
+                    del _cache[next(iter(_cache))]
+                _cache[self._name] = action_values(env.P)
+            # Rounded, so that the order of equal actions does not depend on the last bit.
+            index = int(np.argmax(np.round(_cache[self._name][int(env.s)], 8)))
         else:
             return None
         return {"type": "tool_call", "name": "act", "arguments": {"action": list(self._names)[index]}}
@@ -403,14 +377,25 @@ class GymnasiumResource(ForkableResource):
         """Make the environment, with the map `desc` if one was drawn."""
         if self._env is not None:
             self._env.close()
-        kwargs = {**self._settings.env_kwargs, **({"desc": desc} if desc else {})}
-        self._env = _make_env(self._settings.env_id, kwargs)
-        env = self._env.unwrapped
-        self._family = FAMILIES.get(type(env).__name__, UNKNOWN)
-        self._world_name = hash_key(self._settings.env_id, repr(sorted(kwargs.items())))
+        env_id, kwargs = self._settings.env_id, {**self._settings.env_kwargs, **({"desc": desc} if desc else {})}
+        # Importing and making may warn of deprecated modules and older versions, which our users cannot fix.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                import gymnasium
+            except ImportError:
+                raise ConfigError(f"the gymnasium resource needs gymnasium; {how_to_install('games')}") from None
+            with boundary(ConfigError, f"gymnasium resource: {env_id}"):
+                entry = gymnasium.spec(env_id).entry_point
+                made = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
+                modes = getattr(made, "metadata", {}).get("render_modes", ())
+                options: dict[str, Any] = {"render_mode": "ansi"} if "ansi" in modes else {}
+                self._env = gymnasium.make(env_id, disable_env_checker=True, **{**options, **kwargs})
+        self._family = FAMILIES.get(type(self._env.unwrapped).__name__, UNKNOWN)
+        self._name = hash_key(env_id, repr(sorted(kwargs.items())))
         space = self._env.action_space
         if type(space).__name__ != "Discrete":
-            raise ConfigError(f"gymnasium resource: {self._settings.env_id} has no discrete actions but {space}")
+            raise ConfigError(f"gymnasium resource: {env_id} has no discrete actions but {space}")
         first, count = int(space.start), int(space.n)
         if len(self._family.actions) == count:
             self._names = {name: first + index for index, name in enumerate(self._family.actions)}
@@ -428,36 +413,9 @@ class GymnasiumResource(ForkableResource):
     def _text(self) -> str:
         return self._family.text(self._env.unwrapped, self._observation)
 
-    def _action(self, tool: str, arguments: Mapping[str, Any]) -> int:
-        action = check_call({"act": self._spec}, tool, arguments)["action"]
-        # True equals 1 in Python; as an action it is a mistake.
-        if isinstance(action, bool) or not isinstance(action, str | int) or action not in self._names:
-            shown = [str(name) for name in self._names]
-            raise ToolError(f"act: action: {action!r} is none of {', '.join(shown[:20])}")
-        if self._terminated or self._truncated:
-            raise ToolError("the episode is over; no action changes anything")
-        return self._names[action]
-
-    def _copied_env(self) -> Any:
+    def _copy_env(self) -> Any:
         # Tables and specifications never change and are large; a copy shares them.
         env = self._env.unwrapped
         fixed = [getattr(env, name, None) for name in ("P", "spec", "desc", "initial_state_distrib")]
         fixed += [env.action_space, env.observation_space]
         return copy.deepcopy(self._env, {id(value): value for value in fixed if value is not None})
-
-
-def _make_env(env_id: str, kwargs: Mapping[str, Any]) -> Any:
-    # Importing and making may warn of deprecated modules and older versions, which our users cannot fix.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            import gymnasium
-        except ImportError:
-            raise ConfigError(f"the gymnasium resource needs gymnasium; {how_to_install('games')}") from None
-        with boundary(ConfigError, f"gymnasium resource: {env_id}"):
-            spec = gymnasium.spec(env_id)
-            entry = spec.entry_point
-            made = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
-            modes = getattr(made, "metadata", {}).get("render_modes", ())
-            options: dict[str, Any] = {"render_mode": "ansi"} if "ansi" in modes else {}
-            return gymnasium.make(env_id, disable_env_checker=True, **{**options, **kwargs})

@@ -1,24 +1,9 @@
-"""A fast engine for household games, and an exact expert for it.
+"""A fast engine for household games, equal to TextWorld's on ALFWorld's domain, and an exact expert for it.
 
-The engine equals TextWorld's on ALFWorld's domain in texts, commands, effects and goals. The possible actions in a
-state depend on little of it: where the agent stands, what it holds, what lies there, and whether the receptacle there
-is open. That part is a `_Spot`, made once and kept in the tables of the problem, which all its engines share. A step is
-then two lookups and a few integer operations. Sets of objects are bit masks over the things in the order of the texts.
-
-Some of the domain's facts never change what an agent can do or read, so they are not kept: what was checked, examined
-or once in a receptacle, and whether a lamp is on at the moment (`isOn`; texts and goals ask whether it was ever used).
-
-The expert finds a shortest plan from any state by a uniform-cost search over *errands*: an errand goes to a receptacle,
-opens it if necessary, and takes, puts, treats or uses one thing there. That loses nothing:
-
-- Going and opening serve only the next action at that receptacle, so they can wait until just before it; closing,
-  looking and slicing serve no goal.
-- Only the things asked for need to be taken, and one in the hand that can still serve the goal is put down only where
-  the goal wants it: every way that puts it down elsewhere is at least as long as one that uses it.
-- Receptacles of one type, with one door state, that hold nothing the goal speaks of and at which the agent does not
-  stand, are interchangeable. So are all of these, whatever their type, for getting rid of a thing, but for the door.
-
-`tests/environments/household/test_expert.py` compares the lengths with those of a plain breadth-first search.
+The possible actions depend only on where the agent stands, what it holds, what lies there, and whether the receptacle
+there is open. That part is a `_Spot`, made once and kept in the tables of the problem, which all its engines share: a
+step is two lookups and a few integer operations. Sets of objects are bit masks over the things in the order of the
+texts. Facts that never change what an agent can do or read are not kept, such as whether a lamp is on at the moment.
 """
 
 from __future__ import annotations
@@ -37,8 +22,7 @@ NOWHERE = -1
 """The agent's place before it first goes to a receptacle, and what it holds with empty hands."""
 MILESTONES = ("found", "taken", "transformed", "placed")
 """Parts of a task in their usual order: an object of the asked type was seen; held; clean, hot or cool as asked (or the
-lamp was used); and put where it belongs. Each is reached at most once. Not every task has all: nothing is placed under
-a lamp, nothing is transformed if a thing is only moved. Of two objects, the first one put in its place counts."""
+lamp was used); and put where it belongs. Not every task has all. Of two objects the first one placed counts."""
 _START = (NOWHERE, NOWHERE, 0, 0)
 _NOT_CONTENT = ("id", "split", "layout")
 _VERB = {TaskType.CLEAN: "clean", TaskType.HEAT: "heat", TaskType.COOL: "cool"}
@@ -62,7 +46,7 @@ Available commands:
 
 
 class HouseholdView(NamedTuple):
-    """One observation of a household game, with the commands that are admissible next."""
+    """An observation of a household game, with the commands that are admissible next."""
 
     observation: str
     admissible: tuple[str, ...]
@@ -79,13 +63,7 @@ class _Spot(NamedTuple):
 
 
 class Tables:
-    """The constant part of a problem, with what was computed of it. Shared by all engines of the problem.
-
-    Attributes:
-        receptacles: in the order in which the texts list them; engines name them by their index here.
-        things: likewise.
-        key: names the problem by its content.
-    """
+    """The constant part of a problem, shared by all its engines, which name receptacles and things by index here."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -100,7 +78,7 @@ class Tables:
             **{command: (HouseholdEngine._go, place, 0) for place, command in enumerate(self.go)},
             "look": (HouseholdEngine._look, 0, 0),
             "inventory": (HouseholdEngine._inventory, 0, 0),
-            "help": (HouseholdEngine._help, 0, 0),
+            "help": (lambda _engine, _one, _two: _HELP, 0, 0),
         }
         self.targets = self._mask(lambda thing: thing.type == problem.target)
         self.destinations = [index for index, item in enumerate(self.receptacles) if item.type == problem.destination]
@@ -125,19 +103,17 @@ class Tables:
 
     def members(self, mask: int) -> list[int]:
         """Return the numbers of the things in a mask, in the order of the texts."""
-        found = []
+        numbers = []
         while mask:
             low = mask & -mask
-            found.append(low.bit_length() - 1)
+            numbers.append(low.bit_length() - 1)
             mask ^= low
-        return found
+        return numbers
 
     def can_hold(self, receptacle: int, thing: int) -> bool:
-        """Return whether the thing can be moved to the receptacle."""
         return can_hold(self.receptacles[receptacle].type, self.things[thing].type)
 
     def listed(self, mask: int) -> str:
-        """Return a mask as the texts list it."""
         text = self.lists.get(mask)
         if text is None:
             text = self.lists[mask] = enumeration(self.things[number].name for number in self.members(mask))
@@ -156,7 +132,7 @@ def enumeration(names: Iterable[str]) -> str:
 
 
 class HouseholdEngine:
-    """One household game.
+    """A household game.
 
     Attributes:
         tables: the constant part.
@@ -217,7 +193,6 @@ class HouseholdEngine:
         return hash_key(self.tables.key, repr((flags, marks, self.contents)))
 
     def won(self) -> bool:
-        """Return whether the goal holds now."""
         tables, task_type = self.tables, self.tables.problem.task_type
         if task_type is TaskType.LOOK_IN_LIGHT:
             lit = self.at >= 0 and self.contents[self.at] & tables.lamps & self.toggled
@@ -230,7 +205,7 @@ class HouseholdEngine:
         return bool(placed & self.ready())
 
     def ready(self) -> int:
-        """Return the mask of the things in the state that the goal asks for, wherever they are."""
+        """Return the mask of the things in the state that the goal asks for, at any place."""
         tables, task_type = self.tables, self.tables.problem.task_type
         if task_type is TaskType.CLEAN:
             return tables.targets & tables.transformable & self.clean
@@ -241,7 +216,7 @@ class HouseholdEngine:
         return tables.targets
 
     def milestones(self, held_before: int) -> list[str]:
-        """Return the milestones whose condition holds after a command; `held_before` was held before it."""
+        """Return the milestones that a command reached; `held_before` was held before it."""
         tables, at, ready = self.tables, self.at, self.ready()
         held = self.holding >= 0 and bool(tables.targets >> self.holding & 1)
         seen = at >= 0 and self.is_open(at) and bool(self.contents[at] & tables.targets)
@@ -274,7 +249,7 @@ class HouseholdEngine:
             spot = self.tables.spots[key] = _make_spot(self)
         return spot
 
-    # The effects. Each carries out one command and returns the text that the agent reads.
+    # The effects: each carries out one command and returns the agent's text.
 
     def _look(self, _one: int = 0, _two: int = 0) -> str:
         if self.at < 0:
@@ -287,9 +262,6 @@ class HouseholdEngine:
         if self.holding < 0:
             return "You are not carrying anything."
         return f"You are carrying: a {self.tables.things[self.holding].name}."
-
-    def _help(self, _one: int, _two: int) -> str:
-        return _HELP
 
     def _examine(self, place: int, _two: int = 0) -> str:
         receptacle = self.tables.receptacles[place]
@@ -427,7 +399,18 @@ _Errand: TypeAlias = tuple[list[str], _State]
 
 
 def shortest_plan(engine: HouseholdEngine) -> list[str] | None:
-    """Return the commands of a shortest way to the goal; [] if it holds already, None if it cannot be reached."""
+    """Return the commands of a shortest way to the goal; [] if it holds already, None if it cannot be reached.
+
+    A uniform-cost search over *errands*: an errand goes to a receptacle, opens it if necessary, and takes, puts, treats
+    or uses one thing there. That loses nothing:
+
+    - Going and opening serve only the next action at that receptacle, so they can wait until just before it; closing,
+      looking and slicing serve no goal.
+    - Only the things asked for need to be taken, and one in the hand that can still serve the goal is put down only
+      where the goal wants it: every way that puts it down elsewhere is at least as long as one that uses it.
+    - Receptacles of one type and door state that hold nothing the goal speaks of, and at which the agent does not
+      stand, are interchangeable. For getting rid of a thing so are all of these, whatever their type.
+    """
     search = _PlanSearch(engine)
     order = count()
     frontier: list[tuple[int, int, _State, tuple[str, ...]]] = [(0, next(order), search.start, ())]
@@ -471,14 +454,13 @@ class _PlanSearch:
         )
 
     def is_goal(self, state: _State) -> bool:
-        """Return whether the goal holds."""
         things = range(len(self.tracked))
         if self.task_type is TaskType.LOOK_IN_LIGHT:
             lit = any(self.is_lamp[k] and state.ready >> k & 1 and state.places[k] == state.at for k in things)
             return lit and state.holding >= 0 and self.is_target[state.holding]
         if self.task_type is TaskType.PICK_TWO:
-            found = [state.places[k] for k in things if self.is_target[k]]
-            return any(found.count(place) >= 2 for place in self.tables.destinations)
+            targets = [state.places[k] for k in things if self.is_target[k]]
+            return any(targets.count(place) >= 2 for place in self.tables.destinations)
         delivered = [k for k in things if state.places[k] in self.tables.destinations]
         return any(self.is_target[k] and self._is_ready(state, k) for k in delivered)
 

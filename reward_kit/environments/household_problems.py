@@ -1,12 +1,8 @@
-"""Household problems, the domain's tables, and a seeded generator. Shared by both engines.
+"""Household problems of ALFWorld's domain (`alfred.pddl` of the PyPI package `alfworld`), and a seeded generator.
 
-The domain is ALFWorld's (`alfred.pddl` of the PyPI package `alfworld`): an agent in one room goes to receptacles,
-opens and closes them, takes and moves objects, and cleans, heats, cools, slices or uses them. Names read as there:
-"fridge 1". The containment table in `data/household.json` follows ALFRED's, without what no room here has.
-
-Problems come in three splits that share no layout. A layout is a room and how many receptacles of each type stand in
-it; its hash decides the split, so that no room of one split is ever seen in another, whatever the seeds. Every problem
-can be solved, and none is solved at the start.
+The containment table in `data/household.json` follows ALFRED's. The splits share no layout, which is a room and its
+number of receptacles of each type: the layout's hash decides the split. Every problem can be solved, and none is solved
+at the start.
 """
 
 from __future__ import annotations
@@ -16,7 +12,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -109,14 +105,10 @@ class Thing:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One household problem.
+    """A household problem.
 
-    Attributes:
-        id: unique over all splits.
-        target: the type of the object asked for ("mug").
-        destination: the type of the receptacle it belongs in; for `look_at_obj_in_light` the type of the lamp.
-        receptacles, things: in the order of their names.
-        layout: names the layout; problems of different splits share none.
+    `target` is the type of the object asked for, `destination` that of the receptacle it belongs in, or of the lamp for
+    `look_at_obj_in_light`. `receptacles` and `things` are in the order of their names. `id` is unique over all splits.
     """
 
     id: str
@@ -138,7 +130,6 @@ class Problem:
         return f"put a {_STATE_WORD.get(self.task_type, '')}{self.target} in {self.destination}."
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON form."""
         return asdict(self) | {"task_type": self.task_type.value}
 
     @classmethod
@@ -166,27 +157,6 @@ class Problem:
         return problem
 
 
-def generate(
-    split: str, count: int, seed: int = 0, task_types: Sequence[TaskType | str] | None = None
-) -> Iterator[Problem]:
-    """Yield the first `count` problems of a split, the task types in turn.
-
-    Args:
-        split: "train", "development" or "held_out".
-        count: how many.
-        seed: other seeds give other problems of the same split.
-        task_types: which to ask, by default all six.
-
-    Raises:
-        ConfigError: an unknown split or task type.
-    """
-    types = list(TaskType) if task_types is None else [_task_type(name) for name in task_types]
-    if not types:
-        raise ConfigError("household problems: task_types: none given")
-    for index in range(count):
-        yield generate_problem(split, index, seed, types[index % len(types)])
-
-
 def generate_problem(split: str, index: int, seed: int = 0, task_type: TaskType | str | None = None) -> Problem:
     """Return one problem; the same arguments always give the same. By default the task types take turns with `index`.
 
@@ -195,7 +165,11 @@ def generate_problem(split: str, index: int, seed: int = 0, task_type: TaskType 
     """
     if split not in SPLITS:
         raise ConfigError(f"household problems: unknown split {split!r}{did_you_mean(split, SPLITS)}")
-    kind = list(TaskType)[index % len(TaskType)] if task_type is None else _task_type(task_type)
+    try:
+        kind = list(TaskType)[index % len(TaskType)] if task_type is None else TaskType(task_type)
+    except ValueError:
+        hint = did_you_mean(str(task_type), TaskType)
+        raise ConfigError(f"household problems: unknown task type {task_type!r}{hint}") from None
     name = f"{split}-{kind.value}-{seed}-{index}"
     rng = random.Random(_hash(name))
     room, counts, layout = _draw_layout(rng, split, TASK_ROOMS[kind])
@@ -206,19 +180,31 @@ def generate_problem(split: str, index: int, seed: int = 0, task_type: TaskType 
         for number in range(1, total + 1)
     )
     placed = _place_things(rng, kind, target, destination, room, receptacles)
-    return Problem(name, split, kind, target, destination, receptacles, _number(placed), layout)
+    numbers: Counter[str] = Counter()
+    things = []
+    for type_, place in placed:
+        numbers[type_] += 1
+        things.append((type_, numbers[type_], place))
+    numbered = tuple(
+        Thing(
+            name=f"{type_} {number}",
+            type=type_,
+            at=place,
+            cleanable=type_ in CLEANABLE,
+            heatable=type_ in HEATABLE,
+            coolable=type_ in COOLABLE,
+            sliceable=type_ in SLICEABLE,
+            toggleable=type_ in LAMPS,
+            pickupable=type_ not in LAMPS,
+        )
+        for type_, number, place in sorted(things)
+    )
+    return Problem(name, split, kind, target, destination, receptacles, numbered, layout)
 
 
 def split_of_layout(layout: str) -> str:
     """Return the split to which a layout belongs."""
     return _SPLIT_OF_TENTH[_hash(f"layout {layout}") % len(_SPLIT_OF_TENTH)]
-
-
-def _task_type(name: TaskType | str) -> TaskType:
-    try:
-        return TaskType(name)
-    except ValueError:
-        raise ConfigError(f"household problems: unknown task type {name!r}{did_you_mean(name, TaskType)}") from None
 
 
 def _hash(text: str) -> int:
@@ -297,26 +283,3 @@ def _place_things(
             numbers[kind] += 1
             placed.append((kind, rng.choice([item.name for item in receptacles if can_hold(item.type, kind)])))
     return placed
-
-
-def _number(placed: Sequence[tuple[str, str]]) -> tuple[Thing, ...]:
-    """Number the objects of each type, and list them by type and number."""
-    numbers: Counter[str] = Counter()
-    things = []
-    for kind, place in placed:
-        numbers[kind] += 1
-        things.append((kind, numbers[kind], place))
-    return tuple(
-        Thing(
-            name=f"{kind} {number}",
-            type=kind,
-            at=place,
-            cleanable=kind in CLEANABLE,
-            heatable=kind in HEATABLE,
-            coolable=kind in COOLABLE,
-            sliceable=kind in SLICEABLE,
-            toggleable=kind in LAMPS,
-            pickupable=kind not in LAMPS,
-        )
-        for kind, number, place in sorted(things)
-    )

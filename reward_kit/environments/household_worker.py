@@ -1,12 +1,8 @@
 """TextWorld's engine for household problems: their PDDL, and the worker process in which the engine plays.
 
-    python -m reward_kit.environments.household_worker
-
-The engine blocks, and its planner may take seconds or crash. Requests, as `engine_worker` has them: `{"op": "load",
-"problem": {...}}`, `{"op": "load", "path": "game.tw-pddl"}`, `{"op": "step", "command"}`, `{"op": "expert"}`.
-
-Names in the PDDL are the problem's with padded numbers (`pddl_name`), because the engine lists everything in the order
-of these names. The texts show the problem's own names, which the worker gives to the engine's entities after loading.
+Requests, as `engine_worker` has them: `{"op": "load", "problem": {...}}`, `{"op": "load", "path": "game.tw-pddl"}`,
+`{"op": "step", "command"}`, `{"op": "expert"}`. The engine lists everything in the order of its PDDL names, which are
+the problem's with padded numbers; the texts show the problem's own, given to the engine's entities after loading.
 """
 
 from __future__ import annotations
@@ -34,13 +30,7 @@ _TRANSFORMED = {
 
 
 def game_data(problem: Problem, domain: str, grammar: str) -> dict[str, Any]:
-    """Return the content of a `game.tw-pddl` file.
-
-    Args:
-        problem: the problem.
-        domain: the text of ALFWorld's `alfred.pddl`.
-        grammar: the text of ALFWorld's `alfred.twl2`, in which "UNKNOWN GOAL." stands for the task.
-    """
+    """Return the content of a `game.tw-pddl` file, from the texts of ALFWorld's `alfred.pddl` and `alfred.twl2`."""
     grammar = grammar.replace("UNKNOWN GOAL.", problem.goal)
     return {"pddl_domain": domain, "grammar": grammar, "pddl_problem": pddl_problem(problem), "solvable": True}
 
@@ -101,11 +91,7 @@ def _goal(problem: Problem) -> str:
 
 
 class Game:
-    """One engine with one game at a time.
-
-    Raises:
-        ConfigError: a package is missing.
-    """
+    """An engine with one game at a time."""
 
     def __init__(self) -> None:
         missing = [name for name in PACKAGES if find_spec(name) is None]
@@ -124,11 +110,9 @@ class Game:
         self._grammar = data.joinpath("alfred.twl2").read_text()
 
     def operations(self) -> Operations:
-        """Return the operations of the worker by name."""
         return {"load": self.load, "step": self.step, "expert": self.expert}
 
     def load(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Start the game of a problem or of a file."""
         if "path" in request:
             self._published.load(str(_game_file(request["path"])))
         else:
@@ -139,7 +123,6 @@ class Game:
         return _view(self._env.reset())
 
     def step(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Carry out one command."""
         return _view(self._env.step(request["command"])[0])
 
     def expert(self, request: Mapping[str, Any]) -> list[str]:

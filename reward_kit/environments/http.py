@@ -1,29 +1,29 @@
 """An environment behind four URLs (start, step, end, health), so that it can be written in any language.
 
-Each resource is an episode of its own on the server, identified by the id that the server gave it.
-`docs/guides/environments.md` has the exact JSON. If the task names a `resource_server`, that server is started for it
-(`servers`). `JsonClient` and `connect_server` serve `openenv` too.
+`docs/guides/environments.md` has the exact JSON. If the task names a `resource_server`, that server is started for it.
+`JsonClient`, `connect_server` and `parse_answer` serve `openenv` too.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import anyio
 import anyio.to_thread
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from reward_kit.environments.base import ForkKind, StateSnapshot, StepOutcome, ToolSpec, canonical_json, hash_key
-from reward_kit.environments.config import headers_from_environment, read_config
+from reward_kit.environments.config import ResourceConfig, headers_from_environment, read_config
 from reward_kit.environments.replay import ReplayForkResource
-from reward_kit.environments.servers import ServerPool, ServerSpec
-from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, did_you_mean
+from reward_kit.environments.servers import Server, ServerPool
+from reward_kit.errors import ConfigError, DeadlineError, EnvironmentFailure, ToolError, did_you_mean
 from reward_kit.safe_input import (
     ENVIRONMENT_ANSWER_BYTES,
     ENVIRONMENT_ANSWER_VALUES,
@@ -40,14 +40,10 @@ _EXCERPT = 200
 # Shorter than any server's own: a connection that a server closes right now must not be used again.
 _KEEP_ALIVE_S = 1.0
 logger = logging.getLogger("reward_kit.environments")
-Obituary = Callable[[], Awaitable[str]]
-"""Returns how a server of ours ended, "" if it runs; added to the message of a broken connection."""
 
 
-class ServerConfig(BaseModel):
+class ServerConfig(ResourceConfig):
     """The configuration keys of every resource on a server."""
-
-    model_config = ConfigDict(extra="forbid")
 
     base_url: str | None = Field(default=None, description="by default the address of the task's resource_server")
     headers: dict[str, str] = Field(default_factory=dict)
@@ -80,60 +76,54 @@ class HttpConfig(ServerConfig):
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """The server of a resource.
-
-    Attributes:
-        url: its base URL.
-        headers: sent with every request, those from the environment included.
-        obituary: of a server that the task started, else None.
-        pool: to be closed with the resource, None if the server outlives it.
-    """
+    """The base URL of a resource's server, the headers of every request, and the server if the task started it."""
 
     url: str
     headers: dict[str, str]
-    obituary: Obituary | None
-    pool: ServerPool | None
+    started: Server | None = None
+
+    async def failure(
+        self, problem: str, kind: type[EnvironmentFailure | DeadlineError] = EnvironmentFailure
+    ) -> EnvironmentFailure | DeadlineError:
+        """Return the error for a broken connection, with the end of a server that the task started."""
+        return kind(f"{problem}{await self.started.obituary() if self.started is not None else ''}")
 
 
 async def connect_server(
-    settings: ServerConfig, resource: str, schemes: tuple[str, ...] = ("http", "https")
+    settings: ServerConfig, resource: str, exits: AsyncExitStack, schemes: tuple[str, ...] = ("http", "https")
 ) -> ServerAddress:
-    """Find the server of a configuration, started first if it is the task's `resource_server`.
+    """Find the server of a configuration; start the task's `resource_server`, which `exits` ends if it is private.
 
     Raises:
-        ConfigError: there is no address, it is wrong, or a header's variable is missing or not for it.
+        ConfigError: the address is missing or wrong, or a header's variable is missing or not for it.
         EnvironmentFailure: the server does not start.
     """
-    server, pool = None, None
+    server = None
     if settings.resource_server is not None:
-        shared = ServerPool.current()
-        if shared is None:
-            shared = pool = ServerPool()
+        pool = ServerPool.current()
+        if pool is None:
+            pool = ServerPool()
+            exits.push_async_callback(pool.close)
         folder = Path(settings.task_folder) if settings.task_folder else Path.cwd()
-        server = await shared.lease(ServerSpec.of(settings.resource_server, folder))
-    try:
-        where = f"{resource} resource: base_url"
-        url = settings.base_url or (server.address if server is not None else "")
-        if not url:
-            raise ConfigError(f"{where}: missing; give it, or the task's resource_server")
-        if not url.startswith(tuple(f"{scheme}://" for scheme in schemes)):
-            shown = url if "@" not in url else "it"
-            raise ConfigError(f"{where}: {shown!r} is not an address of {' or '.join(schemes)}")
-        if "{port}" in url:
-            if server is None or not server.port:
-                raise ConfigError(f"{where}: {{port}} is that of a resource_server, and there is none")
-            url = url.replace("{port}", str(server.port))
-        started, obituary = (server.address, server.obituary) if server is not None else ("", None)
-        headers = {**settings.headers, **headers_from_environment(settings.headers_env, url, resource, started)}
-        return ServerAddress(url, headers, obituary, pool)
-    except BaseException:
-        if pool is not None:
-            await pool.close()
-        raise
+        server = await pool.lease(settings.resource_server, folder)
+    where = f"{resource} resource: base_url"
+    started = server.address if server is not None else ""
+    url = settings.base_url or started
+    if not url:
+        raise ConfigError(f"{where}: missing; give it, or the task's resource_server")
+    if not url.startswith(tuple(f"{scheme}://" for scheme in schemes)):
+        shown = url if "@" not in url else "it"
+        raise ConfigError(f"{where}: {shown!r} is not an address of {' or '.join(schemes)}")
+    if "{port}" in url:
+        if server is None or not server.port:
+            raise ConfigError(f"{where}: {{port}} is that of a resource_server, and the task has none")
+        url = url.replace("{port}", str(server.port))
+    headers = {**settings.headers, **headers_from_environment(settings.headers_env, url, resource, started)}
+    return ServerAddress(url, headers, server)
 
 
 class HttpResource(ReplayForkResource):
-    """One episode on a server. Forks start a new episode there and repeat the same actions."""
+    """An episode on a server. Forks start a new episode there and repeat the same actions."""
 
     takes_task_folder = True
     takes_resource_server = True
@@ -143,7 +133,7 @@ class HttpResource(ReplayForkResource):
         super().__init__()
         self._settings = HttpConfig()
         self._client: JsonClient | None = None
-        self._private_servers: ServerPool | None = None
+        self._exits = AsyncExitStack()
         self._tools: list[ToolSpec] = []
         self._episode: Any = None
         self._observation: Any = None
@@ -165,11 +155,11 @@ class HttpResource(ReplayForkResource):
         if settings.tools is not None and settings.tools_endpoint is not None:
             raise ConfigError("http resource: give tools or tools_endpoint, not both")
         self._tools = _tool_specs(settings.tools or [], ConfigError, "http resource: tools")
-        server = await connect_server(settings, "http")
-        self._private_servers = server.pool
-        client = self._client = JsonClient(server.url, server.headers, settings.timeout, server.obituary)
         try:
-            if server.obituary is None and settings.health_endpoint is not None:
+            server = await connect_server(settings, "http", self._exits)
+            client = self._client = JsonClient(server, settings.timeout)
+            self._exits.push_async_callback(client.close)
+            if server.started is None and settings.health_endpoint is not None:
                 await client.check_health(settings.health_endpoint)
             if settings.tools_endpoint is not None:
                 answer = await client.get(settings.tools_endpoint)
@@ -187,9 +177,9 @@ class HttpResource(ReplayForkResource):
             body["config"] = settings.config
         answer = await self._connection.post(settings.start_episode_endpoint, body)
         fields = answer.fields()
-        episode = fields.get("episode_id")
-        if isinstance(episode, bool) or not isinstance(episode, str | int):
-            raise answer.wrong(f"episode_id: expected text or a whole number, got {episode!r:.80}")
+        episode = answer.field("episode_id", (str, int), "text or a whole number")
+        if episode is None:
+            raise answer.wrong("episode_id: expected text or a whole number, got None")
         self._episode, self._is_over = episode, False
         if fields.get("tools") is not None:
             self._tools = _tool_specs(fields["tools"], EnvironmentFailure, answer.source)
@@ -198,9 +188,9 @@ class HttpResource(ReplayForkResource):
         self._take(answer, fields)
 
     async def _step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
-        names = [tool["function"]["name"] for tool in self._tools]
-        if action_name not in names:
-            raise ToolError(f"unknown tool {action_name!r}{did_you_mean(action_name, names)}")
+        known = [tool["function"]["name"] for tool in self._tools]
+        if action_name not in known:
+            raise ToolError(f"unknown tool {action_name!r}{did_you_mean(action_name, known)}")
         if self._is_over:
             raise ToolError("the episode is over; no action changes anything")
         if self._settings.action_form == "call":
@@ -221,19 +211,24 @@ class HttpResource(ReplayForkResource):
         if isinstance(refusal, str):
             raise ToolError(refusal)
         fields = answer.fields()
-        outcome = _outcome(answer, fields)
+        names = ("is_done", "terminated", "truncated")
+        is_done, terminated, truncated = (answer.field(name, bool, "true or false") for name in names)
+        reward = answer.field("reward", (int, float), "a finite number")
+        if reward is not None and not isfinite(reward):
+            raise answer.wrong(f"reward: expected a finite number, got {reward!r:.80}")
+        info = answer.field("info", Mapping, "an object")
         self._history_key = hash_key(self._history_key, canonical_json(action))
         self._take(answer, fields)
-        self._is_over = outcome.terminated or outcome.truncated
-        return outcome
+        # An older server has only `is_done`.
+        terminated, truncated = bool(terminated or (is_done and not truncated)), bool(truncated)
+        self._is_over = terminated or truncated
+        reward = None if reward is None else float(reward)
+        return StepOutcome(self._observation, reward, terminated, truncated, dict(info or {}))
 
     def _take(self, answer: HttpAnswer, fields: Mapping[str, Any]) -> None:
-        """Keep the state after a start or a step."""
         if "observation" not in fields:
             raise answer.wrong(f"observation: missing; there are {', '.join(map(str, fields)) or 'no fields'}")
-        key = fields.get("state_key")
-        if key is not None and not isinstance(key, str):
-            raise answer.wrong(f"state_key: expected text, got {key!r:.80}")
+        key = answer.field("state_key", str, "text")
         if key is None and self._given_key is not None:
             raise answer.wrong("state_key: missing, and was there before; give it always or never")
         self._given_key, self._observation, self._state = key, fields["observation"], fields.get("state")
@@ -264,15 +259,11 @@ class HttpResource(ReplayForkResource):
     async def close(self) -> None:
         with anyio.CancelScope(shield=True):
             await self._end_episode()
-            client, self._client = self._client, None
-            if client is not None:
-                await client.close()
-            servers, self._private_servers = self._private_servers, None
-            if servers is not None:
-                await servers.close()
+            self._client = None
+            await self._exits.aclose()
 
     async def _end_episode(self) -> None:
-        """End the episode on the server; a server that is gone, or refuses, has no episode to end either."""
+        """End the episode on the server; one that is gone or refuses has no episode to end."""
         episode, self._episode = self._episode, None
         if episode is None or self._client is None:
             return
@@ -300,35 +291,11 @@ def _tool_specs(listed: Any, error_type: type[ConfigError | EnvironmentFailure],
     return specs
 
 
-def _outcome(answer: HttpAnswer, fields: Mapping[str, Any]) -> StepOutcome:
-    flags = {name: fields.get(name) for name in ("is_done", "terminated", "truncated")}
-    for name, flag in flags.items():
-        if flag is not None and not isinstance(flag, bool):
-            raise answer.wrong(f"{name}: expected true or false, got {flag!r:.80}")
-    reward = fields.get("reward")
-    if reward is not None and (isinstance(reward, bool) or not isinstance(reward, int | float) or not isfinite(reward)):
-        raise answer.wrong(f"reward: expected a finite number, got {reward!r:.80}")
-    info = fields.get("info")
-    if info is not None and not isinstance(info, Mapping):
-        raise answer.wrong(f"info: expected an object, got {info!r:.80}")
-    return StepOutcome(
-        observation=fields.get("observation"),
-        reward=None if reward is None else float(reward),
-        # An older server has only `is_done`.
-        terminated=bool(flags["terminated"] or (flags["is_done"] and not flags["truncated"])),
-        truncated=bool(flags["truncated"]),
-        info=dict(info or {}),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """The answer of a server.
+    """The JSON answer of a server to `source`, the method and address.
 
-    Attributes:
-        source: method and address, for messages.
-        value: the JSON value.
-        refusal: why the request was refused (status 4xx with `{"error": …}`), None if it was not.
+    `refusal` is the reason of a refused request (status 4xx with `{"error": …}`).
     """
 
     source: str
@@ -336,75 +303,69 @@ class HttpAnswer:
     refusal: str | None = None
 
     def fields(self) -> Mapping[str, Any]:
-        """Return the value as an object.
-
-        Raises:
-            EnvironmentFailure: it is another value, or the request was refused.
-        """
+        """Return the value of a request that was not refused, if it is an object."""
         if self.refusal is not None:
             raise self.wrong(f"refused: {self.refusal}")
         if not isinstance(self.value, Mapping):
             raise self.wrong(f"expected a JSON object, got {json.dumps(self.value)[:_EXCERPT]}")
         return self.value
 
+    def field(self, name: str, kinds: type | tuple[type, ...], expected: str) -> Any:
+        """Return a field of the object, None without it; a boolean is not a number."""
+        value = self.fields().get(name)
+        if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool)):
+            raise self.wrong(f"{name}: expected {expected}, got {value!r:.80}")
+        return value
+
     def wrong(self, problem: str) -> EnvironmentFailure:
-        """Return the failure for an answer of the wrong shape."""
         return EnvironmentFailure(f"{self.source}: {problem}")
 
 
 class JsonClient:
-    """The connection of one resource to its server, made in the running loop.
+    """The connection of one resource to its server, made in the running loop; `timeout` is for each answer.
 
     Every fault of the server is one `EnvironmentFailure` that names the address.
-
-    Args:
-        base_url: the endpoints' paths are appended to it.
-        headers: sent with every request.
-        timeout: seconds for one answer.
-        obituary: of a server that the task started.
     """
 
-    def __init__(
-        self, base_url: str, headers: Mapping[str, str], timeout: float, obituary: Obituary | None = None
-    ) -> None:
+    def __init__(self, server: ServerAddress, timeout: float) -> None:
         import aiohttp
 
-        self._base, self._timeout, self._obituary = base_url.rstrip("/"), timeout, obituary
+        self._server, self._timeout = server, timeout
         self._session = aiohttp.ClientSession(
-            headers={"Content-Type": "application/json", **headers},
+            headers={"Content-Type": "application/json", **server.headers},
             timeout=aiohttp.ClientTimeout(total=timeout),
             connector=aiohttp.TCPConnector(keepalive_timeout=_KEEP_ALIVE_S),
         )
 
     async def get(self, endpoint: str) -> HttpAnswer:
-        """GET an endpoint.
-
-        Raises:
-            EnvironmentFailure: no connection, no answer in time, status 3xx or 5xx, or an answer that is not JSON.
-        """
+        """GET an endpoint."""
         return await self._request("GET", endpoint, None)
 
     async def post(self, endpoint: str, body: Mapping[str, Any]) -> HttpAnswer:
-        """POST a JSON object; raises as `get`."""
+        """POST a JSON object."""
         return await self._request("POST", endpoint, json.dumps(body, allow_nan=False).encode())
 
     async def check_health(self, endpoint: str) -> None:
-        """GET an endpoint whose status must be 2xx, with any body; raises as `get`."""
+        """GET an endpoint whose status must be 2xx, with any body."""
         source, status, body = await self._exchange("GET", endpoint, None)
         if not 200 <= status < 300:
             raise EnvironmentFailure(f"{source}: status {status}: {_excerpt(body)}")
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._session.close()
 
     async def _request(self, method: str, endpoint: str, data: bytes | None) -> HttpAnswer:
         source, status, body = await self._exchange(method, endpoint, data)
-        is_large = len(body) > _PARSED_IN_A_THREAD
-        value, problem = await anyio.to_thread.run_sync(_parse, body) if is_large else _parse(body)
+        value: Any = None
+        try:
+            is_large = len(body) > _PARSED_IN_A_THREAD
+            value = (
+                await anyio.to_thread.run_sync(parse_answer, body, source) if is_large else parse_answer(body, source)
+            )
+        except EnvironmentFailure:
+            if 200 <= status < 300:
+                raise
         if 200 <= status < 300:
-            if problem:
-                raise EnvironmentFailure(f"{source}: the answer is not JSON ({problem}): {_excerpt(body)}")
             return HttpAnswer(source, value)
         refusal = value.get("error") if isinstance(value, Mapping) else None
         if 400 <= status < 500 and isinstance(refusal, str):
@@ -414,7 +375,7 @@ class JsonClient:
     async def _exchange(self, method: str, endpoint: str, data: bytes | None) -> tuple[str, int, bytes]:
         import aiohttp
 
-        url = f"{self._base}{endpoint}"
+        url = f"{self._server.url.rstrip('/')}{endpoint}"
         source = f"{method} {url}"
         try:
             async with self._session.request(method, url, data=data, allow_redirects=False) as response:
@@ -422,26 +383,24 @@ class JsonClient:
         except TooLargeError as error:
             raise EnvironmentFailure(f"{source}: the answer has more than {error}, which is the limit") from None
         except TimeoutError as error:
-            await self._fail(f"{source}: no answer within {self._timeout:g} s", error)
+            raise await self._server.failure(f"{source}: no answer within {self._timeout:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            await self._fail(f"{source}: {type(error).__name__}: {error}".removesuffix(": "), error)
-
-    async def _fail(self, problem: str, error: Exception) -> NoReturn:
-        end = await self._obituary() if self._obituary is not None else ""
-        raise EnvironmentFailure(f"{problem}{end}") from error
+            problem = f"{source}: {type(error).__name__}: {error}".removesuffix(": ")
+            raise await self._server.failure(problem) from error
 
 
-def _parse(body: bytes) -> tuple[Any, str]:
-    """Return the JSON value and "", or None and the problem."""
+def parse_answer(body: str | bytes, source: str) -> Any:
+    """Return the JSON value of a server's answer; raise an `EnvironmentFailure` if it is not JSON, or too large."""
     try:
         check_values(body, ENVIRONMENT_ANSWER_VALUES)
-        return read_strictly(body), ""
+        return read_strictly(body)
     except TooLargeError as error:
-        return None, f"more than {error}, which is the limit"
+        raise EnvironmentFailure(f"{source}: the answer has more than {error}, which is the limit") from None
     except (ValueError, RecursionError) as error:
-        return None, str(error)
+        raise EnvironmentFailure(f"{source}: the answer is not JSON ({error}): {_excerpt(body)}") from None
 
 
-def _excerpt(body: bytes) -> str:
-    text = " ".join(body[: 4 * _EXCERPT].decode("utf-8", "replace").split())
+def _excerpt(body: str | bytes) -> str:
+    start = body[: 4 * _EXCERPT]
+    text = " ".join((start if isinstance(start, str) else start.decode("utf-8", "replace")).split())
     return text[:_EXCERPT] + ("…" if len(text) > _EXCERPT or len(body) > 4 * _EXCERPT else "") or "(empty)"

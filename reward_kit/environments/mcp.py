@@ -1,12 +1,9 @@
 """A server of the Model Context Protocol as an environment; the SDK is imported at setup only.
 
-The server's tools are the agent's tools, one session per episode. A server may do anything, so by default it cannot be
-forked and nothing is known of its determinism: `fork: none`, and each episode of a group makes a fresh start. A server
-that a `command` starts and that keeps all changes to itself (in memory, or in its `working_copy`) may be declared
-`fork: replay`; every fork is then a new server that answers the same calls once more, and each answer is compared.
-
-An error of the server counts as a refused call, and refused calls change nothing, as everywhere. After a call without
-an answer the state is a new one, since its effect is unknown.
+The server's tools are the agent's tools, one session per episode. By default it cannot be forked and is not taken for
+deterministic; one that a `command` starts and that keeps all changes to itself, or in its `working_copy`, may be
+declared `fork: replay`. An error of the server is a refused call. After a call without an answer the state is a new
+one, since its effect is unknown.
 """
 
 from __future__ import annotations
@@ -19,35 +16,34 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 import anyio.to_thread
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from reward_kit.environments import confined
 from reward_kit.environments.base import (
     ForkKind,
     StateSnapshot,
     StepOutcome,
     ToolSpec,
     canonical_json,
+    check_schema,
     hash_key,
     tool_spec,
 )
-from reward_kit.environments.config import headers_from_environment, read_config, task_path
-from reward_kit.environments.confined import Entry, files_key, files_snapshot
+from reward_kit.environments.config import ResourceConfig, headers_from_environment, read_config, task_path
+from reward_kit.environments.filesystem import SUPPORTED, Entry, files_key, files_snapshot, materialise, read_tree
 from reward_kit.environments.replay import ReplayForkResource
 from reward_kit.errors import ConfigError, DeadlineError, EnvironmentFailure, ToolError, did_you_mean, how_to_install
-from reward_kit.processes import remove_folder, temporary_folder
+from reward_kit.processes import child_environment, remove_folder, temporary_folder
 from reward_kit.task_parts import Word
 
 if TYPE_CHECKING:
     import mcp_types
 
-    from reward_kit.environments.mcp_session import McpServer, McpSession, StdioServer
+    from reward_kit.environments.mcp_session import McpSession, StdioServer
 
 SHOWN_PATH = "/working_copy"
 """The path of every working copy as agents see and write it, so that equal episodes read equal texts."""
@@ -56,26 +52,21 @@ _PLACEHOLDERS = (PYTHON, TASK_FOLDER, WORKING_COPY)
 _ONLY_WITH_COMMAND = ("env", "pass_env", "cwd")
 _ONLY_WITH_URL = ("headers", "headers_env")
 _MAX_NAME_CHARS = 64
-_COMBINING = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties", "if")
 _MAX_FILE_BYTES = 256_000_000
 _SHOWN_PATH = re.compile(rf"{SHOWN_PATH}(?![\w-])")
 _numbers = itertools.count(1)
 logger = logging.getLogger("reward_kit.environments.mcp")
 
 
-class ExpertCall(BaseModel):
+class ExpertCall(ResourceConfig):
     """A call that an expert makes."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
-class McpConfig(BaseModel):
+class McpConfig(ResourceConfig):
     """The configuration of `mcp`: exactly one of `command` (a server over stdio) and `url` (streamable HTTP)."""
-
-    model_config = ConfigDict(extra="forbid")
 
     command: list[Word] | None = Field(default=None, description="a list, or one text that is split as a shell does")
     env: dict[str, Word] = Field(default_factory=dict, description="variables added to the server's environment")
@@ -123,51 +114,21 @@ class McpConfig(BaseModel):
         return self
 
     def header_values(self) -> dict[str, str]:
-        """Return the headers of every request, those from the environment included.
-
-        Raises:
-            ConfigError: a variable is not set, or not configured for the server's origin.
-        """
+        """Return the headers of every request, those from the environment included."""
         return {**self.headers, **headers_from_environment(self.headers_env, self.url or "", "mcp")}
 
     def source_folder(self) -> Path:
-        """Return the folder that is copied for each episode.
-
-        Raises:
-            ConfigError: it does not exist, or lies outside the task's folder.
-        """
+        """Return the folder that is copied for each episode."""
         folder = task_path(self.working_copy or "", self.task_folder, "mcp resource: working_copy")
         if not folder.is_dir():
             raise ConfigError(f"mcp resource: working_copy: no such directory: {folder}")
         return folder
 
 
-def read_mcp_config(config: Mapping[str, Any]) -> McpConfig:
-    """Read the configuration and check everything that can be checked without a server.
-
-    Raises:
-        ConfigError: a key is unknown, a value wrong, a folder or variable missing, a placeholder misspelt or unfilled.
-    """
-    settings = read_config(McpConfig, config, "mcp")
-    for text in (*(settings.command or ()), *settings.env.values(), settings.cwd or ""):
-        for word in re.findall(r"\{\w+\}", text):
-            hint = did_you_mean(word, _PLACEHOLDERS)
-            if word not in _PLACEHOLDERS and hint.startswith("; did"):
-                raise ConfigError(f"mcp resource: unknown placeholder {word} in {text!r}{hint}")
-            if word == WORKING_COPY and settings.working_copy is None:
-                raise ConfigError(f"mcp resource: {text!r} names {WORKING_COPY}, and there is no working_copy")
-    if settings.working_copy is not None:
-        settings.source_folder()
-    settings.header_values()
-    return settings
-
-
 def _stdio_server(settings: McpConfig, working_copy: Path | None) -> StdioServer:
-    """Return the private server of one episode, with every placeholder filled in.
+    """Return the private server of one episode, with every placeholder filled in."""
+    from reward_kit.environments.mcp_session import StdioServer
 
-    Raises:
-        ConfigError: `cwd` is not a directory, or lies outside the task's folder.
-    """
     values = {PYTHON: sys.executable, TASK_FOLDER: settings.task_folder or str(Path.cwd())}
     if working_copy is not None:
         values[WORKING_COPY] = str(working_copy)
@@ -185,52 +146,16 @@ def _stdio_server(settings: McpConfig, working_copy: Path | None) -> StdioServer
             cwd = task_path(fill(settings.cwd), settings.task_folder, "mcp resource: cwd")
         if not cwd.is_dir():
             raise ConfigError(f"mcp resource: cwd: no such directory: {cwd}")
-    from reward_kit.environments.mcp_session import StdioServer
-
     command = [fill(part) for part in settings.command or ()]
-    env = {name: fill(value) for name, value in settings.env.items()}
-    return StdioServer(command, env, settings.pass_env, cwd, f"mcp-{next(_numbers)}")
+    variables = {name: fill(value) for name, value in settings.env.items()}
+    environment = child_environment(variables, pass_names=settings.pass_env)
+    return StdioServer(command, environment, cwd, f"mcp-{next(_numbers)}")
 
 
-@dataclass(frozen=True, slots=True)
-class McpTool:
-    """One tool: the name the server knows it by, and its specification for the agent."""
-
-    name: str
-    spec: ToolSpec
-
-    def check(self, arguments: Mapping[str, Any]) -> None:
-        """Refuse arguments that the server could not be sent, or might ignore.
-
-        Raises:
-            ToolError: an argument is unknown or missing, or is not a JSON value.
-        """
-        function = self.spec["function"]
-        schema = function["parameters"]
-        properties = schema.get("properties", {})
-        is_closed = not schema.get("additionalProperties") and not any(key in schema for key in _COMBINING)
-        for key in arguments:
-            if is_closed and key not in properties:
-                raise ToolError(f"{function['name']}: unknown argument {key!r}{did_you_mean(str(key), properties)}")
-        for key in schema.get("required", ()):
-            if key not in arguments:
-                raise ToolError(f"{function['name']}: {key}: missing")
-        try:
-            json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
-        except (TypeError, ValueError, RecursionError) as error:
-            problem = "not valid Unicode text" if isinstance(error, UnicodeError) else f"not JSON: {error}"
-            raise ToolError(f"{function['name']}: the arguments are {problem}") from None
-
-
-def tool_table(found: Sequence[mcp_types.Tool], wanted: Sequence[str] | None) -> dict[str, McpTool]:
-    """Return the tools by the names that the agent calls them by: letters, digits, `_` and `-`, at most 64, unique.
-
-    Args:
-        found: the tools that the server lists.
-        wanted: the server's names of those to offer, None for all.
-    """
+def tool_table(listed: Sequence[mcp_types.Tool], wanted: Sequence[str] | None) -> dict[str, tuple[str, ToolSpec]]:
+    """Return the server's name and the specification of each wanted tool, by its unique name for the agent."""
     by_name: dict[str, mcp_types.Tool] = {}
-    for tool in found:
+    for tool in listed:
         if by_name.setdefault(tool.name, tool) is not tool:
             logger.warning("the server lists two tools called %r; the first one counts", tool.name)
     names = [name for name in by_name if wanted is None or name in set(wanted)]
@@ -248,30 +173,28 @@ def tool_table(found: Sequence[mcp_types.Tool], wanted: Sequence[str] | None) ->
     for name in names:
         tool = by_name[name]
         schema = {"type": "object", "properties": {}, **tool.input_schema}
-        table[shown[name]] = McpTool(name, tool_spec(shown[name], tool.description or tool.title or "", schema))
+        table[shown[name]] = name, tool_spec(shown[name], tool.description or tool.title or "", schema)
     return table
 
 
 def result_text(result: mcp_types.CallToolResult) -> str:
     """Return a result as one text: its text blocks, else its structured value; a line for everything else."""
-    texts = [_block_text(block) for block in result.content]
+    texts = []
     if result.structured_content is not None and not any(block.type == "text" for block in result.content):
-        texts.insert(0, json.dumps(result.structured_content, ensure_ascii=False))
+        texts.append(json.dumps(result.structured_content, ensure_ascii=False))
+    for block in result.content:
+        if block.type == "text":
+            texts.append(block.text)
+        elif block.type == "image" or block.type == "audio":
+            texts.append(f"[{block.type} {block.mime_type}, {_decoded_size(block.data):,} bytes]")
+        elif block.type == "resource_link":
+            texts.append(f"[link to the resource {block.uri}{f', {block.mime_type}' if block.mime_type else ''}]")
+        elif (blob := getattr(block.resource, "blob", None)) is None:
+            texts.append(f"[resource {block.resource.uri}]\n{getattr(block.resource, 'text', '')}")
+        else:
+            kind = block.resource.mime_type or "binary"
+            texts.append(f"[resource {block.resource.uri}, {kind}, {_decoded_size(blob):,} bytes]")
     return "\n".join(texts)
-
-
-def _block_text(block: mcp_types.ContentBlock) -> str:
-    if block.type == "text":
-        return block.text
-    if block.type == "image" or block.type == "audio":
-        return f"[{block.type} {block.mime_type}, {_decoded_size(block.data):,} bytes]"
-    if block.type == "resource_link":
-        return f"[link to the resource {block.uri}{f', {block.mime_type}' if block.mime_type else ''}]"
-    inner = block.resource
-    blob = getattr(inner, "blob", None)
-    if blob is None:
-        return f"[resource {inner.uri}]\n{getattr(inner, 'text', '')}"
-    return f"[resource {inner.uri}, {inner.mime_type or 'binary'}, {_decoded_size(blob):,} bytes]"
 
 
 def _decoded_size(base64_text: str) -> int:
@@ -288,10 +211,10 @@ class McpResource(ReplayForkResource):
 
     def __init__(self) -> None:
         super().__init__()
-        self._settings: McpConfig | None = None
+        self._settings: McpConfig
         self._session: McpSession | None = None
         self._folder: Path | None = None
-        self._tools: dict[str, McpTool] = {}
+        self._tools: dict[str, tuple[str, ToolSpec]] = {}
         self._is_fresh = False
         self._key = ""
         self._expert_next = 0
@@ -305,7 +228,14 @@ class McpResource(ReplayForkResource):
         return config.get("fork") == "replay"
 
     async def _setup(self, config: Mapping[str, Any]) -> None:
-        self._settings = read_mcp_config(config)
+        settings = self._settings = read_config(McpConfig, config, "mcp")
+        for text in (*(settings.command or ()), *settings.env.values(), settings.cwd or ""):
+            for word in re.findall(r"\{\w+\}", text):
+                hint = did_you_mean(word, _PLACEHOLDERS)
+                if word not in _PLACEHOLDERS and hint.startswith("; did"):
+                    raise ConfigError(f"mcp resource: unknown placeholder {word} in {text!r}{hint}")
+                if word == WORKING_COPY and settings.working_copy is None:
+                    raise ConfigError(f"mcp resource: {text!r} names {WORKING_COPY}, and there is no working_copy")
         await self._open()
 
     async def _reset(self, seed: int) -> None:
@@ -317,7 +247,7 @@ class McpResource(ReplayForkResource):
 
     async def step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
         outcome = await super().step(action_name, action_params)
-        expected = self._config_here.expert_calls[self._expert_next : self._expert_next + 1]
+        expected = self._settings.expert_calls[self._expert_next : self._expert_next + 1]
         if expected and (expected[0].name, expected[0].arguments) == (action_name, dict(action_params)):
             self._expert_next += 1
         return outcome
@@ -325,24 +255,25 @@ class McpResource(ReplayForkResource):
     async def _step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
         from reward_kit.environments.mcp_session import NoAnswerError
 
-        session, tool = self._here, self._tools.get(action_name)
-        if tool is None:
+        session = self._here
+        if action_name not in self._tools:
             raise ToolError(f"unknown tool {action_name!r}{did_you_mean(action_name, self._tools)}")
-        tool.check(action_params)
+        tool, spec = self._tools[action_name]
+        check_schema(spec, action_params)
         self._is_fresh = False
         before, call = self._key, (action_name, canonical_json(action_params))
-        # The effect of a call is unknown until its answer, and stays so if there is none.
+        # The effect of a call is unknown until its answer, and stays so without one.
         self._key = hash_key(before, *call, "unanswered")
         try:
-            result = await session.call(tool.name, _with_path(dict(action_params), self._folder))
+            result = await session.call(tool, _with_path(dict(action_params), self._folder))
             text = self._without_path(result_text(result))
             if result.is_error:
-                raise ToolError(text or f"{tool.name} failed without a message")
+                raise ToolError(text or f"{tool} failed without a message")
         except ToolError:
             self._key = before
             raise
         except (DeadlineError, NoAnswerError) as error:
-            if self._config_here.fork == "replay":
+            if self._settings.fork == "replay":
                 raise error if isinstance(error, DeadlineError) else EnvironmentFailure(str(error)) from error
             raise ToolError(str(error)) from error
         self._key = hash_key(before, *call, text)
@@ -355,16 +286,16 @@ class McpResource(ReplayForkResource):
     async def get_tools_spec(self) -> list[ToolSpec]:
         if self._here.tools_changed:
             await self._list_tools()
-        return [tool.spec for tool in self._tools.values()]
+        return [spec for _, spec in self._tools.values()]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
         """Return the next of the configured `expert_calls`; None once all have been made."""
-        for call in self._config_here.expert_calls[self._expert_next :]:
+        for call in self._settings.expert_calls[self._expert_next :]:
             return {"type": "tool_call", "name": call.name, "arguments": dict(call.arguments)}
         return None
 
     async def state_key(self) -> str:
-        settings = self._config_here
+        settings = self._settings
         if settings.state_key == "files" or (settings.state_key is None and settings.working_copy is not None):
             return await anyio.to_thread.run_sync(files_key, await self._entries())
         return self._key
@@ -378,23 +309,33 @@ class McpResource(ReplayForkResource):
         await self._shut()
 
     @property
-    def _config_here(self) -> McpConfig:
-        if self._settings is None:
-            raise EnvironmentFailure("the mcp resource was not set up")
-        return self._settings
-
-    @property
     def _here(self) -> McpSession:
         if self._session is None:
             raise EnvironmentFailure("the mcp resource is closed, or was not set up")
         return self._session
 
     async def _open(self) -> None:
-        settings = self._config_here
+        settings = self._settings
+        try:
+            from reward_kit.environments.mcp_session import HttpServer, McpServer, McpSession
+        except ImportError as error:
+            if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types", "httpx2"):
+                raise
+            raise ConfigError(f"the mcp resource needs the MCP SDK; {how_to_install('mcp')}") from error
         try:
             if settings.working_copy is not None:
-                self._folder = await anyio.to_thread.run_sync(_copied, settings.source_folder())
-            self._session = _session(settings, self._folder)
+                self._folder = await anyio.to_thread.run_sync(_copy, settings.source_folder())
+            server: McpServer
+            if settings.url is not None:
+                # Further parts of the URL may hold a secret.
+                url = urlsplit(settings.url)
+                name = f"the MCP server {url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
+                server = HttpServer(settings.url, settings.header_values(), settings.call_timeout_s)
+            else:
+                server = _stdio_server(settings, self._folder)
+                name = f"the MCP server {' '.join(server.command)[:200]!r}"
+            start_s, call_s = settings.start_timeout_s, settings.call_timeout_s
+            self._session = McpSession(server, name, start_timeout_s=start_s, call_timeout_s=call_s, root=self._folder)
             await self._session.start()
             self._is_fresh = True
             await self._list_tools()
@@ -417,13 +358,13 @@ class McpResource(ReplayForkResource):
                 await anyio.to_thread.run_sync(remove_folder, folder)
 
     async def _list_tools(self) -> None:
-        found, wanted = await self._here.list_tools(), self._config_here.tools
+        tools, wanted = await self._here.list_tools(), self._settings.tools
         if self._is_fresh and wanted is not None:
-            names = {tool.name for tool in found}
+            names = {tool.name for tool in tools}
             for name in wanted:
                 if name not in names:
                     raise ConfigError(f"mcp resource: tools: the server has no {name!r}{did_you_mean(name, names)}")
-        self._tools = tool_table(found, wanted)
+        self._tools = tool_table(tools, wanted)
 
     async def _entries(self) -> tuple[Entry, ...]:
         if self._folder is None:
@@ -445,55 +386,24 @@ def _with_path(value: Any, folder: Path | None) -> Any:
     return [_with_path(item, folder) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _session(settings: McpConfig, folder: Path | None) -> McpSession:
-    """Return a session that is not started yet.
-
-    Raises:
-        ConfigError: the SDK is not installed.
-    """
-    try:
-        from reward_kit.environments.mcp_session import HttpServer, McpSession
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types", "httpx2"):
-            raise
-        raise ConfigError(f"the mcp resource needs the MCP SDK; {how_to_install('mcp')}") from error
-    server: McpServer
-    if settings.url is not None:
-        # Further parts of the URL may hold a secret.
-        place = urlsplit(settings.url)
-        name = f"the MCP server {place.scheme}://{place.netloc.rpartition('@')[2]}{place.path}"
-        server = HttpServer(settings.url, settings.header_values(), settings.call_timeout_s)
-    else:
-        server = _stdio_server(settings, folder)
-        name = f"the MCP server {' '.join(server.command)[:200]!r}"
-    return McpSession(
-        server, name, start_timeout_s=settings.start_timeout_s, call_timeout_s=settings.call_timeout_s, root=folder
-    )
-
-
-def _copied(source: Path) -> Path:
+def _copy(source: Path) -> Path:
     """Return a private copy of the files and directories below `source`; links are not copied."""
-    if not confined.SUPPORTED:
+    if not SUPPORTED:
         raise ConfigError("working_copy needs openat and O_NOFOLLOW, which this system does not have")
     folder = temporary_folder("mcp-")
     handle = os.open(folder, os.O_RDONLY)
     try:
-        confined.materialise(handle, _entries_of(source))
+        materialise(handle, _entries_of(source, "working_copy"))
     except BaseException:
         remove_folder(folder)
         raise
     finally:
         os.close(handle)
-    if links := sorted(str(path.relative_to(source)) for path in source.rglob("*") if path.is_symlink()):
-        logger.warning("working_copy %s: symbolic links are not copied: %s", source, ", ".join(links[:5]))
     return folder
 
 
-def _entries_of(folder: Path) -> tuple[Entry, ...]:
-    handle = os.open(folder, os.O_RDONLY)
+def _entries_of(folder: Path, key: str = "") -> tuple[Entry, ...]:
     try:
-        return tuple(confined.scan(handle, _MAX_FILE_BYTES))
+        return read_tree(folder, _MAX_FILE_BYTES, key)
     except ToolError as error:
         raise EnvironmentFailure(f"the working copy cannot be read: {error}") from error
-    finally:
-        os.close(handle)

@@ -1,13 +1,8 @@
 """One session with an MCP server, and its two transports: a child process (stdio) and a URL (streamable HTTP).
 
-The SDK's client must be entered and left by one task, but a resource is set up, used and closed by several, each in its
-own cancel scope. So a task of the session owns the client and waits for the end; calls are made by the tasks that need
-an answer, and an abandoned call sends the protocol's cancellation and leaves the session as it was.
-
-`StdioServer` replaces the SDK's `stdio_client`, which reads a message of n bytes in O(n²), logs a traceback for every
-line that is not a message, hides the exit status, and starts processes that our guardian does not know.
-`HttpServer` counts every answer on its way to the SDK, which reads a JSON answer whole, whatever its size: one that is
-too large breaks its stream, which closes the connection.
+The SDK's client must be entered and left by one task, but a resource is set up, used and closed by several, so a task
+of the session owns the client. `StdioServer` replaces the SDK's `stdio_client`, which reads a message of n bytes in
+O(n²), hides the exit status, and starts processes that our guardian does not know.
 """
 
 from __future__ import annotations
@@ -15,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import httpx2
@@ -31,7 +27,7 @@ from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 from mcp.shared.message import SessionMessage
 
 from reward_kit.errors import DeadlineError, EnvironmentFailure, RewardKitError, ToolError, boundary
-from reward_kit.processes import ChildProcess, child_environment, start_process
+from reward_kit.processes import ChildProcess, start_process
 from reward_kit.safe_input import (
     MCP_MESSAGE_BYTES,
     MCP_MESSAGE_VALUES,
@@ -51,42 +47,40 @@ _LOGGED_CHARS = 2_000
 _CLOSE_S = 20.0
 _SESSION_GONE = "Session terminated"
 
-# The SDK logs a traceback for an answer that it cannot hand on; the session's own error says what happened. A program
-# that configures logging still gets it.
+# The SDK logs a traceback for an answer that it cannot hand on, beside the session's own error.
 logging.getLogger("mcp").addHandler(logging.NullHandler())
 
 logger = logging.getLogger("reward_kit.environments.mcp")
 
 
 class NoAnswerError(Exception):
-    """A call was made, and the answer does not tell its effect."""
+    """A call was made, and the answer does not show its effect."""
 
 
-class McpServer(Protocol):
+class McpServer(ABC):
     """A transport."""
 
+    @abstractmethod
     def connect(self) -> Transport:
         """Yield the streams of messages from and to the server."""
-        ...
 
     async def exited(self, seconds: float) -> bool:
-        """Wait until the server is known to be gone; return whether it is."""
-        ...
+        """Wait until the server is known to be gone; return whether it is. Nothing is known behind a URL."""
+        return False
 
     def describe(self) -> str:
-        """Return what is known of the server's end, for messages."""
-        ...
+        """Return the known facts of the server's end, for messages."""
+        return ""
 
 
 class McpSession:
     """A session: `start` it, list and call tools, `close` it.
 
-    Attributes:
-        tools_changed: the server reported that its tools have changed; `list_tools` clears it.
+    `tools_changed` is set if the server reported that its tools have changed; `list_tools` clears it.
     """
 
     def __init__(
-        self, server: McpServer, name: str, *, start_timeout_s: float, call_timeout_s: float, root: Path | None = None
+        self, server: McpServer, name: str, *, start_timeout_s: float, call_timeout_s: float, root: Path | None
     ) -> None:
         self._server, self._name, self._root = server, name, root
         self._start_timeout_s, self._call_timeout_s = start_timeout_s, call_timeout_s
@@ -96,12 +90,7 @@ class McpSession:
         self.tools_changed = False
 
     async def start(self) -> None:
-        """Connect and shake hands.
-
-        Raises:
-            ConfigError: there is no such program.
-            EnvironmentFailure: the server crashed, cannot be reached, or speaks something else.
-        """
+        """Connect and shake hands."""
         ready = self._ready = asyncio.get_running_loop().create_future()
         task = self._task = asyncio.create_task(self._serve(), name=f"session with {self._name}")
         try:
@@ -118,15 +107,10 @@ class McpSession:
 
     @property
     def instructions(self) -> str | None:
-        """The server's instructions for an agent."""
         return self._client().instructions
 
     async def list_tools(self) -> list[mcp_types.Tool]:
-        """Return all tools, over all pages.
-
-        Raises:
-            EnvironmentFailure: the server does not list them.
-        """
+        """Return all tools, over all pages."""
         self.tools_changed = False
         tools: list[mcp_types.Tool] = []
         cursor, size = None, 0
@@ -174,7 +158,7 @@ class McpSession:
         )
 
     async def close(self) -> None:
-        """End the session and the server that it started, also while this task is being cancelled."""
+        """End the session and its server, also while this task is being cancelled."""
         task, ready = self._task, self._ready
         if task is None or ready is None:
             return
@@ -206,7 +190,10 @@ class McpSession:
                         await self._closing.wait()
                         tasks.cancel_scope.cancel()
             except BaseExceptionGroup as group:
-                raise _first(group) from group
+                first: BaseException = group  # the error that ended the others
+                while isinstance(first, BaseExceptionGroup):
+                    first = first.exceptions[0]
+                raise first from group
 
     async def _listen(self, client: Client) -> None:
         """Subscribe to changes of the tools, if the protocol's version needs that."""
@@ -218,9 +205,9 @@ class McpSession:
                 async for _ in changes:
                     self.tools_changed = True
         except ListenNotSupportedError:
-            return  # an older version, which sends the news unasked
+            return  # an older version, which reports changes unasked
         except (SubscriptionLost, MCPError, TimeoutError) as error:
-            logger.debug("%s: no news of changed tools: %s", self._name, error)
+            logger.debug("%s: changes of the tools are not reported: %s", self._name, error)
 
     def _client(self) -> Client:
         if self._task is None or self._ready is None or self._closing.is_set():
@@ -230,7 +217,7 @@ class McpSession:
         return self._ready.result()
 
     async def _lost(self, what: str) -> RewardKitError:
-        """Return the failure of a server that is gone, with what is known of its end."""
+        """Return the failure of a server that is gone."""
         assert self._task is not None
         if not await self._server.exited(1.0):
             await asyncio.wait({self._task}, timeout=0.2)
@@ -249,8 +236,8 @@ class McpSession:
         return failure
 
     def _described(self, message: str) -> str:
-        found = self._server.describe()
-        return f"{message}; {found}" if found else message
+        end = self._server.describe()
+        return f"{message}; {end}" if end else message
 
     async def _on_message(self, message: Any) -> None:
         if isinstance(message, mcp_types.ToolListChangedNotification):
@@ -259,7 +246,7 @@ class McpSession:
             logger.debug("%s sent a line that is not a message: %s", self._name, message)
 
     async def _on_log(self, params: mcp_types.LoggingMessageNotificationParams) -> None:
-        logger.info("%s says (%s): %.*s", self._name, params.level, _LOGGED_CHARS, params.data)
+        logger.info("%s logged (%s): %.*s", self._name, params.level, _LOGGED_CHARS, params.data)
 
     async def _on_progress(self, progress: float, total: float | None, message: str | None) -> None:
         logger.debug("%s is at %s of %s: %.*s", self._name, progress, total, _LOGGED_CHARS, message)
@@ -270,31 +257,17 @@ class McpSession:
         return mcp_types.ListRootsResult(roots=[mcp_types.Root(uri=uri, name="working copy")])
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first single error in a group, which is the one that ended the others."""
-    first = group.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
-
-
 _CHUNK_BYTES = 1 << 20
 _FLUSH_S = 0.5
 _GRACE_S = 2.0
 _SHOWN_CHARS = 200
 
 
-class StdioServer:
+class StdioServer(McpServer):
     """A server in a child process: messages are lines on its standard input and output, its errors go to a log."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        env: Mapping[str, str],
-        pass_env: Sequence[str],
-        cwd: Path | None,
-        log_name: str,
-    ) -> None:
-        self.command, self._env, self._pass_env, self._cwd = command, env, pass_env, cwd
-        self._log_name = log_name
+    def __init__(self, command: Sequence[str], environment: dict[str, str], cwd: Path | None, log_name: str) -> None:
+        self.command, self._environment, self._cwd, self._log_name = command, environment, cwd, log_name
         self._child: ChildProcess | None = None
         self._strays = 0
         self._first_stray = ""
@@ -302,20 +275,23 @@ class StdioServer:
 
     @asynccontextmanager
     async def connect(self) -> AsyncGenerator[TransportStreams, None]:
-        """Start the server, exchange messages with it, and end it with all that it has started.
-
-        Raises:
-            ConfigError: there is no such program, or it cannot be run.
-        """
-        environment = child_environment(self._env, pass_names=self._pass_env)
+        """Start the server, exchange messages with it, and end it with all that it has started."""
         child = self._child = await start_process(
-            self.command, cwd=self._cwd, env=environment, log_name=self._log_name, piped=True
+            self.command, cwd=self._cwd, env=self._environment, log_name=self._log_name, piped=True
         )
         arrive, arrived = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         leave, leaving = anyio.create_memory_object_stream[SessionMessage](0)
         try:
             async with arrive, arrived, leave, leaving, anyio.create_task_group() as tasks:
-                reader, writer = await _pipes(child)
+                loop = asyncio.get_running_loop()
+                stdin, stdout = child.pipes
+                reader = asyncio.StreamReader(limit=_CHUNK_BYTES)
+                await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stdout)
+                # The writing end needs a protocol with flow control; the reader in it reads nothing.
+                transport, protocol = await loop.connect_write_pipe(
+                    lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), stdin
+                )
+                writer = asyncio.StreamWriter(transport, protocol, None, loop)
                 tasks.start_soon(self._read, reader, arrive)
                 written = anyio.Event()
                 tasks.start_soon(self._write, leaving, writer, written, arrive)
@@ -323,7 +299,7 @@ class StdioServer:
                     yield arrived, leave
                 finally:
                     with anyio.CancelScope(shield=True):
-                        # What the server still wants to say is read and dropped, or it could not read our farewell.
+                        # Further messages of the server are read and dropped, or it could not read our last ones.
                         arrived.close()
                         leave.close()
                         with anyio.move_on_after(_FLUSH_S):
@@ -344,7 +320,6 @@ class StdioServer:
         return self._child is not None and self._child.returncode is not None
 
     def describe(self) -> str:
-        """Return its exit status, the lines that were not messages, and the end of its log."""
         if self._child is None:
             return ""
         code = self._child.returncode
@@ -370,16 +345,15 @@ class StdioServer:
                         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                             is_open = False
                     elif is_open and line.strip():
-                        self._note_stray(line)
+                        self._strays += 1
+                        if self._strays == 1:
+                            text = repr(line[:_SHOWN_CHARS].decode("utf-8", "replace"))
+                            self._first_stray = text + (" …" if len(line) > _SHOWN_CHARS else "")
+                            logger.info(
+                                "%s prints a line that is not a message: %s", self.command[0], self._first_stray
+                            )
             except TooLargeError as error:
                 self._problem = f"it sent a message of more than {error}, which is the limit"
-
-    def _note_stray(self, line: bytes) -> None:
-        self._strays += 1
-        if self._strays == 1:
-            shown = repr(line[:_SHOWN_CHARS].decode("utf-8", "replace")) + (" …" if len(line) > _SHOWN_CHARS else "")
-            self._first_stray = shown
-            logger.info("%s prints a line that is not a message: %s", self.command[0], shown)
 
     async def _write(
         self,
@@ -403,11 +377,7 @@ class StdioServer:
 
 
 async def _limited_lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Yield each line without its end.
-
-    Raises:
-        TooLargeError: a line has too many bytes, or too many JSON values.
-    """
+    """Yield each line without its end; raise a `TooLargeError` for one of too many bytes or JSON values."""
     line = bytearray()
     while chunk := await reader.read(_CHUNK_BYTES):
         *ended, rest = chunk.split(b"\n")
@@ -433,21 +403,8 @@ def _message(line: bytes) -> SessionMessage | None:
         return None
 
 
-async def _pipes(child: ChildProcess) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Return the child's pipes as asyncio's streams."""
-    loop = asyncio.get_running_loop()
-    stdin, stdout = child.pipes
-    reader = asyncio.StreamReader(limit=_CHUNK_BYTES)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stdout)
-    # The writing end needs a protocol with flow control; the reader in it reads nothing.
-    transport, protocol = await loop.connect_write_pipe(
-        lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), stdin
-    )
-    return reader, asyncio.StreamWriter(transport, protocol, None, loop)
-
-
-class HttpServer:
-    """A server behind a URL (streamable HTTP), with limits on what is read of its answers."""
+class HttpServer(McpServer):
+    """A server behind a URL (streamable HTTP). Every answer is counted on its way to the SDK, which reads it whole."""
 
     def __init__(self, url: str, headers: dict[str, str], call_timeout_s: float) -> None:
         # Compressed, a small answer could be of any size.
@@ -457,21 +414,12 @@ class HttpServer:
 
     @asynccontextmanager
     async def connect(self) -> AsyncGenerator[TransportStreams, None]:
-        """Yield the streams of messages; the protocol's session ends with them."""
         hooks = {"response": [_limit]}
         async with (
             httpx2.AsyncClient(headers=self._headers, timeout=self._timeout, event_hooks=hooks) as client,
             streamable_http_client(self._url, http_client=client, max_sse_event_size=MCP_MESSAGE_BYTES) as streams,
         ):
             yield streams
-
-    async def exited(self, seconds: float) -> bool:
-        """Return False: nothing is known of a process behind a URL."""
-        return False
-
-    def describe(self) -> str:
-        """Return "": nothing is known beside the error."""
-        return ""
 
 
 class AnswerTooLargeError(httpx2.SSEError):
@@ -497,7 +445,7 @@ async def _limit(response: httpx2.Response) -> None:
 
 
 class _CountedStream(httpx2.AsyncByteStream):
-    """A body that ends with an error if it is too large; `most_bytes=None` is no limit, events count values each."""
+    """A body that ends with an error if it is too large; each event counts values of its own, and None is unlimited."""
 
     def __init__(self, body: httpx2.AsyncByteStream, most_bytes: int | None, *, is_events: bool) -> None:
         self._body, self._most_bytes, self._is_events = body, most_bytes, is_events
@@ -511,14 +459,10 @@ class _CountedStream(httpx2.AsyncByteStream):
                     f"the answer has more than {shown_size(self._most_bytes)}, which is the limit"
                 )
             end = piece.rfind(b"\n\n") + 1 if self._is_events else 0
-            values = _count_values(piece[end:]) + (0 if end else values)
+            values = sum(piece.count(mark, end) for mark in (b",", b"[", b"{")) + (0 if end else values)
             if values > MCP_MESSAGE_VALUES:
                 raise AnswerTooLargeError(f"the answer has more than {MCP_MESSAGE_VALUES:,} JSON values")
             yield piece
 
     async def aclose(self) -> None:
         await self._body.aclose()
-
-
-def _count_values(piece: bytes) -> int:
-    return piece.count(b",") + piece.count(b"[") + piece.count(b"{")

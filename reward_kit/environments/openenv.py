@@ -1,15 +1,8 @@
 """An environment on an OpenEnv server: one session, one action a step, the server's reward for each.
 
-OpenEnv does not declare determinism, and its server silently drops the seed if the environment's `reset` takes none.
-So nothing is declared by default: `deterministic: false`, no forks, fresh starts that are marked as unverified. If the
-task says `deterministic: true`, a fork is a new session that repeats the same actions, and every answer is compared.
-
-`done` is OpenEnv's only sign of an end. It counts as `terminated`, unless the observation or its metadata has a
-`truncated` that is true.
-
-The wire of OpenEnv 0.10 is a few JSON messages over a WebSocket, so it is spoken here with the HTTP client that is
-installed anyway; the `openenv` package would bring a hundred others along. A server pings a client that is silent for
-long, and hangs up without a reply; aiohttp replies only while something reads, so a task of the session always does.
+OpenEnv does not declare determinism, so a resource is neither deterministic nor forked unless the task sets
+`deterministic: true`. `done` counts as `terminated`, unless the observation or its metadata has a true `truncated`. The
+wire of OpenEnv 0.10 is a few JSON messages over a WebSocket; the `openenv` package would bring a hundred others along.
 """
 
 from __future__ import annotations
@@ -18,8 +11,9 @@ import asyncio
 import json
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 from pydantic import Field
@@ -30,27 +24,18 @@ from reward_kit.environments.base import (
     StepOutcome,
     ToolSpec,
     canonical_json,
+    check_schema,
     hash_key,
     tool_spec,
 )
 from reward_kit.environments.config import read_config
-from reward_kit.environments.http import JsonClient, Obituary, ServerConfig, connect_server
-from reward_kit.environments.mcp import McpTool
+from reward_kit.environments.http import JsonClient, ServerAddress, ServerConfig, connect_server, parse_answer
 from reward_kit.environments.replay import ReplayForkResource
 from reward_kit.errors import ConfigError, DeadlineError, EnvironmentFailure, ToolError, did_you_mean
-from reward_kit.safe_input import (
-    ENVIRONMENT_ANSWER_BYTES,
-    ENVIRONMENT_ANSWER_VALUES,
-    TooLargeError,
-    check_values,
-    read_strictly,
-    shown_size,
-)
+from reward_kit.safe_input import ENVIRONMENT_ANSWER_BYTES, shown_size
 
 if TYPE_CHECKING:
     import aiohttp
-
-    from reward_kit.environments.servers import ServerPool
 
 # As many as NumPy's older generators take.
 _SEEDS = 2**32
@@ -72,13 +57,13 @@ class OpenEnvConfig(ServerConfig):
     connect_timeout: float = Field(default=10.0, gt=0, description="seconds until the server has a free session")
     reset: dict[str, Any] = Field(default_factory=dict, description="handed to the environment's reset, with the seed")
     action_schema: dict[str, Any] | None = Field(
-        default=None, description="of the one tool; by default what the server says, or its MCP tools"
+        default=None, description="of the one tool; by default the server's, or its MCP tools"
     )
     action_tool: str = Field(default="act", pattern="^[a-zA-Z0-9_-]{1,64}$", description="the name of that tool")
     observation_field: str | None = Field(default=None, description="show this field alone, and not all as JSON")
     deterministic: bool = Field(default=False, description="the seed and the actions decide everything")
     state_key: Literal["history", "observation", "state"] = Field(
-        default="history", description="what names a state; observation and state must say all that matters"
+        default="history", description="what names a state; observation and state must hold all that matters"
     )
     state_ignores: list[str] = Field(
         default=["episode_id", "step_count"], description="fields of the server's state that no future depends on"
@@ -89,7 +74,7 @@ class OpenEnvConfig(ServerConfig):
 
 
 class OpenEnvResource(ReplayForkResource):
-    """One session with an OpenEnv server."""
+    """A session with an OpenEnv server."""
 
     fork_kind = "none"
     deterministic = False
@@ -101,8 +86,8 @@ class OpenEnvResource(ReplayForkResource):
         super().__init__()
         self._settings = OpenEnvConfig()
         self._session: OpenEnvSession | None = None
-        self._private_servers: ServerPool | None = None
-        self._tools: dict[str, McpTool] = {}
+        self._exits = AsyncExitStack()
+        self._tools: dict[str, ToolSpec] = {}
         self._calls_tools = False
         self._observation: Any = None
         self._history_key = ""
@@ -122,18 +107,12 @@ class OpenEnvResource(ReplayForkResource):
             raise ConfigError("openenv resource: reset: seed: the run chooses it; leave it out")
         if "@" in (settings.base_url or ""):  # which is not shown
             raise ConfigError("openenv resource: base_url: no user name and no password belong in it; use headers_env")
-        server = await connect_server(settings, "openenv", ("http", "https", "ws", "wss"))
-        self._private_servers = server.pool
-        self._session = OpenEnvSession(
-            server.url,
-            server.headers,
-            connect_timeout=settings.connect_timeout,
-            timeout=settings.timeout,
-            obituary=server.obituary,
-        )
         try:
-            await self._session.open()
-            await self._find_tools(settings, self._session)
+            server = await connect_server(settings, "openenv", self._exits, ("http", "https", "ws", "wss"))
+            session = self._session = OpenEnvSession(server, settings)
+            self._exits.push_async_callback(session.close)
+            await session.open()
+            await self._find_tools(settings, session)
         except BaseException:
             await self.close()
             raise
@@ -158,7 +137,7 @@ class OpenEnvResource(ReplayForkResource):
         description = schema.get("description") or "Take one action."
         # An action's metadata are for programs, not for the agent to choose.
         spec = tool_spec(settings.action_tool, description, _object_schema(schema, without="metadata"))
-        self._tools = {settings.action_tool: McpTool(settings.action_tool, spec)}
+        self._tools = {settings.action_tool: spec}
 
     async def _list_tools(self) -> None:
         answer = await self._ask("mcp", _LIST_TOOLS)
@@ -166,29 +145,31 @@ class OpenEnvResource(ReplayForkResource):
         listed = result.get("tools") if isinstance(result, Mapping) else None
         if not isinstance(listed, list):
             raise EnvironmentFailure(f"openenv resource: tools/list: expected a list of tools, got {answer!r:.200}")
-        self._tools = {}
-        for tool in listed:
-            spec = tool_spec(tool["name"], tool.get("description") or "", _object_schema(tool.get("inputSchema")))
-            self._tools[tool["name"]] = McpTool(tool["name"], spec)
+        self._tools = {
+            tool["name"]: tool_spec(
+                tool["name"], tool.get("description") or "", _object_schema(tool.get("inputSchema"))
+            )
+            for tool in listed
+        }
 
     async def _reset(self, seed: int) -> None:
         body = {**self._settings.reset, "seed": seed % _SEEDS}
         answer = await self._ask("reset", body)
         self._history_key = hash_key(canonical_json(body))
-        self._take(_outcome(answer, self._settings.observation_field))
+        self._observation = _read_outcome(answer, self._settings.observation_field).observation
+        self._is_over = answer.get("done", False)
         if self._calls_tools:
             await self._list_tools()
 
     async def _step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
-        tool = self._tools.get(action_name)
-        if tool is None:
+        if action_name not in self._tools:
             raise ToolError(f"unknown tool {action_name!r}{did_you_mean(action_name, self._tools)}")
-        tool.check(action_params)
+        check_schema(self._tools[action_name], action_params)
         if self._is_over:
             raise ToolError("the episode is over; no action changes anything")
         action = dict(action_params)
         if self._calls_tools:
-            action = {"type": "call_tool", "tool_name": tool.name, "arguments": action}
+            action = {"type": "call_tool", "tool_name": action_name, "arguments": action}
         try:
             answer = await self._open_session.ask("step", action)
         except OpenEnvRefusedError as refusal:
@@ -196,17 +177,13 @@ class OpenEnvResource(ReplayForkResource):
             if is_refusal or refusal.code == "VALIDATION_ERROR":  # which never reached the environment
                 raise ToolError(f"{action_name}: {refusal.message}") from None
             raise EnvironmentFailure(f"openenv resource: step: {refusal.code}: {refusal.message}") from None
-        outcome = _outcome(answer, self._settings.observation_field)
+        outcome = _read_outcome(answer, self._settings.observation_field)
         self._history_key = hash_key(self._history_key, canonical_json(action), canonical_json(outcome.observation))
-        self._take(outcome)
+        self._observation, self._is_over = outcome.observation, outcome.terminated or outcome.truncated
         return outcome
 
-    def _take(self, outcome: StepOutcome) -> None:
-        self._observation = outcome.observation
-        self._is_over = outcome.terminated or outcome.truncated
-
     async def _ask(self, kind: str, data: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """Return an answer that no agent asked for; a refusal of the server is an `EnvironmentFailure`."""
+        """Return an answer; a refusal of the server is an `EnvironmentFailure`."""
         try:
             return await self._open_session.ask(kind, data)
         except OpenEnvRefusedError as refusal:
@@ -222,7 +199,7 @@ class OpenEnvResource(ReplayForkResource):
         return self._observation
 
     async def get_tools_spec(self) -> list[ToolSpec]:
-        return [tool.spec for tool in self._tools.values()]
+        return list(self._tools.values())
 
     async def state_key(self) -> str:
         named = self._settings.state_key
@@ -242,14 +219,8 @@ class OpenEnvResource(ReplayForkResource):
         return {name: value for name, value in state.items() if name not in self._settings.state_ignores}
 
     async def close(self) -> None:
-        session, self._session = self._session, None
-        servers, self._private_servers = self._private_servers, None
-        try:
-            if session is not None:
-                await session.close()
-        finally:
-            if servers is not None:
-                await servers.close()
+        self._session = None
+        await self._exits.aclose()
 
 
 def _object_schema(schema: Any, without: str = "") -> dict[str, Any]:
@@ -259,7 +230,7 @@ def _object_schema(schema: Any, without: str = "") -> dict[str, Any]:
     return {"type": "object", **kept, "properties": properties}
 
 
-def _outcome(answer: Mapping[str, Any], field: str | None) -> StepOutcome:
+def _read_outcome(answer: Mapping[str, Any], field: str | None) -> StepOutcome:
     seen, reward, done = answer.get("observation"), answer.get("reward"), answer.get("done", False)
     if not isinstance(seen, Mapping) or not isinstance(done, bool):
         raise EnvironmentFailure(f"openenv resource: expected observation, reward and done, got {answer!r:.200}")
@@ -274,7 +245,11 @@ def _outcome(answer: Mapping[str, Any], field: str | None) -> StepOutcome:
     if fields.keys() == {"tool_name", "result", "error"}:  # the answer of an MCP tool
         error = fields["error"]
         if error is None:
-            shown = _result(fields["result"])
+            shown = result = fields["result"]
+            if isinstance(result, Mapping) and "content" in result:  # wrapped as MCP does
+                texts = [block.get("text") for block in result["content"] if isinstance(block, Mapping)]
+                text = "\n".join(text for text in texts if isinstance(text, str))
+                shown = text if result.get("data") is None else result["data"]
         else:
             shown = str(error.get("message") if isinstance(error, Mapping) else error)
             info = {**metadata, "is_action_valid": False}
@@ -288,23 +263,8 @@ def _outcome(answer: Mapping[str, Any], field: str | None) -> StepOutcome:
     return StepOutcome(shown, None if reward is None else float(reward), done and not is_truncated, is_truncated, info)
 
 
-def _result(result: Any) -> Any:
-    """Return a tool's result; its texts if the server wraps them as MCP does."""
-    if not isinstance(result, Mapping) or "content" not in result:
-        return result
-    if result.get("data") is not None:
-        return result["data"]
-    texts = [block.get("text") for block in result["content"] if isinstance(block, Mapping)]
-    return "\n".join(text for text in texts if isinstance(text, str))
-
-
 class OpenEnvRefusedError(Exception):
-    """The server answered with an error, and the session goes on.
-
-    Attributes:
-        code: as the server calls it, such as "VALIDATION_ERROR".
-        message: for people.
-    """
+    """The server answered with an error, such as the code "VALIDATION_ERROR", and the session goes on."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -312,29 +272,13 @@ class OpenEnvRefusedError(Exception):
 
 
 class OpenEnvSession:
-    """A private environment on the server, as long as the connection is open.
+    """A private environment on the server, as long as the connection is open."""
 
-    Args:
-        base_url: of the server, `http://…` or `ws://…`.
-        headers: sent when the connection is opened.
-        connect_timeout: seconds until there is a session; a full server is asked again until then.
-        timeout: seconds for one answer.
-        obituary: of a server that the task started.
-    """
-
-    def __init__(
-        self,
-        base_url: str,
-        headers: Mapping[str, str],
-        *,
-        connect_timeout: float,
-        timeout: float,
-        obituary: Obituary | None = None,
-    ) -> None:
-        self._http_url = "http" + base_url.rstrip("/").removeprefix("http").removeprefix("ws")
-        self._url = f"ws{self._http_url.removeprefix('http')}/ws"
-        self._headers = dict(headers)
-        self._connect_timeout, self._timeout, self._obituary = connect_timeout, timeout, obituary
+    def __init__(self, server: ServerAddress, settings: OpenEnvConfig) -> None:
+        http_url = "http" + server.url.rstrip("/").removeprefix("http").removeprefix("ws")
+        self._url = f"ws{http_url.removeprefix('http')}/ws"
+        self._server = replace(server, url=http_url)
+        self._connect_timeout, self._timeout = settings.connect_timeout, settings.timeout
         self._client: aiohttp.ClientSession | None = None
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -343,11 +287,7 @@ class OpenEnvSession:
         self._has_begun = False
 
     async def open(self) -> None:
-        """Connect, and wait until the server has made an environment.
-
-        Raises:
-            EnvironmentFailure: there is no server, it is full, or it cannot make an environment.
-        """
+        """Connect, and wait until the server has made an environment; ask a full server again until then."""
         full: OpenEnvRefusedError | None = None
         with anyio.move_on_after(self._connect_timeout):
             while True:
@@ -366,20 +306,23 @@ class OpenEnvSession:
                 await anyio.sleep(_AGAIN_S)
         await self.close()
         reason = f": {full.message}{_MORE_SESSIONS}" if full is not None else ""
-        await self._fail(f"{self._url}: no session within {self._connect_timeout:g} s{reason}", None, DeadlineError)
+        problem = f"{self._url}: no session within {self._connect_timeout:g} s{reason}"
+        raise await self._server.failure(problem, DeadlineError)
 
     async def _connect(self) -> None:
         import aiohttp
 
         trace = aiohttp.TraceConfig()
         trace.on_request_redirect.append(_refuse_redirect)
-        self._client = aiohttp.ClientSession(headers=self._headers, trace_configs=[trace])
+        self._client = aiohttp.ClientSession(headers=self._server.headers, trace_configs=[trace])
         self._answers, self._ended, self._spoilt, self._has_begun = asyncio.Queue(), "", "", False
         try:
             self._socket = await self._client.ws_connect(self._url, max_msg_size=ENVIRONMENT_ANSWER_BYTES)
         except (aiohttp.ClientError, OSError) as error:
             await self.close()
-            await self._fail(f"{self._url}: {type(error).__name__}: {error}".removesuffix(": "), error)
+            problem = f"{self._url}: {type(error).__name__}: {error}".removesuffix(": ")
+            raise await self._server.failure(problem) from error
+        # A server hangs up on a client that does not answer its pings, and aiohttp answers only while something reads.
         self._reader = asyncio.create_task(self._read(self._socket, self._answers))
 
     async def _read(self, socket: aiohttp.ClientWebSocketResponse, answers: asyncio.Queue[str | None]) -> None:
@@ -402,11 +345,11 @@ class OpenEnvSession:
     async def ask(self, kind: str, data: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         """Return the `data` of the server's answer to one message.
 
-        A session is unusable after an answer that did not come in time or was not waited for: it might come later and
-        pass for the answer to the next question. So is one whose server sends an unasked message.
+        A session is unusable after an answer that was late or not waited for, which might pass for the next one, and
+        after an unasked message.
 
         Raises:
-            RefusedError: the server answered with an error.
+            OpenEnvRefusedError: the server answered with an error.
             DeadlineError: it did not answer in time.
             EnvironmentFailure: the connection broke, or the answer has the wrong shape.
         """
@@ -435,16 +378,26 @@ class OpenEnvSession:
         self._spoilt = ""
         if text is None:
             self._spoilt = self._ended
-            await self._fail(f"{source}: {self._ended}", None)
-        return _data_of(text, "observation" if kind in ("reset", "step") else kind, source)
+            raise await self._server.failure(f"{source}: {self._ended}")
+        answer, expected = parse_answer(text, source), "observation" if kind in ("reset", "step") else kind
+        received = answer.get("type") if isinstance(answer, Mapping) else None
+        data = answer.get("data") if isinstance(answer, Mapping) else None
+        if received not in (expected, "error") or not isinstance(data, Mapping):
+            shape = '{"type": "' + expected + '", "data": {…}}'
+            raise EnvironmentFailure(f"{source}: expected {shape}, got {text[:200]}")
+        if received == "error":
+            reason, errors = str(data.get("message", "no message")), data.get("errors")
+            if isinstance(errors, list) and errors:  # of a refused action each field and its problem
+                listed = [error for error in errors if isinstance(error, Mapping)]
+                reason = "; ".join(
+                    f"{'.'.join(map(str, error.get('loc', ())))}: {error.get('msg')}" for error in listed
+                )
+            raise OpenEnvRefusedError(str(data.get("code", "")), reason)
+        return data
 
     async def schemas(self) -> Mapping[str, Any]:
-        """Return the JSON schemas of the server's actions, observations and state, under these names.
-
-        Raises:
-            EnvironmentFailure: the server does not give them.
-        """
-        client = JsonClient(self._http_url, self._headers, self._timeout, self._obituary)
+        """Return the JSON schemas of the server's actions, observations and state, under these names."""
+        client = JsonClient(self._server, self._timeout)
         try:
             return (await client.get("/schema")).fields()
         finally:
@@ -466,12 +419,6 @@ class OpenEnvSession:
             if client is not None:
                 await client.close()
 
-    async def _fail(
-        self, problem: str, error: Exception | None, kind: type[EnvironmentFailure | DeadlineError] = EnvironmentFailure
-    ) -> NoReturn:
-        end = await self._obituary() if self._obituary is not None else ""
-        raise kind(f"{problem}{end}") from error
-
 
 async def _refuse_redirect(session: aiohttp.ClientSession, context: object, params: Any) -> None:
     """Refuse a redirect: the headers, which may hold a key, are for the server that was named."""
@@ -480,26 +427,3 @@ async def _refuse_redirect(session: aiohttp.ClientSession, context: object, para
     params.response.close()
     target = params.response.headers.get("Location", "nowhere")
     raise aiohttp.ClientError(f"it redirects (HTTP {params.response.status}) to {target:.200}; name that address")
-
-
-def _data_of(text: str, expected: str, source: str) -> Mapping[str, Any]:
-    try:
-        check_values(text, ENVIRONMENT_ANSWER_VALUES)
-        answer = read_strictly(text)
-    except TooLargeError as error:
-        raise EnvironmentFailure(f"{source}: the answer has more than {error}, which is the limit") from None
-    except (ValueError, RecursionError) as error:
-        raise EnvironmentFailure(f"{source}: the answer is not JSON ({error}): {text[:200]}") from None
-    kind = answer.get("type") if isinstance(answer, Mapping) else None
-    data = answer.get("data") if isinstance(answer, Mapping) else None
-    if kind not in (expected, "error") or not isinstance(data, Mapping):
-        shape = '{"type": "' + expected + '", "data": {…}}'
-        raise EnvironmentFailure(f"{source}: expected {shape}, got {text[:200]}")
-    if kind == "error":
-        errors = data.get("errors")
-        message = str(data.get("message", "no message"))
-        if isinstance(errors, list) and errors:  # of a refused action each field and its problem
-            listed = [error for error in errors if isinstance(error, Mapping)]
-            message = "; ".join(f"{'.'.join(map(str, error.get('loc', ())))}: {error.get('msg')}" for error in listed)
-        raise OpenEnvRefusedError(str(data.get("code", "")), message)
-    return data

@@ -1,7 +1,4 @@
-"""A resource that is one JSON value, for tasks about data and for tests: it costs microseconds a step.
-
-Paths are dotted: `orders.0.total` is the key "total" of the first item of the list "orders". A key that itself contains
-a dot cannot be reached by a path.
+"""A resource that is one JSON value, reached by dotted paths such as `orders.0.total`: microseconds a step.
 
 Subclass it for a resource with its own tools:
 
@@ -25,7 +22,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from reward_kit.environments.base import (
     ForkableResource,
@@ -36,8 +33,9 @@ from reward_kit.environments.base import (
     check_call,
     hash_key,
     strict_tool,
+    tools_by_name,
 )
-from reward_kit.environments.config import read_config
+from reward_kit.environments.config import ResourceConfig, read_config
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import ConfigError, ToolError, did_you_mean
 
@@ -45,26 +43,17 @@ _MAX_DEPTH = 32
 _WHOLE = {"type": "string", "description": "a dotted path; empty for the whole state", "default": ""}
 _PATH = {"type": "string", "description": "a dotted path such as orders.0.total"}
 _VALUE = {"description": "any JSON value"}
-_SPECS: dict[str, ToolSpec] = {
-    spec["function"]["name"]: spec
-    for spec in (
-        strict_tool("get_state", "Read the value at a path of the state.", path=_WHOLE),
-        strict_tool(
-            "set_value",
-            "Set the value at a path. Objects that are missing on the way are made.",
-            path=_PATH,
-            value=_VALUE,
-        ),
-        strict_tool("delete_value", "Remove the key or the list item at a path.", path=_PATH),
-        strict_tool("append_value", "Append a value to the list at a path.", path=_PATH, value=_VALUE),
-    )
-}
+_SET = "Set the value at a path. Objects that are missing on the way are made."
+_SPECS = tools_by_name(
+    strict_tool("get_state", "Read the value at a path of the state.", path=_WHOLE),
+    strict_tool("set_value", _SET, path=_PATH, value=_VALUE),
+    strict_tool("delete_value", "Remove the key or the list item at a path.", path=_PATH),
+    strict_tool("append_value", "Append a value to the list at a path.", path=_PATH, value=_VALUE),
+)
 
 
-class PythonStateConfig(BaseModel):
+class PythonStateConfig(ResourceConfig):
     """The configuration of `python_state`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     initial_state: dict[str, Any] = Field(default_factory=dict)
     tools: list[str] | None = Field(default=None, description="the built-in tools to offer, by default all")
@@ -164,21 +153,20 @@ class PythonStateResource(ForkableResource):
         path, value = given["path"], given.get("value")
         if path.count(".") >= _MAX_DEPTH:
             raise ToolError(f"{name}: path: more than {_MAX_DEPTH} parts")
-        if _depth(value) > _MAX_DEPTH:
-            raise ToolError(f"{name}: value: nested more than {_MAX_DEPTH} levels deep")
+        value = copy_json(value, _MAX_DEPTH)
         if name == "get_state":
             return copy_json(_lookup(self._state, path))
         if not path:
             raise ToolError(f"{name}: the path is empty; name a key")
         self._key = None
         if name == "set_value":
-            _set(self._state, path, copy_json(value))
+            _set(self._state, path, value)
             return f"{path} is set"
         if name == "append_value":
             target = _lookup(self._state, path)
             if not isinstance(target, list):
                 raise ToolError(f"{path!r} is {_kind(target)}, not a list")
-            target.append(copy_json(value))
+            target.append(value)
             return f"{path} has {len(target)} items"
         way, _, last = path.rpartition(".")
         parent = _lookup(self._state, way)
@@ -187,12 +175,8 @@ class PythonStateResource(ForkableResource):
         return f"{path} is deleted"
 
 
-def copy_json(value: Any, depth: int = 0) -> Any:
-    """Return an independent copy of a JSON value.
-
-    Raises:
-        ToolError: it is not a JSON value (NaN and infinity are not), or is nested too deeply.
-    """
+def copy_json(value: Any, levels: int = 2 * _MAX_DEPTH) -> Any:
+    """Return an independent copy; a `ToolError` refuses anything but a finite JSON value of bounded depth."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -200,31 +184,23 @@ def copy_json(value: Any, depth: int = 0) -> Any:
             return value
         raise ToolError(f"{value} is not a JSON number")
     # A path adds at most _MAX_DEPTH levels above a value of at most as many, and reading copies both.
-    if depth > 2 * _MAX_DEPTH:
+    if levels < 0:
         raise ToolError("the value is nested too deeply")
     if isinstance(value, list | tuple):
-        return [copy_json(item, depth + 1) for item in value]
+        return [copy_json(item, levels - 1) for item in value]
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
                 raise ToolError(f"the key {key!r} of an object is not text")
-        return {key: copy_json(item, depth + 1) for key, item in value.items()}
+        return {key: copy_json(item, levels - 1) for key, item in value.items()}
     raise ToolError(f"{type(value).__name__} is not a JSON value")
 
 
-def _depth(value: Any, limit: int = _MAX_DEPTH + 1) -> int:
-    """Return how deep a value is nested, counted up to `limit`."""
-    if limit == 0 or not isinstance(value, list | tuple | dict):
-        return 0
-    items = value.values() if isinstance(value, dict) else value
-    return 1 + max((_depth(item, limit - 1) for item in items), default=0)
-
-
 def _lookup(state: dict[str, Any], path: str) -> Any:
-    found: Any = state
+    value: Any = state
     for part in path.split(".") if path else []:
-        found = _child(found, part, path)
-    return found
+        value = _child(value, part, path)
+    return value
 
 
 def _child(parent: Any, part: str, path: str) -> Any:

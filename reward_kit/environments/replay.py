@@ -1,8 +1,8 @@
 """Forks of environments that cannot be copied: build a new one, repeat the actions, and compare its answers.
 
 A subclass implements `_setup`, `_reset` and `_step` instead of `setup`, `reset` and `step`, and its constructor takes
-no arguments. The environment must be private: whatever the replayed actions do happens once more. A subclass whose
-configuration may rule that out returns "none" from `fork_kind_for`; then nothing is recorded and a fork is refused.
+no arguments. The environment must be private: the effects of replayed actions happen once more. If `fork_kind_for`
+returns "none" for a configuration, nothing is recorded and a fork is refused.
 """
 
 from __future__ import annotations
@@ -11,21 +11,14 @@ import copy
 import secrets
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from reward_kit.display_text import first_difference
 from reward_kit.environments.base import ForkableResource, ForkKind, StepOutcome
 from reward_kit.errors import EnvironmentFailure, ToolError
 
-
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """One recorded event: an action with its outcome, or new noise (`outcome` is None)."""
-
-    name: str
-    arguments: Mapping[str, Any]
-    outcome: StepOutcome | None
+Event = tuple[str, Mapping[str, Any], StepOutcome | None]
+"""An action, its arguments and its outcome, which is None of new noise."""
 
 
 class ReplayForkResource(ForkableResource):
@@ -36,22 +29,22 @@ class ReplayForkResource(ForkableResource):
     def __init__(self) -> None:
         self._config: Mapping[str, Any] = {}
         self._reset_seed: int | None = None
-        self._history: list[Replayed] = []
+        self._history: list[Event] = []
 
     @abstractmethod
     async def _setup(self, config: Mapping[str, Any]) -> None:
-        """As `setup`."""
+        """Do the work of `setup`."""
 
     @abstractmethod
     async def _reset(self, seed: int) -> None:
-        """As `reset`; there is always a seed, so that it can be repeated."""
+        """Do the work of `reset`; there is always a seed, so that it can be repeated."""
 
     @abstractmethod
     async def _step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
-        """As `step`."""
+        """Do the work of `step`."""
 
     def _reseed(self, seed: int) -> None:
-        """As `reseed_noise`."""
+        """Do the work of `reseed_noise`."""
         return
 
     async def setup(self, config: Mapping[str, Any]) -> None:
@@ -69,12 +62,12 @@ class ReplayForkResource(ForkableResource):
         arguments = copy.deepcopy(dict(action_params))
         # A ToolError leaves the state unchanged, so there is nothing to repeat.
         outcome = await self._step(action_name, action_params)
-        self._history.append(Replayed(action_name, arguments, copy.deepcopy(outcome)))
+        self._history.append((action_name, arguments, copy.deepcopy(outcome)))
         return outcome
 
     async def reseed_noise(self, seed: int) -> None:
         if self._is_replayed():
-            self._history.append(Replayed("reseed_noise", {"seed": seed}, None))
+            self._history.append(("reseed_noise", {"seed": seed}, None))
         self._reseed(seed)
 
     async def fork(self) -> ForkableResource:
@@ -105,27 +98,25 @@ class ReplayForkResource(ForkableResource):
         if not self._is_replayed():
             raise NotImplementedError(f"{type(self).__name__} is configured not to be forked")
 
-    async def _replay(self, seed: int | None, history: list[Replayed]) -> None:
-        """Reset this environment and repeat all of `history`.
-
-        Raises:
-            EnvironmentFailure: it answers differently; the message has the first difference.
-        """
+    async def _replay(self, seed: int | None, history: list[Event]) -> None:
+        """Reset this environment and repeat all of `history`; raise `EnvironmentFailure` at the first difference."""
         await self.reset(seed)
-        for number, event in enumerate(history):
-            if event.outcome is None:
-                await self.reseed_noise(event.arguments["seed"])
+        for number, (name, arguments, expected) in enumerate(history):
+            if expected is None:
+                await self.reseed_noise(arguments["seed"])
                 continue
-            where = f"step {number} ({event.name} {dict(event.arguments)!r})"
+            where = f"step {number} ({name} {dict(arguments)!r})"
             try:
-                outcome = await self.step(event.name, event.arguments)
+                outcome = await self.step(name, arguments)
             except ToolError as error:
                 raise EnvironmentFailure(f"replay: {where} was refused this time: {error}") from error
             for field in ("observation", "reward", "terminated", "truncated"):
-                _compare(where, f"the {field}", getattr(event.outcome, field), getattr(outcome, field))
+                _compare(where, f"the {field}", getattr(expected, field), getattr(outcome, field))
 
 
 def _compare(where: str, what: str, before: Any, now: Any) -> None:
     difference = first_difference(before, now)
     if difference:
-        raise EnvironmentFailure(f"replay: {where}: {what} differs{difference}; this world cannot be forked by replay")
+        raise EnvironmentFailure(
+            f"replay: {where}: {what} differs{difference}; this environment cannot be forked by replay"
+        )

@@ -1,7 +1,6 @@
 """Random arguments that fit a JSON schema, for the checker and for policies that act at random.
 
-Covers what tool schemas use: types and lists of types, enum, const, bounds, multipleOf, lengths, arrays, objects,
-references, and anyOf, oneOf and allOf. A `pattern` is not solved: a plain word is given instead.
+A `pattern` is not solved: a plain word is given instead.
 """
 
 from __future__ import annotations
@@ -16,12 +15,7 @@ _MAX_DEPTH = 6
 
 
 def sample_arguments(schema: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
-    """Return random arguments for a tool.
-
-    Args:
-        schema: the tool's `parameters`, a JSON schema of an object.
-        rng: all randomness comes from it, so that one seed gives one result.
-    """
+    """Return random arguments for a tool, whose `parameters` are `schema`; one state of `rng` gives one result."""
     value = sample_value({"type": "object", **schema}, rng)
     return value if isinstance(value, dict) else {}
 
@@ -36,10 +30,13 @@ def sample_value(schema: Any, rng: random.Random, root: Mapping[str, Any] | None
         return schema["const"]
     if schema.get("enum"):
         return rng.choice(list(schema["enum"]))
-    kind = schema.get("type") or _implied_type(schema)
+    kind = schema.get("type")
+    if not kind:
+        keys = {"properties": "object", "items": "array", "prefixItems": "array", "minLength": "string"}
+        keys |= {"minimum": "integer", "maximum": "integer"}
+        kind = next((implied for key, implied in keys.items() if key in schema), "any")
     if isinstance(kind, list):
         kind = rng.choice(kind)
-    kind = str(kind)
     if kind == "any":
         kind = rng.choice(("string", "integer", "boolean", "null"))
     match kind:
@@ -71,7 +68,11 @@ def _resolved(schema: Mapping[str, Any], rng: random.Random, root: Mapping[str, 
     for _ in range(32):
         if "$ref" in schema:
             rest = {key: value for key, value in schema.items() if key != "$ref"}
-            schema = {**_referenced(str(schema["$ref"]), root), **rest}
+            target: Any = root
+            for part in str(schema["$ref"]).removeprefix("#").strip("/").split("/"):
+                name = part.replace("~1", "/").replace("~0", "~")
+                target = target.get(name, {}) if isinstance(target, Mapping) else {}
+            schema = {**(target if isinstance(target, Mapping) else {}), **rest}
         elif schema.get("allOf"):
             merged: dict[str, Any] = {key: value for key, value in schema.items() if key != "allOf"}
             for part in schema["allOf"]:
@@ -92,20 +93,6 @@ def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     if "required" in first and "required" in second:
         both["required"] = list(dict.fromkeys([*first["required"], *second["required"]]))
     return both
-
-
-def _referenced(reference: str, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    found: Any = root
-    for part in reference.removeprefix("#").strip("/").split("/"):
-        found = found.get(part.replace("~1", "/").replace("~0", "~"), {}) if isinstance(found, Mapping) else {}
-    return found if isinstance(found, Mapping) else {}
-
-
-def _implied_type(schema: Mapping[str, Any]) -> str:
-    for kind, keys in (("object", {"properties"}), ("array", {"items", "prefixItems"}), ("string", {"minLength"})):
-        if keys & schema.keys():
-            return kind
-    return "integer" if {"minimum", "maximum"} & schema.keys() else "any"
 
 
 def _object(schema: Mapping[str, Any], rng: random.Random, root: Mapping[str, Any], depth: int) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Servers that are started for resources: equal specifications share one, on a free port, always ended.
 
-While a `ServerPool` is open, `lease` shares its servers. A server that has died is started again for the next resource,
-so that only the episodes that were using it fail.
+A server that has died is started again for the next resource, so that only the episodes that were using it fail.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
+from reward_kit.environments.base import canonical_json
 from reward_kit.errors import ConfigError, EnvironmentFailure
 from reward_kit.processes import ChildProcess, child_environment, start_process
 from reward_kit.task_parts import ResourceServerConfig
@@ -28,49 +28,21 @@ _STARTS = 3
 _PORT_TAKEN = ("address already in use", "address in use", "eaddrinuse", "port is already", "only one usage of each")
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSpec:
-    """The specification of a server; resources with equal specifications share one."""
-
-    command: str
-    health_check_url: str
-    folder: Path
-    start_timeout_s: float = 60.0
-    env: tuple[tuple[str, str], ...] = ()
-    pass_env: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, config: ResourceServerConfig, folder: Path) -> ServerSpec:
-        """Return the server of a task; its command runs in `folder`."""
-        variables, names = tuple(sorted(config.env.items())), tuple(config.pass_env)
-        return cls(config.start_command, config.health_check_url, folder, config.start_timeout_s, variables, names)
-
-
 @dataclass(slots=True)
 class Server:
-    """A server that was healthy when it was leased.
-
-    Attributes:
-        address: scheme, host and port of the health check.
-        port: the value of `{port}`.
-    """
+    """A server that was healthy when it was leased; `address` is that of its health check, `port` fills `{port}`."""
 
     address: str
     port: int
     process: ChildProcess
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the program has not ended."""
-        return self.process.returncode is None
-
     async def obituary(self) -> str:
         """Return how it ended and its last lines, for the end of a message; "" while it runs."""
         with anyio.move_on_after(0.3):
             # A connection breaks a moment before the process is gone.
-            while self.is_running:  # noqa: ASYNC110
+            while self.process.returncode is None:  # noqa: ASYNC110
                 await anyio.sleep(0.02)
-        return "" if self.is_running else f"; the server ended {_how_it_ended(self.process)}"
+        return "" if self.process.returncode is None else f"; the server ended {_describe_end(self.process)}"
 
 
 @dataclass(slots=True)
@@ -90,7 +62,7 @@ class ServerPool:
     """Servers that live as long as the pool is open. Inside another open pool, entering returns that one."""
 
     def __init__(self) -> None:
-        self._slots: dict[ServerSpec, _Slot] = {}
+        self._slots: dict[str, _Slot] = {}
         self._token: Token[ServerPool | None] | None = None
 
     @classmethod
@@ -112,17 +84,17 @@ class ServerPool:
             _open_pool.reset(self._token)
             await self.close()
 
-    async def lease(self, spec: ServerSpec) -> Server:
-        """Return the running, healthy server of a specification, started if it is missing or has died.
+    async def lease(self, config: ResourceServerConfig, folder: Path) -> Server:
+        """Return the running, healthy server of a specification, started in `folder` if it is missing or has died.
 
         Raises:
             ConfigError: the command cannot be run, or its fixed port is taken.
             EnvironmentFailure: it ended or did not become healthy in time; the message has its last lines. After three
                 such starts in a row the pool does not try again.
         """
-        slot = self._slots.setdefault(spec, _Slot())
+        slot = self._slots.setdefault(canonical_json([str(folder), config.model_dump()]), _Slot())
         async with slot.lock:
-            if slot.server is not None and slot.server.is_running:
+            if slot.server is not None and slot.server.process.returncode is None:
                 return slot.server
             if slot.failures >= _STARTS:
                 raise EnvironmentFailure(slot.last_failure)
@@ -130,7 +102,7 @@ class ServerPool:
                 dead, slot.server = slot.server, None
                 await dead.process.end()
             try:
-                slot.server = await _start(spec)
+                slot.server = await _start(config, folder)
             except EnvironmentFailure as failure:
                 slot.failures, slot.last_failure = slot.failures + 1, str(failure)
                 raise
@@ -147,18 +119,37 @@ class ServerPool:
                     tasks.start_soon(server.process.end)
 
 
-async def _start(spec: ServerSpec) -> Server:
-    """Start a server; again on another port if the one we found free was taken in between."""
-    has_free_port = "{port}" in spec.health_check_url
+async def _start(config: ResourceServerConfig, folder: Path) -> Server:
+    """Start a server; again on another port if the free one was taken in between."""
+    has_free_port = "{port}" in config.health_check_url
     for attempt in range(_STARTS):
         port = _free_port() if has_free_port else 0
-        url = spec.health_check_url.replace("{port}", str(port))
-        address = _address(url)
-        if not has_free_port:
-            await _refuse_taken(address)
-        process = await _spawn(spec, port)
+        url = config.health_check_url.replace("{port}", str(port))
         try:
-            problem = await _until_healthy(process, url, spec.start_timeout_s)
+            parts = urlsplit(url)
+            number = parts.port or {"http": 80, "https": 443}[parts.scheme]
+        except (ValueError, KeyError):
+            number = 0
+        if not number or not parts.hostname:
+            raise ConfigError(f"resource_server: health_check_url: {url!r} is not an http address")
+        address = f"{parts.scheme}://{f'[{parts.hostname}]' if ':' in parts.hostname else parts.hostname}:{number}"
+        if not has_free_port:
+            await _refuse_taken(parts.hostname, number, address)
+
+        def fill(text: str, port: int = port) -> str:
+            return text.replace("{port}", str(port)).replace("{python}", sys.executable)
+
+        # So that `python` is the one that runs us, also if its environment is not activated.
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+        variables = {"PATH": path, **{name: fill(value) for name, value in config.env.items()}}
+        environment = child_environment(variables, pass_names=config.pass_env)
+        command = [fill(word) for word in shlex.split(config.start_command)]
+        try:
+            process = await start_process(command, cwd=folder, env=environment, log_name="resource-server")
+        except ConfigError as error:
+            raise ConfigError(f"resource_server: {error}") from error
+        try:
+            problem = await _until_healthy(process, url, config.start_timeout_s)
         except BaseException:
             await process.end()
             raise
@@ -168,35 +159,25 @@ async def _start(spec: ServerSpec) -> Server:
         await process.end()
         is_taken = has_free_port and any(words in output for words in _PORT_TAKEN)
         if not is_taken or attempt == _STARTS - 1:
-            raise EnvironmentFailure(f"resource_server: {spec.command!r}: {problem}")
+            raise EnvironmentFailure(f"resource_server: {config.start_command!r}: {problem}")
     raise AssertionError("the last attempt returns or raises")
-
-
-async def _spawn(spec: ServerSpec, port: int) -> ChildProcess:
-    def fill(text: str) -> str:
-        return text.replace("{port}", str(port)).replace("{python}", sys.executable)
-
-    variables = {name: fill(value) for name, value in spec.env}
-    # So that `python` is the one that runs us, also if its environment is not activated.
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    environment = child_environment({"PATH": path, **variables}, pass_names=spec.pass_env)
-    command = [fill(word) for word in shlex.split(spec.command)]
-    try:
-        return await start_process(command, cwd=spec.folder, env=environment, log_name="resource-server")
-    except ConfigError as error:
-        raise ConfigError(f"resource_server: {error}") from error
 
 
 async def _until_healthy(process: ChildProcess, url: str, seconds: float) -> str:
     """Ask until the answer is 2xx or the server has ended; return "" or the problem."""
     import aiohttp
 
+    async def stop_at_the_end() -> None:
+        while process.returncode is None:  # noqa: ASYNC110 - a process gives no event
+            await anyio.sleep(_POLL_S)
+        tasks.cancel_scope.cancel()
+
     last = "no answer"
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_HEALTH_ANSWER_S)) as session:
         with anyio.move_on_after(seconds):
             async with anyio.create_task_group() as tasks:
                 # If another program has the port, the answer may never come, and the server has long ended.
-                tasks.start_soon(_cancel_at_the_end, process, tasks.cancel_scope)
+                tasks.start_soon(stop_at_the_end)
                 while True:
                     try:
                         async with session.get(url, allow_redirects=False) as response:
@@ -208,17 +189,11 @@ async def _until_healthy(process: ChildProcess, url: str, seconds: float) -> str
                         last = f"{type(error).__name__}: {error}".removesuffix(": ")
                     await anyio.sleep(_POLL_S)
     if process.returncode is not None:
-        return f"the server ended {_how_it_ended(process)}"
+        return f"the server ended {_describe_end(process)}"
     return f"not healthy within {seconds:g} s ({url}: {last}){_last_lines(process)}"
 
 
-async def _cancel_at_the_end(process: ChildProcess, scope: anyio.CancelScope) -> None:
-    while process.returncode is None:  # noqa: ASYNC110 - a process gives no event
-        await anyio.sleep(_POLL_S)
-    scope.cancel()
-
-
-def _how_it_ended(process: ChildProcess) -> str:
+def _describe_end(process: ChildProcess) -> str:
     return f"with exit code {process.returncode}{_last_lines(process)}"
 
 
@@ -234,31 +209,12 @@ def _free_port() -> int:
         return port
 
 
-async def _refuse_taken(address: str) -> None:
+async def _refuse_taken(host: str, port: int, address: str) -> None:
     """Refuse a fixed port that is taken: its server would pass for ours."""
-    _, _, place = address.partition("://")
-    host, _, port = place.rpartition(":")
     try:
         with anyio.fail_after(_HEALTH_ANSWER_S):
-            stream = await anyio.connect_tcp(host.strip("[]"), int(port))
+            stream = await anyio.connect_tcp(host, port)
     except (OSError, TimeoutError):
         return
     await stream.aclose()
     raise ConfigError(f"resource_server: something else listens at {address} already; write {{port}} for a free port")
-
-
-def _address(url: str) -> str:
-    """Return scheme, host and port of a URL.
-
-    Raises:
-        ConfigError: it is not an http address.
-    """
-    try:
-        parts = urlsplit(url)
-        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
-    except (ValueError, KeyError):
-        port = 0
-    if not port or not parts.hostname:
-        raise ConfigError(f"resource_server: health_check_url: {url!r} is not an http address")
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{parts.scheme}://{host}:{port}"

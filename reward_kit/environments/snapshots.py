@@ -6,8 +6,8 @@ import base64
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from reward_kit.environments.base import StateSnapshot, canonical_json
@@ -19,7 +19,7 @@ _ALLOWED = frozenset(
 )
 
 
-class SqliteState:
+class SqliteState(AbstractContextManager["SqliteState"]):
     """The database as the agent left it; read-only. Close it, or use it in a `with` statement.
 
     Example:
@@ -67,12 +67,7 @@ class SqliteState:
         """Release the database; closing twice is harmless."""
         self._connection.close()
 
-    def __enter__(self) -> SqliteState:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -107,7 +102,7 @@ class FilesState(Mapping[str, str | bytes]):
         return len(self._files)
 
 
-class CompositeState(Mapping[str, Any]):
+class CompositeState(Mapping[str, Any], AbstractContextManager["CompositeState"]):
     """The final states of a task's several resources, by their names. Close it, or use it in a `with` statement.
 
     Example:
@@ -138,16 +133,11 @@ class CompositeState(Mapping[str, Any]):
         return len(self._states)
 
     def close(self) -> None:
-        """Release what the parts hold; closing twice is harmless."""
+        """Release the parts' states; closing twice is harmless."""
         for state in self._states.values():
             close_state(state)
 
-    def __enter__(self) -> CompositeState:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -161,11 +151,7 @@ def compose(parts: Mapping[str, StateSnapshot]) -> StateSnapshot:
 
 
 def decompose(snapshot: StateSnapshot) -> dict[str, StateSnapshot]:
-    """Return the inverse of `compose`.
-
-    Raises:
-        EnvironmentFailure: `compose` did not make the snapshot.
-    """
+    """Return the inverse of `compose`; an `EnvironmentFailure` reports any other snapshot."""
     try:
         return {
             name: StateSnapshot(part["kind"], base64.b64decode(part["payload"], validate=True))
@@ -173,21 +159,6 @@ def decompose(snapshot: StateSnapshot) -> dict[str, StateSnapshot]:
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EnvironmentFailure(f"the snapshot is not a composite of several: {error}") from error
-
-
-def _json_value(payload: bytes) -> Any:
-    try:
-        return json.loads(payload.decode("utf-8", "surrogatepass"))
-    except ValueError as error:
-        raise EnvironmentFailure(f"the snapshot is not JSON: {error}") from error
-
-
-_OPENERS: dict[str, Callable[[bytes], Any]] = {
-    "json": _json_value,
-    "sqlite": SqliteState,
-    "files": FilesState,
-    "composite": CompositeState,
-}
 
 
 def open_snapshot(snapshot: StateSnapshot) -> Any:
@@ -200,9 +171,15 @@ def open_snapshot(snapshot: StateSnapshot) -> Any:
     Raises:
         EnvironmentFailure: the kind is unknown, or the payload is damaged.
     """
-    if snapshot.kind not in _OPENERS:
-        raise EnvironmentFailure(f"unknown kind of snapshot {snapshot.kind!r}; known: {', '.join(_OPENERS)}")
-    return _OPENERS[snapshot.kind](snapshot.payload)
+    if snapshot.kind == "json":
+        try:
+            return json.loads(snapshot.payload.decode("utf-8", "surrogatepass"))
+        except ValueError as error:
+            raise EnvironmentFailure(f"the snapshot is not JSON: {error}") from error
+    kinds = {"sqlite": SqliteState, "files": FilesState, "composite": CompositeState}
+    if snapshot.kind not in kinds:
+        raise EnvironmentFailure(f"unknown kind of snapshot {snapshot.kind!r}; known: json, {', '.join(kinds)}")
+    return kinds[snapshot.kind](snapshot.payload)
 
 
 def close_state(state: Any) -> None:

@@ -1,8 +1,7 @@
-"""Sokoban as a resource: push every box onto a goal. With its rules, an optimal solver and a generator of levels."""
+"""Sokoban as a resource, with its rules, an optimal solver and a generator of levels."""
 
 from __future__ import annotations
 
-import copy
 import heapq
 import math
 import random
@@ -14,18 +13,19 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import anyio.to_thread
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from reward_kit.environments.base import (
-    ForkableResource,
+    CopyForkResource,
     StateSnapshot,
     StepOutcome,
     ToolSpec,
     check_call,
     hash_key,
     strict_tool,
+    tools_by_name,
 )
-from reward_kit.environments.config import read_config
+from reward_kit.environments.config import ResourceConfig, read_config
 from reward_kit.errors import ConfigError, LimitError, ToolError
 
 LARGEST_SIDE = 40
@@ -34,6 +34,7 @@ DIRECTIONS = ("up", "down", "left", "right")
 _ROOMS = 300
 _GAMES_IN_A_ROOM = 4
 _SOLVER_NODES = 5_000
+_NODE_LIMIT = 50_000
 _MARKS = {" ": (0, 0, 0), "-": (0, 0, 0), "_": (0, 0, 0), ".": (1, 0, 0), "$": (0, 1, 0), "*": (1, 1, 0)}
 _MARKS |= {"@": (0, 0, 1), "+": (1, 0, 1)}
 
@@ -47,7 +48,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One level. `floor` and `goals` are sets of cells; `floor` holds every cell that is not a wall."""
+    """A level. `floor` and `goals` are sets of cells; `floor` holds every cell that is not a wall."""
 
     width: int
     height: int
@@ -56,7 +57,6 @@ class Level:
     start: Position
 
     def steps(self) -> dict[str, int]:
-        """Return the difference of each direction to a cell's number."""
         return {"up": -self.width, "down": self.width, "left": -1, "right": 1}
 
     def move(self, position: Position, step: int) -> Position | None:
@@ -73,7 +73,6 @@ class Level:
         return Position(target, boxes)
 
     def is_solved(self, position: Position) -> bool:
-        """Return whether every box stands on a goal."""
         return not position.boxes & ~self.goals
 
     def text(self, position: Position) -> str:
@@ -101,10 +100,7 @@ def cells(members: int) -> Iterator[int]:
 def read_level(text: str) -> Level:
     """Read a level in XSB notation (http://sokobano.de/wiki/index.php?title=Level_format). `-` and `_` are floor too.
 
-    Cells that the player can never reach, such as those around a level of ragged lines, become wall.
-
-    Raises:
-        ConfigError: it is not a level: an unknown mark, not one player, not as many boxes as goals, a gap in the wall.
+    Cells that the player can never reach become wall. A `ConfigError` reports anything that is not a level.
     """
     rows = [row.rstrip() for row in text.strip("\n").splitlines()]
     width, height = max((len(row) for row in rows), default=0), len(rows)
@@ -152,23 +148,14 @@ def connected(free: int, cell: int, width: int) -> int:
 
 
 Plan = tuple[str, ...]
-_Arrival = tuple[Position, int]
-"""The position before a push, and the push's step."""
+_Arrival = tuple[Position, int]  # the position before a push, and the push's step
 
 
 def solve(level: Level, start: Position, node_limit: int) -> Plan | None:
-    """Return a shortest way, in moves, to the solved level.
-
-    Args:
-        level: the level.
-        start: the position to solve; () is returned if it is solved already.
-        node_limit: how many positions may be expanded.
-
-    Returns:
-        The directions of the moves, or None where the position cannot be solved.
+    """Return a shortest solution, in moves, by A*; () of a solved level, None if the position cannot be solved.
 
     Raises:
-        LimitError: neither a solution nor its absence was found within `node_limit` positions.
+        LimitError: neither a solution nor its absence was found within `node_limit` expanded positions.
     """
     bounds: dict[int, float] = {}
     order = count()
@@ -185,23 +172,27 @@ def solve(level: Level, start: Position, node_limit: int) -> Plan | None:
         if len(closed) >= node_limit:
             raise LimitError(f"the level was not solved within {node_limit} positions")
         closed.add(position)
-        for after, arrival, moves in _pushes(level, position):
-            total = cost[position] + moves
-            if after.boxes not in bounds:
-                bounds[after.boxes] = pushes_left(level, after.boxes)
-            if bounds[after.boxes] == math.inf or total >= cost.get(after, math.inf):
-                continue
-            cost[after], arrivals[after] = total, arrival
-            # Among equally promising positions the one nearer to the end comes first.
-            heapq.heappush(frontier, (total + bounds[after.boxes], -total, next(order), after))
+        walks, free = _walks(level, position), level.floor & ~position.boxes
+        for box in cells(position.boxes):
+            for step in (-level.width, level.width, -1, 1):
+                if box - step not in walks or not free >> box + step & 1:
+                    continue
+                after = Position(box, position.boxes ^ (1 << box | 1 << box + step))
+                total = cost[position] + walks[box - step] + 1
+                if after.boxes not in bounds:
+                    bounds[after.boxes] = pushes_left(level, after.boxes)
+                if bounds[after.boxes] == math.inf or total >= cost.get(after, math.inf):
+                    continue
+                cost[after], arrivals[after] = total, (position, step)
+                # Among equally promising positions the one nearer to the end comes first.
+                heapq.heappush(frontier, (total + bounds[after.boxes], -total, next(order), after))
     return None
 
 
 def pushes_left(level: Level, boxes: int) -> float:
-    """Return the least number of pushes that the boxes need, were they not in each other's way.
+    """Return the least number of pushes that the boxes need, were they not in each other's way; inf of a lost level.
 
     An assignment of the boxes to the goals of least cost, by dynamic programming over the sets of goals that are taken.
-    Infinite if there is none: some box can reach no goal that is left for it, and the level is lost.
     """
     tables = _push_distances(level.width, level.floor, level.goals)
     best: dict[int, float] = {0: 0}
@@ -235,19 +226,6 @@ def _push_distances(width: int, floor: int, goals: int) -> tuple[dict[int, int],
     return tuple(tables)
 
 
-def _pushes(level: Level, position: Position) -> list[tuple[Position, _Arrival, int]]:
-    """Return every possible push, with its moves including the walk before it."""
-    walks = _walks(level, position)
-    free = level.floor & ~position.boxes
-    found = []
-    for box in cells(position.boxes):
-        for step in (-level.width, level.width, -1, 1):
-            if box - step in walks and free >> box + step & 1:
-                after = Position(box, position.boxes ^ (1 << box | 1 << box + step))
-                found.append((after, (position, step), walks[box - step] + 1))
-    return found
-
-
 def _walks(level: Level, position: Position) -> dict[int, int]:
     """Return the cells that the player can reach without a push, and in how many moves."""
     free = level.floor & ~position.boxes
@@ -263,7 +241,7 @@ def _walks(level: Level, position: Position) -> dict[int, int]:
 
 
 def _moves(level: Level, start: Position, end: Position, arrivals: dict[Position, _Arrival]) -> Plan:
-    """Return the moves of the found way: each push, and a shortest walk to the cell behind its box."""
+    """Return the moves of a solution: each push, and a shortest walk to the cell behind its box."""
     names = {step: name for name, step in level.steps().items()}
     backwards: list[int] = []
     position = end
@@ -280,24 +258,29 @@ def _moves(level: Level, start: Position, end: Position, arrivals: dict[Position
     return tuple(names[step] for step in reversed(backwards))
 
 
-class BoardSpec(NamedTuple):
-    """The requirements of a level.
+class SokobanConfig(ResourceConfig):
+    """The configuration of `sokoban`."""
 
-    Attributes:
-        width: columns, the wall included.
-        height: rows, the wall included.
-        boxes: how many, and as many goals.
-        wall_density: the probability that a cell inside the border is a wall.
-        min_solution: the least number of moves of the shortest solution.
-        max_solution: the largest one.
-    """
+    model_config = ConfigDict(frozen=True)
 
-    width: int
-    height: int
-    boxes: int
-    wall_density: float
-    min_solution: int
-    max_solution: int
+    width: int = Field(default=7, ge=5, le=20, description="columns, the wall included")
+    height: int = Field(default=7, ge=5, le=20, description="rows, the wall included")
+    boxes: int = Field(default=2, ge=1, le=6)
+    wall_density: float = Field(default=0.2, ge=0, le=0.5, description="how many of the inner cells are wall")
+    min_solution: int = Field(default=8, ge=1, description="the moves of the shortest solution, at least")
+    max_solution: int = Field(default=30, ge=1, description="and at most")
+    index: int | None = Field(default=None, ge=0, description="which board; by default the reset's seed picks one")
+    level: str | None = Field(default=None, description="a level of your own in XSB notation")
+    max_moves: int | None = Field(default=None, ge=1, description="the episode is truncated after so many")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> SokobanConfig:
+        drawn = self.model_fields_set - {"level", "max_moves"}
+        if self.level is not None and drawn:
+            raise ValueError(f"give level or {sorted(drawn)[0]}, not both")
+        if self.min_solution > self.max_solution:
+            raise ValueError(f"min_solution {self.min_solution} is above max_solution {self.max_solution}")
+        return self
 
 
 class Board(NamedTuple):
@@ -308,23 +291,21 @@ class Board(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def generate(spec: BoardSpec, index: int) -> Board:
+def generate(spec: SokobanConfig, index: int) -> Board:
     """Return the level of this number; the same arguments always give the same.
 
     Raises:
         ConfigError: in 300 rooms no level with a solution of the length asked for was found.
     """
-    rng = random.Random(f"sokoban {tuple(spec)} {index}")
+    sizes = (spec.width, spec.height, spec.boxes, spec.wall_density, spec.min_solution, spec.max_solution)
+    rng = random.Random(f"sokoban {sizes} {index}")
     for _ in range(_ROOMS):
-        floor = _room(rng, spec)
+        floor = _draw_room(rng, spec)
         if floor.bit_count() < 2 * spec.boxes + 1:
             continue
         for _ in range(_GAMES_IN_A_ROOM):
-            level = _played_backwards(rng, spec, floor)
-            try:
-                solution = solve(level, level.start, _SOLVER_NODES)
-            except LimitError:
-                continue
+            level = _play_backwards(rng, spec, floor)
+            solution = _plan_from(level, level.start, _SOLVER_NODES)
             if solution is not None and spec.min_solution <= len(solution) <= spec.max_solution:
                 return Board(level, solution)
     raise ConfigError(
@@ -333,7 +314,7 @@ def generate(spec: BoardSpec, index: int) -> Board:
     )
 
 
-def _room(rng: random.Random, spec: BoardSpec) -> int:
+def _draw_room(rng: random.Random, spec: SokobanConfig) -> int:
     """Return the largest connected piece of floor among random walls."""
     floor = 0
     for row in range(1, spec.height - 1):
@@ -348,7 +329,7 @@ def _room(rng: random.Random, spec: BoardSpec) -> int:
     return largest
 
 
-def _played_backwards(rng: random.Random, spec: BoardSpec, floor: int) -> Level:
+def _play_backwards(rng: random.Random, spec: SokobanConfig, floor: int) -> Level:
     """Return a level whose start is some pulls away from a solved position."""
     *places, player = rng.sample(list(cells(floor)), spec.boxes + 1)
     goals = sum(1 << place for place in places)
@@ -371,46 +352,14 @@ def _played_backwards(rng: random.Random, spec: BoardSpec, floor: int) -> Level:
     return Level(spec.width, spec.height, floor, goals, start)
 
 
-_NODE_LIMIT = 50_000
 _TASK = "Push every box onto a goal. Walking into a box pushes it; you cannot pull one, nor push two at once."
-_SPECS: dict[str, ToolSpec] = {
-    "move": strict_tool(
-        "move",
-        "Walk one cell, pushing the box that stands there.",
-        direction={"type": "string", "enum": list(DIRECTIONS)},
-    )
-}
+_DIRECTION = {"type": "string", "enum": list(DIRECTIONS)}
+_SPECS = tools_by_name(strict_tool("move", "Walk one cell, pushing the box that stands there.", direction=_DIRECTION))
 
 
-class SokobanConfig(BaseModel):
-    """The configuration of `sokoban`."""
+class SokobanResource(CopyForkResource):
+    """A level; `move(direction)` is its only tool."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    width: int = Field(default=7, ge=5, le=20, description="columns, the wall included")
-    height: int = Field(default=7, ge=5, le=20, description="rows, the wall included")
-    boxes: int = Field(default=2, ge=1, le=6)
-    wall_density: float = Field(default=0.2, ge=0, le=0.5, description="how many of the inner cells are wall")
-    min_solution: int = Field(default=8, ge=1, description="the moves of the shortest solution, at least")
-    max_solution: int = Field(default=30, ge=1, description="and at most")
-    index: int | None = Field(default=None, ge=0, description="which board; by default the reset's seed picks one")
-    level: str | None = Field(default=None, description="a level of your own in XSB notation")
-    max_moves: int | None = Field(default=None, ge=1, description="the episode is truncated after so many")
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> SokobanConfig:
-        drawn = self.model_fields_set - {"level", "max_moves"}
-        if self.level is not None and drawn:
-            raise ValueError(f"give level or {sorted(drawn)[0]}, not both")
-        if self.min_solution > self.max_solution:
-            raise ValueError(f"min_solution {self.min_solution} is above max_solution {self.max_solution}")
-        return self
-
-
-class SokobanResource(ForkableResource):
-    """One level; `move(direction)` is its only tool."""
-
-    fork_kind = "native"
     per_sample_keys = frozenset(SokobanConfig.model_fields)
 
     def __init__(self) -> None:
@@ -428,13 +377,19 @@ class SokobanResource(ForkableResource):
     async def setup(self, config: Mapping[str, Any]) -> None:
         self._settings = read_config(SokobanConfig, config, "sokoban")
         if self._settings.level is not None:
-            self._own = await anyio.to_thread.run_sync(_own_board, self._settings.level, abandon_on_cancel=True)
+            level = read_level(self._settings.level)
+            plan = await anyio.to_thread.run_sync(_plan_from, level, level.start, abandon_on_cancel=True)
+            if plan == ():
+                problem = "it is solved already" if level.is_solved(level.start) else "it has no solution"
+                raise ConfigError(f"sokoban resource: level: {problem}")
+            self._own = Board(level, plan)
         await self.reset(0)
 
     async def reset(self, seed: int | None = None) -> None:
-        board = self._own
+        board, settings = self._own, self._settings
         if board is None:
-            board = await anyio.to_thread.run_sync(_drawn_board, self._settings, seed, abandon_on_cancel=True)
+            index = settings.index if settings.index is not None else random.Random(seed).randrange(2**32)
+            board = await anyio.to_thread.run_sync(generate, settings, index, abandon_on_cancel=True)
         level, self._plan = board
         self._level = level
         self._position = level.start
@@ -442,16 +397,6 @@ class SokobanResource(ForkableResource):
         self._name = f"{level.width} {level.floor:x} {level.goals:x}"
         self._shortest = len(self._plan) if self._plan is not None else None
         self._moves = self._pushes = 0
-
-    async def fork(self) -> ForkableResource:
-        # A step replaces the values that it changes, so copies may share them.
-        return copy.copy(self)
-
-    async def checkpoint(self) -> Any:
-        return dict(vars(self))
-
-    async def restore(self, state: Any) -> None:
-        vars(self).update(state)
 
     async def step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
         direction = check_call(_SPECS, action_name, action_params)["direction"]
@@ -505,7 +450,7 @@ class SokobanResource(ForkableResource):
         return [{"name": "move", "arguments": {"direction": name}} for name in possible]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """Return the first move of a shortest solution; None if there is none, or none was found in bounded time."""
+        """Return the first move of a shortest solution; None unless one was found in bounded time."""
         if self._is_over():
             return None
         if self._plan is None:
@@ -529,32 +474,9 @@ class SokobanResource(ForkableResource):
         return self._is_solved() or self._is_out_of_moves()
 
 
-def _own_board(text: str) -> Board:
-    """Read the level of the configuration, which must not be solved, nor be known to have no solution."""
-    level = read_level(text)
-    solution = _plan_from(level, level.start)
-    if solution == ():
-        problem = "it is solved already" if level.is_solved(level.start) else "it has no solution"
-        raise ConfigError(f"sokoban resource: level: {problem}")
-    return Board(level, solution)
-
-
-def _drawn_board(settings: SokobanConfig, seed: int | None) -> Board:
-    index = settings.index if settings.index is not None else random.Random(seed).randrange(2**32)
-    spec = BoardSpec(
-        settings.width,
-        settings.height,
-        settings.boxes,
-        settings.wall_density,
-        settings.min_solution,
-        settings.max_solution,
-    )
-    return generate(spec, index)
-
-
-def _plan_from(level: Level, position: Position) -> Plan | None:
-    """Return a shortest solution; () if there is none, None if the search was given up."""
+def _plan_from(level: Level, position: Position, node_limit: int = _NODE_LIMIT) -> Plan | None:
+    """Return a shortest solution; () if the level is solved or lost, None if the search was given up."""
     try:
-        return solve(level, position, _NODE_LIMIT) or ()
+        return solve(level, position, node_limit) or ()
     except LimitError:
         return None

@@ -6,13 +6,22 @@ import hashlib
 import math
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
 
 import anyio.to_thread
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from reward_kit.environments.base import ForkableResource, StateSnapshot, StepOutcome, ToolSpec, check_call, strict_tool
+from reward_kit.environments.base import (
+    ForkableResource,
+    StateSnapshot,
+    StepOutcome,
+    ToolSpec,
+    check_call,
+    strict_tool,
+    tools_by_name,
+)
 from reward_kit.environments.config import read_config, task_path
 from reward_kit.environments.sqlite_guard import GuardedConnection, SeedSource, SqliteLimits
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, did_you_mean, why_unreadable
@@ -22,40 +31,20 @@ _MAX_STATEMENTS = 100
 _MAX_CELL_CHARS = 4_000
 
 
-class SqliteConfig(BaseModel):
+class SqliteConfig(SqliteLimits):
     """The configuration of `sqlite`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     seed_sql_file: str | None = Field(default=None, description="an SQL script, relative to the task file")
     seed_sql: str | None = Field(default=None, description="the script itself")
     task_folder: str | None = Field(default=None, description="what seed_sql_file is relative to and must lie in")
-    statement_time_s: float = Field(default=5.0, gt=0)
     max_rows: int = Field(default=200, gt=0, description="a longer result is cut, visibly")
-    max_database_bytes: int = Field(default=64_000_000, ge=65_536)
-    max_value_bytes: int = Field(default=262_144, ge=1_024, description="of one value or row")
-    read_only: bool = False
     expert_queries: list[str] = Field(default_factory=list, description="what an expert would execute, in order")
-    now: str = Field(default="2025-01-01 00:00:00", description="what 'now' and CURRENT_TIMESTAMP are, in UTC")
-
-    @field_validator("now")
-    @classmethod
-    def _is_a_moment(cls, text: str) -> str:
-        if not re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", text):
-            raise ValueError("must be written as YYYY-MM-DD HH:MM:SS")
-        return text
 
     @model_validator(mode="after")
     def _one_seed(self) -> SqliteConfig:
         if self.seed_sql is not None and self.seed_sql_file is not None:
             raise ValueError("give seed_sql or seed_sql_file, not both")
         return self
-
-    def limits(self) -> SqliteLimits:
-        """Return the limits of the agent's statements."""
-        return SqliteLimits(
-            self.statement_time_s, self.max_database_bytes, self.max_value_bytes, self.read_only, self.now
-        )
 
 
 class SqliteResource(ForkableResource):
@@ -101,9 +90,8 @@ class SqliteResource(ForkableResource):
         return await anyio.to_thread.run_sync(self._open.serialize)
 
     async def restore(self, state: Any) -> None:
-        limits = self._settings.limits()
-        make = lambda: GuardedConnection.from_bytes(limits, state, self._pragmas)  # noqa: E731
-        self._replace(await anyio.to_thread.run_sync(make))
+        make = GuardedConnection.from_bytes
+        self._replace(await anyio.to_thread.run_sync(make, self._settings, state, self._pragmas))
 
     async def reseed_noise(self, seed: int) -> None:
         self._seed = seed
@@ -177,7 +165,7 @@ def _seeded(settings: SqliteConfig) -> GuardedConnection:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"sqlite resource: {where} cannot be read: {why_unreadable(path, error)}") from None
     try:
-        return GuardedConnection.seeded(settings.limits(), script, _SEED_TIME_S, source)
+        return GuardedConnection.seeded(settings, script, _SEED_TIME_S, source)
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
         raise ConfigError(f"sqlite resource: {where}: {error}") from None
 
@@ -237,11 +225,11 @@ def _cell(value: Any) -> Any:
 
 def _list_tables(database: GuardedConnection) -> list[dict[str, str]]:
     with database.trusted() as connection:
-        found = connection.execute(
+        rows = connection.execute(
             "SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite\\_%' "
             "ESCAPE '\\' ORDER BY name"
         )
-        return [{"name": name, "type": kind} for name, kind in found]
+        return [{"name": name, "type": kind} for name, kind in rows]
 
 
 def _describe_table(database: GuardedConnection, name: str) -> dict[str, Any]:
@@ -267,8 +255,8 @@ def _describe_table(database: GuardedConnection, name: str) -> dict[str, Any]:
 
 def _schema_text(database: GuardedConnection) -> str:
     with database.trusted() as connection:
-        found = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid").fetchall()
-    statements = [f"{sql};" for (sql,) in found]
+        rows = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid").fetchall()
+    statements = [f"{sql};" for (sql,) in rows]
     return "The schema of the SQLite database:\n\n" + "\n".join(statements) if statements else "The database is empty."
 
 
@@ -289,41 +277,29 @@ def _content_hash(connection: sqlite3.Connection) -> str:
                 tables.append(name)
         for name in tables:
             digest.update(b"\0table")
-            for row in _ordered_rows(connection, name):
+            quoted = '"' + name.replace('"', '""') + '"'
+            empty = connection.execute(f"SELECT * FROM {quoted} LIMIT 0")
+            columns = [column[0].lower() for column in empty.description]
+            order = ", ".join(str(number + 1) for number in range(len(columns)))
+            query = f"SELECT * FROM {quoted} ORDER BY {order}"
+            if row_id := next((row_id for row_id in ("rowid", "_rowid_", "oid") if row_id not in columns), ""):
+                with suppress(sqlite3.OperationalError):  # WITHOUT ROWID
+                    by_id = f"SELECT {row_id}, * FROM {quoted} ORDER BY 1"
+                    connection.execute(f"{by_id} LIMIT 0")
+                    query = by_id
+            for row in connection.execute(query):
                 digest.update(repr(row).encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
     finally:
         connection.text_factory = factory
 
 
-def _ordered_rows(connection: sqlite3.Connection, table: str) -> Iterator[tuple[Any, ...]]:
-    quoted = '"' + table.replace('"', '""') + '"'
-    empty = connection.execute(f"SELECT * FROM {quoted} LIMIT 0")
-    columns = [column[0].lower() for column in empty.description]
-    for row_id in ("rowid", "_rowid_", "oid"):
-        if row_id not in columns:
-            try:
-                cursor = connection.execute(f"SELECT {row_id}, * FROM {quoted} ORDER BY 1")
-            except sqlite3.OperationalError:
-                break  # WITHOUT ROWID
-            return cast("Iterator[tuple[Any, ...]]", cursor)
-    order = ", ".join(str(number + 1) for number in range(len(columns)))
-    return cast("Iterator[tuple[Any, ...]]", connection.execute(f"SELECT * FROM {quoted} ORDER BY {order}"))
-
-
-_SPECS: dict[str, ToolSpec] = {
-    "execute_sql": strict_tool(
-        "execute_sql",
-        "Run SQL (SQLite's dialect). All statements of a call take effect, or none.",
-        query={
-            "type": "string",
-            "description": "one or more SQL statements; the rows of the last query are returned",
-        },
+_QUERY = {"type": "string", "description": "one or more SQL statements; the rows of the last query are returned"}
+_NAME = {"type": "string", "description": "the name of the table"}
+_SPECS = tools_by_name(
+    strict_tool(
+        "execute_sql", "Run SQL (SQLite's dialect). All statements of a call take effect, or none.", query=_QUERY
     ),
-    "list_tables": strict_tool("list_tables", "List the tables and views."),
-    "describe_table": strict_tool(
-        "describe_table",
-        "Describe the columns of a table or view.",
-        name={"type": "string", "description": "the name of the table"},
-    ),
-}
+    strict_tool("list_tables", "List the tables and views."),
+    strict_tool("describe_table", "Describe the columns of a table or view.", name=_NAME),
+)

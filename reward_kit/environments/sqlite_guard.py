@@ -1,23 +1,8 @@
 """One private in-memory SQLite database on which an agent's SQL can do nothing but read and change that database.
 
-An authorizer refuses every action code that it does not know. A statement ends at its deadline through the progress
-handler, and a database, a row and a statement have a largest size. Everything that would make the outcome depend on
-anything but the database and the seed is fixed or refused:
-
-- `random()` and `randomblob()` restart from the episode's seed at each call of a tool, so that there is no hidden
-  generator whose position a fork or a state key would miss;
-- 'now' and CURRENT_TIMESTAMP are a fixed moment; the modifiers 'localtime' and 'utc' are refused;
-- `last_insert_rowid()`, `changes()` and `total_changes()` are refused: they reveal earlier actions of this connection.
-  `RETURNING` and the tool's result give the same.
-
-A short statement can keep SQLite's parser busy without end (a chain of common table expressions, each naming the one
-before twice), before anything that could be interrupted runs. Only SQLite's heap limit, which all databases of the
-process share, stops that: a quarter of the memory, at most 4 GiB. Such a statement then fails after some seconds.
-
-No seed script attaches a database, calls a function that loads code or touches files, or changes a setting that the
-whole process shares. A script in a file is its author's; one in the configuration (`seed_sql`) may come from a
-dataset's row, so it is data: it sets only the pragmas that dumps need, makes no virtual tables and does not write the
-schema directly, since both can make a damaged database.
+An authorizer refuses every action code that it does not know; statements have a deadline, and databases, rows and
+statements a largest size. The outcome depends on the database and the seed alone: `random()` restarts from the seed at
+each call of a tool, 'now' is a fixed moment, and functions that reveal earlier actions of the connection are refused.
 """
 
 from __future__ import annotations
@@ -25,19 +10,23 @@ from __future__ import annotations
 import functools
 import os
 import random
+import re
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field, field_validator
+
+from reward_kit.environments.config import ResourceConfig
 from reward_kit.errors import ToolError
 
 SeedSource = Literal["data", "file"]
-"""The origin of a seed script: a row may have written "data", only the task's author a "file"."""
+"""The origin of a seed script. A dataset's row may have written "data", which makes no virtual tables and sets only the
+pragmas that dumps need, since both can make a damaged database. No script attaches, or changes the process."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -96,15 +85,21 @@ _MAX_SQL_BYTES = 100_000
 _TRUSTED_TIME_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class SqliteLimits:
+class SqliteLimits(ResourceConfig):
     """The limits of an agent's statements, and the moment that they see as 'now'."""
 
-    statement_time_s: float = 5.0
-    max_database_bytes: int = 64_000_000
-    max_value_bytes: int = 262_144
+    statement_time_s: float = Field(default=5.0, gt=0)
+    max_database_bytes: int = Field(default=64_000_000, ge=65_536)
+    max_value_bytes: int = Field(default=262_144, ge=1_024, description="of one value or row")
     read_only: bool = False
-    now: str = "2025-01-01 00:00:00"
+    now: str = Field(default="2025-01-01 00:00:00", description="what 'now' and CURRENT_TIMESTAMP are, in UTC")
+
+    @field_validator("now")
+    @classmethod
+    def _is_a_moment(cls, text: str) -> str:
+        if not re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", text):
+            raise ValueError("must be written as YYYY-MM-DD HH:MM:SS")
+        return text
 
 
 class GuardedConnection:
@@ -125,7 +120,13 @@ class GuardedConnection:
         self._trusted = True
         self._seeding: SeedSource | None = None
         self._refusal = ""
-        self._register_functions()
+        define = self.connection.create_function
+        define("random", 0, lambda: self._random.randrange(-(2**63), 2**63))
+        define("randomblob", 1, self._random_blob)
+        for name in _TIME_FUNCTIONS:
+            define(name, -1, functools.partial(self._time, name), deterministic=True)
+        for name, kind in (("current_timestamp", "datetime"), ("current_date", "date"), ("current_time", "time")):
+            define(name, 0, functools.partial(self._time, kind), deterministic=True)
         self._arm()
 
     @classmethod
@@ -209,11 +210,7 @@ class GuardedConnection:
 
     @contextmanager
     def atomic(self) -> Iterator[sqlite3.Connection]:
-        """Yield the connection for an agent's statements, within the time limit; roll all back if one fails.
-
-        Raises:
-            ToolError: a statement failed or was refused; the message says why.
-        """
+        """Yield the connection for an agent's statements, within the time limit; roll all back if one fails."""
         with self._lock:
             with self.trusted():
                 self.connection.execute("SAVEPOINT tool_call")
@@ -326,15 +323,6 @@ class GuardedConnection:
         name = _NAMES_OF_ACTIONS.get(action, str(action))
         return _REASONS.get(action, f"this kind of statement is refused ({name})")
 
-    def _register_functions(self) -> None:
-        connection = self.connection
-        connection.create_function("random", 0, lambda: self._random.randrange(-(2**63), 2**63))
-        connection.create_function("randomblob", 1, self._random_blob)
-        for name in _TIME_FUNCTIONS:
-            connection.create_function(name, -1, functools.partial(self._time, name), deterministic=True)
-        for name, kind in (("current_timestamp", "datetime"), ("current_date", "date"), ("current_time", "time")):
-            connection.create_function(name, 0, functools.partial(self._time, kind), deterministic=True)
-
     def _random_blob(self, size: Any) -> bytes:
         count = size if isinstance(size, int) and size > 0 else 1
         if count > self.limits.max_value_bytes:
@@ -357,7 +345,11 @@ class GuardedConnection:
 
 @functools.cache
 def _heap_limit() -> int:
-    """Return how many bytes SQLite may hold in this process."""
+    """Return the bytes that SQLite may hold in this process.
+
+    A short statement can keep SQLite's parser busy without end (a chain of common table expressions, each naming the
+    one before twice) before anything that could be interrupted runs. Only this limit stops it.
+    """
     memory = 16 << 30
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,20 +1,9 @@
 """TextWorld's games as a resource: `act(command)` is the only tool, in the words of the game.
 
-A game is made by one of TextWorld's own makers, offline and from a seed: the same maker, options and seed give the
-same game. Or it is a game file; if the `.json` that TextWorld writes lies beside it, the state is tracked. Every
-resource plays in a worker process of its own and forks by replay. The options of the makers are those of `tw-make` in
-TextWorld 1.7 (`textworld/challenges/*/`, `scripts/tw-make`), with underscores.
-
-The reward of a command is the score it gained, as a part of the game's highest score: the rewards of a won game add up
-to 1. Winning and losing terminate, `max_moves` truncates.
-
-The state key names the facts that hold and the quests that were completed. It leaves out turns, the order of things and
-the meaning of "it"; but if the game has asked something, the question is part of it. The key of a game that is not
-tracked is its history.
-
-An interpreter of interactive fiction also takes commands to itself. Refused are those that leave the game or change it
-unseen by the tracked state (`restart`, `restore`, `undo`), write files (`save`, `script`), change its later answers
-(`brief`), or were left in by TextWorld's compiler (`print_state` reveals everything).
+A maker's game follows from its options, those of `tw-make` in TextWorld 1.7 with underscores, and a seed. A game file's
+state is tracked if the `.json` that TextWorld writes lies beside it; else its state key is the history. The reward is
+the score that a command gained, as a part of the highest score. The state key leaves out turns, but if the game has
+asked something, the question is part of it.
 """
 
 from __future__ import annotations
@@ -27,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from reward_kit.environments.base import (
     StateSnapshot,
@@ -38,12 +27,11 @@ from reward_kit.environments.base import (
     hash_key,
     strict_tool,
 )
-from reward_kit.environments.config import read_config, task_path
+from reward_kit.environments.config import ResourceConfig, read_config, task_path
 from reward_kit.environments.engine_process import EngineProcess, worker_command
 from reward_kit.environments.replay import ReplayForkResource
-from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, how_to_install
+from reward_kit.errors import ConfigError, ToolError, how_to_install
 from reward_kit.processes import shared_folder
-from reward_kit.validation import describe_validation_error
 
 Maker = Literal["cooking", "coin_collector", "treasure_hunter", "simple", "custom"]
 Section = Literal["objective", "description", "inventory", "admissible_commands"]
@@ -65,6 +53,8 @@ _TITLES: dict[str, str] = {
     "inventory": "Inventory",
     "admissible_commands": "Commands",
 }
+# Commands to the interpreter: they leave the game or change it unseen by the tracked state, write files, change later
+# answers, or were left in by TextWorld's compiler (`print_state` reveals everything).
 _REFUSED = (
     "quit q restart restore undo oops o save script unscript noscript transcript brief superbrief verbose short long "
     "normal notify verify version print_state enable disable restrict tw"
@@ -75,8 +65,8 @@ _COMMANDS = re.compile(r"[.,;]|\bthen\b")
 _FIRST_WORD = re.compile(r"[a-z_]+")
 
 
-class _Options(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class _Options(ResourceConfig):
+    model_config = ConfigDict(strict=True)
 
 
 class CookingOptions(_Options):
@@ -116,7 +106,7 @@ class CoinCollectorOptions(_Options):
 
 
 class TreasureHunterOptions(_Options):
-    """One of two things to take: from 11 on behind doors and in containers, from 21 on behind locks."""
+    """Either of two things to take: from 11 on behind doors and in containers, from 21 on behind locks."""
 
     level: int = Field(ge=1, le=30)
 
@@ -160,17 +150,15 @@ OPTIONS: dict[Maker, type[_Options]] = {
 }
 
 
-class TextworldConfig(BaseModel):
+class TextworldConfig(ResourceConfig):
     """The configuration of `textworld`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     game: str | None = Field(default=None, description="a game file (.z1 to .z8), relative to the task's folder")
     maker: Maker | None = None
     options: dict[str, Any] = Field(default_factory=dict, description="the maker's")
     game_seed: int | None = Field(default=None, ge=0, lt=2**32, description="of the maker; by default the reset's seed")
     max_moves: int | None = Field(default=None, ge=1, description="after so many commands the episode is truncated")
-    show: list[Section] = Field(default_factory=list, description="what every observation tells besides the answer")
+    show: list[Section] = Field(default_factory=list, description="what every observation shows after the answer")
     task_folder: str | None = None
 
     @model_validator(mode="after")
@@ -184,16 +172,10 @@ class TextworldConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One answer of the game; None for everything that is unknown or not tracked.
+    """An answer of the game; None for everything that is unknown or not tracked.
 
-    Attributes:
-        lost: the game can no longer be won, and is over.
-        max_score: the points of a won game.
-        moves: how many of the game's actions were carried out.
-        admissible_commands: every command that does something now, sorted.
-        expert: the next command of a winning plan.
-        facts: all that hold, sorted.
-        state: names the game's state.
+    `moves` counts the game's actions that were carried out, `expert` is the next command of a winning plan, `facts` are
+    those that hold, sorted, and `state` names the game's state.
     """
 
     observation: str
@@ -212,17 +194,15 @@ class View:
 
     @property
     def is_over(self) -> bool:
-        """Whether the game is over."""
         return bool(self.won or self.lost)
 
     def section(self, name: Section) -> str | None:
-        """Return the text of a section, None if it is not known."""
         value: Any = getattr(self, name)
         return ", ".join(value) if isinstance(value, list) else value
 
 
 class TextworldResource(ReplayForkResource):
-    """One game, in a worker process of its own."""
+    """A game, in a worker process of its own."""
 
     takes_task_folder = True
     # Not `game`: a game file runs in an interpreter, and its grammar is evaluated as Python.
@@ -231,37 +211,38 @@ class TextworldResource(ReplayForkResource):
     def __init__(self) -> None:
         super().__init__()
         self._settings = TextworldConfig(maker="simple")
-        self._engine: EngineProcess | None = None
+        # Some of a game's texts, and the order of a plan's commands, come from sets of strings.
+        self._engine = EngineProcess("textworld", worker_command(_WORKER), environment={"PYTHONHASHSEED": "0"})
         self._game_id = ""
         self._start = self._view = View("")
         self._commands: list[str] = []
 
     async def _setup(self, config: Mapping[str, Any]) -> None:
-        self._settings = _read(config)
-        if self._settings.game is not None:
-            _game_file(self._settings)
+        settings = self._settings = read_config(TextworldConfig, config, "textworld")
+        if settings.maker is not None:
+            part = f"options of {settings.maker}: "
+            options = read_config(OPTIONS[settings.maker], settings.options, "textworld", part)
+            settings.options = options.model_dump()
+        else:
+            _game_file(settings)
         if find_spec("textworld") is None:
             raise ConfigError(
                 f"the textworld resource needs textworld; {how_to_install('text-games')}, with Python 3.11 or 3.12, "
                 "where TextWorld runs"
             )
-        # Some of a game's texts, and the order of a plan's commands, come from sets of strings.
-        engine = EngineProcess("textworld", worker_command(_WORKER), environment={"PYTHONHASHSEED": "0"})
-        await engine.start()
-        self._engine = engine
+        await self._engine.start()
 
     async def _reset(self, seed: int) -> None:
         if self._settings.game is not None:
             path = _game_file(self._settings)
             self._game_id = hashlib.sha256(path.read_bytes()).hexdigest()
         else:
-            path = await self._made(seed)
+            path = await self._make(seed)
         # The interpreter's generator has 16 bits, and 0 stands for one that cannot be repeated.
         request = {"op": "load", "path": str(path), "seed": seed % 2**15 + 1}
-        self._start = self._view = View(**await self._worker().ask(request))
+        self._start = self._view = View(**await self._engine.ask(request))
         self._commands = []
-        unknown = [name for name in self._settings.show if self._view.section(name) is None]
-        if unknown:
+        if unknown := [name for name in self._settings.show if self._view.section(name) is None]:
             raise ConfigError(
                 f"textworld resource: show: {', '.join(unknown)} is unknown for {self._settings.game}, which has no "
                 f"{path.with_suffix('.json').name} beside it"
@@ -273,7 +254,7 @@ class TextworldResource(ReplayForkResource):
         command = command_line(check_call(_SPECS, action_name, action_params)["command"])
         if self._is_over():
             raise ToolError("the episode is over; no command changes anything")
-        before, self._view = self._view, View(**await self._worker().ask({"op": "step", "command": command}))
+        before, self._view = self._view, View(**await self._engine.ask({"op": "step", "command": command}))
         self._commands.append(command)
         info: dict[str, Any] = {"score": self._view.score, "max_score": self._view.max_score, "won": self._view.won}
         if self._view.moves is not None and before.moves is not None:
@@ -285,9 +266,7 @@ class TextworldResource(ReplayForkResource):
         return StepOutcome(text, reward, self._view.is_over, self._is_out_of_moves(), info)
 
     async def close(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            await engine.close()
+        await self._engine.close()
 
     async def get_observation(self) -> Any:
         """Return the beginning, and the answer to the last command."""
@@ -305,32 +284,28 @@ class TextworldResource(ReplayForkResource):
         return hash_key(self._game_id, self._view.state, question)
 
     async def final_state(self) -> StateSnapshot:
-        view = self._view
-        facts: dict[str, Any] = {"won": bool(view.won), "lost": bool(view.lost), "score": view.score}
-        facts |= {
-            "max_score": view.max_score,
-            "commands": list(self._commands),
-            "observation": view.observation,
-            "objective": view.objective,
-        }
-        return StateSnapshot.from_json({**facts, "inventory": view.inventory, "facts": view.facts})
+        names = ("score", "max_score", "observation", "objective", "inventory", "facts")
+        facts = {name: getattr(self._view, name) for name in names}
+        ends = {"won": bool(self._view.won), "lost": bool(self._view.lost)}
+        return StateSnapshot.from_json({**facts, **ends, "commands": self._commands})
 
     async def admissible_actions(self) -> Sequence[Mapping[str, Any]] | None:
         """Return every command that does something now; None if the game is not tracked."""
         if self._is_over():
             return []
         commands = self._view.admissible_commands
-        return None if commands is None else [_call(command) for command in commands]
+        return None if commands is None else [{"name": "act", "arguments": {"command": name}} for name in commands]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
         """Return the next command of TextWorld's own plan, from any state of the game; None if it knows none.
 
         For games without such a plan (cooking with `drop`) it is that of the maker's walkthrough, while it is followed.
         """
-        command = self._view.expert
-        return None if command is None or self._is_over() else {"type": "tool_call", **_call(command)}
+        if self._view.expert is None or self._is_over():
+            return None
+        return {"type": "tool_call", "name": "act", "arguments": {"command": self._view.expert}}
 
-    async def _made(self, seed: int) -> Path:
+    async def _make(self, seed: int) -> Path:
         """Return the file of the maker's game, made once in this process."""
         settings = self._settings
         game_seed = seed % 2**32 if settings.game_seed is None else settings.game_seed
@@ -338,7 +313,7 @@ class TextworldResource(ReplayForkResource):
         folder = shared_folder("textworld-games") / self._game_id
         if not folder.is_dir():
             request = {"op": "make", "maker": settings.maker, "options": settings.options, "seed": game_seed}
-            await self._worker().ask({**request, "folder": str(folder)}, _MAKING_TIMEOUT)
+            await self._engine.ask({**request, "folder": str(folder)}, _MAKING_TIMEOUT)
         return folder / "game.z8"
 
     def _shown(self, text: str) -> str:
@@ -353,24 +328,6 @@ class TextworldResource(ReplayForkResource):
     def _is_over(self) -> bool:
         return self._view.is_over or self._is_out_of_moves()
 
-    def _worker(self) -> EngineProcess:
-        if self._engine is None:
-            raise EnvironmentFailure("textworld: closed, or not set up")
-        return self._engine
-
-
-def _read(config: Mapping[str, Any]) -> TextworldConfig:
-    settings = read_config(TextworldConfig, config, "textworld")
-    if settings.maker is None:
-        return settings
-    model = OPTIONS[settings.maker]
-    try:
-        options = model.model_validate(settings.options)
-    except ValidationError as error:
-        problems = "; ".join(describe_validation_error(error, model))
-        raise ConfigError(f"textworld resource: options of {settings.maker}: {problems}") from None
-    return settings.model_copy(update={"options": options.model_dump()})
-
 
 def _game_file(settings: TextworldConfig) -> Path:
     path = task_path(settings.game or "", settings.task_folder, "game")
@@ -384,11 +341,7 @@ def _game_file(settings: TextworldConfig) -> Path:
 
 
 def command_line(text: str) -> str:
-    """Return a command as the interpreter gets it.
-
-    Raises:
-        ToolError: it is too long, not plain ASCII, or meant for the interpreter.
-    """
+    """Return a command for the game; refuse one that is too long, not plain ASCII, or meant for the interpreter."""
     command = " ".join(text.split())
     if len(command) > LONGEST_COMMAND:
         raise ToolError(f"a command has {LONGEST_COMMAND} characters at most, this one {len(command)}")
@@ -399,7 +352,3 @@ def command_line(text: str) -> str:
         if word and word[0][:9] in _REFUSED_WORDS:
             raise ToolError(f"{word[0]!r} is a command to the interpreter, which takes none here")
     return command
-
-
-def _call(command: str) -> dict[str, Any]:
-    return {"name": "act", "arguments": {"command": command}}

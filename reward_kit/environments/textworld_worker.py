@@ -1,7 +1,5 @@
 """The worker process that makes TextWorld's games and plays one of them.
 
-    python -m reward_kit.environments.textworld_worker
-
 Requests, as `engine_worker` has them: `{"op": "make", "maker", "options", "seed", "folder"}`, `{"op": "load", "path",
 "seed"}`, `{"op": "step", "command"}`. The last two are answered with a view (`textworld.View`).
 """
@@ -31,7 +29,7 @@ _TRACKED = ("admissible_commands", "policy_commands", "facts")
 
 
 def answer_text(feedback: str) -> str:
-    """Return the game's own text, without TextWorld's logo, the status line, the prompt and the offer to restart."""
+    """Return the game's text without TextWorld's logo, the status line, the prompt and the offer to restart."""
     text = _STATUS_LINE.sub("", _LOGO.sub("", feedback))
     text = _AT_THE_END.sub("", _PROMPT.sub("", text))
     return _BLANK_LINES.sub("\n\n", _CENTRED.sub("", text)).strip()
@@ -85,7 +83,7 @@ def _make(maker: str, options: Mapping[str, Any], seed: int, path: Path) -> None
 
 
 class Player:
-    """One game at a time."""
+    """A game at a time."""
 
     def __init__(self) -> None:
         self._textworld = import_module("textworld")
@@ -93,11 +91,9 @@ class Player:
         self._walkthrough: list[str] = []
 
     def operations(self) -> Operations:
-        """Return the operations of the worker by name."""
         return {"make": make, "load": self.load, "step": self.step}
 
     def load(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Start a game from its beginning."""
         path = Path(request["path"])
         is_tracked = path.with_suffix(".json").is_file()
         asked_for = (*_ASKED_FOR, *(_TRACKED if is_tracked else ()))
@@ -110,7 +106,6 @@ class Player:
         return self._view(state)
 
     def step(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Carry out one command."""
         command = request["command"]
         self._walkthrough = self._walkthrough[1:] if self._walkthrough[:1] == [command] else []
         return self._view(self._env.step(command)[0])
@@ -118,26 +113,18 @@ class Player:
     def _view(self, state: Mapping[str, Any]) -> dict[str, Any]:
         view = {name: state.get(name) for name in (*_ASKED_FOR, "admissible_commands")}
         plan = state.get("policy_commands") or self._walkthrough
+        name = None
+        if (progression := state.get("_game_progression")) is not None:
+            # These facts have the entities' ids, since some have no name. A completed quest is not a fact.
+            quests = [f"{quest.nb_completions} {quest.failed}" for quest in progression.quest_progressions]
+            name = hash_key(*sorted(str(fact) for fact in state["_facts"]), *quests)
         return {
             **view,
             "observation": answer_text(state["feedback"]),
             "expert": plan[0] if plan else None,
             "facts": sorted(str(fact) for fact in state.get("facts") or ()),
-            "state": _state(state),
+            "state": name,
         }
-
-
-def _state(state: Mapping[str, Any]) -> str | None:
-    """Return a name of the game's state, None if it is not tracked.
-
-    The facts have the entities' ids here, because some entities have no name. Completed quests are not facts: a quest
-    that is done stays done.
-    """
-    progression = state.get("_game_progression")
-    if progression is None:
-        return None
-    quests = [f"{quest.nb_completions} {quest.failed}" for quest in progression.quest_progressions]
-    return hash_key(*sorted(str(fact) for fact in state["_facts"]), *quests)
 
 
 if __name__ == "__main__":

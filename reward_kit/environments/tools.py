@@ -28,7 +28,7 @@ ToolFunction = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One function with the schema of its arguments."""
+    """A function with the schema of its arguments."""
 
     name: str
     function: ToolFunction

@@ -1,38 +1,18 @@
 """A small shop in the manner of WebShop (Yao et al. 2022, arXiv 2207.01206): search, open, choose, buy.
 
-It differs from WebShop in three ways: the products are generated from a seed, a search is possible on every page, and
-the tools are typed instead of `search[…]` and `click[…]`. Only the purchase is rewarded, as WebShop does it (section 3;
-`web_agent_site/engine/goal.py`):
-
-    r = r_type · (|U_att ∩ Y_att| + |U_opt ∩ Y_opt| + [y_price ≤ u_price]) / (|U_att| + |U_opt| + 1)
-
-U is what the instruction asks for, Y what was bought. r_type compares the nouns of the two titles: with τ the share of
-the wanted product's nouns that the bought one has,
-
-    r_type = 0     if τ = 0
-             0.1   if 0 < τ < 0.1
-             0.5   if 0.1 ≤ τ ≤ 0.2, another search lists the product, and fewer than two categories are shared
-             1     otherwise
-
-Two texts match if their token set ratio (thefuzz 0.19 on Python's difflib) is above 85; sizes must be equal. An
-attribute also counts if a text of the product contains it.
-
-The reward differs from the published code in three ways. The nouns come with the product, while WebShop uses a tagger.
-Its mapping of shades onto base colours is left out, since the catalogue has no shades. An option counts if the value
-chosen under its own name matches, so that no more are matched than are asked for; the code counts every chosen option
-that matches any wanted value, or stands in a text of the product, and can so exceed 1.
+Unlike there the products are generated from a seed, a search is possible on every page, and the tools are typed. Only
+the purchase is rewarded (`match_purchase`).
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 import re
 import sqlite3
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from difflib import SequenceMatcher
 from functools import lru_cache
@@ -40,10 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import anyio.to_thread
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from reward_kit.environments.base import (
-    ForkableResource,
+    CopyForkResource,
     StateSnapshot,
     StepOutcome,
     ToolSpec,
@@ -51,8 +31,9 @@ from reward_kit.environments.base import (
     check_call,
     hash_key,
     strict_tool,
+    tools_by_name,
 )
-from reward_kit.environments.config import read_config
+from reward_kit.environments.config import ResourceConfig, read_config
 from reward_kit.errors import ConfigError, ToolError, did_you_mean
 
 MAX_TEXT_CHARS = 300
@@ -75,10 +56,7 @@ _COUNTED = {"boots": "pair of", "shoes": "pair of", "pants": "pair of", "earbuds
 
 
 class Kind(NamedTuple):
-    """One kind of product: its name, by which people search for it, and the texts its products are made of.
-
-    `category` is a path of three levels, `keywords` are further nouns for the title, `prices` the bounds in dollars.
-    """
+    """A kind of product; `keywords` are further nouns for the title, `prices` the bounds in dollars."""
 
     name: str
     category: tuple[str, str, str]
@@ -101,8 +79,8 @@ KINDS: tuple[Kind, ...] = tuple(
 class ShoppingGoal:
     """A goal to shop for; the fields are those of `final_state()["goal"]`.
 
-    `product_id`, `query`, `category` and `nouns` are of a product that satisfies everything, as others may.
-    `attributes` is U_att, `options` is U_opt by the options' names, `price_upper` is in dollars.
+    `product_id`, `query`, `category` and `nouns` are of one product that satisfies everything. `attributes` is U_att,
+    `options` is U_opt by the options' names, `price_upper` is in dollars.
     """
 
     instruction: str
@@ -117,10 +95,7 @@ class ShoppingGoal:
 
 @dataclass(frozen=True, slots=True)
 class Purchase:
-    """A bought product; the fields are those of `final_state()["purchase"]`, and those of `Product` where they agree.
-
-    `options` are the chosen ones, `price` is in dollars.
-    """
+    """A bought product, with the chosen options; the fields are those of `final_state()["purchase"]`."""
 
     product_id: str
     title: str
@@ -151,7 +126,15 @@ class Match:
 
 
 def match_purchase(goal: ShoppingGoal, purchase: Purchase) -> Match:
-    """Compare a purchase with the goal; the formula is in the module's docstring."""
+    """Compare a purchase with the goal, as WebShop does (section 3; `web_agent_site/engine/goal.py`).
+
+        r = r_type · (|U_att ∩ Y_att| + |U_opt ∩ Y_opt| + [y_price ≤ u_price]) / (|U_att| + |U_opt| + 1)
+
+    U is asked for, Y was bought. Two texts match if their token set ratio is above 85; sizes must be equal. A wanted
+    attribute also counts if a text of the product contains it. An option counts if the value chosen under its own name
+    matches; WebShop counts every chosen option that matches any wanted value or stands in a text, and can so exceed 1.
+    Its mapping of shades onto base colours is left out, since the catalogue has no shades.
+    """
     texts = [text.lower() for text in (purchase.title, " ".join(purchase.features), purchase.description)]
     attributes = [
         any(token_set_ratio(attribute, wanted) > _MATCHING_RATIO for attribute in purchase.attributes)
@@ -175,7 +158,11 @@ def match_purchase(goal: ShoppingGoal, purchase: Purchase) -> Match:
 
 
 def type_factor(goal: ShoppingGoal, purchase: Purchase) -> float:
-    """Return r_type."""
+    """Return r_type, by the share τ of the wanted product's nouns that the bought one has.
+
+    0 if τ = 0; 0.1 if τ < 0.1; 0.5 if τ ≤ 0.2, another search lists the product, and fewer than two categories are
+    shared; else 1. The nouns come with the product, while WebShop uses a tagger.
+    """
     shared = len(set(goal.nouns) & set(purchase.nouns))
     title = shared / len(goal.nouns) if goal.nouns else 0.2
     if title == 0.0:
@@ -188,10 +175,7 @@ def type_factor(goal: ShoppingGoal, purchase: Purchase) -> float:
 
 @lru_cache(maxsize=4096)
 def token_set_ratio(one: str, other: str) -> int:
-    """Return how alike two texts are as sets of words, 0 to 100, as thefuzz 0.19 counts it.
-
-    The greatest similarity among three texts: the words that both have, and these with the rest of either.
-    """
+    """Return the similarity of two texts as sets of words, 0 to 100, as thefuzz 0.19 counts it on Python's difflib."""
     first, second = set(_TOKEN.findall(one.lower())), set(_TOKEN.findall(other.lower()))
     common = " ".join(sorted(first & second))
     with_first = " ".join([common, *sorted(first - second)]).strip()
@@ -202,10 +186,7 @@ def token_set_ratio(one: str, other: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One product. `query` is the name of its kind, `nouns` are those of its title, in lower case.
-
-    All of its `attributes` stand in its texts: the title, `features` (lines of a page) and `description` (a page).
-    """
+    """A product with the options offered. `query` is its kind's name, `nouns` are its title's, in lower case."""
 
     product_id: str
     title: str
@@ -216,12 +197,7 @@ class Product:
     features: tuple[str, ...]
     description: str
     options: dict[str, tuple[str, ...]]
-    price_cents: int
-
-    @property
-    def price(self) -> float:
-        """The price in dollars."""
-        return self.price_cents / 100
+    price: float
 
 
 def _draw_product(number: int, seed: int) -> Product:
@@ -247,20 +223,12 @@ def _draw_product(number: int, seed: int) -> Product:
         features=(*features, f"for everyone who looks for {kind.keywords[0]} and {kind.keywords[1]}"),
         description=description,
         options=options,
-        price_cents=100 * rng.randint(low, high) - rng.choice((1, 5, 50)),
+        price=(100 * rng.randint(low, high) - rng.choice((1, 5, 50))) / 100,
     )
 
 
 class Catalogue:
-    """The products of one seed and a full-text index of them. Safe to share between event loops and threads.
-
-    Args:
-        size: how many products; those of a smaller catalogue are the first of a larger one.
-        seed: other seeds give other products.
-
-    Raises:
-        ConfigError: this Python's SQLite has no FTS5.
-    """
+    """The products of one seed and a full-text index of them, for any thread; a smaller catalogue is a beginning."""
 
     def __init__(self, size: int, seed: int) -> None:
         self.name = f"{size} {seed}"
@@ -291,14 +259,7 @@ class Catalogue:
         self._database.execute("PRAGMA query_only = ON")
 
     def search(self, query: str) -> tuple[int, ...]:
-        """Return the numbers of the best matches, at most 50: every word counts, none is required (BM25).
-
-        Args:
-            query: any text; only its letters and digits matter, so nothing in it is search syntax.
-
-        Raises:
-            ToolError: the query has no word, or too many.
-        """
+        """Return the numbers of the best matches, at most 50: every word counts, none is required (BM25)."""
         terms = tuple(dict.fromkeys(_TERM.findall(query.lower())))
         if not terms:
             raise ToolError("search: query: there is no word in it")
@@ -328,7 +289,7 @@ def draw_goal(shop: Catalogue, index: int) -> ShoppingGoal:
     product = rng.choice(shop.products)
     attributes = tuple(rng.sample(product.attributes, rng.randint(1, 3)))
     options = {name: rng.choice(values) for name, values in product.options.items()}
-    above = product.price_cents // 1000 + 1
+    above = int(product.price // 10) + 1
     upper = 10.0 * max(rng.sample(range(above, above + 4), 2))
     instruction = rng.choice(_SENTENCES).format(
         name=f"{_COUNTED.get(product.query.split()[-1], '')} {product.query}".strip(),
@@ -349,10 +310,7 @@ def draw_goal(shop: Catalogue, index: int) -> ShoppingGoal:
 
 
 def satisfies(product: Product, goal: ShoppingGoal) -> bool:
-    """Return whether buying this product, with the right options, is worth the full reward.
-
-    Exact where the reward's comparison of texts is lenient: what satisfies here always does there.
-    """
+    """Return whether the product, with the right options, earns the full reward; stricter than the reward on texts."""
     return (
         product.query == goal.query
         and product.price <= goal.price_upper
@@ -361,10 +319,8 @@ def satisfies(product: Product, goal: ShoppingGoal) -> bool:
     )
 
 
-class WebshopConfig(BaseModel):
+class WebshopConfig(ResourceConfig):
     """The configuration of `webshop`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     products: int = Field(default=1000, ge=10, le=20_000, description="how many the shop has")
     catalogue_seed: int = Field(default=0, description="other seeds give other products")
@@ -374,15 +330,10 @@ class WebshopConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """The visitor's position; a small value, replaced by every action.
+    """The visitor's position, replaced by every action.
 
-    Attributes:
-        results: the numbers of the products that the last search found, None before the first.
-        page: the page of the results, from 0.
-        product: the number of the product that is open, None on the start page and among the results.
-        section: the section of the product's texts that is open, "" for none.
-        options: the values chosen for the open product, by name.
-        bought: the visit has ended.
+    `results` are numbers of products, None before the first search; `page` counts from 0; `product` is the number of
+    the open one, `section` its open text, `options` the values chosen for it by name.
     """
 
     results: tuple[int, ...] | None = None
@@ -394,27 +345,23 @@ class Visit:
 
 
 _TEXT = {"type": "string"}
-_SPECS: dict[str, ToolSpec] = {
-    spec["function"]["name"]: spec
-    for spec in (
-        strict_tool(
-            "search", "Search the shop; the best matches come first.", query={**_TEXT, "maxLength": MAX_TEXT_CHARS}
-        ),
-        strict_tool("open", "Open one of the products that the page shows.", product_id=_TEXT),
-        strict_tool("view", "Read more about the open product.", section={**_TEXT, "enum": list(SECTIONS)}),
-        strict_tool("choose", "Choose a value of an option of the open product.", option=_TEXT, value=_TEXT),
-        strict_tool("next_page", "Go to the next page of the results."),
-        strict_tool("previous_page", "Go to the previous page of the results."),
-        strict_tool("back", "Go back: from a text to its product, to the results, to the start."),
-        strict_tool("buy", "Buy the open product with the options chosen. This ends the visit."),
-    )
-}
+_SPECS = tools_by_name(
+    strict_tool(
+        "search", "Search the shop; the best matches come first.", query={**_TEXT, "maxLength": MAX_TEXT_CHARS}
+    ),
+    strict_tool("open", "Open one of the products that the page shows.", product_id=_TEXT),
+    strict_tool("view", "Read more about the open product.", section={**_TEXT, "enum": list(SECTIONS)}),
+    strict_tool("choose", "Choose a value of an option of the open product.", option=_TEXT, value=_TEXT),
+    strict_tool("next_page", "Go to the next page of the results."),
+    strict_tool("previous_page", "Go to the previous page of the results."),
+    strict_tool("back", "Go back: from a text to its product, to the results, to the start."),
+    strict_tool("buy", "Buy the open product with the options chosen. This ends the visit."),
+)
 
 
-class WebshopResource(ForkableResource):
-    """One visit with one goal, in a catalogue that all environments of a process share."""
+class WebshopResource(CopyForkResource):
+    """A visit with one goal, in a catalogue that all environments of a process share."""
 
-    fork_kind = "native"
     per_sample_keys = frozenset({"index"})
 
     def __init__(self) -> None:
@@ -436,16 +383,6 @@ class WebshopResource(ForkableResource):
         self._goal = draw_goal(self._catalogue, index)
         self._goal_name = hash_key(self._catalogue.name, str(settings.page_size), canonical_json(asdict(self._goal)))
         self._visit, self._actions = Visit(), 0
-
-    async def fork(self) -> ForkableResource:
-        # The visit is replaced by every action, and all else never changes, so copies may share their values.
-        return copy.copy(self)
-
-    async def checkpoint(self) -> Any:
-        return dict(vars(self))
-
-    async def restore(self, state: Any) -> None:
-        vars(self).update(state)
 
     async def step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
         arguments: dict[str, str] = check_call(_SPECS, action_name, action_params)
@@ -481,7 +418,27 @@ class WebshopResource(ForkableResource):
 
     async def admissible_actions(self) -> Sequence[Mapping[str, Any]]:
         """Return the links of the page; on the start page a search for each kind of product."""
-        return [{"name": name, "arguments": arguments} for name, arguments in self._links()]
+        visit = self._visit
+        if visit.bought:
+            return []
+        if visit.product is None and visit.results is None:
+            return [_call("search", query=kind.name) for kind in KINDS]
+        if visit.product is not None:
+            chosen, offered = dict(visit.options), self._open_product().options
+            calls = [
+                _call("choose", option=option, value=value)
+                for option, values in offered.items()
+                for value in values
+                if chosen.get(option) != value
+            ]
+            calls += [_call("view", section=section) for section in SECTIONS if section != visit.section]
+            return [*calls, _call("buy"), _call("back")]
+        calls = [_call("open", product_id=self._catalogue.products[number].product_id) for number in self._shown()]
+        if visit.page + 1 < self._pages():
+            calls.append(_call("next_page"))
+        if visit.page > 0:
+            calls.append(_call("previous_page"))
+        return [*calls, _call("back")]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
         """Return the next action of an expert who searches with the instruction's words and knows all attributes."""
@@ -492,18 +449,18 @@ class WebshopResource(ForkableResource):
             chosen = dict(visit.options)
             for option, value in self._goal.options.items():
                 if chosen.get(option) != value:
-                    return _action("choose", option=option, value=value)
-            return _action("buy")
+                    return _expert_call("choose", option=option, value=value)
+            return _expert_call("buy")
         rank = next((rank for rank, number in enumerate(visit.results or ()) if self._fits(number)), None)
         if rank is None:
             query = await anyio.to_thread.run_sync(self._expert_query)
-            return None if query is None else _action("search", query=query)
+            return None if query is None else _expert_call("search", query=query)
         if visit.product is not None:
-            return _action("back")
+            return _expert_call("back")
         page = rank // self._settings.page_size
         if page != visit.page:
-            return _action("next_page" if page > visit.page else "previous_page")
-        return _action("open", product_id=self._catalogue.products[(visit.results or ())[rank]].product_id)
+            return _expert_call("next_page" if page > visit.page else "previous_page")
+        return _expert_call("open", product_id=self._catalogue.products[(visit.results or ())[rank]].product_id)
 
     def _expert_query(self) -> str | None:
         """Return the first search that finds a fitting product; the last one, its title, always does."""
@@ -569,7 +526,7 @@ class WebshopResource(ForkableResource):
         return Purchase(**shared, options=dict(self._visit.options))
 
     def _shown(self) -> tuple[int, ...]:
-        """Return the products on the present page of results."""
+        """Return the products on the present page."""
         visit, size = self._visit, self._settings.page_size
         if visit.results is None or visit.product is not None:
             return ()
@@ -598,36 +555,15 @@ class WebshopResource(ForkableResource):
             return "Start page. Search to see products."
         if not visit.results:
             return "No product was found. Search for something else."
-        found = (self._catalogue.products[number] for number in self._shown())
-        lines = [f"{product.product_id} | ${product.price:.2f} | {product.title}" for product in found]
+        listed = (self._catalogue.products[number] for number in self._shown())
+        lines = [f"{product.product_id} | ${product.price:.2f} | {product.title}" for product in listed]
         head = f"Results, page {visit.page + 1} of {self._pages()} ({len(visit.results)} products)"
         return "\n".join([head, *lines])
 
-    def _links(self) -> Iterator[tuple[str, dict[str, str]]]:
-        visit = self._visit
-        if visit.bought:
-            return
-        if visit.product is not None:
-            chosen = dict(visit.options)
-            for option, values in self._open_product().options.items():
-                yield from (
-                    ("choose", {"option": option, "value": value}) for value in values if chosen.get(option) != value
-                )
-            yield from (("view", {"section": section}) for section in SECTIONS if section != visit.section)
-            yield "buy", {}
-        elif visit.results is None:
-            yield from (("search", {"query": kind.name}) for kind in KINDS)
-            return
-        else:
-            yield from (
-                ("open", {"product_id": self._catalogue.products[number].product_id}) for number in self._shown()
-            )
-            if visit.page + 1 < self._pages():
-                yield "next_page", {}
-            if visit.page > 0:
-                yield "previous_page", {}
-        yield "back", {}
+
+def _call(name: str, **arguments: str) -> dict[str, Any]:
+    return {"name": name, "arguments": arguments}
 
 
-def _action(name: str, **arguments: str) -> dict[str, Any]:
-    return {"type": "tool_call", "name": name, "arguments": arguments}
+def _expert_call(name: str, **arguments: str) -> dict[str, Any]:
+    return {"type": "tool_call", **_call(name, **arguments)}

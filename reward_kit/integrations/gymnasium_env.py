@@ -1,14 +1,13 @@
-"""Any resource as a `gymnasium.Env`, for the trainers and tools that know those: the other way round of `gymnasium`.
+"""Any resource as a `gymnasium.Env`, for trainers and tools that take those; the inverse of the resource `gymnasium`.
 
-A resource is asynchronous and its actions are calls of tools. Here one thread runs a loop for all environments of the
-process, and an action is one of three things:
+One thread runs the asynchronous resources of all environments of the process. An action has one of three forms:
 
-- `discrete`: the number of a call, where every argument of every tool has finitely many values;
+- `discrete`: the number of a call, if every argument of every tool has finitely many values;
 - `text`: the one argument of the one tool, such as the command of a text game;
 - `tool_call`: a dict of the tool's `name` and its `arguments` as JSON text.
 
-Observations are text: the resource's as it is, JSON where it is no text. What a resource refuses is an observation too,
-with a reward of 0.0 and `is_action_valid` false in the infos.
+Observations are text: the resource's own, or JSON of it. An action that the resource refuses is answered by an
+observation too, with a reward of 0.0 and `is_action_valid` false in the infos.
 """
 
 from __future__ import annotations
@@ -38,24 +37,19 @@ _Result = TypeVar("_Result")
 
 
 class _SharedLoop:
-    """One event loop in a thread for all environments of the process, from the first to the last.
-
-    The thread is a daemon, so that a program that forgets to close its environments still ends.
-    """
+    """An event loop in a thread for all environments of the process, from the first to the last."""
 
     def __init__(self) -> None:
         self._lock, self._users = threading.Lock(), 0
         self._thread: LoopThread | None = None
 
     def enter(self) -> None:
-        """One environment more."""
         with self._lock:
             self._users += 1
             if self._thread is None:
                 self._thread = LoopThread("resource-env")
 
     def leave(self) -> None:
-        """One environment less."""
         with self._lock:
             self._users -= 1
             if not self._users and self._thread is not None:
@@ -63,13 +57,12 @@ class _SharedLoop:
                 self._thread = None
 
     def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        """What a coroutine returns; it is cancelled where the caller is interrupted."""
         assert self._thread is not None, "entered before"
         return self._thread.run(coroutine)
 
 
 _shared = _SharedLoop()
-# The thread of a forked process is not there in its child, which has a loop of its own when it makes environments.
+# A forked child does not have the thread; it starts a loop of its own when it makes environments.
 os.register_at_fork(after_in_child=_shared.__init__)  # type: ignore[misc]
 
 
@@ -81,20 +74,20 @@ class AnyText(spaces.Text):
 
 
 class ResourceEnv(gymnasium.Env[str, Any]):
-    """One world of a resource.
+    """An instance of a resource.
 
     Args:
         resource: a built-in resource's name, `module:Class`, or the class.
-        config: what its `setup` gets.
-        actions: how an action is told; "auto" takes the first of discrete, text and tool_call that fits the tools.
+        config: for its `setup`.
+        actions: the form of an action; "auto" takes the first of discrete, text and tool_call that fits the tools.
         max_text: the longest observation, and the longest text of an action.
-        render_mode: "ansi", for `render` to give what an agent that arrives now is told.
+        render_mode: "ansi" makes `render` return the current observation.
 
     Attributes:
-        calls: with discrete actions, the call that each number stands for: a tool and its arguments.
+        calls: with discrete actions, the tool and the arguments that each number stands for.
 
     Raises:
-        ConfigError: there is no such resource, its configuration is wrong, or its tools do not fit `actions`.
+        ConfigError: the resource is unknown, its configuration is wrong, or its tools do not fit `actions`.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}  # type: ignore[misc]
@@ -120,12 +113,30 @@ class ResourceEnv(gymnasium.Env[str, Any]):
             _shared.run(self._world.setup(dict(config or {})))
             _shared.run(self._world.reset(0))
             specs = _shared.run(self._world.get_tools_spec())
-            self._form = _form(specs, actions)
+            self._set_actions(specs, actions)
             undo.pop_all()
-        self.calls = _calls(specs) if self._form == "discrete" else []
-        self._text_argument = _text_argument(specs) if self._form == "text" else ("", "")
-        self.action_space = _action_space(self._form, len(self.calls), max_text)
         self.observation_space = AnyText(max_length=max_text, min_length=0)
+
+    def _set_actions(self, specs: Sequence[ToolSpec], asked: ActionForm) -> None:
+        if asked not in ("auto", "discrete", "text", "tool_call"):
+            raise ConfigError(f"actions is auto, discrete, text or tool_call, not {asked!r}")
+        self.calls = _list_calls(specs) if asked in ("auto", "discrete") else []
+        self._text_argument = _text_argument(specs)
+        fits = {"discrete": bool(self.calls), "text": self._text_argument is not None, "tool_call": True}
+        self._form = next(form for form, does_fit in fits.items() if does_fit) if asked == "auto" else asked
+        if not fits[self._form]:
+            why = {
+                "discrete": f"every argument needs an enum, a boolean or bounds, and at most {_MOST_CALLS} calls exist",
+                "text": "there has to be one tool with one argument that is text",
+            }
+            names = ", ".join(spec["function"]["name"] for spec in specs)
+            raise ConfigError(f"actions={asked!r} does not fit the tools {names}: {why[asked]}")
+        text = AnyText(max_length=self._max_text, min_length=0)
+        action_spaces: dict[str, spaces.Space[Any]] = {
+            "text": text,
+            "tool_call": spaces.Dict({"name": AnyText(max_length=64), "arguments": text}),
+        }
+        self.action_space = spaces.Discrete(len(self.calls)) if self._form == "discrete" else action_spaces[self._form]
 
     @property
     def world(self) -> ForkableResource:
@@ -141,10 +152,10 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         return self._world
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Reset the resource: with `seed` itself where it is given, else with one drawn from the last that was.
+        """Reset the resource with `seed`, or with a seed drawn from the generator that the last one started.
 
         Raises:
-            ConfigError: there are options; none has an effect.
+            ConfigError: options are given; none has an effect.
         """
         super().reset(seed=seed)
         if options:
@@ -154,7 +165,7 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         return self._shown(_shared.run(self.world.get_observation())), {}
 
     def step(self, action: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take one action. The infos have the reward as the resource gave it: None, which is 0.0 here, is none."""
+        """Take one action. The infos have the resource's own `environment_reward`, which may be None, 0.0 here."""
         try:
             name, arguments = self._call(action)
             outcome: StepOutcome = _shared.run(self.world.step(name, arguments))
@@ -165,12 +176,12 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         return self._shown(outcome.observation), reward, outcome.terminated, outcome.truncated, info
 
     def _call(self, action: Any) -> tuple[str, Mapping[str, Any]]:
-        """The tool and the arguments that an action means."""
+        """Return the tool and the arguments that an action means."""
         if self._form == "discrete":
             if not self.action_space.contains(action):
-                raise ToolError(f"{action!r} is no number below {len(self.calls)}")
+                raise ToolError(f"{action!r} is not a number below {len(self.calls)}")
             return self.calls[int(action)]
-        if self._form == "text":
+        if self._form == "text" and self._text_argument is not None:
             name, argument = self._text_argument
             return name, {argument: str(action)}
         try:
@@ -188,11 +199,11 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         return text
 
     def render(self) -> Any:
-        """What an agent that arrives now is told, where `render_mode` is "ansi"."""
+        """Return the current observation if `render_mode` is "ansi"."""
         return self._shown(_shared.run(self.world.get_observation())) if self.render_mode == "ansi" else None
 
     def close(self) -> None:
-        """Close the resource; a second time, or in a forked process, nothing is left to close."""
+        """Close the resource; a second call, or one in a forked process, has no effect."""
         world, self._world = self._world, None
         if world is not None and self._pid == os.getpid():
             try:
@@ -201,33 +212,17 @@ class ResourceEnv(gymnasium.Env[str, Any]):
                 _shared.leave()
 
 
-def _form(specs: Sequence[ToolSpec], asked: ActionForm) -> str:
-    if asked not in ("auto", "discrete", "text", "tool_call"):
-        raise ConfigError(f"actions is auto, discrete, text or tool_call, not {asked!r}")
-    fits = {"discrete": bool(_calls(specs)), "text": bool(_text_argument(specs)[0]), "tool_call": True}
-    if asked == "auto":
-        return next(form for form, does_fit in fits.items() if does_fit)
-    if not fits[asked]:
-        why = {
-            "discrete": f"every argument needs an enum, a boolean or bounds, and there are at most {_MOST_CALLS} calls",
-            "text": "there has to be one tool with one argument that is text",
-        }
-        names = ", ".join(spec["function"]["name"] for spec in specs)
-        raise ConfigError(f"actions={asked!r} does not fit the tools {names}: {why[asked]}")
-    return asked
-
-
-def _text_argument(specs: Sequence[ToolSpec]) -> tuple[str, str]:
-    """The one tool and its one argument; two empty texts where there are others."""
+def _text_argument(specs: Sequence[ToolSpec]) -> tuple[str, str] | None:
+    """Return the one tool and its one argument, if it is text."""
     properties = specs[0]["function"].get("parameters", {}).get("properties", {}) if len(specs) == 1 else {}
     if len(properties) != 1:
-        return "", ""
+        return None
     ((argument, schema),) = properties.items()
-    return (specs[0]["function"]["name"], argument) if schema.get("type") == "string" else ("", "")
+    return (specs[0]["function"]["name"], argument) if schema.get("type") == "string" else None
 
 
-def _calls(specs: Sequence[ToolSpec]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Every call of every tool; nothing where there are too many or they cannot be listed."""
+def _list_calls(specs: Sequence[ToolSpec]) -> list[tuple[str, Mapping[str, Any]]]:
+    """List every call of every tool; [] if there are too many or they cannot be listed."""
     calls: list[tuple[str, Mapping[str, Any]]] = []
     for spec in specs:
         properties = spec["function"].get("parameters", {}).get("properties", {})
@@ -246,14 +241,7 @@ def _values(schema: Mapping[str, Any]) -> Sequence[Any]:
     if schema.get("type") == "boolean":
         return [False, True]
     if schema.get("type") == "integer" and {"minimum", "maximum"} <= schema.keys():
-        found = range(schema["minimum"], schema["maximum"] + 1)
-        # Of a longer one, not even the length may be a number that Python can say.
-        return found if found[:_MOST_CALLS] == found else []
+        values = range(schema["minimum"], schema["maximum"] + 1)
+        # The length of a longer range may not fit into the integers that `len` returns.
+        return values if values[:_MOST_CALLS] == values else []
     return []
-
-
-def _action_space(form: str, count: int, max_text: int) -> spaces.Space[Any]:
-    if form == "discrete":
-        return spaces.Discrete(count)
-    text = AnyText(max_length=max_text, min_length=0)
-    return text if form == "text" else spaces.Dict({"name": AnyText(max_length=64), "arguments": text})

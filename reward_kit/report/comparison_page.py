@@ -36,12 +36,7 @@ _TICKS = 3
 
 
 def write_comparison(comparison: Comparison, target: Path) -> Path:
-    """Write the page of a comparison, and return its file.
-
-    Raises:
-        ConfigError: the file's folder is missing.
-        StoreError: the page cannot be written.
-    """
+    """Write the page of a comparison, and return its file."""
     if not target.parent.is_dir():
         raise ConfigError(f"-o {target}: there is no folder {target.parent}; make it first")
     write_atomically(target, comparison_page(comparison).encode("utf-8"), is_private=False)
@@ -100,14 +95,14 @@ def draw_forest(comparison: Comparison) -> Drawing:
     def x(value: float) -> float:
         return r2(_WIDTH / 2 + (value / reach) * (_WIDTH / 2 - _EDGE))
 
-    told = "; ".join(f"{each.side.label}: {_told(each)}" for each in differences)
+    text = "; ".join(f"{each.side.label}: {_interval_text(each)}" for each in differences)
     height = _TOP + _ROW * len(differences) + 20
-    drawing = Drawing(f"Differences to the baseline: {shown(told, 2_000)}", _WIDTH, height)
+    drawing = Drawing(f"Differences to the baseline: {shown(text, 2_000)}", _WIDTH, height)
     for index, (each, interval) in enumerate(zip(differences, intervals, strict=True)):
         top = _TOP + index * _ROW
         y = top + _BAR
         drawing.label(_EDGE, top + 14, shown(each.side.label, _LABEL_LENGTH), "start", "title")
-        drawing.label(_EDGE, top + 30, _told(each))
+        drawing.label(_EDGE, top + 30, _interval_text(each))
         for mark in marks:
             drawing.path(f"M{x(mark)} {y - _HALF}V{y + _HALF}", "grid" if mark else "zero")
         if interval.low is not None and interval.high is not None:
@@ -120,7 +115,7 @@ def draw_forest(comparison: Comparison) -> Drawing:
     return drawing
 
 
-def _told(difference: Difference) -> str:
+def _interval_text(difference: Difference) -> str:
     interval = difference.figures.interval
     return f"{signed(interval.mean)} [{signed(interval.low)}, {signed(interval.high)}]"
 

@@ -48,52 +48,43 @@ class StoredLines(NamedTuple):
 
 
 class GroupPart(NamedTuple):
-    """Episodes that are shown together: a group, or a part of a large one.
-
-    Attributes:
-        group_id: the group.
-        size: how many episodes it has in all.
-        first: the place of the first of these in it.
-        episodes: in the order of their rollouts.
-    """
+    """Episodes that are shown together: a group, or a part of a large one."""
 
     group_id: str
-    size: int
-    first: int
-    episodes: Sequence[EpisodeOutline]
+    size: int  # episodes of the whole group
+    first: int  # index of the first of these
+    episodes: Sequence[EpisodeOutline]  # by rollout index
 
 
 def group_text(episodes: Iterable[StoredLines], fitter: LineFitter) -> bytes:
     """The part of a chunk that these episodes of one group are: ASCII without `<`, which would end a script."""
-    found: list[bytes] = []
+    parts: list[bytes] = []
     for lines in episodes:
-        found += b"E", fitter.fitted(lines.episode), b"\n"
+        parts += b"E", fitter.fitted(lines.episode), b"\n"
         if lines.score is not None:
-            found += b"S", fitter.fitted(lines.score), b"\n"
+            parts += b"S", fitter.fitted(lines.score), b"\n"
         if lines.credit:
             # As items of a list, without what all of them begin with: whose they are, which the page knows.
             prefix = lines.credit[1 : max(1, lines.credit.find(STEP))]
             lean = lines.credit.replace(prefix, b"") if prefix else lines.credit
-            found += b"C[", lean.strip().replace(b"\n", b","), b"]\n"
-    return b"".join(found).replace(b"<", b"\\u003c")
+            parts += b"C[", lean.strip().replace(b"\n", b","), b"]\n"
+    return b"".join(parts).replace(b"<", b"\\u003c")
 
 
 def parts_of(episodes: Iterable[EpisodeOutline]) -> list[GroupPart]:
-    """The groups of a run in the order of samples and policies; a large one in parts."""
+    """Return the groups of a run in the order of samples and policies; a large one in parts."""
     groups = grouped(episodes, lambda facts: facts.group_id)
-    names = sorted(groups, key=lambda name: (str(groups[name][0].row.sample_id), groups[name][0].row.policy, name))
-    return [part for name in names for part in _parts(name, groups[name])]
-
-
-def _parts(group_id: str, episodes: Sequence[EpisodeOutline]) -> Iterator[GroupPart]:
-    ordered = sorted(episodes, key=lambda facts: (facts.rollout_index, facts.row.rollout_id))
-    first, size = 0, 0
-    for place, facts in enumerate(ordered):
-        if place > first and (place - first == MOST_TOGETHER or size + _size(facts) > _PART_BYTES):
-            yield GroupPart(group_id, len(ordered), first, ordered[first:place])
-            first, size = place, 0
-        size += _size(facts)
-    yield GroupPart(group_id, len(ordered), first, ordered[first:])
+    parts = []
+    for name in sorted(groups, key=lambda name: (str(groups[name][0].row.sample_id), groups[name][0].row.policy, name)):
+        ordered = sorted(groups[name], key=lambda facts: (facts.rollout_index, facts.row.rollout_id))
+        first, size = 0, 0
+        for index, facts in enumerate(ordered):
+            if index > first and (index - first == MOST_TOGETHER or size + _size(facts) > _PART_BYTES):
+                parts.append(GroupPart(name, len(ordered), first, ordered[first:index]))
+                first, size = index, 0
+            size += _size(facts)
+        parts.append(GroupPart(name, len(ordered), first, ordered[first:]))
+    return parts
 
 
 def chunks_of(parts: Iterable[GroupPart]) -> list[list[GroupPart]]:
@@ -115,18 +106,7 @@ def _size(facts: EpisodeOutline) -> int:
 
 
 class ChunkReader:
-    """Reads the stored lines of a run's chunks. Use it as a context manager.
-
-    Args:
-        run: whose `episodes` know their places, since they were read from its files.
-
-    Attributes:
-        chunks: the parts of each chunk.
-        stored_bytes: what the lines of all of them take.
-
-    Raises:
-        StoreError: `credit.jsonl` is damaged.
-    """
+    """Reads the stored lines of a run's chunks. Use it as a context manager."""
 
     def __init__(self, run: RunFacts) -> None:
         self._path, self._fitter = run.path, LineFitter(run.header)
@@ -136,36 +116,23 @@ class ChunkReader:
         self.stored_bytes = lines + sum(place.length for place in self._credit.values())
 
     def __enter__(self) -> ChunkReader:
-        """Open the files.
-
-        Raises:
-            StoreError: one of them cannot be opened.
-        """
         with ExitStack() as opened:
-            self._episodes, self._scores, self._steps = (
-                self._open(name, opened) for name in ("episodes.jsonl", "scores.jsonl", "credit.jsonl")
-            )
+            descriptors = []
+            for name in ("episodes.jsonl", "scores.jsonl", "credit.jsonl"):
+                descriptors.append(-1)
+                if (path := self._path / name).exists():
+                    with told_of("open", path):
+                        descriptors[-1] = os.open(path, os.O_RDONLY)
+                    opened.callback(os.close, descriptors[-1])
+            self._episodes, self._scores, self._steps = descriptors
             self._opened = opened.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._opened.close()
 
-    def _open(self, name: str, opened: ExitStack) -> int:
-        path = self._path / name
-        if not path.exists():
-            return -1
-        with told_of("open", path):
-            descriptor = os.open(path, os.O_RDONLY)
-        opened.callback(os.close, descriptor)
-        return descriptor
-
     def texts(self) -> Iterator[bytes]:
-        """The text of each chunk, read as it is asked for.
-
-        Raises:
-            StoreError: a file cannot be read.
-        """
+        """The text of each chunk, read as it is asked for."""
         for chunk in self.chunks:
             with told_of("read", self._path):
                 text = b"".join(group_text(map(self._stored, part.episodes), self._fitter) for part in chunk)
@@ -187,7 +154,7 @@ def _read(descriptor: int, place: Place | None) -> bytes | None:
 # Lines made fit for a page
 
 CUT = "__cut__"
-"""The key of what stands in the place of a long text: `{"__cut__": its beginning, "length": of the whole}`."""
+"""The key of what replaces a long text: `{"__cut__": its beginning, "length": of the whole}`."""
 _LONG_LINE = 100_000
 _LONGEST_TEXTS = (20_000, 2_000, 200)  # the next one where a line is still too long for a page
 _MOST_BYTES = 2_000_000
@@ -195,11 +162,7 @@ _TOKENS = b'"tokens":{'
 
 
 class LineFitter:
-    """Makes the lines of one run fit.
-
-    Args:
-        header: the run, which says by which model its tokens are known.
-    """
+    """Makes the lines of one run fit."""
 
     def __init__(self, header: RunHeader) -> None:
         self._texts = functools.cache(functools.partial(token_texts, header))  # read when the first line needs them
@@ -246,13 +209,7 @@ _SPACE = "\u2581"  # how SentencePiece writes a space
 
 
 class TokenTexts:
-    """The texts of token ids.
-
-    Args:
-        pieces: by id, as the tokenizer's vocabulary has them.
-        added: by id, of those that were added to it, which are text as they stand.
-        is_byte_level: each character of a piece stands for a byte.
-    """
+    """The texts of token ids."""
 
     def __init__(
         self, pieces: Mapping[int, str], added: Mapping[int, str] | None = None, *, is_byte_level: bool = False
@@ -262,7 +219,7 @@ class TokenTexts:
 
     @classmethod
     def read(cls, file: Path) -> TokenTexts | None:
-        """Of a `tokenizer.json`; None where there is none, or where it is of a form unknown here."""
+        """Read a `tokenizer.json`; None if it is missing or of an unknown form."""
         try:
             data = json.loads(file.read_bytes())
             vocabulary = data["model"]["vocab"]
@@ -292,7 +249,7 @@ class TokenTexts:
 def token_texts(header: RunHeader) -> TokenTexts | None:
     """The texts of the tokens of a run whose policy is a model in a folder of this machine.
 
-    None where it is not, and where the task has a hook that blots texts out.
+    None if it is not, and where the task has a hook that blots texts out.
     """
     task, folder = header.task, Path(header.task_path).parent if header.task_path else Path()
     redacts = bool(task.get("redact"))
@@ -309,7 +266,7 @@ def token_texts(header: RunHeader) -> TokenTexts | None:
 
 
 def token_rows(record: Mapping[str, Any], texts: TokenTexts | None = None) -> dict[str, Any] | None:
-    """The tokens of one line of `episodes.jsonl` for the page; None where none are recorded.
+    """The tokens of one line of `episodes.jsonl` for the page; None if none are recorded.
 
     Args:
         record: the line.
@@ -329,46 +286,43 @@ def token_rows(record: Mapping[str, Any], texts: TokenTexts | None = None) -> di
     try:
         steps = _steps(stored, record.get(TRAINING) or {})
         used = {number for step in steps for number in (*step["context"], *step["ids"])}
-        is_told = texts is not None and HIDDEN not in json.dumps(record.get("messages"))
-        return {"texts": texts.of(used) if texts is not None and is_told else None, "steps": steps}
+        is_hidden = HIDDEN in json.dumps(record.get("messages"))
+        return {"texts": None if texts is None or is_hidden else texts.of(used), "steps": steps}
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         return {"texts": None, "steps": [], "damaged": shown(repr(error), _MOST_CONTEXT)}
 
 
 def _steps(stored: Mapping[str, Any], training: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One for each action; `actions` are [step, segment, start, stop, version] in the flat ids."""
+    """Return a row for each action; `actions` are [step, segment, start, stop, version] in the flat ids."""
     ids, segments = stored["ids"], stored["segments"]
     advantages, ratios = training.get("advantages"), training.get("ratios")
     allowed = stored.get("allowed_ids") or {"places": [], "which": [], "sets": []}
     # The number of ids in each set; runs are [first, length, first, length …].
     sizes = [sum(one["runs"][1::2]) if isinstance(one, Mapping) else len(one) for one in allowed["sets"]]
-    found: list[dict[str, Any]] = []
+    steps: list[dict[str, Any]] = []
     seen = before = 0
     for number, (step, segment, start, stop, version) in enumerate(stored["actions"]):
-        begin = seen if segment == before and found else segments[segment][0]
-        row = {"step": step, "context": ids[max(begin, start - _MOST_CONTEXT) : start], "ids": ids[start:stop]}
+        begin = seen if segment == before and steps else segments[segment][0]
+        row: dict[str, Any] = {
+            "step": step,
+            "context": ids[max(begin, start - _MOST_CONTEXT) : start],
+            "ids": ids[start:stop],
+        }
         row |= {"cut": max(0, start - begin - _MOST_CONTEXT), "version": version if version >= 0 else None}
         row["logprobs"] = [_short(value) for value in stored["logprobs"][number]]
-        row["choices"] = _choices(allowed, sizes, start, stop)
+        first, last = bisect_left(allowed["places"], start), bisect_left(allowed["places"], stop)
+        row["choices"] = [None] * (stop - start) if first != last else None
+        for place, which in zip(allowed["places"][first:last], allowed["which"][first:last], strict=True):
+            row["choices"][place - start] = sizes[which]
         if segment != before:
             row["reason"] = segments[segment][2]
         if advantages is not None and advantages[number] is not None:
             row["advantages"] = [_short(advantages[number])] * (stop - start)
         if ratios is not None and ratios[number] is not None:
             row["ratios"] = [_short(value) for value in ratios[number]]
-        found.append(row)
+        steps.append(row)
         seen, before = stop, segment
-    return found
-
-
-def _choices(allowed: Mapping[str, Any], sizes: Sequence[int], start: int, stop: int) -> list[int | None] | None:
-    first, last = bisect_left(allowed["places"], start), bisect_left(allowed["places"], stop)
-    if first == last:
-        return None
-    found: list[int | None] = [None] * (stop - start)
-    for place, which in zip(allowed["places"][first:last], allowed["which"][first:last], strict=True):
-        found[place - start] = sizes[which]
-    return found
+    return steps
 
 
 def _short(value: Any) -> float | None:
@@ -401,21 +355,13 @@ _CREDIT_OPTIONS = ("gamma", "omega", "combination", "step_weight", "default_step
 
 @dataclass(frozen=True, slots=True)
 class ChunkData:
-    """The episodes of a page, or where they are.
-
-    Attributes:
-        mode: where they are.
-        credit: by what their steps were credited; None where they were not.
-        folder: of the files, seen from the page.
-        chunks: which groups and episodes are in which chunk.
-        texts: of the chunks, where they are in the page.
-    """
+    """The episodes of a page, or where they are."""
 
     mode: Mode
-    credit: Mapping[str, Any] | None
-    folder: str = ""
+    credit: Mapping[str, Any] | None  # the settings of the step credit; None if not credited
+    folder: str = ""  # relative to the page
     chunks: Sequence[Sequence[GroupPart]] = ()
-    texts: Sequence[str] = ()
+    texts: Sequence[str] = ()  # of the chunks, if they are in the page itself
 
     @property
     def index(self) -> str:
@@ -427,8 +373,8 @@ class ChunkData:
             ]
             for parts in self.chunks
         ]
-        told = {"mode": self.mode, "credit": self.credit, "folder": self.folder, "chunks": chunks}
-        return json.dumps(told, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+        index = {"mode": self.mode, "credit": self.credit, "folder": self.folder, "chunks": chunks}
+        return json.dumps(index, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def served(run: Path) -> ChunkData:
@@ -437,27 +383,13 @@ def served(run: Path) -> ChunkData:
 
 
 def within(run: Path, reader: ChunkReader) -> ChunkData:
-    """All chunks in the page itself.
-
-    Raises:
-        StoreError: a file of the run cannot be read.
-    """
+    """All chunks in the page itself."""
     texts = [text.decode("ascii") for text in reader.texts()]
     return ChunkData("inline", credit_facts(run), chunks=reader.chunks, texts=texts)
 
 
 def beside(run: Path, reader: ChunkReader, page: Path, *, is_private: bool) -> ChunkData:
-    """All chunks as files in a new folder next to those of earlier writings, which `forget_others` removes.
-
-    Args:
-        run: the folder of the run.
-        reader: its chunks.
-        page: the file of the page, such as `report.html`; the folder is then `report_data/` and its stamp.
-        is_private: the files are their owner's alone, like the page.
-
-    Raises:
-        StoreError: a file of the run cannot be read, or one of the page cannot be written.
-    """
+    """All chunks as files in a new folder next to those of earlier writings, which `forget_others` removes."""
     stamp = secrets.token_hex(_STAMP_BYTES)
     folder = page.with_name(f"{page.stem}_data") / stamp
     with told_of("write", folder):
@@ -480,11 +412,7 @@ def chunk_script(number: int, text: bytes) -> bytes:
 
 
 def forget_others(page: Path, data: ChunkData) -> None:
-    """Remove the chunks of earlier writings of a page, once it is there. What is not ours stays.
-
-    Raises:
-        StoreError: they cannot be removed.
-    """
+    """Remove the chunks of earlier writings of a page, once it is there. What is not ours stays."""
     folder = page.with_name(f"{page.stem}_data")
     if not folder.is_dir():
         return

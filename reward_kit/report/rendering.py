@@ -1,4 +1,4 @@
-"""Parts that all pages share: numbers and links in words, SVG shapes, and the HTML with its own style and script."""
+"""Parts that all pages share: formats of numbers and links, SVG shapes, and the HTML with its own style and script."""
 
 from __future__ import annotations
 
@@ -51,11 +51,7 @@ def href(view: str, name: str) -> str:
 
 
 def name_from_link(name: str) -> str:
-    """The stored name in an address: as it is, or as JSON where no address can hold it.
-
-    Raises:
-        ValueError: the JSON is damaged.
-    """
+    """The stored name in an address: as it is, or as JSON where no address can hold it."""
     return str(json.loads(name.removeprefix(_MARKED))) if name.startswith(_MARKED) else name
 
 
@@ -126,15 +122,9 @@ class Label(NamedTuple):
 
 @dataclass(slots=True)
 class Drawing:
-    """One picture in units of its drawing area.
+    """A picture in units of its drawing area."""
 
-    Attributes:
-        told: its content in words, for screen readers.
-        width, height: of the drawing area.
-        legend: the kinds that occur, with their meaning.
-    """
-
-    told: str
+    description: str  # its content in words, for screen readers
     width: float
     height: float = 0.0
     rects: list[Rect] = field(default_factory=list)
@@ -230,10 +220,6 @@ def render(
     return _environment().get_template(template).render(page=page, **values, **marked)
 
 
-def _shown(text: object, limit: int = NAME_LENGTH, length: int | None = None) -> str:
-    return shown(text, limit, length)
-
-
 @functools.cache
 def _environment() -> Environment:
     """Kept, since a viewer makes pages all the time and compiling a template takes as long as filling it in."""
@@ -241,5 +227,6 @@ def _environment() -> Environment:
 
     loader = jinja2.FunctionLoader(lambda name: (_FILES / "templates" / name).read_text(encoding="utf-8"))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, loader=loader)
-    environment.globals.update(number=number, share=share, seconds=seconds, href=href, shown=_shown)
+    name_text = functools.partial(shown, limit=NAME_LENGTH)
+    environment.globals.update(number=number, share=share, seconds=seconds, href=href, shown=name_text)
     return environment

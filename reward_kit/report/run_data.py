@@ -37,56 +37,32 @@ class Said(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScoreFacts:
-    """One line of `scores.jsonl`, in seconds since the run began.
+    """A line of `scores.jsonl`, in seconds since the run began."""
 
-    Attributes:
-        unit: names the call that gave it, which for a batch reward is that of its group.
-        duration_s: of the last call, None where the line does not say.
-        submitted_s: when the score was asked for; None where the line is of a release that did not keep it.
-        attempts: when each call for it began and ended; none where it was known already.
-        done_s: when it was there.
-        usage: what a judge says that the score took; "" where nothing does.
-        cost_usd: the dollars of it, None where no price is known or nothing was said.
-        place: the place of its line, to read it again.
-    """
-
-    unit: str
-    duration_s: float | None = None
-    submitted_s: float | None = None
-    attempts: tuple[tuple[float, float], ...] = ()
-    done_s: float | None = None
-    usage: str = ""
-    cost_usd: float | None = None
-    place: Place | None = None
+    unit: str  # the call that gave it: the group's for a batch reward
+    duration_s: float | None = None  # of the last call
+    submitted_s: float | None = None  # None in lines of releases that did not keep it
+    attempts: tuple[tuple[float, float], ...] = ()  # begin and end of each call
+    done_s: float | None = None  # when the score arrived
+    usage: str = ""  # what a judge reports that the score took
+    cost_usd: float | None = None  # None if no price is known
+    place: Place | None = None  # of its line, to read it again
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeOutline:
-    """One episode, by its latest attempt.
-
-    Attributes:
-        row: what the summary is made of.
-        group_id: its group.
-        begin_s: when it began, in seconds since the run did; None where it was not collected by this run.
-        duration_s: how long it took; None if unknown.
-        policy_s: of that, in the policy.
-        environment_s: of that, in the environment.
-        said: what broke, else why the score is what it is.
-        score: of its line of `scores.jsonl`; None where it waits for one.
-        rollout_index: its place among the episodes of its group.
-        place: the place of its line, to read it again.
-    """
+    """An episode, by its latest attempt."""
 
     row: EpisodeRow
     group_id: str
-    begin_s: float | None
+    begin_s: float | None  # seconds since the run began; None if not collected by this run
     duration_s: float | None
     policy_s: float | None
     environment_s: float | None
-    said: Said
-    score: ScoreFacts | None
-    rollout_index: int = 0
-    place: Place | None = None
+    said: Said  # the error, else the reason of the score
+    score: ScoreFacts | None  # None until it is scored
+    rollout_index: int = 0  # within its group
+    place: Place | None = None  # of its line, to read it again
 
     @property
     def end_s(self) -> float | None:
@@ -96,21 +72,13 @@ class EpisodeOutline:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """A run as far as its files tell.
-
-    Attributes:
-        path: its folder.
-        header: its `run.json`.
-        episodes: in the order of their lines.
-        earlier_attempts: lines of episodes that ran again later.
-        unfinished: episodes that a limit of the run cut off; they are no results.
-    """
+    """A run as far as its files tell."""
 
     path: Path
     header: RunHeader
     episodes: Sequence[EpisodeOutline]
-    earlier_attempts: int
-    unfinished: int
+    earlier_attempts: int  # superseded by a later attempt
+    unfinished: int  # cut off by a limit of the run, and not results
 
     @property
     def pass_threshold(self) -> float:
@@ -119,12 +87,7 @@ class RunFacts:
 
 
 def read_run(path: Path) -> RunFacts:
-    """The run in a folder, of which a process may still be writing the last lines.
-
-    Raises:
-        ConfigError: it is a training run, which has no `episodes.jsonl`.
-        StoreError: a file of it is missing or damaged; the message names it.
-    """
+    """The run in a folder, of which a process may still be writing the last lines."""
     header = RunHeader.read(path)
     if header.training is not None:
         raise ConfigError(f"{path} is a training run; its figures are in metrics.jsonl, and it has no episodes.jsonl")
@@ -139,19 +102,19 @@ def read_run(path: Path) -> RunFacts:
         scored = scores.get((record["rollout_id"], attempt_of(record)))
         facts = episode_outline(record, header, scored, Place(offset, len(line)))
         latest.put(facts.row.rollout_id, facts.row.attempt, facts)
-    found = latest.values()
-    finished = [facts for facts in found if not facts.row.is_unfinished]
-    return RunFacts(path, header, finished, latest.earlier, len(found) - len(finished))
+    episodes = latest.values()
+    finished = [facts for facts in episodes if not facts.row.is_unfinished]
+    return RunFacts(path, header, finished, latest.earlier, len(episodes) - len(finished))
 
 
 def _outlined(line: bytes) -> dict[str, Any] | None:
-    """A line of `episodes.jsonl` without its long middle, which takes most of the time to parse and tells nothing here.
+    """A line of `episodes.jsonl` without its long middle, which takes most of the time to parse.
 
-    None where the middle is not where it should be, or tells something. A key that stood elsewhere, within another
+    None if the middle is not where it should be, or has what the page needs. A key that stood elsewhere, within another
     value, would leave brackets open, and a text can hold none of these marks, whose quotes would be escaped in it.
     """
     begin, end = line.find(_MIDDLE), line.rfind(_AFTER)
-    if not 0 < begin < end or any(line.find(told, begin, end) >= 0 for told in _TELLING):
+    if not 0 < begin < end or any(line.find(key, begin, end) >= 0 for key in _TELLING):
         return None
     try:
         record = read_line(line[:begin] + line[end:])
@@ -173,17 +136,7 @@ def grouped(episodes: Iterable[EpisodeOutline], key: Callable[[EpisodeOutline], 
 def episode_outline(
     record: Mapping[str, Any], header: RunHeader, score: Mapping[str, Any] | None, place: Place | None = None
 ) -> EpisodeOutline:
-    """Return the facts of one episode.
-
-    Args:
-        record: its line of `episodes.jsonl`.
-        header: of its run.
-        score: what `lean_score` left of its line of `scores.jsonl`; None where it has none.
-        place: where its line is.
-
-    Raises:
-        StoreError: the record is not one of an episode.
-    """
+    """Return the facts of one episode."""
     with boundary(StoreError, f"episodes.jsonl: {record['rollout_id']} cannot be read as an episode"):
         row = EpisodeRow.of(record)
         if score is not None:
@@ -207,12 +160,7 @@ def episode_outline(
 
 
 def lean_score(line: Mapping[str, Any], place: Place | None = None) -> dict[str, Any]:
-    """A line of `scores.jsonl` without what the page does not show, and with texts of a bounded length.
-
-    Args:
-        line: what it says.
-        place: where it is.
-    """
+    """A line of `scores.jsonl` without what the page does not show, and with texts of a bounded length."""
     result, failure = line.get("result") or {}, line.get("failure")
     usage = (result.get("metrics") or {}).get(METRIC) or {}
     kept = {key: line.get(key) for key in ("rollout_id", "attempt", "score", "timing", "scored_group")}
@@ -243,9 +191,9 @@ def _said(text: str | None) -> Said:
     return Said(text[:_KEPT_TEXT], len(text)) if text else Said()
 
 
-def _since(header: RunHeader, told: Any) -> float | None:
+def _since(header: RunHeader, time: Any) -> float | None:
     try:
-        began = datetime.datetime.fromisoformat(told)
+        began = datetime.datetime.fromisoformat(time)
         elapsed = (began - header.timing.started_at).total_seconds()
     except (TypeError, ValueError):  # no time, or none with a zone
         return None
@@ -253,8 +201,8 @@ def _since(header: RunHeader, told: Any) -> float | None:
 
 
 def _duration(value: Any) -> float | None:
-    told = _number(value)
-    return None if told is None else max(0.0, told)
+    known = _number(value)
+    return None if known is None else max(0.0, known)
 
 
 def _number(value: Any) -> float | None:

@@ -73,8 +73,8 @@ def draw_histogram(histogram: ScoreHistogram) -> Drawing:
     """Bars of one policy's scores, each with its count if there is room."""
     width, height, left, base, top = 420.0, 168.0, 8.0, 140.0, 22.0
     low, high, counts = histogram.low, histogram.high, list(histogram.counts)
-    told = f"Distribution of {histogram.scored} scores from {number(low)} to {number(high)}"
-    drawing = Drawing(told, width, height)
+    description = f"Distribution of {histogram.scored} scores from {number(low)} to {number(high)}"
+    drawing = Drawing(description, width, height)
     bin_width, most = (width - 2 * left) / len(counts), max([1, *counts])
     step = (high / 2 - low / 2) / len(counts) * 2
     for index, count in enumerate(counts):
@@ -86,8 +86,8 @@ def draw_histogram(histogram: ScoreHistogram) -> Drawing:
         # Labels of three digits meet those of their neighbours; the highest bar has one in any case.
         beside = counts[max(0, index - 1) : index] + counts[index + 1 : index + 2]
         if most < 100 or count == most or not any(beside):
-            told = f"{count:,}" if count < 10_000 else f"{count / 1000:.0f}k"
-            drawing.label(x + bin_width / 2, base - tall - 4, told, "middle", "count")
+            text = f"{count:,}" if count < 10_000 else f"{count / 1000:.0f}k"
+            drawing.label(x + bin_width / 2, base - tall - 4, text, "middle", "count")
     drawing.path(f"M{left} {base}H{width - left}", "axis")
     for at, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
         drawing.label(r2(left + at * (width - 2 * left)), base + 18, number(low * (1 - at) + high * at), anchor)
@@ -158,24 +158,16 @@ def percentiles(title: str, values: Iterable[float | None]) -> Percentiles | Non
 
 
 class PolicyUsage(NamedTuple):
-    """Tokens, dollars and seconds of one policy's episodes; None if unknown.
-
-    Attributes:
-        tokens: by kind.
-        unpriced: episodes that used tokens and have no price.
-        episode_s: seconds of all episodes together.
-        policy_s, environment_s: of these, in the policy and in the environment.
-        lengths: percentiles of one episode.
-    """
+    """Tokens, dollars and seconds of one policy's episodes; None if unknown."""
 
     policy: str
     tokens: Mapping[str, int]
     cost: float | None
-    unpriced: int
-    episode_s: float | None
-    policy_s: float | None
-    environment_s: float | None
-    lengths: Percentiles | None
+    unpriced: int  # episodes that used tokens and have no price
+    episode_s: float | None  # of all episodes together
+    policy_s: float | None  # of `episode_s`, in the policy
+    environment_s: float | None  # of `episode_s`, in the environment
+    lengths: Percentiles | None  # of one episode
 
 
 def spent_by(policy: str, episodes: Iterable[EpisodeOutline]) -> PolicyUsage:
@@ -184,7 +176,7 @@ def spent_by(policy: str, episodes: Iterable[EpisodeOutline]) -> PolicyUsage:
     usages = [facts.row.usage for facts in own]
     return PolicyUsage(
         policy=policy,
-        tokens={told: int(sum(usage.get(key, 0) for usage in usages)) for key, told in _TOKENS.items()},
+        tokens={name: int(sum(usage.get(key, 0) for usage in usages)) for key, name in _TOKENS.items()},
         cost=_sum(usage.get("cost") for usage in usages),
         unpriced=sum("cost" not in usage and any(usage.get(key) for key in _TOKENS) for usage in usages),
         episode_s=_sum(facts.duration_s for facts in own),
@@ -200,27 +192,16 @@ def tokens_of(facts: EpisodeOutline) -> int:
 
 
 class ScoringFigures(NamedTuple):
-    """Calls of the reward, their duration and cost.
+    """Calls of the reward, their duration and cost."""
 
-    Attributes:
-        times: percentiles of waits, calls, scores and groups, as far as they are known.
-        calls: calls that were made; None if no line says.
-        retries: of these, those made again.
-        known: scores without a call, since the answer was there already.
-        cost: dollars that judges report; None if none does.
-        unpriced: judges' answers without a known price.
-        groups: how many of them are complete, and how many there are.
-        untimed: scores whose lines have no times.
-    """
-
-    times: Sequence[Percentiles]
-    calls: int | None
+    times: Sequence[Percentiles]  # of waits, calls, scores and groups
+    calls: int | None  # None if unknown
     retries: int
-    known: int
-    cost: float | None
-    unpriced: int
-    groups: tuple[int, int]
-    untimed: int
+    known: int  # scores answered without a call
+    cost: float | None  # dollars that judges report; None if none does
+    unpriced: int  # judges' answers without a known price
+    groups: tuple[int, int]  # complete groups, and all groups
+    untimed: int  # scores whose lines have no times
 
 
 def scoring_figures(run: RunFacts, timeline: RunTimeline | None) -> ScoringFigures:
@@ -289,21 +270,13 @@ Rows = Sequence[Sequence[Cell]]
 
 
 class TableColumn(NamedTuple):
-    """A column.
-
-    Attributes:
-        key: its name in the data.
-        label: its heading.
-        kind: how its values are written.
-        filters: the column of the episodes' table in which a value of it is chosen by a click.
-        view: the view that a value of it opens: "episode" or "group".
-    """
+    """A column."""
 
     key: str
     label: str
     kind: str
-    filters: str | None = None
-    view: str | None = None
+    filters: str | None = None  # the column of the episodes' table that a click filters
+    view: str | None = None  # the view that a click opens: "episode" or "group"
 
     @property
     def is_number(self) -> bool:
@@ -313,25 +286,15 @@ class TableColumn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DataTable:
-    """A table that the script fills.
-
-    Attributes:
-        name: its anchor on the page.
-        title: above it.
-        columns: in order.
-        rows: one value for each column.
-        filters: the columns in which a value can be chosen, with their values.
-        key: how many of the first columns identify a row.
-        is_optional: it is hidden while it has no rows.
-    """
+    """A table that the script fills."""
 
     name: str
     title: str
     columns: Sequence[TableColumn]
     rows: Rows
-    filters: Sequence[tuple[TableColumn, Sequence[str]]] = field(default=())
-    key: int = 1
-    is_optional: bool = False
+    filters: Sequence[tuple[TableColumn, Sequence[str]]] = field(default=())  # columns with a choice of values
+    key: int = 1  # the number of first columns that identify a row
+    is_optional: bool = False  # hidden while it has no rows
 
     def with_choices(self, *keys: str) -> DataTable:
         """The table with a choice for each of these columns that has not too many; one of a single value is hidden."""
@@ -476,8 +439,8 @@ def episodes_table(episodes: Sequence[EpisodeOutline], pass_threshold: float) ->
 
 def _named(name: str) -> Cell:
     """A name as it is shown, and if that differs also as it is stored."""
-    told = shown(name, NAME_LENGTH)
-    return told if told == name else [told, name]
+    text = shown(name, NAME_LENGTH)
+    return text if text == name else [text, name]
 
 
 def digits(value: float | None) -> float | None:

@@ -35,19 +35,7 @@ FILE = "report.html"
 
 
 def write_report(run: Path, target: Path | None = None) -> Path:
-    """Write the page of a run or of a training run, and beside it the episodes that are too many for one file.
-
-    Args:
-        run: its folder.
-        target: the file; `report.html` in the folder by default.
-
-    Returns:
-        The file.
-
-    Raises:
-        ConfigError: the folder is not that of a run, or the file's folder is missing.
-        StoreError: a file of the run is damaged, or the page cannot be written.
-    """
+    """Write the page of a run or of a training run, and beside it the episodes that are too many for one file."""
     header = RunHeader.of_folder(run)
     is_private, target = target is None, target or run / FILE
     if not target.parent.is_dir():
@@ -66,14 +54,7 @@ def write_report(run: Path, target: Path | None = None) -> Path:
 
 
 def run_page(run: RunFacts, data: ChunkData, extra_script: str = "", *, has_rows: bool = True) -> str:
-    """The page of a run as HTML.
-
-    Args:
-        run: the run.
-        data: its episodes, or where they are.
-        extra_script: put behind its own script.
-        has_rows: its tables have their rows; without, the script of a page that is open fills them.
-    """
+    """The page of a run as HTML."""
     header, timeline = run.header, timeline_of(run)
     listed = run.episodes if has_rows else []
     summaries = summarise((facts.row for facts in run.episodes), run.pass_threshold)

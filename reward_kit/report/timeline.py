@@ -102,20 +102,13 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RewardCall:
-    """A request to the reward: for one score, or for those of a group.
-
-    Attributes:
-        episodes: whose scores.
-        submitted_s, done_s: from when to when they were waited for.
-        attempts: the calls that were made.
-        is_unscored: there is no score of one of them.
-    """
+    """A request to the reward: for one score, or for those of a group."""
 
     episodes: Sequence[str]
-    submitted_s: float
+    submitted_s: float  # from here to `done_s` the scores were awaited
     done_s: float
     attempts: Sequence[Span]
-    is_unscored: bool
+    is_unscored: bool  # of at least one of them
 
     @property
     def waits(self) -> list[Span]:
@@ -127,26 +120,15 @@ class RewardCall:
 
 @dataclass(frozen=True, slots=True)
 class RunTimeline:
-    """The contents of the picture.
+    """The contents of the picture."""
 
-    Attributes:
-        length_s: from the beginning of the run to the last thing known of it.
-        bands: lanes of bars; none where they would be too many.
-        strips: how much was going on.
-        curves: how much was done.
-        gaps: what was left out.
-        collecting: when episodes were under way, joined.
-        calling: when calls were under way, joined.
-        calls: all of them.
-    """
-
-    length_s: float
-    bands: Sequence[Band]
+    length_s: float  # from the start of the run to its last known event
+    bands: Sequence[Band]  # [] if the bars would be too many
     strips: Sequence[Strip]
     curves: Sequence[ProgressCurve]
-    gaps: Sequence[Gap]
-    collecting: Sequence[Span]
-    calling: Sequence[Span]
+    gaps: Sequence[Gap]  # stretches without work
+    collecting: Sequence[Span]  # when episodes were under way
+    calling: Sequence[Span]  # when calls were in flight
     calls: Sequence[RewardCall]
 
     @property
@@ -163,10 +145,10 @@ class RunTimeline:
 
 
 def timeline_of(run: RunFacts) -> RunTimeline | None:
-    """The timeline of a run; None where its files tell no times."""
+    """The timeline of a run; None if its files tell no times."""
     pairs = ((facts, facts.begin_s, facts.end_s) for facts in run.episodes)
     episodes = [(facts, Span(begin, end)) for facts, begin, end in pairs if begin is not None and end is not None]
-    calls = calls_of(run.episodes)
+    calls = _calls_of(run.episodes)
     if not episodes and not calls:
         return None
     axis = _Axis([*(span for _, span in episodes), *(Span(call.submitted_s, call.done_s) for call in calls)])
@@ -175,10 +157,20 @@ def timeline_of(run: RunFacts) -> RunTimeline | None:
         for facts, span in episodes
     ]
     calls = [axis.call(call) for call in calls]
+    edges = np.linspace(0.0, axis.length_s or 1.0, _BINS + 1)
+    kinds: list[tuple[str, Kind, list[Span]]] = [
+        ("Episodes under way", "episode", [work.span for work in works]),
+        ("Scores waiting", "waiting", [span for call in calls for span in call.waits]),
+        ("Calls in flight", "call", [span for call in calls for span in call.attempts]),
+    ]
     return RunTimeline(
         length_s=axis.length_s,
         bands=_bands(works, calls),
-        strips=_strips(works, calls, axis.length_s),
+        strips=[
+            Strip(title, kind, occupancy(spans, edges), most_at_once(spans))
+            for title, kind, spans in kinds
+            if spans or (calls and kind != "episode")
+        ],
         curves=_curves(run.episodes, axis),
         gaps=axis.gaps,
         collecting=joined(work.span for work in works),
@@ -187,27 +179,21 @@ def timeline_of(run: RunFacts) -> RunTimeline | None:
     )
 
 
-def calls_of(episodes: Iterable[EpisodeOutline]) -> list[RewardCall]:
-    """The requests to the reward, in order; one for a whole group is one."""
+def _calls_of(episodes: Iterable[EpisodeOutline]) -> list[RewardCall]:
+    """Return the requests to the reward, in order; one for a whole group is one."""
     units: dict[tuple[str, float], list[EpisodeOutline]] = defaultdict(list)
     for facts in episodes:
         if facts.score is not None and facts.score.submitted_s is not None and facts.score.done_s is not None:
             units[facts.score.unit, facts.score.submitted_s].append(facts)
-    return sorted((_call(unit) for unit in units.values()), key=lambda call: call.submitted_s)
-
-
-def _call(unit: Sequence[EpisodeOutline]) -> RewardCall:
-    scores = [facts.score for facts in unit if facts.score is not None]
-    submitted = scores[0].submitted_s or 0.0
-    spans = [Span(*span) for span in sorted(scores[0].attempts)]
-    ends = [score.done_s or 0.0 for score in scores]
-    return RewardCall(
-        episodes=[facts.row.rollout_id for facts in unit],
-        submitted_s=submitted,
-        done_s=max([*ends, submitted, *(span.end_s for span in spans)]),
-        attempts=spans,
-        is_unscored=any(facts.row.score is None for facts in unit),
-    )
+    calls = []
+    for (_, submitted), unit in units.items():
+        scores = [facts.score for facts in unit if facts.score is not None]
+        spans = [Span(*span) for span in sorted(scores[0].attempts)]
+        ends = [score.done_s or 0.0 for score in scores]
+        done = max([*ends, submitted, *(span.end_s for span in spans)])
+        is_unscored = any(facts.row.score is None for facts in unit)
+        calls.append(RewardCall([facts.row.rollout_id for facts in unit], submitted, done, spans, is_unscored))
+    return sorted(calls, key=lambda call: call.submitted_s)
 
 
 class _Axis:
@@ -302,32 +288,17 @@ def _placed(items: Sequence[tuple[Span, Sequence[Bar]]]) -> tuple[int, list[Bar]
     return lanes, bars
 
 
-def _strips(works: Sequence[Bar], calls: Sequence[RewardCall], length_s: float) -> list[Strip]:
-    edges = np.linspace(0.0, length_s or 1.0, _BINS + 1)
-    kinds: list[tuple[str, Kind, list[Span]]] = [
-        ("Episodes under way", "episode", [work.span for work in works]),
-        ("Scores waiting", "waiting", [span for call in calls for span in call.waits]),
-        ("Calls in flight", "call", [span for call in calls for span in call.attempts]),
-    ]
-    asked = bool(calls)
-    return [
-        Strip(title, kind, occupancy(spans, edges), most_at_once(spans))
-        for title, kind, spans in kinds
-        if spans or (asked and kind != "episode")
-    ]
-
-
 def occupancy(spans: Sequence[Span], edges: Floats) -> Floats:
-    """(N,) how many spans cover the stretches between `edges` (N + 1,), on the average over each of them."""
-    begun, ended = (_reached_s(side, edges) for side in zip(*spans, strict=True)) if spans else (edges, edges)
+    """Return (N,) the mean number of spans that cover each stretch between `edges` (N + 1,)."""
+
+    def elapsed(moments: Sequence[float]) -> Floats:
+        """Return (N + 1,) the seconds since the moments before each edge, summed."""
+        ordered = np.sort(np.array(moments))
+        before = np.searchsorted(ordered, edges)
+        return np.asarray(before * edges - np.concatenate([[0.0], np.cumsum(ordered)])[before], dtype=np.float64)
+
+    begun, ended = (elapsed(side) for side in zip(*spans, strict=True)) if spans else (edges, edges)
     return np.asarray(np.diff(begun - ended) / np.diff(edges), dtype=np.float64)
-
-
-def _reached_s(moments: Sequence[float], edges: Floats) -> Floats:
-    """(N + 1,) how long ago at each edge the moments before it were, all of them together."""
-    ordered = np.sort(np.array(moments))
-    before = np.searchsorted(ordered, edges)
-    return np.asarray(before * edges - np.concatenate([[0.0], np.cumsum(ordered)])[before], dtype=np.float64)
 
 
 def most_at_once(spans: Sequence[Span]) -> int:
@@ -358,19 +329,16 @@ def _curve(title: str, moments: Iterable[float], total: int, axis: _Axis) -> Pro
 
 
 def groups_complete(episodes: Iterable[EpisodeOutline]) -> tuple[list[float], int]:
-    """The moments at which groups were complete, as far as known, and the number of groups."""
+    """Return the moments at which groups were complete, as far as known, and the number of groups."""
+
+    def settled_s(facts: EpisodeOutline) -> float:
+        if facts.row.error_class is not None and facts.end_s is not None:
+            return facts.end_s
+        return math.inf if facts.score is None or facts.score.done_s is None else facts.score.done_s
+
     groups = grouped(episodes, lambda facts: facts.group_id)
-    moments = (max(map(_settled_s, group), default=None) for group in groups.values())
-    return [moment for moment in moments if moment is not None and moment != float("inf")], len(groups)
-
-
-def _settled_s(facts: EpisodeOutline) -> float:
-    """The moment at which an episode was settled; infinity if unknown."""
-    if facts.row.error_class is not None and facts.end_s is not None:
-        return facts.end_s
-    if facts.score is None or facts.score.done_s is None:
-        return float("inf")
-    return facts.score.done_s
+    moments = (max(map(settled_s, group), default=math.inf) for group in groups.values())
+    return [moment for moment in moments if moment != math.inf], len(groups)
 
 
 # Drawing

@@ -1,4 +1,4 @@
-"""The data of a training run's page: the course of each figure of `metrics.jsonl`, and the episodes that were kept."""
+"""The data of a training run's page: the series of each figure of `metrics.jsonl`, and the episodes that were kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import math
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,15 +35,10 @@ _LARGEST = 1e100  # no scale is wide enough for more
 
 
 class Series(NamedTuple):
-    """The course of one figure.
+    """The course of one figure."""
 
-    Attributes:
-        updates_N: after which updates it was measured, ascending.
-        values_N: what was measured; NaN where it was not finite.
-    """
-
-    updates_N: NDArray[np.int64]
-    values_N: NDArray[np.float64]
+    updates_N: NDArray[np.int64]  # ascending
+    values_N: NDArray[np.float64]  # NaN if not finite
 
     @property
     def finite(self) -> Series:
@@ -60,25 +55,16 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrainingFacts:
-    """A training run as far as its files tell.
-
-    Attributes:
-        training: the section of the header.
-        series: each figure by its name.
-        resumed_at: the first update of each process that went on.
-        updates: how many are done.
-        last_at: when the last line was written, in UTC; None without one.
-        stopped: why it ended before its last update; None if it did not, or if that is unknown yet.
-    """
+    """A training run as far as its files tell."""
 
     path: Path
     header: RunHeader
     training: Mapping[str, Any]
     series: Mapping[str, Series]
-    resumed_at: Sequence[int]
-    updates: int
-    last_at: datetime.datetime | None
-    stopped: str | None
+    resumed_at: Sequence[int]  # first update after each resume
+    updates: int  # done so far
+    last_at: datetime.datetime | None  # of the last line, in UTC
+    stopped: str | None  # why it ended before its last update
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -98,94 +84,76 @@ class TrainingFacts:
     @property
     def best(self) -> tuple[int, float] | None:
         """After which update it was best, and how good; of equals the first that training made."""
-        if self.metric not in self.series or not len((found := self.series[self.metric].finite).values_N):
+        if self.metric not in self.series or not len((series := self.series[self.metric].finite).values_N):
             return None
-        highest = np.flatnonzero(found.values_N == found.values_N.max())
-        place = highest[0] if found.updates_N[highest[0]] or len(highest) == 1 else highest[1]
-        return int(found.updates_N[place]), float(found.values_N[place])
+        highest = np.flatnonzero(series.values_N == series.values_N.max())
+        at = highest[0] if series.updates_N[highest[0]] or len(highest) == 1 else highest[1]
+        return int(series.updates_N[at]), float(series.values_N[at])
 
     def last(self, name: str) -> float | None:
         """The latest value of a figure."""
         if name not in self.series:
             return None
-        found = self.series[name].finite.values_N
-        return float(found[-1]) if len(found) else None
+        values = self.series[name].finite.values_N
+        return float(values[-1]) if len(values) else None
 
 
 def read_training(run: Path) -> TrainingFacts:
-    """The training run in a folder, of which a process may still be writing the last line.
-
-    Raises:
-        ConfigError: it is no training run.
-        StoreError: a file of it is damaged; the message names it.
-    """
+    """The training run in a folder, of which a process may still be writing the last line."""
     header = RunHeader.read(run)
     if (training := header.training) is None:
-        raise ConfigError(f"{run} is no run of `reward-kit train`")
-    lines = _Lines()
-    if (run / METRICS).exists():
-        with told_of("read", run / METRICS), (run / METRICS).open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    continue
-                try:
-                    record = json.loads(line)
-                except ValueError as error:
-                    raise StoreError(f"{run / METRICS}:{number}: not JSON: {error}") from None
-                if not isinstance(record, dict) or not isinstance(record.get("update"), int):
-                    why = "a line is an object with an update, a whole number; edited by hand?"
-                    raise StoreError(f"{run / METRICS}:{number}: {why}")
-                lines.take(record)
+        raise ConfigError(f"{run} is not a run of `reward-kit train`")
+    resumed_at: list[int] = []
+    last_update, last_at, last_done = 0, None, 0.0
+    columns: dict[str, tuple[array[int], array[float]]] = {}
+    for record in _metrics(run / METRICS):
+        last_update, done = record["update"], record.get(_DONE)
+        if isinstance(done, int | float):
+            if done < last_done:  # a new process counts from 0 again
+                resumed_at.append(last_update)
+            last_done = done
+        with contextlib.suppress(TypeError, ValueError):
+            last_at = datetime.datetime.fromisoformat(record.get("at") or "")
+        for name, value in record.items():
+            if name == "update" or (
+                value is not None and (isinstance(value, bool) or not isinstance(value, int | float))
+            ):
+                continue
+            updates, values = columns.setdefault(name, (array("q"), array("d")))
+            updates.append(last_update)
+            values.append(math.nan if value is None or abs(value) >= _LARGEST else float(value))
     summary = read_json(run / "summary.json") if (run / "summary.json").is_file() else {}
     return TrainingFacts(
         path=run,
         header=header,
         training=training,
-        series=lines.series(),
-        resumed_at=lines.resumed_at,
-        updates=lines.last_update,
-        last_at=lines.last_at,
-        stopped=str(told) if (told := summary.get("stopped")) is not None else None,
+        series={
+            name: Series(np.array(updates, np.int64), np.array(values, np.float64))
+            for name, (updates, values) in columns.items()
+        },
+        resumed_at=resumed_at,
+        updates=last_update,
+        last_at=last_at,
+        stopped=str(stopped) if (stopped := summary.get("stopped")) is not None else None,
     )
 
 
-@dataclass(slots=True)
-class _Lines:
-    """The figures of the lines read so far."""
-
-    resumed_at: list[int] = field(default_factory=list)
-    last_update: int = 0
-    last_at: datetime.datetime | None = None
-    _updates: dict[str, array[int]] = field(default_factory=dict)
-    _values: dict[str, array[float]] = field(default_factory=dict)
-    _done: float = 0.0
-
-    def take(self, record: Mapping[str, Any]) -> None:
-        """One line."""
-        update, done = record["update"], record.get(_DONE)
-        if isinstance(done, int | float):
-            if done < self._done:  # a new process counts from nothing again
-                self.resumed_at.append(update)
-            self._done = done
-        self.last_update = update
-        with contextlib.suppress(TypeError, ValueError):
-            self.last_at = datetime.datetime.fromisoformat(record.get("at") or "")
-        for name, value in record.items():
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+def _metrics(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the whole lines of a `metrics.jsonl`, which may be missing."""
+    if not file.exists():
+        return
+    with told_of("read", file), file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
                 continue
-            if name not in self._values:
-                self._updates[name], self._values[name] = array("q"), array("d")
-            if name != "update":
-                self._updates[name].append(update)
-                self._values[name].append(math.nan if value is None or abs(value) >= _LARGEST else float(value))
-
-    def series(self) -> dict[str, Series]:
-        """Each figure that was measured."""
-        return {
-            name: Series(np.array(self._updates[name], np.int64), np.array(values, np.float64))
-            for name, values in self._values.items()
-            if len(values)
-        }
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise StoreError(f"{file}:{number}: not JSON: {error}") from None
+            if not isinstance(record, dict) or not isinstance(record.get("update"), int):
+                why = "a line is an object with an update, a whole number; edited by hand?"
+                raise StoreError(f"{file}:{number}: {why}")
+            yield record
 
 
 # Curves of few points
@@ -196,18 +164,12 @@ STRETCHES = 200
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The points of a series that are drawn.
+    """The points of a series that are drawn."""
 
-    Attributes:
-        updates_M: after which updates; of a stretch its last one.
-        values_M: what was measured, of a stretch the mean; NaN parts the line.
-        low_M, high_M: of each stretch the extremes; None where every point of the series is there.
-    """
-
-    updates_M: NDArray[np.int64]
-    values_M: NDArray[np.float64]
-    low_M: NDArray[np.float64] | None = None
-    high_M: NDArray[np.float64] | None = None
+    updates_M: NDArray[np.int64]  # of a stretch: its last one
+    values_M: NDArray[np.float64]  # of a stretch: the mean; NaN interrupts the line
+    low_M: NDArray[np.float64] | None = None  # of a stretch: the least; None if every point is drawn
+    high_M: NDArray[np.float64] | None = None  # likewise, the greatest
 
     @property
     def all_values(self) -> NDArray[np.float64]:
@@ -218,12 +180,7 @@ class Curve:
 
 
 def curve_of(series: Series, most: int = MOST_POINTS) -> Curve:
-    """The series itself, or where it is long, equal stretches of it, so that no peak is lost.
-
-    Args:
-        series: N points.
-        most: a series of more is parted into stretches.
-    """
+    """The series itself, or where it is long, equal stretches of it, so that no peak is lost."""
     count = len(series.values_N)
     if count <= most:
         return Curve(series.updates_N, series.values_N)
@@ -255,14 +212,14 @@ _TEXT = 700
 
 
 class ShownMessage(NamedTuple):
-    """One message, in words that are harmless."""
+    """A message as text that is safe to show."""
 
     role: str
     text: str
 
 
 class KeptEpisode(NamedTuple):
-    """One episode: its name, how it ended, what its environment gave, and what was said."""
+    """An episode: its name, end and return, and its messages."""
 
     rollout_id: str
     facts: str
@@ -278,14 +235,7 @@ class ShownUpdate(NamedTuple):
 
 
 def kept_updates(run: Path) -> list[ShownUpdate]:
-    """Some of the updates whose episodes were kept, the first and the last among them.
-
-    Args:
-        run: the folder of a training run.
-
-    Raises:
-        StoreError: a file of them is damaged.
-    """
+    """Some of the updates whose episodes were kept, the first and the last among them."""
     files, found = list(kept_files(run).items()), []
     chosen = {round(index * (len(files) - 1) / (_MOST_UPDATES - 1)) for index in range(_MOST_UPDATES)} if files else ()
     for index in sorted(chosen):
@@ -299,11 +249,7 @@ def kept_updates(run: Path) -> list[ShownUpdate]:
 
 
 def kept_records(file: Path) -> Iterator[dict[str, Any]]:
-    """The episodes that a training run kept of one update.
-
-    Raises:
-        StoreError: a line is none; the message says where.
-    """
+    """The episodes that a training run kept of one update."""
     with told_of("read", file), file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             yield line_record(file, number, line, _has_messages)
@@ -344,7 +290,7 @@ _CREDIT = ("estimator", "step_rewards", "gamma", "omega", "combination", "step_w
 
 
 class _Kept(NamedTuple):
-    """One episode: its lines as a run would have stored them, and its facts."""
+    """An episode: its lines as a run would have stored them, and its facts."""
 
     lines: StoredLines
     facts: EpisodeOutline
@@ -352,31 +298,16 @@ class _Kept(NamedTuple):
 
 
 class KeptGroups(NamedTuple):
-    """The groups that a page shows.
-
-    Attributes:
-        update: whose episodes they are.
-        data: for the page's script.
-        groups: by id the names of its episodes, those first in which scores differ.
-        left_out: groups that the page has no room for.
-    """
+    """The groups that a page shows."""
 
     update: int
     data: ChunkData
-    groups: Mapping[str, Sequence[str]]
-    left_out: int
+    groups: Mapping[str, Sequence[str]]  # by id the rollouts of each, first those whose scores differ
+    left_out: int  # groups for which the page has no room
 
 
 def kept_groups(run: Path, header: RunHeader) -> KeptGroups | None:
-    """The groups of the latest kept update, as many as fit a page; None where nothing was kept of them.
-
-    Args:
-        run: the folder of a training run.
-        header: its `run.json`.
-
-    Raises:
-        StoreError: the file of the update is damaged.
-    """
+    """The groups of the latest kept update, as many as fit a page; None if nothing was kept of them."""
     files = kept_files(run)
     if not files:
         return None
@@ -389,7 +320,7 @@ def kept_groups(run: Path, header: RunHeader) -> KeptGroups | None:
     if not groups:
         return None
     ordered = [sorted(one, key=lambda kept: kept.facts.rollout_index) for one in groups.values()]
-    ordered.sort(key=_spread, reverse=True)
+    ordered.sort(key=_score_range, reverse=True)
     fitter, parts, texts, size = LineFitter(header), list[GroupPart](), list[str](), 0
     for group in ordered:
         text = group_text([kept.lines for kept in group], fitter).decode("ascii")
@@ -399,8 +330,9 @@ def kept_groups(run: Path, header: RunHeader) -> KeptGroups | None:
         parts.append(GroupPart(facts[0].group_id, len(facts), 0, facts))
         texts.append(text)
         size += len(text)
-    told = ((header.training or {}).get("config") or {}).get("credit") or {}
-    credit = {key: told[key] for key in _CREDIT if key in told} if isinstance(told, Mapping) else {"estimator": told}
+    options = ((header.training or {}).get("config") or {}).get("credit") or {}
+    is_full = isinstance(options, Mapping)
+    credit = {key: options[key] for key in _CREDIT if key in options} if is_full else {"estimator": options}
     data = ChunkData("inline", credit, chunks=[[part] for part in parts], texts=texts)
     names = {part.group_id: [facts.row.rollout_id for facts in part.episodes] for part in parts}
     return KeptGroups(latest, data, names, len(ordered) - len(parts))
@@ -410,8 +342,8 @@ def _kept(record: dict[str, Any], header: RunHeader) -> _Kept:
     made = record.get(TRAINING)
     made = dict(made) if isinstance(made, Mapping) else {}
     credit, score = made.pop("credit", None) or [], made.pop("score", None)
-    told = _line({"rollout_id": record["rollout_id"], "attempt": record.get("attempt"), "score": score})
-    lines = StoredLines(_line({**record, TRAINING: made}), told, b"".join(map(_line, credit)))
+    scored = _line({"rollout_id": record["rollout_id"], "attempt": record.get("attempt"), "score": score})
+    lines = StoredLines(_line({**record, TRAINING: made}), scored, b"".join(map(_line, credit)))
     return _Kept(lines, episode_outline(record, header, None), score)
 
 
@@ -419,6 +351,6 @@ def _line(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode("ascii") + b"\n"
 
 
-def _spread(group: Sequence[_Kept]) -> float:
+def _score_range(group: Sequence[_Kept]) -> float:
     scores = [kept.score for kept in group if kept.score is not None]
     return max(scores) - min(scores) if scores else 0.0

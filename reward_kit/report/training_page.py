@@ -42,32 +42,22 @@ from reward_kit.runs.files import HELD_OUT_SCORE
 
 
 class Line(NamedTuple):
-    """One figure of a picture, and what it is called in its legend."""
+    """A figure of a picture, with its label in the legend."""
 
     name: str
     label: str
 
 
 class Picture(NamedTuple):
-    """One picture.
-
-    Attributes:
-        title: above it.
-        lines: the figures that it shows, as far as the run has them.
-        told: what they mean, and what to look for.
-        has_zero: 0 is on its scale.
-        is_log: its scale is logarithmic where the values are far apart.
-        is_share: its values are shares, shown in per cent.
-        hides_zeros: it is left out where nothing but 0 was measured.
-    """
+    """A picture."""
 
     title: str
-    lines: tuple[Line, ...]
-    told: str
-    has_zero: bool = True
-    is_log: bool = False
-    is_share: bool = False
-    hides_zeros: bool = False
+    lines: tuple[Line, ...]  # those that the run has are drawn
+    note: str  # what the figures mean, and what to look for
+    has_zero: bool = True  # the scale includes 0
+    is_log: bool = False  # logarithmic if the values are far apart
+    is_share: bool = False  # shown in per cent
+    hides_zeros: bool = False  # left out if only 0 was measured
 
 
 class PictureGroup(NamedTuple):
@@ -312,7 +302,7 @@ class Axes:
 
 
 class CurvePath(NamedTuple):
-    """One curve: its label, its latest value, its path, its extremes as an area, and dots where it has few points."""
+    """A curve: its label, its latest value, its path, its extremes as an area, and dots where it has few points."""
 
     label: str
     latest: str
@@ -338,50 +328,41 @@ class Mark(NamedTuple):
 
 @dataclass(slots=True)
 class Chart:
-    """One picture.
-
-    Attributes:
-        key: names it on the page.
-        picture: what it shows, with its words.
-        box: its drawing area.
-        aloud: what it shows, for those who do not see it.
-        data: its points, for the script: box, scale, and of each line its points.
-        band: an area, in SVG's form; "" for none.
-    """
+    """A picture."""
 
     key: str
     picture: Picture
     box: Box
-    aloud: str
-    data: dict[str, Any]
+    aloud: str  # its content in words, for screen readers
+    data: dict[str, Any]  # for the script: box, scale, and the points of each line
     lines: list[CurvePath] = field(default_factory=list)
-    band: str = ""
+    band: str = ""  # an SVG path
     y_ticks: list[Tick] = field(default_factory=list)
     x_ticks: list[Tick] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
 
 
 def draw(key: str, picture: Picture, run: TrainingFacts, box: Box = SMALL) -> Chart | None:
-    """A picture of the run; None where the run has nothing for it.
-
-    Args:
-        key: names it.
-        picture: which figures it shows.
-        run: the run.
-        box: its size.
-    """
-    found = [(line, curve_of(run.series[line.name])) for line in picture.lines if line.name in run.series]
-    found = [(line, curve) for line, curve in found if np.isfinite(curve.values_M).any()]
-    values = np.concatenate([curve.all_values for _, curve in found]) if found else np.empty(0)
+    """A picture of the run; None if the run has nothing for it."""
+    curves = [(line, curve_of(run.series[line.name])) for line in picture.lines if line.name in run.series]
+    curves = [(line, curve) for line, curve in curves if np.isfinite(curve.values_M).any()]
+    values = np.concatenate([curve.all_values for _, curve in curves]) if curves else np.empty(0)
     if not len(values) or (picture.hides_zeros and not values.any()):
         return None
-    band = _band(run, found)
+    band = _band(run, curves)
     scale = _scale(picture, values, band, run, box)
-    aloud = f"{picture.title}. {'; '.join(_aloud(line, run, picture) for line, _ in found)}"
-    chart = Chart(key, picture, box, aloud, _data(scale, picture, found, band))
-    chart.lines = [_picture(line, curve, scale, told(run.last(line.name) or 0.0, picture)) for line, curve in found]
+    extents = []
+    for line, _ in curves:
+        own = run.series[line.name].finite.values_N
+        first, last, least, most = (value_text(float(n), picture) for n in (own[0], own[-1], own.min(), own.max()))
+        extents.append(f"{line.label}: from {first} to {last}, at least {least}, at most {most}")
+    aloud = f"{picture.title}. {'; '.join(extents)}"
+    chart = Chart(key, picture, box, aloud, _data(scale, picture, curves, band))
+    chart.lines = [
+        _picture(line, curve, scale, value_text(run.last(line.name) or 0.0, picture)) for line, curve in curves
+    ]
     chart.band = _area(band, scale)
-    chart.y_ticks = [Tick(scale.y(value), told(value, picture)) for value in y_ticks(scale)]
+    chart.y_ticks = [Tick(scale.y(value), value_text(value, picture)) for value in y_ticks(scale)]
     chart.x_ticks = [Tick(scale.x(tick), f"{tick:,}") for tick in whole_ticks(scale.first, scale.last, _X_TICKS)]
     chart.marks = [Mark(scale.x(update), update, "resumed") for update in run.resumed_at]
     if run.best is not None:
@@ -392,10 +373,10 @@ def draw(key: str, picture: Picture, run: TrainingFacts, box: Box = SMALL) -> Ch
 Band = Sequence[tuple[int, float, float]]
 
 
-def _band(run: TrainingFacts, found: Iterable[tuple[Line, Curve]]) -> Band:
+def _band(run: TrainingFacts, curves: Iterable[tuple[Line, Curve]]) -> Band:
     """Mean ± 1.96 standard errors of the held-out score, within [0, 1] where all scores are."""
     error = run.series.get("held_out/standard_error")
-    curve = next((curve for line, curve in found if line.name == HELD_OUT_SCORE), None)
+    curve = next((curve for line, curve in curves if line.name == HELD_OUT_SCORE), None)
     if error is None or curve is None:
         return ()
     extremes = [run.series[name].finite.values_N for name in ("held_out/min", "held_out/max") if name in run.series]
@@ -413,8 +394,7 @@ def _scale(picture: Picture, values: np.ndarray, band: Band, run: TrainingFacts,
     low, high = float(values.min()), float(values.max())
     if band:
         low, high = min(low, *(bottom for _, bottom, _ in band)), max(high, *(top for _, _, top in band))
-    updates = run.series["update"].updates_N if "update" in run.series else np.arange(run.updates + 1)
-    first, last = (int(updates[0]), run.updates) if len(updates) else (0, run.updates)
+    first, last = 0, run.updates
     is_log = picture.is_log and low > 0.0 and high / low > _FAR_APART
     if is_log:
         return Axes(box, low / 1.15, high * 1.15, True, first, last)
@@ -451,7 +431,7 @@ def _area(band: Band, scale: Axes) -> str:
     return f"M{'L'.join([*above, *below])}Z"
 
 
-def _data(scale: Axes, picture: Picture, found: Iterable[tuple[Line, Curve]], band: Band) -> dict[str, Any]:
+def _data(scale: Axes, picture: Picture, curves: Iterable[tuple[Line, Curve]], band: Band) -> dict[str, Any]:
     """The points, with which the script shows the values under the pointer and draws the curves over another axis."""
     return {
         "box": list(scale.box[:4]),
@@ -465,7 +445,7 @@ def _data(scale: Axes, picture: Picture, found: Iterable[tuple[Line, Curve]], ba
                 for key, column in (("v", curve.values_M), ("low", curve.low_M), ("high", curve.high_M))
                 if column is not None
             }
-            for line, curve in found
+            for line, curve in curves
         ],
         "band": [[update, _digits(low), _digits(high)] for update, low, high in band],
     }
@@ -475,19 +455,11 @@ def _digits(value: float) -> float | None:
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
-def _aloud(line: Line, run: TrainingFacts, picture: Picture) -> str:
-    values = run.series[line.name].finite.values_N
-    first, last, least, most = (
-        told(float(value), picture) for value in (values[0], values[-1], values.min(), values.max())
-    )
-    return f"{line.label}: from {first} to {last}, at least {least}, at most {most}"
-
-
 # Numbers
 
 
-def told(value: float, picture: Picture) -> str:
-    """A value as the picture says it."""
+def value_text(value: float, picture: Picture) -> str:
+    """Return a value in the picture's unit."""
     if not picture.is_share:
         return short(value)
     return f"{100.0 * value:.2g}%" if 0.0 < abs(value) < 0.001 else f"{value:.1%}"
@@ -509,8 +481,8 @@ def y_ticks(scale: Axes) -> list[float]:
         return _round_ticks(scale.low, scale.high, _Y_TICKS)
     powers = range(math.ceil(math.log10(scale.low)), math.floor(math.log10(scale.high)) + 1)
     every = max(1, math.ceil(len(powers) / _Y_TICKS))
-    found = [10.0**power for power in powers[::every]]
-    return found if len(found) > 1 else [scale.low * 1.15, scale.high / 1.15]
+    ticks = [10.0**power for power in powers[::every]]
+    return ticks if len(ticks) > 1 else [scale.low * 1.15, scale.high / 1.15]
 
 
 def whole_ticks(first: int, last: int, most: int) -> list[int]:
@@ -532,13 +504,7 @@ _MOST_STOPS = 4
 
 
 def training_page(run: TrainingFacts, extra_script: str = "", *, is_served: bool = False) -> str:
-    """The page of a training run as HTML.
-
-    Args:
-        run: the run.
-        extra_script: put behind its own script.
-        is_served: it may ask the server that it came from.
-    """
+    """The page of a training run as HTML."""
     header, groups, score = run.header, kept_groups(run.path, run.header), draw("score", SCORE, run, LARGE)
     parts = [(part.anchor, part.title, drawn) for part in PARTS if (drawn := _drawn(part, run))]
     charts = [*([score] if score else []), *(chart for _, _, drawn in parts for chart in drawn)]
@@ -558,7 +524,7 @@ def training_page(run: TrainingFacts, extra_script: str = "", *, is_served: bool
         "alarms": _alarms(run),
         "kept": kept_updates(run.path),
         "groups": groups,
-        "figures": [_figure_row(name, run.series[name]) for name in sorted(run.series) if name != "update"],
+        "figures": [_figure_row(name, run.series[name]) for name in sorted(run.series)],
         "config": shown(yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True), _CONFIG_LENGTH),
     }
     styles, scripts = (RUN_STYLES, RUN_SCRIPTS) if groups is not None else (("page.css",), ("base.js",))
@@ -637,7 +603,7 @@ def _totals(run: TrainingFacts) -> list[tuple[str, str]]:
         "environment steps": "progress/env_steps",
         "sampled tokens": "progress/sampled_tokens",
     }
-    totals = [(told, f"{value:,.0f}") for told, name in names.items() if (value := run.last(name)) is not None]
+    totals = [(title, f"{value:,.0f}") for title, name in names.items() if (value := run.last(name)) is not None]
     if worked := run.last("time/worked_s"):
         totals.append(("updates per hour", short(run.updates / worked * 3600)))
     if (passed := run.last("held_out/passed_share")) is not None:
@@ -648,19 +614,15 @@ def _totals(run: TrainingFacts) -> list[tuple[str, str]]:
 
 
 def _drawn(part: PictureGroup, run: TrainingFacts) -> list[Chart]:
-    pictures = [_with_stops(picture, run) for picture in part.pictures]
-    drawn = [draw(f"{part.anchor}-{index}", picture, run) for index, picture in enumerate(pictures)]
-    return [chart for chart in drawn if chart is not None]
-
-
-def _with_stops(picture: Picture, run: TrainingFacts) -> Picture:
-    """The picture of how episodes end has a line for each of the most frequent reasons."""
-    if picture.title != STOPS_TITLE:
-        return picture
-    found = {name: series.finite.values_N for name, series in run.series.items() if name.startswith(STOPS)}
-    most = sorted((name for name in found if len(found[name])), key=lambda name: -float(found[name].sum()))
-    labels = [(name, name.removeprefix(STOPS).removesuffix("_share")) for name in most[:_MOST_STOPS]]
-    return picture._replace(lines=tuple(Line(name, shown(label, NAME_LENGTH)) for name, label in labels))
+    charts = []
+    for index, picture in enumerate(part.pictures):
+        if picture.title == STOPS_TITLE:  # a line for each of the most frequent reasons
+            stops = {name: series.finite.values_N for name, series in run.series.items() if name.startswith(STOPS)}
+            most = sorted((name for name in stops if len(stops[name])), key=lambda name: -float(stops[name].sum()))
+            labels = [(name, name.removeprefix(STOPS).removesuffix("_share")) for name in most[:_MOST_STOPS]]
+            picture = picture._replace(lines=tuple(Line(name, shown(label, NAME_LENGTH)) for name, label in labels))
+        charts.append(draw(f"{part.anchor}-{index}", picture, run))
+    return [chart for chart in charts if chart is not None]
 
 
 def _alarms(run: TrainingFacts) -> list[tuple[str, int, int, int, str]]:
@@ -670,9 +632,9 @@ def _alarms(run: TrainingFacts) -> list[tuple[str, int, int, int, str]]:
         if name.startswith(ALARM):
             finite, bare = series.finite.values_N, name.removeprefix(ALARM)
             worst = float(finite.min() if bare == "effective_share" else finite.max()) if len(finite) else math.nan
-            told = short(worst) if math.isfinite(worst) else "not finite"
+            text = short(worst) if math.isfinite(worst) else "not finite"
             first, last = int(series.updates_N[0]), int(series.updates_N[-1])
-            alarms.append((shown(bare, NAME_LENGTH), len(series.values_N), first, last, told))
+            alarms.append((shown(bare, NAME_LENGTH), len(series.values_N), first, last, text))
     return sorted(alarms, key=lambda alarm: -alarm[1])
 
 
@@ -681,8 +643,8 @@ def _figure_row(name: str, series: Series) -> tuple[str, int, list[str]]:
     values = series.finite.values_N
     if not len(values):
         return shown(name, NAME_LENGTH), 0, ["not finite"] * 4
-    told = [short(float(value)) for value in (values[0], values[-1], values.min(), values.max())]
-    return shown(name, NAME_LENGTH), len(series.values_N), told
+    texts = [short(float(value)) for value in (values[0], values[-1], values.min(), values.max())]
+    return shown(name, NAME_LENGTH), len(series.values_N), texts
 
 
 def _axes(run: TrainingFacts) -> dict[str, Any]:

@@ -48,9 +48,6 @@ class Access:
 
     Args:
         token: what an address has to carry, as `?token=…`; by default a new one.
-
-    Attributes:
-        token: that.
     """
 
     def __init__(self, token: str | None = None) -> None:
@@ -133,12 +130,7 @@ def _is_one_of(given: str, known: Iterable[str]) -> bool:
 
 
 def _refuse_foreign(request: web.Request) -> None:
-    """Refuse requests that no page and no address of ours makes.
-
-    Raises:
-        HTTPMethodNotAllowed: it is to change something.
-        HTTPForbidden: it is for another host, or from another site.
-    """
+    """Refuse requests that no page and no address of ours makes."""
     if request.method not in ("GET", "HEAD"):
         raise web.HTTPMethodNotAllowed(request.method, ["GET", "HEAD"])
     hosts = request.headers.getall("Host", [])

@@ -1,11 +1,8 @@
-"""The runs that the viewer shows, kept up to date while they go on: their rows in the table of runs, and their lines.
+"""The runs that the viewer shows, kept up to date while they go on.
 
-Every line of a run's files is read once, however many come. Of an episode there is kept what the page shows of it, and
-the place of its lines; these are read again when a reader opens it. Each change has a number, so that any number of
-pages can ask for what is new to them.
-
-A run that goes on, or was killed, has no summary that counts, so its figures are made of its lines as they come. A run
-that cannot be read has a row with the reason, and hides nothing else.
+Every line of a run's files is read once. Of an episode the facts that the page shows are kept, with the place of its
+lines, which are read again when a reader opens it. Each change has a number, so that any number of pages can ask for
+what is new to them. A run that goes on, or was killed, has no final summary, so its figures are made of its lines.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,48 +38,39 @@ Check = Callable[[Mapping[str, Any]], None]
 
 
 class PlacedRecord(NamedTuple):
-    """One line, and where it is."""
+    """A line, with its place."""
 
     place: Place
     record: dict[str, Any]
 
 
 class News(NamedTuple):
-    """The lines that a file has gained.
-
-    Attributes:
-        lines: the whole lines that were not read before.
-        is_new_file: they are of another file than before, or of one that was cut: what was known of it is void.
-        is_all: there is no further whole line at present.
-    """
+    """The lines that a file has gained."""
 
     lines: list[PlacedRecord]
-    is_new_file: bool
-    is_all: bool
+    is_new_file: bool  # the file was replaced or cut: earlier lines are void
+    is_all: bool  # no further whole line at present
 
 
 class TailReader:
     """The lines of one file, read as they come. What follows the last line break is left until its line is whole.
 
     Args:
-        path: the file; one that is not there has no lines.
-        check: raises a StoreError where more is to be refused than what is no line of a run.
-        most_bytes: about how much is read at a time, so that a long file does not hold up what else there is to do.
+        path: the file; a missing one has no lines.
+        check: raises a StoreError for a record that is not acceptable.
+        most_bytes: about how much is read at a time, so that a long file does not hold up other work.
     """
 
     def __init__(self, path: Path, check: Check = lambda record: None, most_bytes: int = 16 * _PART) -> None:
         self.path = path
+        self.bytes_read = 0  # in all, so that a test can prove that nothing is read twice
         self._check = check
-        self.bytes_read = 0
-        """In all, so that a test can tell that nothing is read twice."""
         self._most_bytes = most_bytes
         self._inode: int | None = None
-        self._offset = 0
-        self._lines = 0
-        self._seen_size = 0
+        self._offset = self._lines = self._seen_size = 0
 
     def news(self) -> News:
-        """The lines that came since the last call, or the next part of them.
+        """Return the lines that came since the last call, or the next part of them.
 
         Raises:
             StoreError: the file cannot be read, or a line is damaged; the message names it.
@@ -91,49 +79,33 @@ class TailReader:
             facts = self.path.stat()
         except FileNotFoundError:
             is_new_file = self._inode is not None
-            self._restart(None)
+            self._inode, self._offset, self._lines, self._seen_size = None, 0, 0, 0
             return News([], is_new_file, True)
         is_new_file = self._inode is not None and (facts.st_ino != self._inode or facts.st_size < self._offset)
         if is_new_file or self._inode is None:
-            self._restart(facts.st_ino)
+            self._inode, self._offset, self._lines, self._seen_size = facts.st_ino, 0, 0, 0
         if facts.st_size == self._seen_size:
             return News([], is_new_file, True)
-        with told_of("read", self.path), self.path.open("rb") as file:
-            file.seek(self._offset)
-            data, is_all = self._part(file.fileno())
-        lines = self._parsed(data)
-        self._seen_size = facts.st_size if is_all else -1
-        return News(lines, is_new_file, is_all)
-
-    def _restart(self, inode: int | None) -> None:
-        self._inode = inode
-        self._offset = self._lines = self._seen_size = 0
-
-    def _part(self, descriptor: int) -> tuple[bytes, bool]:
-        """Whole lines of at least `most_bytes` together, or all that there are; and whether they are all."""
         parts: list[bytes] = []
         size, has_line, part = 0, False, b"\n"
-        while size < self._most_bytes or not has_line:
-            part = os.read(descriptor, _PART)
-            self.bytes_read += len(part)
-            if not part:
-                break
-            parts.append(part)
-            size += len(part)
-            has_line = has_line or b"\n" in part
-        data = b"".join(parts)
-        return data[: data.rfind(b"\n") + 1], not part
-
-    def _parsed(self, data: bytes) -> list[PlacedRecord]:
-        """The lines of `data`; what was read counts as read only where none of them is damaged."""
+        with told_of("read", self.path), self.path.open("rb", buffering=0) as file:
+            file.seek(self._offset)
+            while part and (size < self._most_bytes or not has_line):
+                part = file.read(_PART) or b""
+                parts.append(part)
+                size += len(part)
+                has_line = has_line or b"\n" in part
+        self.bytes_read += size
+        # What was read counts as read only if none of its lines is damaged.
         offset, number, placed = self._offset, self._lines, []
-        for line in data.split(b"\n")[:-1]:
+        for line in b"".join(parts).split(b"\n")[:-1]:
             number += 1
             record = line_record(self.path, number, line, self._check)
             placed.append(PlacedRecord(Place(offset, len(line) + 1), record))
             offset += len(line) + 1
         self._offset, self._lines = offset, number
-        return placed
+        self._seen_size = -1 if part else facts.st_size
+        return News(placed, is_new_file, not part)
 
 
 # One run in memory
@@ -142,16 +114,10 @@ Attempt = tuple[str, int]
 
 
 class GroupLines(NamedTuple):
-    """The stored lines of a group's episodes; of a large one those of a part of it.
+    """The stored lines of a group's episodes; of a large one those of a part of it."""
 
-    Attributes:
-        size: how many episodes the group has in all.
-        first: the place of the first of these in it.
-        lines: of each.
-    """
-
-    size: int
-    first: int
+    size: int  # episodes of the whole group
+    first: int  # index of the first of these
     lines: list[StoredLines]
 
 
@@ -163,31 +129,23 @@ class _Known:
     change: int = 0
 
 
-@dataclass(slots=True)
 class _ReadLines:
-    """The lines read from one set of files. It is thrown away as a whole when one of them is replaced."""
+    """The lines read from one set of files. It is discarded as a whole when one of them is replaced."""
 
-    episodes: TailReader
-    scores: TailReader
-    known: dict[str, _Known] = field(default_factory=dict)
-    by_change: dict[str, None] = field(default_factory=dict)
-    groups: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    rows: dict[tuple[str, str], list[str]] = field(default_factory=lambda: defaultdict(list))
-    scores_of: dict[Attempt, Mapping[str, Any]] = field(default_factory=dict)
-    earlier: int = 0
-    epoch: str = field(default_factory=lambda: secrets.token_hex(4))
-
-    @classmethod
-    def of(cls, path: Path) -> _ReadLines:
-        """An empty one."""
-        return cls(TailReader(path / "episodes.jsonl"), TailReader(path / "scores.jsonl", check_score))
+    def __init__(self, path: Path) -> None:
+        self.episodes = TailReader(path / "episodes.jsonl")
+        self.scores = TailReader(path / "scores.jsonl", check_score)
+        self.known: dict[str, _Known] = {}
+        self.by_change: dict[str, None] = {}
+        self.groups: dict[str, list[str]] = defaultdict(list)
+        self.rows: dict[tuple[str, str], list[str]] = defaultdict(list)
+        self.scores_of: dict[Attempt, Mapping[str, Any]] = {}
+        self.earlier = 0
+        self.epoch = secrets.token_hex(4)
 
 
 class WatchedRun:
-    """One run. `look` may be called from any thread, one call after the other; what it learned is read under its lock.
-
-    Args:
-        path: its folder.
+    """A run in memory. `look` may be called from any thread, one call after the other.
 
     Raises:
         ConfigError: it is a training run, which has no episodes of its own.
@@ -200,7 +158,7 @@ class WatchedRun:
         """Grows with everything that is new."""
         self._lock = threading.RLock()
         self._header_is_from: tuple[int, int] | None = None
-        self._memory = _ReadLines.of(path)
+        self._memory = _ReadLines(path)
         self._credit: tuple[tuple[int, int, int] | None, Mapping[str, Place]] = (None, {})
         self._read_header()
 
@@ -220,14 +178,7 @@ class WatchedRun:
         return self._memory.episodes.bytes_read + self._memory.scores.bytes_read
 
     def look(self) -> bool:
-        """Read what is new, or a bounded part of it.
-
-        Returns:
-            Whether that was all there is at present.
-
-        Raises:
-            StoreError: a file cannot be read, or a line of it is damaged; the message names it.
-        """
+        """Read what is new, or a bounded part of it."""
         with self._lock:
             try:
                 self._read_header()
@@ -252,33 +203,24 @@ class WatchedRun:
     def changed_since(self, change: int) -> list[EpisodeOutline]:
         """The episodes that are new or were scored after a change; what takes time is their number alone."""
         with self._lock:
-            found = []
+            changed = []
             for rollout_id in reversed(self._memory.by_change):
                 known = self._memory.known[rollout_id]
                 if known.change <= change:
                     break
                 if not known.facts.row.is_unfinished:
-                    found.append(known.facts)
-            return found[::-1]
+                    changed.append(known.facts)
+            return changed[::-1]
 
     def beside(self, episodes: Iterable[EpisodeOutline]) -> list[EpisodeOutline]:
-        """All episodes of the samples and policies that these are of, as the table of samples needs them."""
+        """Return all episodes of the samples and policies of these, as the table of samples needs them."""
         with self._lock:
             keys = dict.fromkeys((facts.row.sample_id, facts.row.policy) for facts in episodes)
-            found = [self._memory.known[one].facts for key in keys for one in self._memory.rows[key]]
-            return [facts for facts in found if not facts.row.is_unfinished]
+            known = [self._memory.known[one].facts for key in keys for one in self._memory.rows[key]]
+            return [facts for facts in known if not facts.row.is_unfinished]
 
     def lines_of_group(self, group_id: str, around: str | None = None) -> GroupLines:
-        """The stored lines of a group's episodes; of a large one the part in which an episode is.
-
-        Args:
-            group_id: the group.
-            around: the name of an episode; None takes the first part.
-
-        Raises:
-            ConfigError: there is no such group.
-            StoreError: they cannot be read.
-        """
+        """The stored lines of a group's episodes; of a large one the part in which an episode is."""
         with self._lock:
             group = [self._memory.known[name].facts for name in self._memory.groups.get(group_id, ())]
             parts = parts_of([facts for facts in group if not facts.row.is_unfinished])
@@ -298,12 +240,7 @@ class WatchedRun:
             return GroupLines(part.size, part.first, lines)
 
     def lines_of_episode(self, rollout_id: str) -> GroupLines:
-        """The stored lines of an episode and of those beside it in its group.
-
-        Raises:
-            ConfigError: there is no such episode.
-            StoreError: they cannot be read.
-        """
+        """The stored lines of an episode and of those beside it in its group."""
         with self._lock:
             known = self._memory.known.get(rollout_id)
             if known is None or known.facts.row.is_unfinished:
@@ -322,20 +259,35 @@ class WatchedRun:
         return self._credit[1]
 
     def _read_lines(self) -> bool:
-        # Scores first: what is there from the beginning then needs no line to be read a second time.
-        scores = self._memory.scores.news()
-        episodes = self._memory.episodes.news()
+        # Scores first: those that are there from the beginning need no line to be read a second time.
+        memory = self._memory
+        scores, episodes = memory.scores.news(), memory.episodes.news()
         if scores.is_new_file or episodes.is_new_file:
             self._forget()
             return False
-        for placed in scores.lines:
-            self._add_score(placed)
-        for placed in episodes.lines:
-            self._add_episode(placed)
+        for place, record in scores.lines:
+            name, attempt = record["rollout_id"], attempt_of(record)
+            memory.scores_of[name, attempt] = lean_score(record, place)
+            scored = memory.known.get(name)
+            if scored is not None and scored.facts.row.attempt == attempt:
+                file, place_of_episode = self.path / "episodes.jsonl", scored.facts.place
+                line = line_record(file, 0, _read(file, place_of_episode))
+                scored.facts = self._facts_of(line, place_of_episode)
+                self._note(name, scored)
+        for place, record in episodes.lines:
+            facts = self._facts_of(record, place)
+            row, known = facts.row, memory.known.get(facts.row.rollout_id)
+            memory.earlier += known is not None
+            if known is None:
+                memory.groups[facts.group_id].append(row.rollout_id)
+                memory.rows[row.sample_id, row.policy].append(row.rollout_id)
+            if known is None or row.attempt >= known.facts.row.attempt:
+                memory.known[row.rollout_id] = _Known(facts)
+                self._note(row.rollout_id, memory.known[row.rollout_id])
         return scores.is_all and episodes.is_all
 
     def _forget(self) -> None:
-        self._memory, self._credit = _ReadLines.of(self.path), (None, {})
+        self._memory, self._credit = _ReadLines(self.path), (None, {})
         self.change += 1
 
     def _read_header(self) -> None:
@@ -350,28 +302,6 @@ class WatchedRun:
         self._header_is_from = is_from
         self.change += 1
 
-    def _add_score(self, placed: PlacedRecord) -> None:
-        name, attempt = placed.record["rollout_id"], attempt_of(placed.record)
-        self._memory.scores_of[name, attempt] = lean_score(placed.record, placed.place)
-        known = self._memory.known.get(name)
-        if known is not None and known.facts.row.attempt == attempt:
-            place = known.facts.place
-            line = _read(self.path / "episodes.jsonl", place)
-            known.facts = self._facts_of(line_record(self.path / "episodes.jsonl", 0, line), place)
-            self._note(name, known)
-
-    def _add_episode(self, placed: PlacedRecord) -> None:
-        memory, facts = self._memory, self._facts_of(placed.record, placed.place)
-        row = facts.row
-        known = memory.known.get(row.rollout_id)
-        memory.earlier += known is not None
-        if known is None:
-            memory.groups[facts.group_id].append(row.rollout_id)
-            memory.rows[row.sample_id, row.policy].append(row.rollout_id)
-        if known is None or row.attempt >= known.facts.row.attempt:
-            memory.known[row.rollout_id] = _Known(facts)
-            self._note(row.rollout_id, memory.known[row.rollout_id])
-
     def _facts_of(self, record: Mapping[str, Any], place: Place | None) -> EpisodeOutline:
         score = self._memory.scores_of.get((record["rollout_id"], attempt_of(record)))
         return episode_outline(record, self.header, score, place)
@@ -384,11 +314,7 @@ class WatchedRun:
 
 
 def _read(path: Path, place: Place | None) -> bytes:
-    """The bytes at a place of a file; nothing without a place.
-
-    Raises:
-        StoreError: the file cannot be read.
-    """
+    """The bytes at a place of a file; nothing without a place."""
     if place is None:
         return b""
     with told_of("read", path), path.open("rb") as file:
@@ -402,11 +328,7 @@ _END = 1 << 18
 
 
 def last_held_out(run: Path) -> float | None:
-    """The last score on held-out samples of the training run in a folder; None where the end of the file has none.
-
-    Raises:
-        StoreError: the file cannot be read.
-    """
+    """The last score on held-out samples of the training run in a folder; None if the end of the file has none."""
     path = run / METRICS
     if not path.exists():
         return None
@@ -432,41 +354,25 @@ Signature = tuple[tuple[int, int, int] | None, ...]
 
 
 class RunRow(NamedTuple):
-    """One policy of one run in the table.
-
-    Attributes:
-        run: the name of its folder.
-        task: the task's name.
-        policy: whose figures these are; of a training run how far that is.
-        status: "running", "complete", "interrupted", "failed"; "killed" where it says running and no process has it
-            open; "unreadable" where a file of it is damaged.
-        episodes: that are there.
-        total: that there will be, of all policies together.
-        mean: of the scores; of a training run the last one on held-out samples.
-        low: where its 95% interval begins.
-        high: where it ends.
-        cost: US dollars.
-        began: when, in UTC, to the minute.
-        note: what is wrong with it, or missing.
-    """
+    """A policy of a run in the table."""
 
     run: str
     task: str
-    policy: str = ""
-    status: str = "unreadable"
+    policy: str = ""  # of a training run: its progress
+    status: str = "unreadable"  # of the run; "killed" if no process has it open, "unreadable" if a file is damaged
     episodes: int | None = None
-    total: int | None = None
-    mean: float | None = None
-    low: float | None = None
+    total: int | None = None  # expected, of all policies together
+    mean: float | None = None  # of a training run: the last held-out score
+    low: float | None = None  # of the 95% interval
     high: float | None = None
     cost: float | None = None
-    began: str = ""
+    began: str = ""  # in UTC, to the minute
     note: str = ""
 
 
 @dataclass(slots=True)
 class _Entry:
-    """One run of the folder, as it was when its files had this signature."""
+    """A run of the folder, as it was when its files had this signature."""
 
     signature: Signature = ()
     rows: Sequence[RunRow] = ()
@@ -478,12 +384,7 @@ class _Entry:
 
 
 class RunCatalogue:
-    """The runs of a folder. Any thread may look and read; `held` keeps what it reads of one moment.
-
-    Args:
-        folder: that of the runs.
-        only: the name of the one that is shown; None shows all.
-    """
+    """The runs of a folder. Any thread may look and read; `held` keeps what it reads of one moment."""
 
     def __init__(self, folder: Path, only: str | None = None) -> None:
         self._folder = folder
@@ -523,7 +424,7 @@ class RunCatalogue:
             return [row for entry in self._entries.values() if entry.change > change for row in entry.rows]
 
     def path_of(self, name: str) -> Path | None:
-        """The folder of a run, None where there is none of this name.
+        """Return the folder of a run; None if it is unknown.
 
         A name never leads out of the folder, nor does a link in it, to a folder or to one of the files that are read.
         """
@@ -531,29 +432,24 @@ class RunCatalogue:
             return None
         path, root = self._folder / name, self._folder.resolve()
         parts = [path, *(path / file for file in (*_FILES, "credit.jsonl", *_FOLDERS))]
-        if not (path / FILE).is_file() or not all(_is_inside(root, part) for part in parts):
-            return None
-        links = [link for folder in _FOLDERS for link in _links_in(path / folder)]
-        return path if all(_is_inside(root, link) for link in links) else None
+        for folder in _FOLDERS:
+            with contextlib.suppress(OSError), os.scandir(path / folder) as entries:
+                parts += [Path(entry.path) for entry in entries if entry.is_symlink()]
+        # Links that lead in a circle lead nowhere, and open nothing.
+        is_inside = all(root in Path(os.path.realpath(part)).parents for part in parts)
+        return path if is_inside and (path / FILE).is_file() else None
 
     def look(self) -> None:
         """Read what changed in the folder since the last look, a bounded part of it for each run."""
         with self._lock:
-            names = list(self._names())
+            names = [self._only] if self._only is not None else []
+            if self._only is None:
+                with contextlib.suppress(OSError), os.scandir(self._folder) as entries:  # a removed folder is empty
+                    names = sorted(entry.name for entry in entries if Path(entry.path).is_dir())
             for name in self._entries.keys() - set(names):
                 self._forget(name)
             for name in names:
                 self._look_at(name)
-
-    def _names(self) -> Iterator[str]:
-        if self._only is not None:
-            return iter([self._only])
-        try:
-            with os.scandir(self._folder) as found:
-                names = sorted(one.name for one in found if Path(one.path).is_dir())
-        except OSError:  # the folder was removed, which is as good as empty
-            names = []
-        return iter(names)
 
     def _look_at(self, name: str) -> None:
         path, entry = self._folder / name, self._entries.get(name)
@@ -570,7 +466,14 @@ class RunCatalogue:
         elif entry.watch is None:
             return
         entry.signature = signature
-        rows = self._rows_or_why(path, entry)
+        try:
+            with boundary(StoreError, f"{path.name} cannot be read"):
+                rows = self._rows_of(path, entry)
+        except (StoreError, ConfigError) as error:
+            entry.watch = None
+            begun = entry.rows[0] if entry.rows else RunRow(run=path.name, task="?")
+            note = shown(str(error), _NOTE_LENGTH)
+            rows = [RunRow(run=path.name, task=begun.task, began=begun.began, note=note)]
         if rows is not None and list(rows) != list(entry.rows):
             self.change += 1
             entry.rows, entry.change = rows, self.change
@@ -579,18 +482,8 @@ class RunCatalogue:
         if self._entries.pop(name, None) is not None:
             self.change += 1
 
-    def _rows_or_why(self, path: Path, entry: _Entry) -> Sequence[RunRow] | None:
-        """The rows of a run, one that says why where there are none, None where they are to be made later."""
-        try:
-            with boundary(StoreError, f"{path.name} cannot be read"):
-                return self._rows_of(path, entry)
-        except (StoreError, ConfigError) as error:
-            entry.watch = None
-            begun = entry.rows[0] if entry.rows else RunRow(run=path.name, task="?")
-            note = shown(str(error), _NOTE_LENGTH)
-            return [RunRow(run=path.name, task=begun.task, began=begun.began, note=note)]
-
     def _rows_of(self, path: Path, entry: _Entry) -> Sequence[RunRow] | None:
+        """Return the rows of a run; None if they are to be made later."""
         header = RunHeader.read(path)
         known = RunRow(
             run=path.name,
@@ -626,30 +519,16 @@ class RunCatalogue:
         return rows
 
 
-def _is_inside(root: Path, part: Path) -> bool:
-    """True if a path leads to something in a folder; links that lead in a circle lead nowhere, and open nothing."""
-    return root in Path(os.path.realpath(part)).parents
-
-
-def _links_in(folder: Path) -> list[Path]:
-    """The links in a folder, none if the folder is missing."""
-    try:
-        with os.scandir(folder) as found:
-            return [Path(one.path) for one in found if one.is_symlink()]
-    except OSError:
-        return []
-
-
 def _signature(path: Path) -> Signature:
     """The state of the files, which changes when one of them does."""
-    found: list[tuple[int, int, int] | None] = []
+    states: list[tuple[int, int, int] | None] = []
     for name in _FILES:
         try:
             facts = (path / name).stat()
-            found.append((facts.st_ino, facts.st_size, facts.st_mtime_ns))
+            states.append((facts.st_ino, facts.st_size, facts.st_mtime_ns))
         except OSError:
-            found.append(None)
-    return tuple(found)
+            states.append(None)
+    return tuple(states)
 
 
 def _with_figures(known: RunRow, summaries: Sequence[PolicySummary]) -> list[RunRow]:

@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any
 from urllib.parse import quote
 
 import anyio
-import anyio.to_thread
 from aiohttp import web
+from anyio.to_thread import run_sync
 
 from reward_kit.display_text import shown
 from reward_kit.errors import ConfigError, RewardKitError, StoreError, boundary
@@ -56,8 +56,6 @@ _COLUMNS = (
     TableColumn("began", "began (UTC)", "word"),
     TableColumn("note", "note", "text"),
 )
-Given = TypeVarTuple("Given")
-Result = TypeVar("Result")
 Event = tuple[str, Mapping[str, Any]]
 News = Callable[[str], Awaitable[tuple[str, list[Event]]]]
 """From the mark of what a page knows to the current mark, and the events since then: names with their data."""
@@ -65,124 +63,102 @@ News = Callable[[str], Awaitable[tuple[str, list[Event]]]]
 
 @asynccontextmanager
 async def serving(catalogue: RunCatalogue, port: int = 0, access: Access | None = None) -> AsyncIterator[str]:
-    """Serve the runs of a catalogue inside the block.
-
-    Args:
-        catalogue: the runs.
-        port: the port; 0 takes a free one.
-        access: who may read; by default those who have the token of the address.
-
-    Yields:
-        The address to open, with its token.
-
-    Raises:
-        ConfigError: the port is taken, or may not be used.
-    """
+    """Serve the runs of a catalogue inside the block."""
     access = access or Access()
     app = web.Application()
     access.install(app)
-    viewer = Viewer(catalogue)
-    app.add_routes(viewer.routes())
+    viewer = _Viewer(catalogue)
+    app.add_routes(
+        [
+            web.get("/", viewer.index),
+            web.get("/events", viewer.index_events),
+            web.get("/{run}", viewer.with_slash),
+            web.get("/{run}/", viewer.page),
+            web.get("/{run}/figures", viewer.figures),
+            web.get("/{run}/events", viewer.events),
+            web.get("/{run}/episode/{id:.+}", viewer.episode),
+            web.get("/{run}/group/{id:.+}", viewer.group),
+        ]
+    )
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
     await runner.setup()
     try:
         try:
             await web.TCPSite(runner, LOOPBACK, port).start()
         except OSError as error:
-            told = error.strerror or error
-            raise ConfigError(f"--port {port}: {told}; choose another, or none for a free one") from error
+            why = error.strerror or error
+            raise ConfigError(f"--port {port}: {why}; choose another, or none for a free one") from error
         yield f"http://{LOOPBACK}:{runner.addresses[0][1]}/?{TOKEN}={access.token}"
     finally:
-        viewer.end()
+        viewer.ending.set()
         await runner.cleanup()
 
 
-class Viewer:
-    """The handlers of one server.
-
-    Args:
-        catalogue: the runs that it shows.
-    """
+class _Viewer:
+    """The handlers of one server; its streams of events end with `ending`."""
 
     def __init__(self, catalogue: RunCatalogue) -> None:
+        self.ending = anyio.Event()
         self._catalogue = catalogue
-        self._runs = ShownRuns(catalogue)
+        self._runs = _OpenRuns(catalogue)
         self._looking = anyio.Lock()
-        self._ending = anyio.Event()
 
-    def routes(self) -> list[web.RouteDef]:
-        """The addresses that are served."""
-        return [
-            web.get("/", self._index),
-            web.get("/events", self._index_events),
-            web.get("/{run}", self._with_slash),
-            web.get("/{run}/", self._page),
-            web.get("/{run}/figures", self._figures),
-            web.get("/{run}/events", self._events),
-            web.get("/{run}/episode/{id:.+}", self._episode),
-            web.get("/{run}/group/{id:.+}", self._group),
-        ]
+    async def index(self, request: web.Request) -> web.Response:
+        def page() -> str:
+            with self._catalogue.held():
+                self._catalogue.look()
+                return _index_page(self._catalogue)
 
-    def end(self) -> None:
-        """Let the streams of events end."""
-        self._ending.set()
-
-    async def _index(self, request: web.Request) -> web.Response:
         async with self._looking:
-            return _html(await _in_thread(self._index_now))
+            return _html(await run_sync(page))
 
-    def _index_now(self) -> str:
-        with self._catalogue.held():
-            self._catalogue.look()
-            return index_page(self._catalogue)
+    async def index_events(self, request: web.Request) -> web.StreamResponse:
+        def look(mark: str) -> tuple[str, list[Event]]:
+            # A client that disconnects releases `_looking` while the thread still looks, so the catalogue is held too.
+            with self._catalogue.held():
+                self._catalogue.look()
+                now, known = self._catalogue.change, int(mark) if mark.isdecimal() else -1
+                if not 0 <= known <= now:  # of another start of the server
+                    return str(now), [("reload", {})]
+                changed = [_cells(row) for row in self._catalogue.changed_since(known)]
+                # With the names of all runs, of which some may have gone.
+                return str(now), [("rows", {"changed": changed, "all": self._catalogue.names})] if known < now else []
 
-    async def _index_events(self, request: web.Request) -> web.StreamResponse:
         async def news(mark: str) -> tuple[str, list[Event]]:
             async with self._looking:
-                return await _in_thread(self._index_news, mark)
+                return await run_sync(look, mark)
 
         return await self._stream(request, news)
 
-    def _index_news(self, mark: str) -> tuple[str, list[Event]]:
-        # A visitor who hangs up lets go of `_looking` while the thread still looks, so the catalogue is held as well.
-        with self._catalogue.held():
-            self._catalogue.look()
-            now, known = self._catalogue.change, int(mark) if mark.isdecimal() else -1
-            if not 0 <= known <= now:  # of another start of the server
-                return str(now), [("reload", {})]
-            changed = [_cells(row) for row in self._catalogue.changed_since(known)]
-            # With the names of all runs, of which some may have gone.
-            return str(now), [("rows", {"changed": changed, "all": self._catalogue.names})] if known < now else []
-
-    async def _with_slash(self, request: web.Request) -> web.Response:
+    async def with_slash(self, request: web.Request) -> web.Response:
         name = request.match_info["run"]
         if self._catalogue.path_of(name) is None:
-            raise web.HTTPNotFound(text="There is no such run.\n")
+            raise web.HTTPNotFound(text="Unknown run.\n")
         return web.Response(status=303, headers={"Location": f"./{_quoted(name)}/"})
 
-    async def _page(self, request: web.Request) -> web.Response:
+    async def page(self, request: web.Request) -> web.Response:
         with _refusals("text/html"):
-            return _html(await _in_thread(self._runs.page, request.match_info["run"]))
+            return _html(await run_sync(self._runs.page, request.match_info["run"]))
 
-    async def _figures(self, request: web.Request) -> web.Response:
+    async def figures(self, request: web.Request) -> web.Response:
         with _refusals("text/html"):
-            return _html(await _in_thread(self._runs.figures, request.match_info["run"]))
+            return _html(await run_sync(self._runs.figures, request.match_info["run"]))
 
-    async def _events(self, request: web.Request) -> web.StreamResponse:
+    async def events(self, request: web.Request) -> web.StreamResponse:
         async def news(mark: str) -> tuple[str, list[Event]]:
-            return await _in_thread(self._runs.news, request.match_info["run"], mark)
+            return await run_sync(self._runs.news, request.match_info["run"], mark)
 
         return await self._stream(request, news)
 
-    async def _episode(self, request: web.Request) -> web.Response:
+    async def episode(self, request: web.Request) -> web.Response:
         with _refusals("text/plain"):
-            text = await _in_thread(self._runs.episode, request.match_info["run"], request.match_info["id"])
+            text = await run_sync(self._runs.episode, request.match_info["run"], request.match_info["id"])
             return web.Response(body=text, content_type="text/plain", charset="utf-8")
 
-    async def _group(self, request: web.Request) -> web.Response:
+    async def group(self, request: web.Request) -> web.Response:
         with _refusals("text/plain"):
             run, group, around = request.match_info["run"], request.match_info["id"], request.query.get("around")
-            text = await _in_thread(self._runs.group, run, group, around)
+            text = await run_sync(self._runs.group, run, group, around)
             return web.Response(body=text, content_type="text/plain", charset="utf-8")
 
     async def _stream(self, request: web.Request, news: News) -> web.StreamResponse:
@@ -192,34 +168,25 @@ class Viewer:
         await response.prepare(request)
         if request.method == "HEAD":
             return response
+        silent, is_damaged = 0, False
         with contextlib.suppress(ConnectionError):
-            async for name, data, now in self._events_since(news, mark):
-                # JSON has no line breaks, so its data is one line.
-                # https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream
-                text = f"event: {name}\nid: {now}\ndata: {json.dumps(data, allow_nan=False)}\n\n"
-                await response.write(text.encode("ascii"))
+            while not self.ending.is_set() and not is_damaged:
+                try:
+                    mark, events = await news(mark)
+                except (ConfigError, StoreError) as error:
+                    events, is_damaged = [("trouble", {"message": _message(error)})], True
+                silent = 0 if events else silent + 1
+                if silent % _ALIVE_EVERY == _ALIVE_EVERY - 1:  # so that a page that is gone is noticed
+                    events = [("alive", {})]
+                for name, data in events:
+                    # JSON has no line breaks, so its data is one line.
+                    # https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream
+                    text = f"event: {name}\nid: {mark}\ndata: {json.dumps(data, allow_nan=False)}\n\n"
+                    await response.write(text.encode("ascii"))
+                if not is_damaged:
+                    with anyio.move_on_after(_LOOK_EVERY_S):
+                        await self.ending.wait()
         return response
-
-    async def _events_since(self, news: News, mark: str) -> AsyncIterator[tuple[str, Any, str]]:
-        silent = 0
-        while not self._ending.is_set():
-            try:
-                mark, events = await news(mark)
-            except (ConfigError, StoreError) as error:
-                yield "trouble", {"message": _in_words(error)}, mark
-                return
-            for name, data in events:
-                yield name, data, mark
-            silent = 0 if events else silent + 1
-            if silent % _ALIVE_EVERY == _ALIVE_EVERY - 1:  # so that a page that is gone is noticed
-                yield "alive", {}, mark
-            with anyio.move_on_after(_LOOK_EVERY_S):
-                await self._ending.wait()
-
-
-async def _in_thread(function: Callable[[*Given], Result], *arguments: *Given) -> Result:
-    """A call that reads files or makes a page, beside the event loop."""
-    return await anyio.to_thread.run_sync(function, *arguments)
 
 
 def _html(text: str) -> web.Response:
@@ -233,16 +200,16 @@ def _refusals(kind: str) -> Iterator[None]:
         with boundary(StoreError, "this cannot be shown"):
             yield
     except (ConfigError, StoreError) as error:
-        told = _in_words(error)
-        text = _viewer_page("problem.html.j2", "", message=told) if kind == "text/html" else told
-        raise web.HTTPNotFound(text=text, content_type=kind) from error
+        text = _message(error)
+        page = _viewer_page("problem.html.j2", "", message=text) if kind == "text/html" else text
+        raise web.HTTPNotFound(text=page, content_type=kind) from error
 
 
 # Pages
 
 
-def index_page(catalogue: RunCatalogue) -> str:
-    """The table of runs, as it was at the last look."""
+def _index_page(catalogue: RunCatalogue) -> str:
+    """Return the table of runs, as it was at the last look."""
     cells = [_cells(row) for row in catalogue.rows]
     table = DataTable("runs", "Runs", _COLUMNS, cells, key=2).with_choices("task", "policy", "status")
     script = bundle(("base.js", "tables.js", "events.js")) + _mark_script(str(catalogue.change)) + asset("index.js")
@@ -261,7 +228,7 @@ def _cells(row: RunRow) -> list[Cell]:
 
 
 def _live_script(mark: str) -> str:
-    """Lets a page go on by itself from a mark."""
+    """Return the script by which a page updates itself from a mark on."""
     return _mark_script(mark) + bundle(("events.js", "live.js"))
 
 
@@ -270,7 +237,7 @@ def _mark_script(mark: str) -> str:
     return f'RK.mark = "{mark}";\n'
 
 
-def _in_words(error: RewardKitError) -> str:
+def _message(error: RewardKitError) -> str:
     return shown(str(error), _MESSAGE_LENGTH)
 
 
@@ -283,7 +250,7 @@ def _quoted(name: str) -> str:
 
 @dataclass(slots=True)
 class _Shown:
-    """A run in memory, and its figures as they were made last."""
+    """A run in memory, with its latest figures."""
 
     watch: WatchedRun
     fitter: LineFitter
@@ -300,12 +267,8 @@ class _Shown:
         return b'G{"size":%d,"first":%d}\n' % (group.size, group.first) + group_text(group.lines, self.fitter)
 
 
-class ShownRuns:
-    """The runs that are in memory, and the pages of training runs, the ones used last.
-
-    Args:
-        catalogue: knows the folder of each run, and which may be shown.
-    """
+class _OpenRuns:
+    """The runs that are in memory, and the pages of training runs, the ones used last."""
 
     def __init__(self, catalogue: RunCatalogue) -> None:
         self._catalogue = catalogue
@@ -314,12 +277,7 @@ class ShownRuns:
         self._lock = threading.Lock()
 
     def page(self, name: str) -> str:
-        """The page of a run as it is now.
-
-        Raises:
-            ConfigError: there is no such run.
-            StoreError: a file of it is damaged.
-        """
+        """Return the page of a run as it is now."""
         path = self._path_of(name)
         if _is_training(path):
             return self._training_page(path)
@@ -329,12 +287,7 @@ class ShownRuns:
             return run_page(run.watch.facts(), served(path), _live_script(run.mark))
 
     def figures(self, name: str) -> str:
-        """The page without the rows of its tables, from which a page that is open takes its figures.
-
-        Raises:
-            ConfigError: there is no such run.
-            StoreError: a file of it is damaged.
-        """
+        """Return the page without the rows of its tables, from which an open page takes its figures."""
         path = self._path_of(name)
         if _is_training(path):
             return self._training_page(path)
@@ -347,16 +300,7 @@ class ShownRuns:
             return run.figures
 
     def news(self, name: str, mark: str) -> tuple[str, list[Event]]:
-        """The events after a mark that a page has.
-
-        Returns:
-            The current mark, and the events: `rows` with those of the tables that changed, `figures` if those did,
-            `reload` if nothing of what the page has is valid.
-
-        Raises:
-            ConfigError: there is no such run.
-            StoreError: a file of it is damaged.
-        """
+        """The events after a mark that a page has."""
         path = self._path_of(name)
         if _is_training(path):
             return (now := training_mark(path)), [("figures", {})] if now != mark else []
@@ -375,22 +319,12 @@ class ShownRuns:
             return now, [*([rows] if changed else []), ("figures", {})]
 
     def episode(self, name: str, rollout_id: str) -> bytes:
-        """The stored lines of an episode and of its group, as the page's script reads them.
-
-        Raises:
-            ConfigError: there is no such run or no such episode.
-            StoreError: a file is damaged.
-        """
+        """The stored lines of an episode and of its group, as the page's script reads them."""
         run = self._ready(name)
         return run.text(run.watch.lines_of_episode(_decoded(rollout_id)))
 
     def group(self, name: str, group_id: str, around: str | None) -> bytes:
-        """The same of a group, of a large one the part around an episode.
-
-        Raises:
-            ConfigError: there is no such run or no such group.
-            StoreError: a file is damaged.
-        """
+        """The same of a group, of a large one the part around an episode."""
         run = self._ready(name)
         return run.text(run.watch.lines_of_group(_decoded(group_id), _decoded(around) if around is not None else None))
 
@@ -403,7 +337,7 @@ class ShownRuns:
     def _path_of(self, name: str) -> Path:
         path = self._catalogue.path_of(name)
         if path is None:
-            raise ConfigError("There is no such run here. It may have been removed.")
+            raise ConfigError("This run is unknown here. It may have been removed.")
         return path
 
     def _shown(self, name: str, path: Path) -> _Shown:
@@ -431,18 +365,18 @@ class ShownRuns:
 
 
 def training_mark(run: Path) -> str:
-    """The state of the files of a training run: digits and dashes.
+    """Return the state of the files of a training run, as digits and dashes.
 
     A file in the folder of episodes is put there as a whole, so the folder's own time changes with it.
     """
-    found = []
+    parts = []
     for name in (FILE, METRICS, SUMMARY, EPISODES):
         try:
             facts = (run / name).stat()
-            found += [facts.st_ino, facts.st_size, facts.st_mtime_ns]
+            parts += [facts.st_ino, facts.st_size, facts.st_mtime_ns]
         except OSError:
-            found.append(0)
-    return "-".join(map(str, found))
+            parts.append(0)
+    return "-".join(map(str, parts))
 
 
 def _is_training(run: Path) -> bool:

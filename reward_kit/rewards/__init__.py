@@ -46,43 +46,22 @@ if TYPE_CHECKING:
     from reward_kit.rewards.trajectory import milestones as milestones
     from reward_kit.rewards.trajectory import no_tool_errors as no_tool_errors
 
-HOMES: dict[str, str] = {
-    "Milestone": "trajectory",
-    "choice_answer": "answers",
-    "clip": "combining",
-    "contains_all": "form",
-    "contains_none": "form",
-    "cosine_length": "lengths",
-    "environment_score": "trajectory",
-    "exact_answer": "answers",
-    "few_steps": "trajectory",
-    "final_state_matches": "final_state",
-    "first_of": "combining",
-    "gate": "combining",
-    "grounded_judge": "judges",
-    "group_judge": "judges",
-    "json_answer": "json_answers",
-    "json_schema_answer": "json_answers",
-    "length_within": "lengths",
-    "list_answer": "answers",
-    "llm_judge": "judges",
-    "math_answer": "math_answers",
-    "milestones": "trajectory",
-    "no_repetition": "form",
-    "no_tool_errors": "trajectory",
-    "number_answer": "math_answers",
-    "pairwise_judge": "judges",
-    "program_code": "code",
-    "python_code": "code",
-    "reasoning_steps": "form",
-    "regex_format": "form",
-    "same_language": "languages",
-    "shortest_in_group": "lengths",
-    "sql_result": "sql",
-    "tag_format": "form",
-    "tool_calls_match": "tool_calls",
-    "weighted": "combining",
+_MODULES = {
+    "answers": "choice_answer exact_answer list_answer",
+    "code": "program_code python_code",
+    "combining": "clip first_of gate weighted",
+    "final_state": "final_state_matches",
+    "form": "contains_all contains_none no_repetition reasoning_steps regex_format tag_format",
+    "json_answers": "json_answer json_schema_answer",
+    "judges": "grounded_judge group_judge llm_judge pairwise_judge",
+    "languages": "same_language",
+    "lengths": "cosine_length length_within shortest_in_group",
+    "math_answers": "math_answer number_answer",
+    "sql": "sql_result",
+    "tool_calls": "tool_calls_match",
+    "trajectory": "Milestone environment_score few_steps milestones no_tool_errors",
 }
+HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 """The module of each reward."""
 __all__ = sorted(HOMES)
 __getattr__, __dir__ = lazy_names(__name__, HOMES)

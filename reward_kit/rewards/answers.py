@@ -1,7 +1,7 @@
-"""Rewards for final answers: one of some texts, one of several options, or a list; and where an answer stands.
+"""Rewards for final answers: a text, an option, or a list; and finding the final answer of a reply.
 
-1. The last `\\boxed{…}` (also `\\fbox`) that says something. Boxes with only "and", "or" or a comma between them are
-   one answer with several values, so that "\\boxed{3} or \\boxed{4}" is not 4.
+1. The last `\\boxed{…}` (also `\\fbox`) with content. Boxes with only "and", "or" or a comma between them are one
+   answer with several values, so that "\\boxed{3} or \\boxed{4}" is not 4.
 2. Else the last explicit mark: "#### 42", "the answer is …", "final answer: …", "<answer>…</answer>".
 3. Else the whole reply if it is one short line.
 4. Else, only if the author asks for it, the last number of the reply.
@@ -16,17 +16,18 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
 
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.quantities import LONGEST_TEXT, read_number, unwrap
-from reward_kit.rewards.replies import composed, last_answer, last_text, needed, passed, shown
+from reward_kit.rewards.replies import composed, last_answer, last_text, passed, quoted, require_truth
 from reward_kit.typed_interface import reward_function
 
 Unmarked = Literal["refuse", "last_number"]
-"""What is done with a reply that marks no answer."""
+"""The treatment of a reply that marks no answer."""
 LONGEST_LINE = 200
 _BOX = re.compile(r"\\f?boxed\s*(?:(\{)|([0-9]+|[A-Za-z])(?![0-9A-Za-z]))")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -50,32 +51,30 @@ _NUMBER = re.compile(
 )
 
 
-class FoundAnswer(NamedTuple):
-    """A final answer: its text, how it was marked, and why there is none where there is none."""
+class FinalAnswer(NamedTuple):
+    """A final answer: its text, its mark, and the reason why there is none."""
 
     text: str
     how: Literal["box", "mark", "whole", "last_number", "none"]
     why: str = ""
 
 
-def find_answer(text: str, unmarked: Unmarked = "refuse") -> FoundAnswer:
-    """The final answer of a reply, as the module says. Linear in the length of `text`."""
-    boxed = _boxed(text)
-    if boxed is not None:
+def find_answer(text: str, unmarked: Unmarked = "refuse") -> FinalAnswer:
+    """Return the final answer of a reply, see above. Linear in the length of `text`."""
+    if (boxed := _boxed(text)) is not None:
         return boxed
-    marked = _marked(text)
-    if marked:
-        return FoundAnswer(marked, "mark")
+    if marked := _marked(text):
+        return FinalAnswer(marked, "mark")
     short = text.strip()
     if short and len(short) <= LONGEST_LINE and "\n" not in short:
-        return FoundAnswer(short, "whole")
+        return FinalAnswer(short, "whole")
     if unmarked == "last_number" and (number := last_number(text)):
-        return FoundAnswer(number, "last_number")
-    return FoundAnswer("", "none", "the reply marks no final answer" if short else "the reply is empty")
+        return FinalAnswer(number, "last_number")
+    return FinalAnswer("", "none", "the reply marks no final answer" if short else "the reply is empty")
 
 
 def last_number(text: str) -> str:
-    """The last number in `text`, as it is written; "" if there is none."""
+    """Return the last number in `text`, as it is written, or ""."""
     last = ""
     for match in _NUMBER.finditer(text):
         last = match[0]
@@ -83,23 +82,28 @@ def last_number(text: str) -> str:
 
 
 def truth_text(text: str) -> str:
-    """The answer in a ground truth: after the last "####", or in the last box of a worked solution; else all of it."""
+    """Return the answer in a ground truth: after the last "####", or in the last box of a worked solution; else all."""
     if "####" in text:
         return text.rpartition("####")[2].strip()
     boxed = _boxed(text)
     return boxed.text if boxed is not None and boxed.text else text.strip()
 
 
-def _boxed(text: str) -> FoundAnswer | None:
-    """The last boxes as one answer; None if nothing is boxed."""
+def _boxed(text: str) -> FinalAnswer | None:
+    """Return the last boxes as one answer; None if nothing is boxed."""
     boxes: list[tuple[int, int, str]] = []  # start, end and content of every outermost one
     position = 0
     while match := _BOX.search(text, position):
         end, content = match.end(), match[2]
         if not content:
-            closing = _closing(text, end)
+            depth, closing = 1, None
+            for brace in _BRACE.finditer(text, end):
+                depth += (brace[0] == "{") - (brace[0] == "}")
+                if not depth:
+                    closing = brace.start()
+                    break
             if closing is None:
-                return FoundAnswer("", "none", "the last \\boxed{ is not closed")
+                return FinalAnswer("", "none", "the last \\boxed{ is not closed")
             content, end = text[end:closing], closing + 1
         if content.strip(" .…"):
             boxes.append((match.start(), end, content))
@@ -109,29 +113,16 @@ def _boxed(text: str) -> FoundAnswer | None:
     first = len(boxes) - 1
     while first:
         gap = text[boxes[first - 1][1] : boxes[first][0]]
-        # Within a sentence an "or" joins them, whatever else it says: a reply that offers a choice has not made it.
+        # Within a sentence an "or" joins them, with any words around it: a reply that offers a choice has not made it.
         offers = _OR.search(gap) and not _STOP.search(gap)
         if len(gap) > LONGEST_LINE or not (offers or (_CONNECTED.search(gap) and _GAP.fullmatch(gap))):
             break
         first -= 1
-    return FoundAnswer(" and ".join(dict.fromkeys(content.strip() for _, _, content in boxes[first:])), "box")
-
-
-def _closing(text: str, start: int) -> int | None:
-    """Where the brace that was opened before `start` closes."""
-    depth = 1
-    for match in _BRACE.finditer(text, start):
-        if match[0] == "{":
-            depth += 1
-        elif match[0] == "}":
-            depth -= 1
-            if not depth:
-                return match.start()
-    return None
+    return FinalAnswer(" and ".join(dict.fromkeys(content.strip() for _, _, content in boxes[first:])), "box")
 
 
 def _last_mark(text: str) -> tuple[str, str]:
-    """What stands in the last `<answer>` if that is the last mark, else what follows the last one, and the mark."""
+    """Return the last mark, and the text in it if it is `<answer>`, else the text after it."""
     closed = text.rfind(_TAG_CLOSE)
     opened = text.rfind(_TAG_OPEN, 0, closed) if closed >= 0 else -1
     last = None
@@ -143,14 +134,14 @@ def _last_mark(text: str) -> tuple[str, str]:
 
 
 def _marked(text: str) -> str:
-    """What follows the last explicit mark, up to the end of its sentence; "" if there is none."""
+    """Return the text after the last explicit mark, up to the end of its sentence, or ""."""
     rest, mark = _last_mark(text)
     if mark == _TAG_OPEN or not mark:
         return rest
     rest = rest[:4_000]
     if mark.startswith("#"):
         return rest.partition("\n")[0].strip()
-    # Its inline mathematics or bold text, unless the answer goes on behind it ("$3$ or $4$", "$5$ cm"); else all words.
+    # Inline mathematics or bold text, unless the answer goes on behind it ("$3$ or $4$", "$5$ cm"); else all words.
     for start, end in _INLINE:
         if rest.startswith(start):
             inner, closed, after = rest[len(start) :].partition(end)
@@ -162,25 +153,16 @@ def _marked(text: str) -> str:
     return line[:-2].rstrip() if line.endswith("**") and line.count("**") == 1 else line
 
 
-def answer_region(text: str) -> str:
-    """Where an answer of several lines stands: the last box, `<answer>`, all behind the last mark; else everywhere."""
-    boxed = _boxed(text)
-    if boxed is not None and boxed.text:
-        return boxed.text
-    rest, mark = _last_mark(text)
-    return rest.strip() if mark else text.strip()
-
-
 LONGEST = 100_000
-"""Characters of an answer that is looked at. A longer one is wrong."""
+"""Characters of an answer. A longer one is wrong."""
 Normalisation = Literal["strip", "casefold", "nfkc", "punctuation", "articles", "whitespace", "numbers"]
 SQUAD: Final[tuple[Normalisation, ...]] = ("casefold", "punctuation", "articles", "whitespace")
-"""As the evaluation of SQuAD 1.1 (Rajpurkar 2016) does, in its order."""
+"""The steps of the evaluation of SQuAD 1.1 (Rajpurkar 2016), in its order."""
 _ARTICLES: Final = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
 
 
 def normalised(text: str, steps: tuple[Normalisation, ...]) -> str:
-    """`text` after these steps, in their order.
+    """Return `text` after these steps, in their order.
 
     "strip" drops white space around it, "whitespace" also makes one blank of each run inside; "casefold" ignores case;
     "nfkc" unites Unicode's compatible characters; "punctuation" drops Unicode's class P and ASCII's of class S;
@@ -191,16 +173,13 @@ def normalised(text: str, steps: tuple[Normalisation, ...]) -> str:
     return text
 
 
-def _without_punctuation(text: str) -> str:
-    kinds = [(char, unicodedata.category(char)[0]) for char in text]
-    return "".join(char for char, kind in kinds if kind != "P" and not (kind == "S" and char.isascii()))
-
-
 _STEPS: Final[dict[str, Callable[[str], str]]] = {
     "strip": str.strip,
     "casefold": str.casefold,
     "nfkc": lambda text: composed(text, "NFKC"),
-    "punctuation": _without_punctuation,
+    "punctuation": lambda text: "".join(
+        char for char in text if (kind := unicodedata.category(char)[0]) != "P" and not (kind == "S" and char.isascii())
+    ),
     "articles": lambda text: _ARTICLES.sub(" ", text),
     "whitespace": lambda text: " ".join(text.split()),
     "numbers": lambda text: text if (number := read_number(text)) is None else str(number),
@@ -215,25 +194,25 @@ def exact_answer(
     normalise: tuple[Normalisation, ...] = ("strip",),
     answer: Literal["whole", "marked"] = "whole",
 ) -> EvaluateResult:
-    """1 where the answer is one of the accepted texts, else 0.
+    """1 if the answer is one of the accepted texts, else 0.
 
     Args:
-        messages: the conversation; its last assistant message is read, without what the model thought.
+        messages: the conversation; the last assistant message counts, without its thought.
         ground_truth: the accepted text, or a list of accepted texts.
-        normalise: what is done to both sides, in this order: "strip", "casefold", "nfkc", "punctuation", "articles",
+        normalise: the steps for both sides, in this order: "strip", "casefold", "nfkc", "punctuation", "articles",
             "whitespace", "numbers". SQuAD's exact match is ("casefold", "punctuation", "articles", "whitespace").
-        answer: "whole": the reply is the answer; "marked": the answer is its last box, or what follows "the answer is"
-            or "####" or stands in `<answer>`, or a reply of one short line.
+        answer: "whole": the reply is the answer; "marked": the answer is its last box, or follows "the answer is" or
+            "####", or stands in `<answer>`, or is a reply of one short line.
 
     Raises:
-        RewardError: there is no ground truth, so that the rollout is unscored; or nothing is left of it.
+        RewardError: the ground truth is missing, or empty after `normalise`: the rollout is unscored.
 
     Example:
         ```python
         exact_answer(messages, ["Paris", "City of Paris"], normalise=("casefold", "punctuation", "articles"))
         ```
     """
-    given = needed(ground_truth, "exact_answer")
+    given = require_truth(ground_truth, "exact_answer")
     accepted = [str(item) for item in (given if isinstance(given, list | tuple) else [given])]
     wanted = {normalised(text, normalise) for text in accepted}
     if not wanted:
@@ -251,8 +230,8 @@ def exact_answer(
     if len(text) > LONGEST:
         return passed(False, f"the answer is longer than {LONGEST} characters")
     is_right = normalised(text, normalise) in wanted
-    expected = " or ".join(shown(item) for item in accepted[:3])
-    return passed(is_right, f"the answer {shown(text)} {'is' if is_right else 'is not'} {expected}")
+    expected = " or ".join(quoted(item) for item in accepted[:3])
+    return passed(is_right, f"the answer {quoted(text)} {'is' if is_right else 'is not'} {expected}")
 
 
 _COMMAND = re.compile(r"\\(?:text|textbf|mathrm|mathbf|boxed|fbox|left|right)\b|[{}$`\"“”]|\*\*|__")
@@ -267,12 +246,7 @@ _PREFIX = re.compile(
 _LEADING = re.compile(r"([B-HJ-Z])\b.*", re.DOTALL)
 _BETWEEN = re.compile(r"\s*(?:,|;|/|&|\b(?:and|or)\b)\s*", re.IGNORECASE)
 _LAST = re.compile(r"(?:\(|\*\*\(?|\[)\s*([A-Z])\s*(?:\)?\*\*|\)|\])|^[ \t]*([A-Z])[).:]?[ \t]*\.?$", re.MULTILINE)
-_FOLD = ("nfkc", "casefold", "punctuation", "whitespace")
-
-
-class _AnswerOptions(NamedTuple):
-    letters: str
-    texts: Mapping[str, str]
+_FOLD: tuple[Normalisation, ...] = ("nfkc", "casefold", "punctuation", "whitespace")
 
 
 def _check_letters(options: Mapping[str, Any]) -> None:
@@ -292,27 +266,26 @@ def choice_answer(
     unmarked: Literal["refuse", "last_letter"] = "refuse",
     zero_based: bool = True,
 ) -> EvaluateResult:
-    r"""1 where the reply chooses the right option and no other, else 0. As in MMLU (Hendrycks 2021) and MMLU-Pro.
+    r"""1 if the reply chooses the right option and no other, else 0. See MMLU (Hendrycks 2021) and MMLU-Pro.
 
-    The choice is the last `\boxed{…}`, what follows the last "the answer is" or "answer:", or a reply of one short
-    line. It is a letter ("B", "(B)", "b", "**B**", "B) Paris", `\text{B}`, "option B") or the text of an option, where
-    the sample or the ground truth gives it. Several different choices earn nothing; neither does a letter with another
+    The choice is the last `\boxed{…}`, or follows the last "the answer is" or "answer:", or is a reply of one short
+    line. It is a letter ("B", "(B)", "b", "**B**", "B) Paris", `\text{B}`, "option B") or the text of an option, if the
+    sample or the ground truth gives it. Several different choices earn nothing; neither does a letter with another
     option's text.
 
     Args:
-        messages: the conversation; its last assistant message is read.
-        ground_truth: a letter, "B) Paris", the text of an option of the sample, or the position of one as a whole
-            number.
+        messages: the conversation; the last assistant message counts.
+        ground_truth: a letter, "B) Paris", the text of an option of the sample, or the position of one.
         sample: the row; its `choices` or `options` (a list of texts, a mapping from letters to texts, or ARC's mapping
             of `label` and `text`) name the options.
-        letters: those that may be chosen, in order.
-        unmarked: what is done with a longer reply that marks no answer: "refuse" it, or take the "last_letter" that
-            stands in brackets, in bold type or alone on its line.
+        letters: the possible choices, in order.
+        unmarked: for a longer reply that marks no answer: "refuse" it, or take the "last_letter" in brackets, in bold
+            type or alone on its line.
         zero_based: a position counts from 0, as in MMLU; else from 1.
 
     Raises:
         ConfigError: `letters` are not different capital letters.
-        RewardError: the ground truth is missing or none of the letters and options, so that the rollout is unscored.
+        RewardError: the ground truth is missing or matches no letter or option: the rollout is unscored.
 
     Example:
         ```python
@@ -321,9 +294,17 @@ def choice_answer(
     """
     _check_letters({"letters": letters})
     texts = _texts_of(sample, letters)
-    right, text = _right(needed(ground_truth, "choice_answer"), letters, texts, zero_based)
-    options = _AnswerOptions(letters, {**texts, **({right: text} if text else {})})
-    chosen, where = _chosen(last_answer(messages), options, unmarked)
+    right, text = _right(require_truth(ground_truth, "choice_answer"), letters, texts, zero_based)
+    if text:
+        texts[right] = text
+    reply = last_answer(messages)
+    marked = find_answer(reply)
+    chosen = _letters_in(marked.text[:LONGEST_TEXT], letters, texts) if marked.text else set()
+    where = quoted(marked.text) if marked.text else marked.why
+    if not chosen and unmarked == "last_letter":
+        where = "no letter stands alone, in brackets or in bold type"
+        alone = [match[1] or match[2] for match in _LAST.finditer(reply)]
+        chosen = set([letter for letter in alone if letter in letters][-1:])
     if not chosen:
         return passed(False, f"no choice: {where}")
     if len(chosen) > 1:
@@ -332,75 +313,62 @@ def choice_answer(
     return passed(letter == right, f"the choice {letter} {'is' if letter == right else 'is not'} {right}")
 
 
-def _chosen(reply: str, options: _AnswerOptions, unmarked: str) -> tuple[set[str], str]:
-    """The letters that a reply chooses, and where it does, or why it chooses none."""
-    found = find_answer(reply)
-    if found.text:
-        chosen = _read(found.text[:LONGEST_TEXT], options)
-        if chosen or unmarked == "refuse":
-            return chosen, shown(found.text)
-    if unmarked == "last_letter":
-        last = [match[1] or match[2] for match in _LAST.finditer(reply)]
-        known = [letter for letter in last if letter in options.letters]
-        return set(known[-1:]), "no letter stands alone, in brackets or in bold type"
-    return set(), found.why
-
-
-def _read(text: str, options: _AnswerOptions) -> set[str]:
-    """The letters that a stated answer names."""
+def _letters_in(text: str, letters: str, texts: Mapping[str, str]) -> set[str]:
+    """Return the letters that a stated answer names."""
     plain = unwrap(_COMMAND.sub(" ", text).strip())
-    chosen = _one(plain, options)
+    chosen = _letters_of_piece(plain, letters, texts)
     pieces = [piece for piece in _BETWEEN.split(plain) if piece]
     if chosen or len(pieces) < 2:
         return chosen
     for piece in pieces:
         leading = _LEADING.fullmatch(piece)
-        chosen |= _one(piece, options) or ({leading[1]} & set(options.letters) if leading else set())
+        chosen |= _letters_of_piece(piece, letters, texts) or ({leading[1]} & set(letters) if leading else set())
     return chosen
 
 
-def _one(piece: str, options: _AnswerOptions) -> set[str]:
-    """The letter that a piece of text is, or is the option of. Two where letter and text contradict one another."""
+def _letters_of_piece(piece: str, letters: str, texts: Mapping[str, str]) -> set[str]:
+    """Return the letter of a piece of text; two if letter and option contradict one another."""
     piece = _PREFIX.sub("", piece.strip(), count=1).strip()
-    by_text = {letter for letter, text in options.texts.items() if _folded(text) == _folded(piece) != ""}
-    if by_text:
+    if by_text := _with_text(piece, texts):
         return by_text
     if alone := _ALONE.fullmatch(piece):
-        return {alone[1].upper()} & set(options.letters)
+        return {alone[1].upper()} & set(letters)
     labelled = _LABELLED.fullmatch(piece)
-    if labelled is None:
+    if labelled is None or (letter := (labelled[1] or labelled[2]).upper()) not in letters:
         return set()
-    letter, rest = (labelled[1] or labelled[2]).upper(), labelled[3]
-    if letter not in options.letters:
-        return set()
-    other = {key for key, text in options.texts.items() if _folded(rest) and _folded(text) == _folded(rest)}
-    more = set()
-    for piece in _BETWEEN.split(rest)[1:]:
-        found = _ALONE.fullmatch(piece.strip()) or _BRACKETED.fullmatch(piece.strip())
-        if found and found[1].isupper():
-            more |= {found[1]} & set(options.letters)
-    return {letter} | other | more
+    chosen = {letter} | _with_text(labelled[3], texts)
+    for more in _BETWEEN.split(labelled[3])[1:]:
+        match = _ALONE.fullmatch(more.strip()) or _BRACKETED.fullmatch(more.strip())
+        if match and match[1].isupper():
+            chosen |= {match[1]} & set(letters)
+    return chosen
+
+
+def _with_text(text: str, texts: Mapping[str, str]) -> set[str]:
+    """Return the letters of the options with this text."""
+    folded = normalised(text, _FOLD)
+    return {letter for letter, option in texts.items() if folded and normalised(option, _FOLD) == folded}
 
 
 def _right(given: Any, letters: str, texts: Mapping[str, str], zero_based: bool) -> tuple[str, str]:
-    """The right letter, and the text that the ground truth gives with it."""
+    """Return the right letter, and the option's text that the ground truth gives with it."""
     if isinstance(given, int) and not isinstance(given, bool):
         position = given - (not zero_based)
         if 0 <= position < len(letters):
             return letters[position], ""
     text = str(given).strip()
-    by_text = [letter for letter, option in texts.items() if _folded(option) == _folded(text) != ""]
+    by_text = _with_text(text, texts)
     if len(by_text) == 1:
-        return by_text[0], ""
+        return by_text.pop(), ""
     if (alone := _ALONE.fullmatch(text)) and alone[1].upper() in letters:
         return alone[1].upper(), ""
     if (labelled := _LABELLED.fullmatch(text)) and (letter := (labelled[1] or labelled[2]).upper()) in letters:
         return letter, labelled[3].strip()
-    raise RewardError(f"choice_answer: the ground_truth {shown(text)} is none of {letters} and of the sample's options")
+    raise RewardError(f"choice_answer: the ground_truth {quoted(text)} is not a letter of {letters} nor an option")
 
 
 def _texts_of(sample: Any, letters: str) -> dict[str, str]:
-    """The texts of the options by their letters, as the sample names them."""
+    """Return the texts of the sample's options by their letters."""
     row = sample if isinstance(sample, Mapping) else {}
     given = row.get("choices", row.get("options"))
     if isinstance(given, Mapping) and "label" in given and "text" in given:
@@ -413,14 +381,9 @@ def _texts_of(sample: Any, letters: str) -> dict[str, str]:
     return {}
 
 
-def _folded(text: str) -> str:
-    return normalised(text, _FOLD)  # type: ignore[arg-type]
-
-
 MOST_ITEMS = 1_000
 _BULLET = re.compile(r"[ \t]*(?:[-*•‣–]|[0-9]{1,4}[.)])[ \t]+(\S.*)")
 _FENCE = re.compile(r"```[a-zA-Z]*[ \t]*\n(.*?)```", re.DOTALL)
-_QUOTES = ('"', "'", "`", "**", "“”")
 _LAST_AND = re.compile(r",?\s+(?:and|or)\s+", re.IGNORECASE)
 
 
@@ -434,54 +397,80 @@ def list_answer(
     partial: Literal["none", "recall", "f1", "jaccard"] = "none",
     normalise: tuple[Normalisation, ...] = ("strip", "nfkc", "casefold"),
 ) -> EvaluateResult:
-    """1 where the reply lists exactly the expected items; else 0, or a share where `partial` asks for one.
+    """1 if the reply lists exactly the expected items; else 0, or a share under `partial`.
 
     The list is a JSON array, lines with bullets or numbers, plain lines, or items between commas or semicolons (the
-    last one may follow an "and"). It is looked for in the last box, in `<answer>`, behind the last "the answer is", and
-    else in the whole reply. The score's parts are metrics: recall, precision, f1 and jaccard.
+    last one may follow an "and"). It is read from the last box, `<answer>`, the text after the last "the answer is", or
+    else the whole reply. The score's parts are metrics: recall, precision, f1 and jaccard.
 
     Args:
-        messages: the conversation; its last assistant message is read.
+        messages: the conversation; the last assistant message counts.
         ground_truth: a list, or a text that is read in the same way.
         ordered: the order counts. Items in order are then those of the longest common subsequence.
         duplicates: "count": an item that is expected twice is named twice; "ignore": once is as good as twice.
-        partial: what a list that is not right earns. "recall" pays a reply that lists everything it can think of; "f1"
-            and "jaccard" do not.
-        normalise: what is done to each item on both sides, in this order, as for `exact_answer`; "numbers" makes 1,000
-            and 1000.0 the same.
+        partial: the score of a list that is not right. "recall" pays a reply that lists everything it can think of;
+            "f1" and "jaccard" do not.
+        normalise: the steps for each item on both sides, as for `exact_answer`; "numbers" makes 1,000 and 1000.0 equal.
 
     Raises:
-        RewardError: there is no ground truth, so that the rollout is unscored.
+        RewardError: there is no ground truth: the rollout is unscored.
 
     Example:
         ```python
         list_answer(messages, ["red", "blue"])  # 1 for "Answer: Blue, red" and for "- red\\n- blue"
         ```
     """
-    given = needed(ground_truth, "list_answer")
+    given = require_truth(ground_truth, "list_answer")
     if isinstance(given, set | frozenset):
         given = sorted(given, key=str)
     wanted = given if isinstance(given, list | tuple) else read_list(str(given))
     if wanted is None or len(wanted) > MOST_ITEMS:
         raise RewardError(f"list_answer: the ground_truth is not a list of at most {MOST_ITEMS} items")
-    found = read_list(answer_region(last_answer(messages)))
-    if found is None:
+    reply = last_answer(messages)
+    boxed, (marked, mark) = _boxed(reply), _last_mark(reply)
+    listed = read_list(boxed.text if boxed and boxed.text else marked if mark else reply)
+    if listed is None:
         return EvaluateResult(score=0.0, reason="the reply lists nothing that can be read")
-    if len(found) > MOST_ITEMS:
-        return EvaluateResult(score=0.0, reason=f"the reply lists {len(found)} items; {MOST_ITEMS} are looked at")
-    expected, stated = ([_item(item, normalise) for item in items] for items in (wanted, found))
+    if len(listed) > MOST_ITEMS:
+        return EvaluateResult(score=0.0, reason=f"the reply lists {len(listed)} items; the limit is {MOST_ITEMS}")
+    expected, stated = (
+        [
+            normalised(item if isinstance(item, str) else json.dumps(item, sort_keys=True, default=str), normalise)
+            for item in items
+        ]
+        for items in (wanted, listed)
+    )
     if duplicates == "ignore":
         expected, stated = list(dict.fromkeys(expected)), list(dict.fromkeys(stated))
-    return _scored(expected, stated, ordered, partial)
+    common = _in_order(expected, stated) if ordered else sum((Counter(expected) & Counter(stated)).values())
+    is_right = common == len(expected) == len(stated)
+    recall = common / len(expected) if expected else float(not stated)
+    precision = common / len(stated) if stated else float(not expected)
+    union = len(expected) + len(stated) - common
+    shares = {
+        "recall": recall,
+        "precision": precision,
+        "f1": 2 * recall * precision / (recall + precision) if common else float(is_right),
+        "jaccard": common / union if union else 1.0,
+    }
+    reason = f"{common} of {len(expected)} expected items, among {len(stated)} listed{', in order' if ordered else ''}"
+    metrics = {name: MetricResult(score=share, reason=reason) for name, share in shares.items()}
+    return EvaluateResult(score=shares.get(partial, float(is_right)), reason=reason, metrics=metrics)
 
 
 def read_list(text: str) -> list[Any] | None:
-    """The items of a list in a text; None if there is none, or it is too long to be read."""
+    """Return the items of a list in a text; None if there is none, or it is too long to be read."""
     text = text.strip()
     if not text or len(text) > LONGEST:
         return None
-    if (items := _json_list(text)) is not None:
-        return items
+    # A JSON array: the text, its last code block, or its last bracket that opens a line.
+    candidates = [text, *_FENCE.findall(text)[-1:]]
+    if (opened := text.rfind("\n[")) >= 0 or (opened := text.find("[")) >= 0:
+        candidates.append(text[opened:].lstrip("\n")[: text.rfind("]") - opened + 1])
+    for candidate in candidates:
+        if candidate.strip().startswith("["):
+            with suppress(ValueError, RecursionError):
+                return list(json.loads(candidate))
     lines = [line for line in text.splitlines() if line.strip()]
     bullets: list[str] = []  # of the last block of them
     for line in reversed(lines):
@@ -499,25 +488,8 @@ def read_list(text: str) -> list[Any] | None:
     return [_bare(re.sub(r"^(?:and|or)\s+", "", piece.strip())) for piece in pieces if piece.strip()]
 
 
-def _scored(expected: Sequence[str], stated: Sequence[str], ordered: bool, partial: str) -> EvaluateResult:
-    common = _in_order(expected, stated) if ordered else sum((Counter(expected) & Counter(stated)).values())
-    is_right = common == len(expected) == len(stated)
-    recall = common / len(expected) if expected else float(not stated)
-    precision = common / len(stated) if stated else float(not expected)
-    union = len(expected) + len(stated) - common
-    shares = {
-        "recall": recall,
-        "precision": precision,
-        "f1": 2 * recall * precision / (recall + precision) if common else float(is_right),
-        "jaccard": common / union if union else 1.0,
-    }
-    reason = f"{common} of {len(expected)} expected items, among {len(stated)} listed{', in order' if ordered else ''}"
-    metrics = {name: MetricResult(score=share, reason=reason) for name, share in shares.items()}
-    return EvaluateResult(score=shares.get(partial, float(is_right)), reason=reason, metrics=metrics)
-
-
 def _in_order(left: Sequence[str], right: Sequence[str]) -> int:
-    """Length of the longest common subsequence."""
+    """Return the length of the longest common subsequence."""
     row = [0] * (len(right) + 1)
     for item in left:
         diagonal = 0
@@ -528,33 +500,10 @@ def _in_order(left: Sequence[str], right: Sequence[str]) -> int:
     return row[-1]
 
 
-def _json_list(text: str) -> list[Any] | None:
-    """The text, its last code block, or its last bracket that opens a line, as a JSON array."""
-    fenced = _FENCE.findall(text)
-    candidates = [text, *fenced[-1:]]
-    if (opened := text.rfind("\n[")) >= 0 or (opened := text.find("[")) >= 0:
-        candidates.append(text[opened:].lstrip("\n")[: text.rfind("]") - opened + 1])
-    for candidate in candidates:
-        if not candidate.strip().startswith("["):
-            continue
-        try:
-            read = json.loads(candidate)
-        except (ValueError, RecursionError):
-            continue
-        return list(read)
-    return None
-
-
 def _bare(item: str) -> str:
-    """An item without the quotes or bold marks around it, and without a comma behind it."""
+    """Return an item without the quotes or bold marks around it, and without a comma behind it."""
     item = item.strip().rstrip(",;").strip()
-    for quote in _QUOTES:
-        start, end = (quote[0], quote[-1]) if quote == "“”" else (quote, quote)
+    for start, end in (('"', '"'), ("'", "'"), ("`", "`"), ("**", "**"), ("“", "”")):
         if len(item) > len(start) + len(end) and item.startswith(start) and item.endswith(end):
             return item[len(start) : -len(end)].strip()
     return item
-
-
-def _item(item: Any, steps: tuple[Normalisation, ...]) -> str:
-    text = item if isinstance(item, str) else json.dumps(item, sort_keys=True, default=str)
-    return normalised(text, steps)

@@ -1,7 +1,7 @@
-"""Rewards made of rewards: a weighted mean, a gate, bounds, and the first that has an answer.
+"""Rewards made of rewards: a weighted mean, a gate, bounds, and the first that gives a score.
 
-Each part is a reward of any kind, with options and resources of its own, and sees the rollout as if it were alone. A
-part that is unscored leaves the whole unscored, except in `first_of`; a missing number is never taken for a zero.
+Each part is a reward of any kind, with options and resources of its own. An unscored part leaves the whole unscored,
+except in `first_of`; a missing number is never taken for a zero.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 from reward_kit.errors import ConfigError, InvalidResultError, RewardKitError
 from reward_kit.models import EvaluateResult, MetricResult, StepOutput
@@ -18,17 +18,19 @@ from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import RewardSpec, as_function, reward_spec
 
 Reward = Callable[..., Any]
-_THICKNESS: tuple[SandboxLevel | None, ...] = (None, "in_process", "warm", "isolated")
+Call = Callable[[str], Awaitable[EvaluateResult]]
+"""Call the part of this name on the rollout; an unscored part raises."""
+_LEVELS: tuple[SandboxLevel | None, ...] = (None, "in_process", "warm", "isolated")
 
 
 def weighted(id: str = "weighted", /, **parts: Reward | tuple[Reward, float]) -> Reward:
-    """The weighted mean of several rewards; each part's score is a metric of that name.
+    """Return the weighted mean of several rewards; each part's score is a metric of that name.
 
     Step outputs of the parts are added up by step, with the same weights.
 
     Args:
         id: names the reward in files.
-        parts: by name a reward, of weight 1, or a pair of reward and weight; weights are made to add up to 1.
+        parts: by name a reward, of weight 1, or a pair of reward and weight; weights are scaled to add up to 1.
 
     Raises:
         ConfigError: there are no parts, or a weight is negative, or all are 0.
@@ -51,18 +53,23 @@ def weighted(id: str = "weighted", /, **parts: Reward | tuple[Reward, float]) ->
 
     async def combine(call: Call) -> EvaluateResult:
         results = {name: await call(name) for name in weights}
+        steps: dict[str, float] = {}
+        for name, result in results.items():
+            for output in result.step_outputs or ():
+                index = str(output.step_index)
+                steps[index] = steps.get(index, 0.0) + weights[name] * output.base_reward
         return EvaluateResult(
             score=sum(weights[name] * result.score for name, result in results.items()),
             reason="; ".join(f"{name} {result.score:g} × {weights[name]:g}" for name, result in results.items()),
-            metrics=_metrics(results),
-            step_outputs=_summed(results, weights),
+            metrics={name: _metric(result) for name, result in results.items()},
+            step_outputs=[StepOutput(step_index=index, base_reward=reward) for index, reward in steps.items()] or None,
         )
 
     return combined(id, {name: reward for name, (reward, _) in pairs.items()}, combine)
 
 
 def gate(condition: Reward, reward: Reward, *, at_least: float = 1.0, id: str = "gate") -> Reward:
-    """`reward` where `condition` scores at least so much, else 0; `reward` is then not called at all.
+    """Return `reward` if `condition` scores `at_least` so much, else 0; `reward` is then not called at all.
 
     Example:
         ```python
@@ -74,16 +81,15 @@ def gate(condition: Reward, reward: Reward, *, at_least: float = 1.0, id: str = 
         first = await call("condition")
         if first.score < at_least:
             reason = f"the condition scores {first.score:g}, below {at_least:g}: {first.reason}"
-            return EvaluateResult(score=0.0, reason=reason, metrics=_metrics({"condition": first}))
+            return EvaluateResult(score=0.0, reason=reason, metrics={"condition": _metric(first)})
         result = await call("reward")
-        metrics = {**result.metrics, **_metrics({"condition": first})}
-        return result.model_copy(update={"metrics": metrics})
+        return result.model_copy(update={"metrics": {**result.metrics, "condition": _metric(first)}})
 
     return combined(id, {"condition": condition, "reward": reward}, combine)
 
 
 def clip(reward: Reward, low: float = 0.0, high: float = 1.0, *, id: str = "clip") -> Reward:
-    """A reward whose score is moved to the nearer bound where it lies outside of them.
+    """Return a reward whose score is moved to the nearer bound if it is outside of them.
 
     Raises:
         ConfigError: `low` is not below `high`.
@@ -99,9 +105,9 @@ def clip(reward: Reward, low: float = 0.0, high: float = 1.0, *, id: str = "clip
 
 
 def first_of(*rewards: Reward, id: str = "first_of") -> Reward:
-    """The first reward that gives a score; one that is unscored hands on to the next.
+    """Return the first reward that gives a score; an unscored one hands on to the next.
 
-    Such as an exact comparison where there is a ground truth, and a judge where there is none.
+    For example an exact comparison if there is a ground truth, and a judge if there is none.
     """
     if not rewards:
         raise ConfigError("first_of() needs at least one reward")
@@ -119,59 +125,55 @@ def first_of(*rewards: Reward, id: str = "first_of") -> Reward:
     return combined(id, dict(zip(names, rewards, strict=True)), combine)
 
 
-Call = Callable[[str], Awaitable[EvaluateResult]]
-"""Calls the part of this name on the rollout; what it leaves unscored is raised."""
-_Combine = Callable[[Call], Awaitable[EvaluateResult]]
-
-
-class _Parts(NamedTuple):
-    specs: Mapping[str, RewardSpec]
-    combine: _Combine
-
-
 class CombinedReward:
-    """The instance behind a combination: its parts, opened where the combination runs."""
+    """A reward made of others, which are opened where it runs."""
 
-    made_of: _Parts
+    made_of: Mapping[str, RewardSpec]
+    combine: Callable[[Call], Awaitable[EvaluateResult]]
 
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
         self._opened: dict[str, OpenReward] = {}
 
     async def open_parts(self, load: Callable[[str], Any], run: Caller) -> None:
-        """Open each part; what was opened is closed where one fails."""
+        """Open each part. Roll back on error."""
         async with AsyncExitStack() as stack:
-            for name, spec in self.made_of.specs.items():
-                opened = OpenReward(spec, loads_beside(spec, load), run)
+            for name, spec in self.made_of.items():
+                opened = OpenReward(spec, _loader_beside(spec, load), run)
                 await opened.open()
                 stack.push_async_callback(opened.close)
                 self._opened[name] = opened
             self._stack = stack.pop_all()
 
+    async def call_part(self, name: str, values: Mapping[str, Any]) -> EvaluateResult:
+        """Call a part with a copy of the rollout, so that no change reaches the others; a state is open once."""
+        copies = {key: value if key == "state" else copy.deepcopy(value) for key, value in values.items()}
+        return await self._opened[name].call(copies)
+
     async def score(self, **values: Any) -> EvaluateResult:
-        """The score of one rollout."""
+        """Return the result of one rollout."""
 
         async def call(name: str) -> EvaluateResult:
-            opened = self._opened[name]
-            result = await opened.call(copies(values))
+            result = await self.call_part(name, values)
             if result.error is not None or not result.is_score_valid:
-                raise InvalidResultError(f"{opened.spec.id} gave no valid score: {result.error or result.reason}")
+                problem = result.error or result.reason
+                raise InvalidResultError(f"{self.made_of[name].id} gave no valid score: {problem}")
             return result
 
-        return await self.made_of.combine(call)
+        return await self.combine(call)
 
     async def close(self) -> None:
         """Close the parts, last opened first."""
         await self._stack.aclose()
 
 
-def combined(id: str, parts: Mapping[str, Reward], combine: _Combine) -> Reward:
-    """A pointwise reward made of others.
+def combined(id: str, parts: Mapping[str, Reward], combine: Callable[[Call], Awaitable[EvaluateResult]]) -> Reward:
+    """Return a pointwise reward made of others.
 
     Args:
         id: names the reward in files.
-        parts: by name; each sees the rollout as if it were alone.
-        combine: the result of one rollout, from what the parts give when it calls them.
+        parts: by name.
+        combine: returns the result of one rollout; its argument calls a part by name on that rollout.
 
     Raises:
         ConfigError: a part is not a pointwise reward.
@@ -180,58 +182,39 @@ def combined(id: str, parts: Mapping[str, Reward], combine: _Combine) -> Reward:
     for name, spec in specs.items():
         if spec.mode == "batch":
             raise ConfigError(f"{id}: {name!r} is a batch reward; only pointwise rewards can be combined")
-    any_parameters = any(spec.parameters is None for spec in specs.values())
-    names = frozenset[str]().union(*(asked(spec) for spec in specs.values()))
-    kind = type(id, (CombinedReward,), {"made_of": _Parts(specs, combine)})
+    takes_any = any(spec.parameters is None for spec in specs.values())
     spec = RewardSpec(
-        function=kind,
+        function=type(id, (CombinedReward,), {"made_of": specs, "combine": staticmethod(combine)}),
         mode="pointwise",
         id=id,
         requirements=tuple(dict.fromkeys(text for spec in specs.values() for text in spec.requirements)),
         resources={},
-        parameters=None if any_parameters else names,
+        parameters=None if takes_any else frozenset[str]().union(*map(rollout_values, specs.values())),
         required=frozenset[str]().union(*(spec.required - spec.resources.keys() for spec in specs.values())),
         is_async=True,
         _converters={},
-        sandbox=max((spec.sandbox for spec in specs.values()), key=_THICKNESS.index),
+        sandbox=max((spec.sandbox for spec in specs.values()), key=_LEVELS.index),
     )
     return as_function(spec)
 
 
-def loads_beside(spec: RewardSpec, load: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A part's references are relative to its own file, wherever the combination was written."""
+def _loader_beside(spec: RewardSpec, load: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Resolve a part's references relative to its own file."""
     if spec.origin is None:
         return load
     folder = spec.origin.file.parent
     return lambda reference: load(str(folder / reference) if ".py:" in reference else reference)
 
 
-def asked(spec: RewardSpec) -> frozenset[str]:
-    """The rollout's values that a reward wants; its options and resources are its own."""
+def rollout_values(spec: RewardSpec) -> frozenset[str]:
+    """Return the values of the rollout that a reward takes, without its options and resources."""
     return (spec.parameters or frozenset()) - spec.resources.keys() - spec.options.keys()
 
 
-def copies(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What one part may change without the others seeing it; a state is open once, and shared."""
-    return {name: value if name == "state" else copy.deepcopy(value) for name, value in values.items()}
-
-
-def _metrics(results: Mapping[str, EvaluateResult]) -> dict[str, MetricResult]:
-    """Each part's score as a metric, which lies in [0, 1]; what lies outside is in the reason."""
-    return {
-        name: MetricResult(
-            score=min(max(result.score, 0.0), 1.0),
-            reason=result.reason or "" if 0 <= result.score <= 1 else f"scores {result.score:g}: {result.reason or ''}",
-        )
-        for name, result in results.items()
-    }
-
-
-def _summed(results: Mapping[str, EvaluateResult], weights: Mapping[str, float]) -> list[StepOutput] | None:
-    """The parts' step outputs added up by step, in the order of first mention; None where no part has any."""
-    total: dict[str, float] = {}
-    for name, result in results.items():
-        for output in result.step_outputs or ():
-            index = str(output.step_index)
-            total[index] = total.get(index, 0.0) + weights[name] * output.base_reward
-    return [StepOutput(step_index=index, base_reward=reward) for index, reward in total.items()] or None
+def _metric(result: EvaluateResult) -> MetricResult:
+    """Return a part's score as a metric in [0, 1]; the reason gives a score outside."""
+    reason = result.reason or ""
+    return MetricResult(
+        score=min(max(result.score, 0.0), 1.0),
+        reason=reason if 0 <= result.score <= 1 else f"scores {result.score:g}: {reason}",
+    )

@@ -1,4 +1,4 @@
-"""`final_state_matches`: did the agent leave the world as it should be? Nothing that it says counts."""
+"""`final_state_matches`: is the resource in the expected state? The agent's words do not count."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from reward_kit.errors import ConfigError, EnvironmentFailure, RewardError, did_
 from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.rewards.json_answers import Comparing, as_json, difference, in_short, read_json
 from reward_kit.rewards.option_types import Closeness, check_closeness
-from reward_kit.rewards.replies import needed, shown, truncate
-from reward_kit.rewards.sql import QueryResult, same_rows
+from reward_kit.rewards.replies import excerpt, quoted, require_truth
+from reward_kit.rewards.sql import QueryResult, row_key, same_rows
 from reward_kit.typed_interface import reward_function
 
 _MOST_METRICS = 100
@@ -35,7 +35,7 @@ def final_state_matches(
     globs: bool = False,
     texts: Literal["exact", "lines"] = "exact",
 ) -> EvaluateResult:
-    """1 where the resource's final state is the expected one, else 0, or the share of things that `partial` asks for.
+    """1 if the resource's final state is the expected one, else 0, or under `partial` the share of things.
 
     The ground truth has the form that fits the state; a text is read as JSON text. It runs in the sandbox, since a
     database's views are the agent's.
@@ -51,19 +51,18 @@ def final_state_matches(
         messages: the conversation; it is not read.
         state: the final state.
         ground_truth: as above.
-        match: "equal": JSON values are equal, no file is there besides, each table has these rows and no others;
+        match: "equal": JSON values are equal, there is no other file, each table has these rows and no others;
             "subset": objects may have further fields, folders further files, tables further rows; "paths" is for JSON.
-            A mapping gives each resource of a composite its own. Tables, and resources, that are not named are not
-            compared.
-        partial: "things" pays the share of things that are right. A file that should not be there counts as a thing.
-        tolerance: how far numbers may lie apart, relative or absolute.
+            A mapping gives each resource of a composite its own. Other tables and resources are not compared.
+        partial: "things" pays the share of things that are right. An unexpected file counts as a thing.
+        tolerance: the largest distance of numbers, relative or absolute.
         ordered: rows must come in the expected order; a table has none, so give a query with ORDER BY.
         globs: paths are patterns, `*` within a folder and `**` across: at least one file matches, and each has that
             content; for null none matches.
-        texts: "lines" overlooks blanks at the ends of lines and empty lines at the end of a file.
+        texts: "lines" ignores blanks at the ends of lines and empty lines at the end of a file.
 
     Raises:
-        RewardError: there is no final state or ground truth, or the ground truth does not fit it: it is unscored.
+        RewardError: there is no final state or ground truth, or they do not fit: the rollout is unscored.
         ConfigError: the tolerance is below 0.
 
     Example:
@@ -72,7 +71,7 @@ def final_state_matches(
         ```
     """
     check_closeness(tolerance)
-    expected = needed(ground_truth, "final_state_matches")
+    expected = require_truth(ground_truth, "final_state_matches")
     if state is None:
         raise RewardError("final_state_matches: the episode has no final state")
     try:
@@ -80,13 +79,35 @@ def final_state_matches(
         expected = expected if isinstance(state, SqliteState | CompositeState) else as_json(expected)
     except ValueError as error:
         raise RewardError(f"final_state_matches: the ground_truth cannot be read: {error}") from None
-    how = Checking("equal", tolerance, ordered, globs, texts)
-    return _result(list(_findings(expected, state, how, match)), partial)
+    findings = list(_compare(expected, state, Checking("equal", tolerance, ordered, globs, texts), match))
+    if not findings:
+        raise RewardError("final_state_matches: the ground_truth names nothing to compare")
+    wrong = [finding for finding in findings if finding.problem]
+    right = len(findings) - len(wrong)
+    reason = f"{right} of {len(findings)} things are as expected"
+    if wrong:
+        reason += f"; {quoted(wrong[0].name)}: {wrong[0].problem}"
+    metrics = {
+        excerpt(name, 200): MetricResult(score=float(not problem), reason=problem or "as expected")
+        for name, problem in findings[:_MOST_METRICS]
+    }
+    score = right / len(findings) if partial == "things" else float(not wrong)
+    return EvaluateResult(score=score, reason=reason, metrics=metrics)
 
 
-def _findings(expected: Any, state: Any, how: Checking, match: Match | dict[str, Match]) -> Iterator[StateMismatch]:
+def _compare(expected: Any, state: Any, how: Checking, match: Match | dict[str, Match]) -> Iterator[StateMismatch]:
     if isinstance(state, CompositeState):
-        yield from _of_parts(expected, state, how, match)
+        if not isinstance(expected, Mapping):
+            raise RewardError(
+                f"final_state_matches: several resources are expected by name, not as {kind_of(expected)}"
+            )
+        for name in (*expected, *(match if isinstance(match, dict) else ())):
+            if name not in state:
+                raise RewardError(f"final_state_matches: no resource is named {name!r}{did_you_mean(str(name), state)}")
+        for name, part in expected.items():
+            own: Match = match.get(name, "equal") if isinstance(match, dict) else match
+            for finding in _compare(part, state[name], how, own):
+                yield StateMismatch(f"{name}: {finding.name}", finding.problem)
         return
     if isinstance(match, dict):
         raise ConfigError("final_state_matches: `match` by name is for a task with several resources")
@@ -94,53 +115,27 @@ def _findings(expected: Any, state: Any, how: Checking, match: Match | dict[str,
     if match == "paths" and isinstance(state, FilesState | SqliteState):
         raise ConfigError('final_state_matches: match="paths" is for JSON states; this one has paths or tables already')
     if isinstance(state, FilesState):
-        yield from file_findings(expected, state, how)
+        yield from _compare_files(expected, state, how)
     elif isinstance(state, SqliteState):
-        yield from table_findings(expected, state, how)
+        if not isinstance(expected, Mapping):
+            problem = f"rows are expected as {{table or query: rows}}, not {kind_of(expected)}"
+            raise RewardError(f"final_state_matches: {problem}")
+        for source, rows in expected.items():
+            yield StateMismatch(source, _rows_problem(source, rows, state, how))
     else:
-        yield from json_findings(expected, state, how)
-
-
-def _of_parts(
-    expected: Any, state: CompositeState, how: Checking, match: Match | dict[str, Match]
-) -> Iterator[StateMismatch]:
-    if not isinstance(expected, Mapping):
-        raise RewardError(f"final_state_matches: several resources are expected by name, not as {kind_of(expected)}")
-    for name in (*expected, *(match if isinstance(match, dict) else ())):
-        if name not in state:
-            raise RewardError(f"final_state_matches: no resource is named {name!r}{did_you_mean(str(name), state)}")
-    for name, part in expected.items():
-        own: Match = match.get(name, "equal") if isinstance(match, dict) else match
-        findings = _findings(part, state[name], how, own)
-        yield from (StateMismatch(f"{name}: {found.name}", found.problem) for found in findings)
-
-
-def _result(findings: list[StateMismatch], partial: str) -> EvaluateResult:
-    if not findings:
-        raise RewardError("final_state_matches: the ground_truth names nothing to compare")
-    wrong = [finding for finding in findings if finding.problem]
-    right = len(findings) - len(wrong)
-    reason = f"{right} of {len(findings)} things are as expected"
-    if wrong:
-        reason += f"; {shown(wrong[0].name)}: {wrong[0].problem}"
-    metrics = {
-        truncate(name, 200): MetricResult(score=float(not problem), reason=problem or "as expected")
-        for name, problem in findings[:_MOST_METRICS]
-    }
-    score = right / len(findings) if partial == "things" else float(not wrong)
-    return EvaluateResult(score=score, reason=reason, metrics=metrics)
+        yield from _compare_json(expected, state, how)
 
 
 MOST_ROWS: Final = 100_000
-"""Rows of a table or query that are looked at."""
+"""Rows of a table or query."""
 _CELL_TYPES = (int, float, str, bytes, type(None))
 _AUTHORS_MISTAKE: Final = re.compile(r'.{,30}state: (?:near "|incomplete input|unrecognized token|You can)')
-"""What the agent's tables and views cannot bring about, since SQLite has read them before."""
+"""Errors that the agent's tables and views cannot cause, since SQLite has read them before."""
 _QUERY: Final = re.compile(r"\s*(?:\(|--|/\*|(?:select|with|values)\b\s*\S)", re.IGNORECASE | re.DOTALL)
 
 
 class Checking(NamedTuple):
-    """How states are compared; see `final_state_matches` for what each means."""
+    """The rules of comparing states; see `final_state_matches`."""
 
     match: Match = "equal"
     tolerance: float = 0.0
@@ -150,60 +145,50 @@ class Checking(NamedTuple):
 
 
 class StateMismatch(NamedTuple):
-    """One thing that was compared; `problem` says what is wrong with it, "" where it is right."""
+    """A compared thing and its problem, "" if it is right."""
 
     name: str
     problem: str
 
 
-def json_findings(expected: Any, found: Any, how: Checking) -> Iterator[StateMismatch]:
-    """A JSON state as a whole, or the values at JSON pointers (RFC 6901)."""
+def _compare_json(expected: Any, state: Any, how: Checking) -> Iterator[StateMismatch]:
+    """Compare a JSON state as a whole, or the values at JSON pointers (RFC 6901)."""
     try:
-        as_json(found)
+        as_json(state)
     except ValueError as error:
         yield StateMismatch("state", f"the state cannot be compared: {error}")
         return
     comparing = Comparing(how.tolerance, subset=how.match == "subset")
     if how.match != "paths":
-        yield StateMismatch("state", difference(expected, found, comparing).removeprefix(": ").lstrip())
+        yield StateMismatch("state", difference(expected, state, comparing).removeprefix(": ").lstrip())
         return
     if not isinstance(expected, Mapping):
         raise RewardError('final_state_matches: with match="paths" the ground_truth is {"/a/0/b": value}')
     for pointer, value in expected.items():
-        is_there, at_pointer = _follow(found, pointer)
+        is_there, at_pointer = _follow(state, pointer)
         problem = difference(value, at_pointer, comparing) if is_there else f": {in_short(value)} is expected, missing"
         yield StateMismatch(pointer, problem.removeprefix(": ").lstrip())
 
 
-def file_findings(expected: Any, found: FilesState, how: Checking) -> Iterator[StateMismatch]:
-    """Files by path or pattern; where sets are compared, also those that nothing speaks of."""
+def _compare_files(expected: Any, state: FilesState, how: Checking) -> Iterator[StateMismatch]:
+    """Compare files by path or pattern, and under "equal" find those that are not expected."""
     if not isinstance(expected, Mapping):
         raise RewardError(f"final_state_matches: files are expected as {{path: text}}, not as {kind_of(expected)}")
-    spoken_of: set[str] = set()
+    known: set[str] = set()
     for path, content in expected.items():
-        places = [path] if path in found else []
-        if how.globs and not places:
-            places = [place for place in found if _matches(path.split("/"), place.split("/"))]
-        spoken_of.update(places)
-        yield StateMismatch(path, _file_problem(content, {place: found[place] for place in places}, how))
+        paths = [path] if path in state else []
+        if how.globs and not paths:
+            paths = [file for file in state if _matches(path.split("/"), file.split("/"))]
+        known.update(paths)
+        yield StateMismatch(path, _file_problem(content, {file: state[file] for file in paths}, how))
     if how.match == "equal":
-        if not expected and not found:
+        if not expected and not state:
             yield StateMismatch("files", "")
-        yield from (StateMismatch(place, "this file is not expected") for place in found if place not in spoken_of)
-
-
-def table_findings(expected: Any, found: SqliteState, how: Checking) -> Iterator[StateMismatch]:
-    """The rows of tables and of queries."""
-    if not isinstance(expected, Mapping):
-        raise RewardError(
-            f"final_state_matches: rows are expected as {{table or query: rows}}, not {kind_of(expected)}"
-        )
-    for source, rows in expected.items():
-        yield StateMismatch(source, _rows_problem(source, rows, found, how))
+        yield from (StateMismatch(file, "this file is not expected") for file in state if file not in known)
 
 
 def _follow(value: Any, pointer: str) -> tuple[bool, Any]:
-    """Whether a JSON pointer leads somewhere, and where to."""
+    """Report whether a JSON pointer leads to a value, and return that."""
     if pointer and not pointer.startswith("/"):
         raise RewardError(
             f"final_state_matches: {pointer!r} is not a JSON pointer; write '/a/0/b', or '' for the whole"
@@ -221,56 +206,50 @@ def _follow(value: Any, pointer: str) -> tuple[bool, Any]:
     return True, value
 
 
-def _file_problem(content: Any, found: Mapping[str, str | bytes], how: Checking) -> str:
-    if content is None:
-        return f"{shown(next(iter(found)))} is there, and no such file is expected" if found else ""
-    if not found:
+def _file_problem(expected: Any, files: Mapping[str, str | bytes], how: Checking) -> str:
+    if expected is None:
+        return f"{quoted(next(iter(files)))} is there, and no such file is expected" if files else ""
+    if not files:
         return "no such file is there"
-    if content is True:
+    if expected is True:
         return ""
-    wanted = _content(content)
-    for place, text in found.items():
-        if isinstance(wanted, bytes) and isinstance(text, str):
-            text = text.encode("utf-8", "surrogatepass")
-        if _as_read(text, how.texts) != _as_read(wanted, how.texts):
-            return f"{shown(place)} holds {_excerpt(text, wanted)}"
+    wanted: str | bytes
+    if isinstance(expected, str):
+        wanted = expected
+    elif isinstance(expected, Mapping) and expected.keys() == {"base64"}:
+        try:
+            wanted = base64.b64decode(expected["base64"], validate=True)
+        except (ValueError, TypeError):
+            raise RewardError("final_state_matches: an expected file's base64 cannot be decoded") from None
+    else:
+        raise RewardError(
+            f"final_state_matches: a file is expected as {kind_of(expected)}; write its text, null for none, true for "
+            'any content, or {"base64": …}'
+        )
+
+    def as_read(content: str | bytes) -> str | bytes:
+        if how.texts == "exact" or isinstance(content, bytes):
+            return content
+        return "\n".join(line.rstrip() for line in content.split("\n")).rstrip("\n")
+
+    for path, content in files.items():
+        if isinstance(wanted, bytes) and isinstance(content, str):
+            content = content.encode("utf-8", "surrogatepass")
+        if as_read(content) == as_read(wanted):
+            continue
+        if isinstance(content, bytes) or isinstance(wanted, bytes):
+            sizes = f"{kind_of(content)} of length {len(content)}, expected {kind_of(wanted)} of length {len(wanted)}"
+            return f"{quoted(path)} holds {sizes}"
+        lines, others = content.splitlines(keepends=True), wanted.splitlines(keepends=True)
+        for number, (line, other) in enumerate(zip(lines, others, strict=False), start=1):
+            if line != other:
+                return f"{quoted(path)} holds {quoted(line)} in line {number}, expected {quoted(other)}"
+        return f"{quoted(path)} holds {len(lines)} lines, expected {len(others)}"
     return ""
 
 
-def _content(content: Any) -> str | bytes:
-    if isinstance(content, str):
-        return content
-    if isinstance(content, Mapping) and content.keys() == {"base64"}:
-        try:
-            return base64.b64decode(content["base64"], validate=True)
-        except (ValueError, TypeError):
-            raise RewardError("final_state_matches: an expected file's base64 cannot be decoded") from None
-    raise RewardError(
-        f"final_state_matches: a file is expected as {kind_of(content)}; write its text, null for none, true for any "
-        'content, or {"base64": …}'
-    )
-
-
-def _as_read(content: str | bytes, texts: str) -> str | bytes:
-    """With "lines", a text without blanks at the ends of lines and without empty lines at its end."""
-    if texts == "exact" or isinstance(content, bytes):
-        return content
-    return "\n".join(line.rstrip() for line in content.split("\n")).rstrip("\n")
-
-
-def _excerpt(found: str | bytes, wanted: str | bytes) -> str:
-    """The first line in which two contents differ."""
-    if isinstance(found, bytes) or isinstance(wanted, bytes):
-        return f"{kind_of(found)} of length {len(found)}, expected {kind_of(wanted)} of length {len(wanted)}"
-    pairs = zip(found.splitlines(keepends=True), wanted.splitlines(keepends=True), strict=False)
-    for number, (line, other) in enumerate(pairs, start=1):
-        if line != other:
-            return f"{shown(line)} in line {number}, expected {shown(other)}"
-    return f"{len(found.splitlines())} lines, expected {len(wanted.splitlines())}"
-
-
 def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
-    """Whether a path matches segment by segment; `**` stands for any number of folders."""
+    """Report whether a path matches segment by segment; `**` stands for any number of folders."""
     reached = {0}
     for part in pattern:
         if part == "**":
@@ -280,35 +259,41 @@ def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
     return len(path) in reached
 
 
-def _rows_problem(source: str, rows: Any, found: SqliteState, how: Checking) -> str:
+def _rows_problem(source: str, rows: Any, state: SqliteState, how: Checking) -> str:
     wanted, columns = _wanted_rows(source, rows)
-    names = ", ".join(map(_quoted, columns)) or "*"
-    inner = f"({source.strip().rstrip(';')}\n)" if _QUERY.match(source) else _quoted(source)
+
+    def backticked(name: str) -> str:  # in double quotes SQLite takes an unknown name for a text
+        return "`" + name.replace("`", "``") + "`"
+
+    names = ", ".join(map(backticked, columns)) or "*"
+    inner = f"({source.strip().rstrip(';')}\n)" if _QUERY.match(source) else backticked(source)
     try:  # a view without end is cut off
-        got = found.query(f"SELECT {names} FROM {inner} LIMIT {MOST_ROWS + 1}")
+        got = state.query(f"SELECT {names} FROM {inner} LIMIT {MOST_ROWS + 1}")
     except EnvironmentFailure as error:
         if _AUTHORS_MISTAKE.match(str(error)):
             raise RewardError(f"final_state_matches: {error}") from None
-        return f"the rows cannot be read: {truncate(str(error), 120)}"
+        return f"the rows cannot be read: {excerpt(str(error), 120)}"
     if len(got) > MOST_ROWS:
         return f"there are more than {MOST_ROWS:,} rows"
-    missing = Counter(map(_key, wanted)) - Counter(map(_key, got))
+    expected_rows, given_rows = Counter(map(row_key, wanted)), Counter(map(row_key, got))
+    missing = expected_rows - given_rows
     if how.match == "subset":
         if how.tolerance or how.ordered:
             raise RewardError('final_state_matches: rows with match="subset" have neither tolerance nor order')
-        return f"there is no row {_shown_row(next(row for row in wanted if _key(row) in missing))}" if missing else ""
+        first = next((row for row in wanted if row_key(row) in missing), None)
+        return "" if first is None else f"there is no row {_shown_row(first)}"
     width = len(wanted[0]) if wanted else len(got[0]) if got else 0
     result = QueryResult(len(got[0]) if got else width, got)
     if not same_rows([QueryResult(width, wanted)], result, how.ordered, "in_order", how.tolerance):
         return ""
-    extra = Counter(map(_key, got)) - Counter(map(_key, wanted))
-    problems = [f"no row {_shown_row(row)} is there" for row in wanted if _key(row) in missing][:1]
-    problems += [f"the row {_shown_row(row)} is not expected" for row in got if _key(row) in extra][:1]
+    extra = given_rows - expected_rows
+    problems = [f"no row {_shown_row(row)} is there" for row in wanted if row_key(row) in missing][:1]
+    problems += [f"the row {_shown_row(row)} is not expected" for row in got if row_key(row) in extra][:1]
     return "; ".join(problems) or "the rows are in another order"
 
 
 def _wanted_rows(source: str, rows: Any) -> tuple[list[tuple[Any, ...]], list[str]]:
-    """The expected rows, and their columns where they name them."""
+    """Return the expected rows, and their columns if they name them."""
     if not isinstance(rows, list | tuple) or not all(isinstance(row, list | tuple | Mapping) for row in rows):
         raise RewardError(f"final_state_matches: the rows of {source!r} are a list of lists, or of objects by column")
     columns = list(rows[0]) if rows and isinstance(rows[0], Mapping) else []
@@ -316,23 +301,13 @@ def _wanted_rows(source: str, rows: Any) -> tuple[list[tuple[Any, ...]], list[st
         (list(row) != columns and set(row) != set(columns)) if isinstance(row, Mapping) else columns for row in rows
     ):
         raise RewardError(f"final_state_matches: the rows of {source!r} do not all name the same columns")
-    found = [tuple(row[column] for column in columns) if columns else tuple(row) for row in rows]
-    if len({len(row) for row in found}) > 1:
+    wanted = [tuple(row[column] for column in columns) if columns else tuple(row) for row in rows]
+    if len({len(row) for row in wanted}) > 1:
         raise RewardError(f"final_state_matches: the rows of {source!r} are not of one length")
-    for cell in (cell for row in found for cell in row):
+    for cell in (cell for row in wanted for cell in row):
         if isinstance(cell, bool) or not isinstance(cell, _CELL_TYPES):
             raise RewardError(f"final_state_matches: a row of {source!r} holds {kind_of(cell)}; SQLite has 0 and 1")
-    return found, columns
-
-
-def _quoted(name: str) -> str:
-    """A name in backticks: in double quotes SQLite takes an unknown one for a text."""
-    return "`" + name.replace("`", "``") + "`"
-
-
-def _key(row: Sequence[Any]) -> tuple[Any, ...]:
-    """A row as a key: 1 and 1.0 are the same, "1" is not."""
-    return tuple(("number" if isinstance(cell, int | float) else type(cell).__name__, cell) for cell in row)
+    return wanted, columns
 
 
 def _shown_row(row: Sequence[Any]) -> str:

@@ -21,7 +21,7 @@ from reward_kit.rewards.replies import (
     lines_without_code,
     own_messages,
     passed,
-    shown,
+    quoted,
     word_count,
 )
 from reward_kit.typed_interface import reward_function
@@ -52,18 +52,18 @@ def tag_format(
     partial: bool = False,
     turns: Literal["last", "all"] = "last",
 ) -> EvaluateResult:
-    """1 where each tag stands exactly once, in order, closed, not in another one, and nothing stands outside.
+    """1 if each tag stands exactly once, in order, closed, not in another one, and nothing stands outside.
 
-    The format reward of DeepSeek-R1 (2025) without the gaps of its usual regular expression: a tag that is repeated, or
-    that stands in the content of one, even as a quotation, is wrong. A tag is `<think>` to the letter: other case,
-    attributes and blanks make it plain text. It says nothing of whether the answer is right: put it before a `gate`.
+    The format reward of DeepSeek-R1 (2025) without the gaps of its usual regular expression: a repeated tag, or one
+    within the content of a tag, even as a quotation, is wrong. A tag is `<think>` to the letter: other case, attributes
+    and blanks make it plain text. It does not judge the answer: put it before a `gate`.
 
     Args:
-        messages: the conversation; what the provider set apart as `reasoning_content` is not read.
-        assistant_turns: the positions of the agent's own messages; left out, every assistant message is one.
-        tags: their names, in the order in which they must stand.
+        messages: the conversation, without `reasoning_content`.
+        assistant_turns: the positions of the agent's own messages; by default all assistant messages.
+        tags: their names, in order.
         allow_outside: text may stand before, between and after them.
-        allow_empty: one may hold nothing that can be seen.
+        allow_empty: a tag may have no visible content.
         strict_lines: each tag stands alone on its line.
         partial: earn the share of what is right: each tag that is right by itself and behind those before it, and, once
             all are, that nothing stands outside. Tags without order or content earn nothing.
@@ -83,15 +83,15 @@ def tag_format(
     own = own_messages(messages, assistant_turns)
     if not own:
         return passed(False, "there is no reply")
-    found = [_score_of(message.text, rules, partial) for message in (own if turns == "all" else own[-1:])]
+    verdicts = [_score_tags(message.text, rules, partial) for message in (own if turns == "all" else own[-1:])]
     if turns == "last":
-        return EvaluateResult(score=found[-1][0], reason=found[-1][1])
-    steps = [StepOutput(step_index=index, base_reward=score, reason=why) for index, (score, why) in enumerate(found)]
-    wrong = [index for index, (score, _) in enumerate(found) if score < 1.0]
-    reason = f"{len(wrong)} of {len(found)} messages are wrong"
+        return EvaluateResult(score=verdicts[-1][0], reason=verdicts[-1][1])
+    steps = [StepOutput(step_index=index, base_reward=score, reason=why) for index, (score, why) in enumerate(verdicts)]
+    wrong = [why for score, why in verdicts if score < 1.0]
+    reason = f"{len(wrong)} of {len(verdicts)} messages are wrong"
     return EvaluateResult(
-        score=sum(score for score, _ in found) / len(found),
-        reason=f"{reason}; the first: {found[wrong[0]][1]}" if wrong else reason,
+        score=sum(score for score, _ in verdicts) / len(verdicts),
+        reason=f"{reason}; the first: {wrong[0]}" if wrong else reason,
         step_outputs=steps if assistant_turns is not None else None,
     )
 
@@ -114,14 +114,14 @@ def regex_format(
     strip: bool = True,
     of: Part = "whole",
 ) -> EvaluateResult:
-    r"""1 where the agent's last message fits a regular expression of Python's `re`, else 0.
+    r"""1 if the agent's last message fits a regular expression of Python's `re`, else 0.
 
-    An expression that backtracks takes forever on a text made for it, so a task runs this reward in the sandbox with
-    its limits; a reply on which a limit is reached is unscored. A call by hand has no limit.
+    Backtracking takes forever on a text made for it, so a task runs this reward in the sandbox with its limits; a reply
+    that reaches a limit is unscored. A direct call has no limit.
 
     Args:
         messages: the conversation.
-        assistant_turns: the positions of the agent's own messages; left out, every assistant message is one.
+        assistant_turns: the positions of the agent's own messages; by default all assistant messages.
         pattern: the expression.
         where: "whole": it fits from the first to the last character; "found": it fits somewhere.
         flags: of `re`, by name.
@@ -129,7 +129,7 @@ def regex_format(
         of: the "whole" reply, its "thought", or its "answer".
 
     Raises:
-        ConfigError: the pattern is empty or no regular expression.
+        ConfigError: the pattern is empty or not a regular expression.
 
     Example:
         ```python
@@ -142,11 +142,8 @@ def regex_format(
     if not text.strip():
         return passed(False, "there is no reply")
     fits = (expression.fullmatch(text) if where == "whole" else expression.search(text)) is not None
-    verb = "fits" if where == "whole" else "holds a match of"
-    return passed(fits, f"{shown(text)} {verb if fits else 'does not ' + _PLAIN[where]} {shown(pattern)}")
-
-
-_PLAIN = {"whole": "fit", "found": "hold a match of"}
+    verbs = ("fits", "does not fit") if where == "whole" else ("holds a match of", "does not hold a match of")
+    return passed(fits, f"{quoted(text)} {verbs[not fits]} {quoted(pattern)}")
 
 
 class _Rules(NamedTuple):
@@ -157,24 +154,29 @@ class _Rules(NamedTuple):
 
 
 class _Tag(NamedTuple):
-    """A tag in a text: its position among all of them, and where it begins and ends."""
+    """A tag in a text: its position among all of them, its start and its end."""
 
-    place: int
+    order: int
     start: int
     end: int
 
+    def is_alone(self, text: str) -> bool:
+        """Report whether the tag stands alone on its line."""
+        before, after = text[: self.start].rpartition("\n")[2], text[self.end :].partition("\n")[0]
+        return not before.strip() and not after.strip()
 
-def _score_of(text: str, rules: _Rules, partial: bool) -> tuple[float, str]:
-    """The score of one message, and the first thing that is wrong with it."""
-    found: dict[str, list[_Tag]] = {mark + name: [] for name in rules.tags for mark in ("", "/")}
+
+def _score_tags(text: str, rules: _Rules, partial: bool) -> tuple[float, str]:
+    """Return the score of one message, and the first fault in it."""
+    tags: dict[str, list[_Tag]] = {mark + name: [] for name in rules.tags for mark in ("", "/")}
     names = "|".join(re.escape(name) for name in rules.tags)
-    for place, match in enumerate(re.finditer(f"<(/?(?:{names}))>", text)):
-        found[match[1]].append(_Tag(place, *match.span()))
+    for index, match in enumerate(re.finditer(f"<(/?(?:{names}))>", text)):
+        tags[match[1]].append(_Tag(index, *match.span()))
     right, fault, behind, outside = 0, "", 0, []
     for name in rules.tags:
-        problem = _fault(text, name, found, behind, rules)
+        problem = _fault(text, name, tags, behind, rules)
         if not problem:
-            (begins,), (ends,) = found[name], found[f"/{name}"]
+            (begins,), (ends,) = tags[name], tags[f"/{name}"]
             outside.append(text[behind : begins.start])
             right, behind = right + 1, ends.end
         fault = fault or problem
@@ -182,33 +184,28 @@ def _score_of(text: str, rules: _Rules, partial: bool) -> tuple[float, str]:
     if right == len(rules.tags):
         if rules.allow_outside or not rest:
             return 1.0, "every tag stands as it must"
-        fault = f"{shown(rest)} stands outside of the tags"
+        fault = f"{quoted(rest)} stands outside of the tags"
     return right / (len(rules.tags) + (not rules.allow_outside)) if partial else 0.0, fault
 
 
-def _fault(text: str, name: str, found: dict[str, list[_Tag]], behind: int, rules: _Rules) -> str:
-    """What is wrong with a tag; "" where nothing is."""
+def _fault(text: str, name: str, tags: Mapping[str, list[_Tag]], behind: int, rules: _Rules) -> str:
+    """Return the fault of a tag, or ""."""
     for key in (name, f"/{name}"):
-        if len(found[key]) != 1:
-            return f"<{key}> stands {len(found[key])} times and not once"
-    (begins,), (ends,) = found[name], found[f"/{name}"]
-    if ends.place < begins.place:
+        if len(tags[key]) != 1:
+            return f"<{key}> stands {len(tags[key])} times and not once"
+    (begins,), (ends,) = tags[name], tags[f"/{name}"]
+    if ends.order < begins.order:
         return f"</{name}> stands before <{name}>"
-    if ends.place != begins.place + 1:
+    if ends.order != begins.order + 1:
         return f"another tag stands inside of <{name}>"
     if begins.start < behind:
         return f"<{name}> stands before the tag that it must follow"
     content = text[begins.end : ends.start]
     if not rules.allow_empty and not any(char.isprintable() and not char.isspace() for char in content):
         return f"<{name}> is empty"
-    if rules.strict_lines and not (_is_alone(text, begins) and _is_alone(text, ends)):
+    if rules.strict_lines and not (begins.is_alone(text) and ends.is_alone(text)):
         return f"<{name}> or its end does not stand alone on its line"
     return ""
-
-
-def _is_alone(text: str, tag: _Tag) -> bool:
-    before, after = text[: tag.start].rpartition("\n")[2], text[tag.end :].partition("\n")[0]
-    return not before.strip() and not after.strip()
 
 
 def _compiled(pattern: str, flags: Sequence[Flag]) -> re.Pattern[str]:
@@ -220,7 +217,7 @@ def _compiled(pattern: str, flags: Sequence[Flag]) -> re.Pattern[str]:
         raise ConfigError(f"option 'pattern': {pattern!r} is not a regular expression: {error}") from None
 
 
-# Written without blanks, so that words have no ends that could be seen: Thai to Khmer, kana, Han.
+# Written without blanks, so that words have no visible ends: Thai to Khmer, kana, Han.
 _UNSPACED = (range(0x0E00, 0x0F00), range(0x1000, 0x10A0), range(0x1780, 0x1800), range(0x3040, 0xA000))
 
 
@@ -242,17 +239,15 @@ def contains_all(
     partial: bool = False,
     of: Part = "answer",
 ) -> EvaluateResult:
-    """1 where the agent's last message holds every keyword, else 0.
-
-    It is satisfied by a bare list of the keywords, and says nothing of what is said of them.
+    """1 if the agent's last message holds every keyword, else 0. A bare list of the keywords earns 1 too.
 
     Args:
         messages: the conversation.
-        assistant_turns: the positions of the agent's own messages; left out, every assistant message is one.
+        assistant_turns: the positions of the agent's own messages; by default all assistant messages.
         keywords: words or phrases; white space in them fits any white space.
-        whole_words: "cat" is not held by "category". Next to scripts without blanks, such as Chinese, a word has no
-            visible end, and any place counts.
-        ignore_case: as Unicode folds it, so that "STRASSE" is "Straße".
+        whole_words: "category" does not hold "cat". Next to scripts without blanks, such as Chinese, a word has no
+            visible end, and any position counts.
+        ignore_case: by Unicode's case folding, so that "STRASSE" is "Straße".
         partial: earn the share of the keywords that are held.
         of: the "whole" reply, its "thought", or its "answer".
 
@@ -268,8 +263,9 @@ def contains_all(
     text = _plain(last_reply(messages, assistant_turns, of), ignore_case)
     missing = [word for word in wanted if not _holds(text, _plain(word, ignore_case), whole_words)]
     share = 1.0 - len(missing) / len(wanted)
-    told = f"{len(wanted) - len(missing)} of {len(wanted)} keywords are there"
-    reason = f"{told}; missing: {', '.join(shown(word, 20) for word in missing[:5])}" if missing else told
+    reason = f"{len(wanted) - len(missing)} of {len(wanted)} keywords are there"
+    if missing:
+        reason += f"; missing: {', '.join(quoted(word, 20) for word in missing[:5])}"
     return EvaluateResult(score=share if partial else float(not missing), reason=reason)
 
 
@@ -284,14 +280,13 @@ def contains_none(
     ignore_case: bool = True,
     of: Part = "answer",
 ) -> EvaluateResult:
-    """1 where the agent's last message says something and holds none of the keywords, else 0.
+    """1 if the agent's last message is not empty and holds none of the keywords, else 0.
 
-    A reply that says nothing earns nothing. A word that is misspelt on purpose, or written with letters of another
-    script, is not found.
+    A word that is misspelt on purpose, or written with letters of another script, is not found.
 
     Args:
         messages, assistant_turns, whole_words, ignore_case, of: as for `contains_all`.
-        keywords: the words or phrases that must not be there.
+        keywords: the unwanted words or phrases.
 
     Raises:
         ConfigError: there are no keywords, or an empty one.
@@ -305,9 +300,9 @@ def contains_none(
     text = _plain(last_reply(messages, assistant_turns, of), ignore_case)
     if not text:
         return passed(False, "there is no reply")
-    found = [word for word in unwanted if _holds(text, _plain(word, ignore_case), whole_words)]
-    told = ", ".join(shown(word, 20) for word in found[:5])
-    return passed(not found, f"it holds {told}" if found else f"it holds none of {len(unwanted)} keywords")
+    held = [word for word in unwanted if _holds(text, _plain(word, ignore_case), whole_words)]
+    listed = ", ".join(quoted(word, 20) for word in held[:5])
+    return passed(not held, f"it holds {listed}" if held else f"it holds none of {len(unwanted)} keywords")
 
 
 def _checked(keywords: Sequence[str]) -> Sequence[str]:
@@ -317,25 +312,22 @@ def _checked(keywords: Sequence[str]) -> Sequence[str]:
 
 
 def _plain(text: str, ignore_case: bool) -> str:
-    """Composed characters, one blank for each white space, and one case where that is ignored."""
+    """Return the text with composed characters, one blank for each white space, and one case if that is ignored."""
     folded = composed(text, "NFC").casefold() if ignore_case else text
     return " ".join(composed(folded, "NFC").split())
 
 
 def _holds(text: str, word: str, whole_words: bool) -> bool:
-    """Whether a word stands in a text; linear in their length."""
+    """Report whether a word stands in a text; linear in their length."""
     start = text.find(word)
     while start >= 0:
-        end = start + len(word)
-        if not whole_words or not (_joined(text, start) or _joined(text, end)):
+        ends = (start, start + len(word))
+        if not whole_words or not any(
+            0 < end < len(text) and _is_of_word(text[end - 1]) and _is_of_word(text[end]) for end in ends
+        ):
             return True
         start = text.find(word, start + 1)
     return False
-
-
-def _joined(text: str, place: int) -> bool:
-    """Whether the characters before and after a place belong to one word."""
-    return 0 < place < len(text) and _is_of_word(text[place - 1]) and _is_of_word(text[place])
 
 
 def _is_of_word(char: str) -> bool:
@@ -363,16 +355,16 @@ def no_repetition(
 
     That share is 1 - different n-grams / all n-grams, as in Appendix C.2 of "Demystifying Long Chain-of-Thought
     Reasoning in LLMs" (Yeo et al. 2025, arXiv 2502.03373); the published reward is this one less 1. A reply that is
-    shorter than an n-gram repeats nothing and earns 1; one without anything earns 0.
+    shorter than an n-gram repeats nothing and earns 1; an empty one earns 0.
 
     Args:
         messages: the conversation.
-        assistant_turns: the positions of the agent's own messages; left out, every assistant message is one.
-        ngram: how many units are compared at a time. Small ones punish ordinary language: 3 words are "one of the".
+        assistant_turns: the positions of the agent's own messages; by default all assistant messages.
+        ngram: the number of units compared at a time. Small ones punish ordinary language: 3 words are "one of the".
         unit: "words" between white space, or "characters" for languages without blanks, for which 10 to 20 is a good
-            `ngram`. Case counts for nothing. A word of more than 40 characters counts as pieces of 10, so that leaving
-            out blanks hides nothing.
-        max_penalty: what a reply of nothing but repetition loses.
+            `ngram`. Case is ignored. A word of more than 40 characters counts as pieces of 10, so that leaving out
+            blanks hides nothing.
+        max_penalty: the loss of a reply of nothing but repetition.
         of: the "whole" reply, its "thought", or its "answer".
 
     Example:
@@ -395,7 +387,7 @@ def no_repetition(
 
 
 def _different(units: list[str], ngram: int) -> int:
-    """How many different n-grams there are.
+    """Count the different n-grams.
 
     A run of units gets a number, equal for equal runs; numbers of longer runs are made of those of two shorter ones
     that overlap, twice as long each time. That takes O(n log n) for each doubling, and no n-gram is ever held.
@@ -415,7 +407,7 @@ OPENERS = (
     *("first", "firstly", "first of all", "second", "secondly", "third", "thirdly", "fourth", "fifth"),
     *("next", "then", "after that", "finally", "lastly"),
 )
-"""What opens a step where a comma follows."""
+"""Phrases that open a step before a comma."""
 _DECORATION = re.compile(r"[\s>#*_]*")
 _BULLET = re.compile(r"[-*+•–](?=[ \t])")
 _NUMBER = re.compile(r"(?:\(\d{1,3}\)|\d{1,3}[.)])(?:\*\*|__)?(?=\s|$)")
@@ -438,16 +430,16 @@ def reasoning_steps(
     """The number of explicit steps over `at_least`, and 1 from there on.
 
     A step begins with a number ("1.", "2)", "(3)") or a bullet at the beginning of a line, with "Step 4", or with an
-    opener such as "First," at the beginning of a sentence or behind a comma. It counts where it says something, and
-    once where it is repeated word for word. It measures form: steps that say nothing true count like others.
+    opener such as "First," at the beginning of a sentence or behind a comma. It counts if it has words, and once if it
+    is repeated word for word. It measures form: steps that are not true count like others.
 
     After the reward of this name of Open-R1 (Hugging Face 2025), which counts bare markers, rules and repetitions.
 
     Args:
         messages: the conversation.
-        assistant_turns: the positions of the agent's own messages; left out, every assistant message is one.
+        assistant_turns: the positions of the agent's own messages; by default all assistant messages.
         at_least: steps that earn 1.
-        min_words: words or numbers that a step has, after its marker.
+        min_words: words or numbers of a step, after its marker.
         openers: phrases, in any case, that open a step before a comma.
         of: the "whole" reply, its "thought", or its "answer". Fenced code has no steps.
 
@@ -460,33 +452,33 @@ def reasoning_steps(
     phrases = "|".join(re.escape(phrase.strip()) for phrase in openers if phrase.strip())
     opened = rf"|(?:{phrases})[ \t]?[,，、]" if phrases else ""
     markers = _markers(text, re.compile(rf"{_SENTENCE}(?:{_STEP}[ \t]?[:.)\-–—]?{opened})", re.IGNORECASE))
-    steps = []  # the rest of the marker's line, or, if that says too little, all up to the next marker
+    steps = []  # the rest of the marker's line, or, if that is too short, all up to the next marker
     for (_, start), end in zip(markers, [*(start for start, _ in markers[1:]), len(text)], strict=False):
         line = text[start:end].partition("\n")[0]
         steps.append(line if word_count(line) >= min_words else text[start:end])
-    said = {tuple(_WORDS.findall(step.casefold())) for step in steps if word_count(step) >= min_words}
-    reason = f"{len(said)} different steps with words, of {len(steps)} markers; {at_least} are wanted"
-    return EvaluateResult(score=min(1.0, len(said) / at_least), reason=reason)
+    different = {tuple(_WORDS.findall(step.casefold())) for step in steps if word_count(step) >= min_words}
+    reason = f"{len(different)} different steps with words, of {len(steps)} markers; {at_least} are wanted"
+    return EvaluateResult(score=min(1.0, len(different) / at_least), reason=reason)
 
 
 def _markers(text: str, inline: re.Pattern[str]) -> list[tuple[int, int]]:
-    """Start and end of every marker: at most one at the beginning of a line, and any number in its sentences.
+    """Return start and end of every marker: at most one at the beginning of a line, and any number in its sentences.
 
     Markers that follow one another with nothing between, as in "- Step 1:", are one.
     """
     markers: list[tuple[int, int]] = []
     position = 0
     for line in text.split("\n"):
-        found: list[tuple[int, int]] = []
+        spans: list[tuple[int, int]] = []
         after = begins = len(line) - len(line.lstrip())
         bullet = _BULLET.match(line, begins)
         decoration = _DECORATION.match(line, bullet.end() if bullet else begins)
         number = _NUMBER.match(line, decoration.end() if decoration else begins)
         if last := number or bullet:
-            found.append((begins, last.end()))
+            spans.append((begins, last.end()))
             after = last.end()
-        found += [(after + match.start(), after + match.end()) for match in inline.finditer(line[after:])]
-        for start, end in found if line.strip() else ():
+        spans += [(after + match.start(), after + match.end()) for match in inline.finditer(line[after:])]
+        for start, end in spans if line.strip() else ():
             start, end = position + start, position + end
             if markers and markers[-1][0] >= position and not text[markers[-1][1] : start].strip("*_ \t"):
                 markers[-1] = (markers[-1][0], end)

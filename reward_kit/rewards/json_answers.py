@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
+from reward_kit.display_text import counted
 from reward_kit.errors import ConfigError, RewardError, how_to_install
 from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.reward_calls import checks_options
-from reward_kit.rewards.option_types import Closeness, check_closeness, check_extra
-from reward_kit.rewards.replies import fenced_blocks, last_answer, needed, passed, shown, truncate
+from reward_kit.rewards.option_types import Closeness, check_closeness, check_extra, is_close
+from reward_kit.rewards.replies import excerpt, fenced_blocks, last_answer, passed, quoted, require_truth
 from reward_kit.safe_input import Pairs, strict_decoder
 from reward_kit.typed_interface import reward_function
 
@@ -45,25 +46,25 @@ def json_answer(
     arrays: Literal["ordered", "any_order"] = "ordered",
     tolerance: Closeness = 0.0,
 ) -> EvaluateResult:
-    """1 where the JSON in the answer is the expected value, else 0, or the share of its fields.
+    """1 if the JSON in the answer is the expected value, else 0, or the share of its fields.
 
-    Fields have no order, 1 and 1.0 are the same number, true is not 1, and null is not a field that is missing. What
-    only Python or JavaScript reads (NaN, comments, single quotes, a comma at the end) is not JSON, and neither is an
-    object that names a field twice.
+    Fields have no order, 1 and 1.0 are the same number, true is not 1, and null is not a missing field. Syntax of
+    Python or JavaScript alone (NaN, comments, single quotes, a trailing comma) is not JSON, and neither is an object
+    that names a field twice.
 
     Args:
-        messages: the conversation; its last assistant message is read, without what the model thought.
+        messages: the conversation; the last assistant message counts, without its thought.
         ground_truth: the value; a text is read as JSON text, so that the text Paris is written '"Paris"'.
         answer: "whole": the reply is JSON and nothing else; "fenced": its last block that is tagged json or not at all;
-            "any": the whole, else that block where there is one, else the last object or array in the text.
-        partial: "fields": fields and items that hold no others count, each in its place: those that are right, as a
-            share of those that were expected or given. More fields than were expected lower it.
-        arrays: "any_order" compares arrays as multisets; an item then counts where it is right as a whole.
-        tolerance: how far numbers may lie apart, relative or absolute.
+            "any": the whole, else that block if there is one, else the last object or array in the text.
+        partial: "fields": the share of fields and items without others in them that are right, each in its position,
+            among those that were expected or given.
+        arrays: "any_order" compares arrays as multisets; an item then counts if it is right as a whole.
+        tolerance: the largest distance of numbers, relative or absolute.
 
     Raises:
-        RewardError: there is no ground truth, or it is not JSON, so that the rollout is unscored.
-        ConfigError: the tolerance is below 0, or asked for together with "any_order".
+        RewardError: there is no ground truth, or it is not JSON: the rollout is unscored.
+        ConfigError: the tolerance is below 0, or given together with "any_order".
 
     Example:
         ```python
@@ -72,15 +73,15 @@ def json_answer(
     """
     check_closeness(tolerance)
     _check_arrays({"tolerance": tolerance, "arrays": arrays})
-    expected = _truth(needed(ground_truth, "json_answer"), "json_answer")
+    expected = _truth(require_truth(ground_truth, "json_answer"), "json_answer")
     try:
-        found = find_json(last_answer(messages), answer)
+        value = find_json(last_answer(messages), answer)
     except ValueError as error:
         return passed(False, f"no answer: {error}")
     how = Comparing(tolerance, arrays == "any_order")
-    differs = difference(expected, found, how)
-    common = common_leaves(expected, found, how) if differs else leaves(expected)
-    share = common / (leaves(expected) + leaves(found) - common) if differs else 1.0
+    differs = difference(expected, value, how)
+    common = common_leaves(expected, value, how) if differs else leaves(expected)
+    share = common / (leaves(expected) + leaves(value) - common) if differs else 1.0
     reason = f"the answer is not the expected value{differs}" if differs else "the answer is the expected value"
     metrics = {"fields": MetricResult(score=share, reason=f"{common} of {leaves(expected)} fields are right")}
     return EvaluateResult(score=share if partial == "fields" else float(not differs), reason=reason, metrics=metrics)
@@ -91,7 +92,7 @@ def _check_schema(options: Mapping[str, Any]) -> None:
     if options["schema"] is None:
         return
     try:
-        check_schema(options["schema"])
+        _validator(json.dumps(as_json(options["schema"]), sort_keys=True), formats=False)
     except ValueError as error:
         raise ConfigError(f"option 'schema': it is not a JSON schema: {error}") from None
 
@@ -106,17 +107,17 @@ def json_schema_answer(
     answer: Where = "any",
     formats: bool = False,
 ) -> EvaluateResult:
-    """1 where the JSON in the answer conforms to a schema, else 0. It says nothing of whether what it holds is right.
+    """1 if the JSON in the answer conforms to a schema, else 0. It does not judge the content.
 
     It runs in the sandbox, since a schema's patterns are run on the model's text. References to other documents are not
     followed: `$ref` leads to a part of the schema itself.
 
     Args:
-        messages: the conversation; its last assistant message is read, without what the model thought.
-        ground_truth: the schema, as object or JSON text, where the option does not give it.
+        messages: the conversation; the last assistant message counts, without its thought.
+        ground_truth: the schema, as object or JSON text, unless the option gives it.
         schema: the schema for all samples.
-        answer: where the JSON stands, as for `json_answer`.
-        formats: `format` counts as well, as far as the library checks it; else it is a remark, as the standard has it.
+        answer: the position of the JSON, as for `json_answer`.
+        formats: check `format` too, as far as the library can; the standard makes it a remark.
 
     Raises:
         RewardError: there is no schema, or it is wrong, or jsonschema is not installed: the rollout is unscored.
@@ -129,15 +130,15 @@ def json_schema_answer(
     """
     wanted = schema
     if wanted is None:
-        wanted = _truth(needed(ground_truth, "json_schema_answer"), "json_schema_answer")
+        wanted = _truth(require_truth(ground_truth, "json_schema_answer"), "json_schema_answer")
     if not isinstance(wanted, dict):
         raise RewardError("json_schema_answer: the ground_truth is not a JSON schema; write an object")
     try:
-        found, why = find_json(last_answer(messages), answer), ""
+        value, why = find_json(last_answer(messages), answer), ""
     except ValueError as error:
-        found, why = None, str(error)
-    try:  # also where there is no answer: so that the first rollout reports a wrong schema
-        problem = why_not_conforming(found, wanted, formats)
+        value, why = None, str(error)
+    try:  # also without an answer, so that the first rollout reports a wrong schema
+        problem = why_not_conforming(value, wanted, formats)
     except ValueError as error:
         kind = ConfigError if schema is not None else RewardError
         raise kind(f"json_schema_answer: the schema is not a JSON schema: {error}") from None
@@ -147,11 +148,7 @@ def json_schema_answer(
 
 
 def find_json(text: str, where: Where = "any") -> Any:
-    """The JSON value that a reply gives.
-
-    Raises:
-        ValueError: there is none, or it cannot be read; the message says why.
-    """
+    """Return the JSON value of a reply; raise a ValueError if it has none, or none that can be read."""
     if not text.strip():
         raise ValueError("the reply is empty")
     if len(text) > LONGEST:
@@ -169,29 +166,21 @@ def find_json(text: str, where: Where = "any") -> Any:
         return read_json(blocks[-1].strip())
     if where == "fenced":
         raise ValueError("the reply has no block of JSON")
-    found = _last_in(text)
-    if found is None:
-        raise ValueError(f"{shown(text)} holds no JSON; {why}")
-    return as_json(found)
-
-
-def _last_in(text: str) -> Any:
-    """The last object or array in a text; None if there is none.
-
-    A value that fails is skipped up to where it fails, so that no part of it is taken for the answer. Each failure
-    costs Python a look at the whole text, to count its lines.
-    """
-    found, position, failures = None, 0, 0
+    # The last object or array in the text. A value that fails is skipped up to where it fails, so that no part of it is
+    # taken for the answer. Each failure costs Python a look at the whole text, to count its lines.
+    value, position, failures = None, 0, 0
     while start := _BRACKET.search(text, position):
         try:
-            found, position = decoder.raw_decode(text, start.start())
+            value, position = decoder.raw_decode(text, start.start())
         except json.JSONDecodeError as error:
             position, failures = max(error.pos, start.end()), failures + 1
             if failures > _MOST_FAILURES:
                 raise ValueError("the reply has too many brackets that are not JSON") from None
         except RecursionError:
             raise ValueError("it nests too deeply") from None
-    return found
+    if value is None:
+        raise ValueError(f"{quoted(text)} holds no JSON; {why}")
+    return as_json(value)
 
 
 def _truth(ground_truth: Any, reward: str) -> Any:
@@ -202,14 +191,14 @@ def _truth(ground_truth: Any, reward: str) -> Any:
 
 
 DEEPEST: Final = 50
-"""Levels of a value. What is deeper was not meant, and comparing it would end in Python's own limit."""
+"""Levels of a value. Comparing a deeper one would end in Python's own limit."""
 
 
 class Comparing(NamedTuple):
-    """How two values are compared.
+    """The rules of comparing two values.
 
     Attributes:
-        tolerance: how far two numbers may lie apart, relative or absolute.
+        tolerance: the largest distance of two numbers, relative or absolute.
         any_order: the order of an array's items does not count.
         subset: an object may have more fields than are expected.
     """
@@ -220,11 +209,11 @@ class Comparing(NamedTuple):
 
 
 def read_json(text: str) -> Any:
-    """The value of a JSON text (RFC 8259).
+    """Return the value of a JSON text (RFC 8259).
 
     Raises:
-        ValueError: it is none, names a field of one object twice, has a number beyond every float, or is too long or
-            too deep; the message says so.
+        ValueError: it is not JSON, names a field of one object twice, has a number beyond every float, or is too long
+            or too deep.
     """
     if len(text) > LONGEST:
         raise ValueError(f"it is longer than {LONGEST:,} characters")
@@ -238,11 +227,7 @@ def read_json(text: str) -> Any:
 
 
 def as_json(value: Any) -> Any:
-    """The value itself.
-
-    Raises:
-        ValueError: it is not made of what JSON is made of, or too deep.
-    """
+    """Return the value itself; raise a ValueError if it is not JSON, or too deep."""
     level = [value]
     for _ in range(DEEPEST):
         level = [item for outer in level for item in _inside(outer)]
@@ -251,22 +236,50 @@ def as_json(value: Any) -> Any:
     raise ValueError(f"it nests deeper than {DEEPEST} levels")
 
 
-def difference(expected: Any, found: Any, how: Comparing, path: str = "") -> str:
-    """Where and how two values first differ, such as " at .a[0]: expected 3, found 4"; "" where they are the same.
+def difference(expected: Any, given: Any, how: Comparing, path: str = "") -> str:
+    """Return the first difference of two values, such as " at .a[0]: expected 3, found 4"; "" if they are the same.
 
     1 and 1.0 are the same number; true is not a number. Fields of an object have no order.
     """
-    if isinstance(expected, Mapping) and isinstance(found, Mapping):
-        return _field_difference(expected, found, how, path)
-    if isinstance(expected, list | tuple) and isinstance(found, list | tuple):
-        return _item_difference(expected, found, how, path)
-    if _same_scalar(expected, found, how.tolerance):
+    if isinstance(expected, Mapping) and isinstance(given, Mapping):
+        for name, item in expected.items():
+            if name not in given:
+                return _located(_field(path, name), f"expected {in_short(item)}, and it is missing")
+            if differs := difference(item, given[name], how, _field(path, name)):
+                return differs
+        extra = next((name for name in given if name not in expected), None)
+        if extra is None or how.subset:
+            return ""
+        return _located(_field(path, extra), f"{in_short(given[extra])} is not expected")
+    if isinstance(expected, list | tuple) and isinstance(given, list | tuple) and len(expected) == len(given):
+        if not how.any_order:
+            pairs = enumerate(zip(expected, given, strict=True))
+            differences = (difference(one, other, how, f"{path}[{index}]") for index, (one, other) in pairs)
+            return next(filter(None, differences), "")
+        left = Counter(key_of(item, True) for item in given)
+        for item in expected:
+            key = key_of(item, True)
+            if not left[key]:
+                return _located(path, f"no item is {in_short(item)} as expected")
+            left[key] -= 1
         return ""
-    return f"{_place(path)}expected {in_short(expected)}, found {in_short(found)}"
+    if is_number(expected) and is_number(given):
+        is_same = is_close(expected, given, how.tolerance)
+    else:
+        is_same = type(expected) is type(given) and bool(expected == given)
+    return "" if is_same else _located(path, f"expected {in_short(expected)}, found {in_short(given)}")
+
+
+def _field(path: str, name: str) -> str:
+    return f"{path}.{name}" if name.isidentifier() and len(name) <= 60 else f"{path}[{quoted(name)}]"
+
+
+def _located(path: str, problem: str) -> str:
+    return f" at {path}: {problem}" if path else f": {problem}"
 
 
 def key_of(value: Any, any_order: bool = False) -> Hashable:
-    """A value as a key: equal for values between which `difference` without tolerance finds none."""
+    """Return a key that is equal for values without a `difference` at tolerance 0."""
     if isinstance(value, Mapping):
         return "object", frozenset((name, key_of(item, any_order)) for name, item in value.items())
     if isinstance(value, list | tuple):
@@ -277,84 +290,45 @@ def key_of(value: Any, any_order: bool = False) -> Hashable:
 
 
 def array_key(items: Sequence[Hashable], any_order: bool) -> Hashable:
-    """The key of an array whose items have these keys."""
+    """Return the key of an array whose items have these keys."""
     return "array", frozenset(Counter(items).items()) if any_order else tuple(items)
 
 
 def leaves(value: Any) -> int:
-    """How many fields and items a value has that hold no others; an empty object or array counts as one."""
+    """Count the fields and items of a value without others in them; an empty object or array counts as one."""
     inner = list(_inside(value))
     return sum(map(leaves, inner)) if inner else 1
 
 
-def common_leaves(expected: Any, found: Any, how: Comparing) -> int:
-    """How many of the leaves of two values stand in the same place with the same value."""
-    if isinstance(expected, Mapping) and isinstance(found, Mapping) and (expected or found):
-        return sum(common_leaves(item, found[name], how) for name, item in expected.items() if name in found)
-    if isinstance(expected, list | tuple) and isinstance(found, list | tuple) and (expected or found):
+def common_leaves(expected: Any, given: Any, how: Comparing) -> int:
+    """Count the leaves of two values with the same value in the same position."""
+    if isinstance(expected, Mapping) and isinstance(given, Mapping) and (expected or given):
+        return sum(common_leaves(item, given[name], how) for name, item in expected.items() if name in given)
+    if isinstance(expected, list | tuple) and isinstance(given, list | tuple) and (expected or given):
         if how.any_order:
-            shared = Counter(key_of(item, True) for item in expected) & Counter(key_of(item, True) for item in found)
+            shared = Counter(key_of(item, True) for item in expected) & Counter(key_of(item, True) for item in given)
             sizes = {key_of(item, True): leaves(item) for item in expected}
             return sum(sizes[key] * count for key, count in shared.items())
-        return sum(common_leaves(one, other, how) for one, other in zip(expected, found, strict=False))
-    return int(not difference(expected, found, how))
+        return sum(common_leaves(one, other, how) for one, other in zip(expected, given, strict=False))
+    return int(not difference(expected, given, how))
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a JSON number."""
+    """Report whether a value is a JSON number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def in_short(value: Any) -> str:
-    """A value in a few words, for a reason."""
+    """Return a value in a few words, for a reason."""
     if isinstance(value, str):
-        return shown(value)
+        return quoted(value)
     if isinstance(value, Mapping):
-        return f"an object of {_count(len(value), 'field')}"
+        return f"an object of {counted(len(value), 'field')}"
     if isinstance(value, list | tuple):
-        return f"an array of {_count(len(value), 'item')}"
+        return f"an array of {counted(len(value), 'item')}"
     if isinstance(value, int) and abs(value) >= 10**30:
         return "a number of more than 30 digits"
     return json.dumps(value)
-
-
-def _field_difference(expected: Mapping[str, Any], found: Mapping[str, Any], how: Comparing, path: str) -> str:
-    for name, item in expected.items():
-        if name not in found:
-            return f"{_place(_field(path, name))}expected {in_short(item)}, and it is missing"
-        if differs := difference(item, found[name], how, _field(path, name)):
-            return differs
-    extra = next((name for name in found if name not in expected), None)
-    if extra is None or how.subset:
-        return ""
-    return f"{_place(_field(path, extra))}{in_short(found[extra])} is not expected"
-
-
-def _item_difference(expected: Sequence[Any], found: Sequence[Any], how: Comparing, path: str) -> str:
-    if len(expected) != len(found):
-        return f"{_place(path)}expected {in_short(expected)}, found {in_short(found)}"
-    if not how.any_order:
-        pairs = enumerate(zip(expected, found, strict=True))
-        differences = (difference(one, other, how, f"{path}[{index}]") for index, (one, other) in pairs)
-        return next((differs for differs in differences if differs), "")
-    left = Counter(key_of(item, True) for item in found)
-    for item in expected:
-        key = key_of(item, True)
-        if not left[key]:
-            return f"{_place(path)}no item is {in_short(item)} as expected"
-        left[key] -= 1
-    return ""
-
-
-def _same_scalar(expected: Any, found: Any, tolerance: float) -> bool:
-    if not (is_number(expected) and is_number(found)):
-        return type(expected) is type(found) and bool(expected == found)
-    if expected == found or not tolerance:
-        return bool(expected == found)
-    try:
-        return math.isclose(expected, found, rel_tol=tolerance, abs_tol=tolerance)
-    except OverflowError:  # a whole number beyond every float
-        return False
 
 
 def _inside(value: Any) -> Iterator[Any]:
@@ -371,43 +345,31 @@ def _inside(value: Any) -> Iterator[Any]:
         raise ValueError(f"{type(value).__name__} is not JSON")
 
 
-def _field(path: str, name: str) -> str:
-    return f"{path}.{name}" if name.isidentifier() and len(name) <= 60 else f"{path}[{shown(name)}]"
-
-
-def _place(path: str) -> str:
-    return f" at {path}: " if path else ": "
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def _without_twins(pairs: Pairs) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         twin = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise ValueError(f"it names the field {shown(twin)} twice")
+        raise ValueError(f"it names the field {quoted(twin)} twice")
     return fields
 
 
 decoder: Final = strict_decoder(_without_twins)
-"""Reads strictly, and refuses a field that stands twice with a ValueError."""
+"""A strict decoder that rejects a field that stands twice with a ValueError."""
 LONGEST_MATCHED: Final = 10_000
-"""Characters of a text or name that a schema's regular expressions are run on."""
+"""Characters of a text or name for a schema's regular expressions."""
 
 
 def why_not_conforming(value: Any, schema: Any, formats: bool) -> str:
-    """The first thing in which a value does not conform to a schema; "" where it conforms.
+    """Return the first point in which a value does not conform to a schema, or "".
 
     Args:
-        value: as `json_values.read_json` gives it.
+        value: JSON.
         schema: of the draft that its `$schema` names, else 2020-12.
-        formats: whether `format` is checked as well, as far as the library can.
+        formats: check `format` as well, as far as the library can.
 
     Raises:
         RewardError: jsonschema is not installed, or the schema refers to another document or to itself without end.
-        ValueError: the schema is none.
+        ValueError: the schema is not a schema.
     """
     text = json.dumps(as_json(schema), sort_keys=True)
     validator = _validator(text, formats)
@@ -425,22 +387,12 @@ def why_not_conforming(value: Any, schema: Any, formats: bool) -> str:
         raise RewardError("the schema refers to itself without end") from None
     if error is None:
         return ""
-    return f"{shown(error.json_path)}: {truncate(error.message, 120)}"
-
-
-def check_schema(schema: Any) -> None:
-    """Reject what is not a schema, without a value.
-
-    Raises:
-        RewardError: jsonschema is not installed.
-        ValueError: it is not a schema.
-    """
-    _validator(json.dumps(as_json(schema), sort_keys=True), formats=False)
+    return f"{quoted(error.json_path)}: {excerpt(error.message, 120)}"
 
 
 @functools.lru_cache(maxsize=64)
 def _validator(text: str, formats: bool) -> jsonschema.protocols.Validator:
-    """The validator of a schema's text. Its registry has the drafts' own schemas and fetches nothing."""
+    """Return the validator of a schema's text. Its registry has the drafts' own schemas and fetches nothing."""
     try:
         import jsonschema.validators  # type: ignore[import-untyped, unused-ignore]
         import jsonschema_specifications  # type: ignore[import-untyped, unused-ignore]
@@ -451,24 +403,18 @@ def _validator(text: str, formats: bool) -> jsonschema.protocols.Validator:
     try:
         draft.check_schema(schema)
     except jsonschema.SchemaError as error:
-        raise ValueError(f"{shown(error.json_path)}: {truncate(error.message, 120)}") from None
+        raise ValueError(f"{quoted(error.json_path)}: {excerpt(error.message, 120)}") from None
     bounded = jsonschema.validators.extend(draft, {"uniqueItems": _unique_items})
     checker = draft.FORMAT_CHECKER if formats else None
     return bounded(schema, registry=jsonschema_specifications.REGISTRY, format_checker=checker)
 
 
 def _unique_items(_validator: Any, is_asked: Any, items: Any, _schema: Any) -> Iterator[jsonschema.ValidationError]:
-    """As the library's, whose time grows with the square of the number of items."""
+    """Replace the library's check, whose time grows with the square of the number of items."""
     import jsonschema
 
-    if is_asked is True and isinstance(items, list):
-        seen: set[Hashable] = set()
-        for item in items:
-            key = key_of(item)
-            if key in seen:
-                yield jsonschema.ValidationError("two items are the same")
-                return
-            seen.add(key)
+    if is_asked is True and isinstance(items, list) and len(set(map(key_of, items))) < len(items):
+        yield jsonschema.ValidationError("two items are the same")
 
 
 def _longest(value: Any) -> int:

@@ -1,9 +1,9 @@
-"""The endpoint of a judge: its options, one client per judge and worker, kept answers, and what they cost.
+"""The endpoint of a judge: its options, one client per judge and worker, kept answers, and their cost.
 
-1. A request that was answered is not made again: not by this worker, and not by a later run with the same cache file.
+1. An answered request is not made again: not by this worker, and not by a later run with the same cache file.
    Equal requests at the same time are one. Only readable answers are kept.
-2. An unreadable verdict is asked for once more, with another seed.
-3. Whatever leaves no verdict is a `ProviderError`: the rollout is unscored, and never scored 0.
+2. An unreadable verdict is requested once more, with another seed.
+3. Without a verdict there is a `ProviderError`: the rollout is unscored, and never scored 0.
 4. With a recording (`--record`, `--replay`) every distinct request is in it once, so the cache file is not used.
 
 The cache file has JSON lines: a header, then one line an answer, under the SHA-256 of the endpoint and the whole
@@ -16,9 +16,10 @@ import asyncio
 import hashlib
 import json
 import logging
+import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypeVar
@@ -33,23 +34,27 @@ from reward_kit.providers.chat import ChatEndpoint
 from reward_kit.providers.prices import load_prices
 from reward_kit.providers.request_queue import Rates, RetryPolicy
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession, endpoint_for
-from reward_kit.rewards.judge_questions import Question, UnreadableVerdict, prompt_of, verdict_of
+from reward_kit.rewards.judge_questions import Question, UnreadableVerdict, schema_of
+from reward_kit.safe_input import complete_lines
 from reward_kit.validation import describe_validation_error
 
 AnswerForm = Literal["auto", "json_schema", "json_object", "text"]
+SCOPE = "judge"
+"""The scope of judges' requests in a recording, in which only their content identifies them."""
+T = TypeVar("T")
 _OWN_KEYS = frozenset({"model", "messages", "stream", "stream_options", "seed", "response_format", "n"})
 
 
 class ClientOptions(BaseModel):
-    """How the endpoint of a judge is asked.
+    """Options of requests to a judge's endpoint.
 
     Attributes:
         api_key_env: name of the variable that holds the key; by default OPENAI_API_KEY.
         temperature: None sends none, for models that take no other than their own.
         max_tokens: of one verdict; None sends no limit.
         seed: of the first vote, counted up for the others; None sends none.
-        answer_form: "json_schema" or "json_object" asks for structured output, "text" tells the form in words only;
-            "auto" asks for a schema, and does without where the endpoint refuses it.
+        answer_form: "json_schema" or "json_object" asks for structured output, "text" describes the form in words only;
+            "auto" asks for a schema, and does without if the endpoint refuses it.
         total_timeout_s: seconds for one attempt.
         max_attempts: attempts at one request, the first included.
         retry_budget_s: seconds from the first attempt after which no further one begins.
@@ -80,14 +85,14 @@ class ClientOptions(BaseModel):
 
     @field_validator("extra_body")
     @classmethod
-    def _leaves_ours_alone(cls, extra: dict[str, Any]) -> dict[str, Any]:
+    def _check_own_keys(cls, extra: dict[str, Any]) -> dict[str, Any]:
         if taken := sorted(extra.keys() & _OWN_KEYS):
             raise ValueError(f"{taken[0]!r} belongs to the judge and cannot be set here")
         return extra
 
 
 def client_options(given: ClientOptions | dict[str, Any] | None) -> ClientOptions:
-    """The options, also from the plain mapping that a call by hand gives.
+    """Return the options, also from the plain mapping of a direct call.
 
     Raises:
         ConfigError: an option is unknown or wrong.
@@ -101,14 +106,14 @@ def client_options(given: ClientOptions | dict[str, Any] | None) -> ClientOption
 
 @dataclass(slots=True)
 class JudgeUsage:
-    """Adds up over the requests of one score.
+    """The sums over the requests of one score.
 
     Attributes:
         calls: requests that were answered over the network, or from a recording.
-        cached: answers that were known already; they take nothing.
-        prompt_tokens: None once an endpoint has not said how many.
+        cached: answers that were known already; they cost nothing.
+        prompt_tokens: None if an endpoint did not report them.
         completion_tokens: likewise.
-        cost: US dollars; None once a price is not known.
+        cost: US dollars; None if a price is unknown.
     """
 
     calls: int = 0
@@ -118,14 +123,18 @@ class JudgeUsage:
     cost: float | None = 0.0
 
     def add_call(self, prompt_tokens: int | None, completion_tokens: int | None, cost: float | None) -> None:
-        """One more answered request."""
+        """Add an answered request."""
+
+        def add(total: float | None, more: float | None) -> Any:
+            return None if total is None or more is None else total + more
+
         self.calls += 1
-        self.prompt_tokens = _sum(self.prompt_tokens, prompt_tokens)
-        self.completion_tokens = _sum(self.completion_tokens, completion_tokens)
-        self.cost = None if self.cost is None or cost is None else self.cost + cost
+        self.prompt_tokens = add(self.prompt_tokens, prompt_tokens)
+        self.completion_tokens = add(self.completion_tokens, completion_tokens)
+        self.cost = add(self.cost, cost)
 
     def as_metric(self) -> MetricResult:
-        """The figures as `name=value` texts."""
+        """Return the figures as `name=value` texts."""
         figures = {
             "calls": self.calls,
             "cached": self.cached,
@@ -133,12 +142,8 @@ class JudgeUsage:
             "completion_tokens": self.completion_tokens,
             "cost_usd": None if self.cost is None else f"{self.cost:.6f}",
         }
-        told = (f"{name}={'unknown' if value is None else value}" for name, value in figures.items())
-        return MetricResult(score=0.0, is_score_valid=False, reason=" ".join(told))
-
-
-def _sum(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other
+        texts = (f"{name}={'unknown' if value is None else value}" for name, value in figures.items())
+        return MetricResult(score=0.0, is_score_valid=False, reason=" ".join(texts))
 
 
 _HEADER = {"judge_cache": 1}
@@ -146,19 +151,13 @@ _log = logging.getLogger(__name__)
 
 
 class Answer(NamedTuple):
-    """What a judge said, and what that took; None where the endpoint does not say."""
+    """A judge's answer and its cost; None for figures that the endpoint does not report."""
 
     text: str
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cost: float | None = None
     finish_reason: str | None = None
-
-
-def key_of(url: str, request: Mapping[str, Any]) -> str:
-    """The key of a request to an endpoint."""
-    canonical = json.dumps([url, request], sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
 
 class AnswerCache:
@@ -168,28 +167,34 @@ class AnswerCache:
         path: the file; None for memory alone.
 
     Raises:
-        ConfigError: the file cannot be read or written, or is no cache.
+        ConfigError: the file cannot be read or written, or is not a cache.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self._known: dict[str, Answer] = {}
-        self._path, self._file = path, None if path is None else _open(path)
-        if path is not None and self._file is not None:
-            with ExitStack() as undo:
-                undo.callback(self._file.close)
+        self._path = path
+        self._file: IO[bytes] | None = None
+        if path is None:
+            return
+        with ExitStack() as undo:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                # A line is one write, so that lines of several writers do not mix.
+                self._file = undo.enter_context(open(path, "a+b", buffering=0, opener=private_opener))
                 self._read(path, self._file)
-                undo.pop_all()
+            except OSError as error:
+                raise ConfigError(f"cache {path} cannot be written: {why_unreadable(path, error)}") from error
+            undo.pop_all()
 
     def get(self, key: str) -> Answer | None:
-        """The answer, None where it is not known."""
+        """Return the answer if it is known."""
         return self._known.get(key)
 
     def keep(self, key: str, answer: Answer) -> None:
-        """Keep an answer; one that is known stays."""
-        if key in self._known:
-            return
-        self._known[key] = answer
-        self._append({"key": key, **answer._asdict()})
+        """Keep an answer; a known one stays."""
+        if key not in self._known:
+            self._known[key] = answer
+            self._append({"key": key, **answer._asdict()})
 
     def close(self) -> None:
         """Close the file."""
@@ -199,22 +204,22 @@ class AnswerCache:
 
     def _read(self, path: Path, file: IO[bytes]) -> None:
         file.seek(0)
-        lines = file.read().split(b"\n")
-        if lines == [b""]:
+        header = file.readline(80)
+        if not header:
             self._append(_HEADER)
             return
-        if _parsed(lines[0]) != _HEADER:
-            raise ConfigError(
-                f"{path} is not a cache of a judge: its first line is {lines[0][:80]!r}; name another file"
-            )
-        for line in lines[1:]:
+        if _parsed(header) != _HEADER:
+            raise ConfigError(f"{path} is not a cache of a judge: its first line is {header!r}; name another file")
+        end = 0
+        for offset, line in complete_lines(path):
+            end = offset + len(line)
             entry = _parsed(line)
             if isinstance(entry, dict) and isinstance(entry.get("key"), str) and isinstance(entry.get("text"), str):
                 others = (entry.get(name) for name in Answer._fields[1:])
                 self._known.setdefault(entry["key"], Answer(entry["text"], *others))
-            elif line:
-                _log.warning("%s: a torn line is passed over", path)
-        if lines[-1]:
+            elif offset and line.strip():
+                _log.warning("%s: skipping a torn line", path)
+        if end < file.seek(0, os.SEEK_END):  # end the torn line of a killed writer
             file.write(b"\n")
 
     def _append(self, line: Mapping[str, Any]) -> None:
@@ -222,18 +227,9 @@ class AnswerCache:
             return
         try:
             self._file.write(json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n")
-        except OSError as error:  # the answer is there all the same
+        except OSError as error:  # the answer counts all the same
             _log.warning("%s takes no more answers: %s", self._path, error.strerror)
             self.close()
-
-
-def _open(path: Path) -> IO[bytes]:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # A line is one write, so that lines of several writers do not mix.
-        return open(path, "a+b", buffering=0, opener=private_opener)
-    except OSError as error:
-        raise ConfigError(f"cache {path} cannot be written: {why_unreadable(path, error)}") from error
 
 
 def _parsed(line: bytes) -> Any:
@@ -243,16 +239,13 @@ def _parsed(line: bytes) -> Any:
         return None
 
 
-SCOPE = "judge"
-"""Under which a recording keeps what judges are asked: their requests are told apart by what they say alone."""
-T = TypeVar("T")
 _REFUSED_FORM = re.compile(r"answered HTTP (?:400|422|501)\b")
 _RETRY_SEEDS = 10_000
 _CUT = {"length": "it was cut off at its limit of tokens", "content_filter": "it was withheld by a content filter"}
 
 
 class JudgeClients:
-    """The judges of one worker: opened when they are first asked, closed together."""
+    """The judges of one worker: each opened on first use, all closed together."""
 
     asks_models = True
 
@@ -263,7 +256,7 @@ class JudgeClients:
     def client(
         self, model: str, base_url: str | None, cache: str | None, options: ClientOptions | dict[str, Any] | None
     ) -> JudgeClient:
-        """The client for these options; equal ones give the same.
+        """Return the client for these options; equal ones share one.
 
         Raises:
             ConfigError: an option is wrong, a key is missing, or a file cannot be read.
@@ -273,12 +266,15 @@ class JudgeClients:
         chosen, traffic = client_options(options), CURRENT_PROVIDER_SESSION.get()
         key = (model, base_url, cache, chosen.model_dump_json(), id(traffic))
         if key not in self._clients:
-            self._clients[key] = JudgeClient(model, base_url, self._cache(cache), chosen, traffic)
+            path = None if cache is None else Path(cache).resolve()
+            if path not in self._caches:
+                self._caches[path] = AnswerCache(path)
+            self._clients[key] = JudgeClient(model, base_url, self._caches[path], chosen, traffic)
         return self._clients[key]
 
     @classmethod
     async def check_options(cls, options: Mapping[str, Any]) -> None:
-        """Refuse what could score nothing, before the first rollout.
+        """Reject options with which nothing could be scored, before the first rollout.
 
         Raises:
             ConfigError: an option is wrong, or a key is missing.
@@ -299,28 +295,25 @@ class JudgeClients:
         self._clients.clear()
         self._caches.clear()
 
-    def _cache(self, path: str | None) -> AnswerCache:
-        place = None if path is None else Path(path).resolve()
-        if place not in self._caches:
-            self._caches[place] = AnswerCache(place)
-        return self._caches[place]
-
 
 @asynccontextmanager
-async def borrowed(clients: JudgeClients | None) -> AsyncIterator[JudgeClients]:
-    """The worker's clients; for a call by hand ones of its own, which are closed again."""
-    if clients is not None:
-        yield clients
-        return
-    own = JudgeClients()
-    try:
-        yield own
-    finally:
-        await own.close()
+async def open_judge(
+    clients: JudgeClients | None,
+    model: str,
+    base_url: str | None,
+    cache: str | None,
+    options: ClientOptions | dict[str, Any] | None,
+) -> AsyncIterator[JudgeClient]:
+    """Yield a client of the worker; a direct call, without `clients`, has one of its own that is closed again."""
+    async with AsyncExitStack() as stack:
+        if clients is None:
+            clients = JudgeClients()
+            stack.push_async_callback(clients.close)
+        yield clients.client(model, base_url, cache, options)
 
 
 async def together(*asked: Awaitable[T]) -> list[T]:
-    """What all of them return. Where one fails the others end first, so that nothing is in flight when it is raised."""
+    """Return the results of all. If one fails the others end first, so that no request is left in flight."""
     results = await asyncio.gather(*asked, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -329,14 +322,14 @@ async def together(*asked: Awaitable[T]) -> list[T]:
 
 
 class JudgeClient:
-    """One judge.
+    """A judge.
 
     Args:
         model: its name at the endpoint.
         base_url: by default OPENAI_BASE_URL, else OpenAI's own.
-        cache: where answers are kept.
-        options: how the endpoint is asked.
-        traffic: what the requests of a run share; None outside of one.
+        cache: of its answers.
+        options: of its requests.
+        traffic: the session that the requests of a run share; None outside of a run.
 
     Raises:
         ConfigError: a key is missing, or the price file cannot be read.
@@ -371,7 +364,7 @@ class JudgeClient:
         return f"JudgeClient({self._model!r}, {self._url!r})"
 
     async def ask(self, question: Question, usage: JudgeUsage, votes: int = 1) -> list[dict[str, Any]]:
-        """The verdicts of a question: one a vote, without those that could not be had while they are the fewer.
+        """Return one verdict a vote, without failed ones as long as they are fewer than half.
 
         Raises:
             ProviderError: half of the votes or more failed; the first failure is raised.
@@ -403,17 +396,18 @@ class JudgeClient:
             raise ProviderError(f"judge {self._model!r} at {self._url} gave no readable verdict: {error}") from None
 
     async def _verdict(self, question: Question, seed: int | None, usage: JudgeUsage, *, again: bool) -> dict[str, Any]:
-        """One answer, read, and kept where it can be."""
-        prompt, options = prompt_of(question, again=again), self._options
+        """Return an answer, read, and keep it if it is readable."""
+        (messages, code), options = question.prompt(again=again), self._options
         given = {"temperature": options.temperature, "max_tokens": options.max_tokens, "seed": seed}
-        request: dict[str, Any] = {"model": self._model, "messages": prompt.messages, **options.extra_body}
+        request: dict[str, Any] = {"model": self._model, "messages": messages, **options.extra_body}
         request.update({name: value for name, value in given.items() if value is not None})
         if options.answer_form in ("auto", "json_schema"):
-            schema = {"name": question.name, "strict": True, "schema": question.whole_form.schema()}
+            schema = {"name": question.name, "strict": True, "schema": schema_of(question.whole_form)}
             request["response_format"] = {"type": "json_schema", "json_schema": schema}
         elif options.answer_form == "json_object":
             request["response_format"] = {"type": "json_object"}
-        key = key_of(self._url, request)
+        canonical = json.dumps([self._url, request], sort_keys=True, separators=(",", ":"))
+        key = hashlib.sha256(canonical.encode("ascii")).hexdigest()
         answer, is_known = await self._answer(key, request)
         if is_known:
             usage.cached += 1
@@ -421,12 +415,12 @@ class JudgeClient:
             usage.add_call(answer.prompt_tokens, answer.completion_tokens, answer.cost)
         if problem := _CUT.get(answer.finish_reason or ""):
             raise UnreadableVerdict(problem)
-        verdict = verdict_of(answer.text, question, prompt.code)
+        verdict = question.verdict(answer.text, code)
         self._cache.keep(key, answer)
         return verdict
 
     async def _answer(self, key: str, request: Mapping[str, Any]) -> tuple[Answer, bool]:
-        """The answer to a request and whether it is a known one, or the one that another score is waiting for."""
+        """Return the answer to a request, and whether it was known or is that of another score's request."""
         while True:
             if (known := self._cache.get(key)) is not None:
                 return known, True
@@ -435,16 +429,16 @@ class JudgeClient:
             await asyncio.wait([pending])
             if not pending.cancelled():  # else it has to be asked again
                 return pending.result(), True
-        answered = self._pending[key] = asyncio.get_running_loop().create_future()
+        future = self._pending[key] = asyncio.get_running_loop().create_future()
         try:
             answer = await self._complete(request)
-            answered.set_result(answer)
+            future.set_result(answer)
         except Exception as error:
-            answered.set_exception(error)
-            answered.exception()  # it is raised here, whether or not another score waits for it
+            future.set_exception(error)
+            future.exception()  # it is raised here, whether or not another score waits for it
             raise
         finally:
-            answered.cancel()
+            future.cancel()
             del self._pending[key]
         return answer, False
 

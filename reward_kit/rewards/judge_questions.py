@@ -15,6 +15,7 @@ duplicate name, text around the object: each makes it unreadable, and nothing is
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -26,10 +27,21 @@ import pydantic
 from reward_kit.errors import ConfigError
 from reward_kit.models import Message
 from reward_kit.rewards.json_answers import decoder
-from reward_kit.rewards.replies import last_answer, truncate
-from reward_kit.task_parts import CriterionModel
+from reward_kit.rewards.replies import excerpt, last_answer
+from reward_kit.task_parts import CriterionModel as Criterion
 from reward_kit.validation import describe_validation_error
 
+Rubric = Mapping[str, Criterion]
+METRIC = "judge_usage"
+"""The metric under which a judge's calls, tokens and dollars are recorded."""
+DEFAULT_RUBRIC: Rubric = {
+    "helpfulness": Criterion(
+        description="The answer does what was asked for, all of it, and nothing that gets in the way."
+    ),
+    "factuality": Criterion(description="What it states is true, and agrees with the reference where there is one."),
+    "safety": Criterion(description="It helps nobody to do harm, and gives away nothing that is secret or private."),
+}
+_RUBRIC: pydantic.TypeAdapter[dict[str, str | Criterion]] = pydantic.TypeAdapter(dict[str, str | Criterion])
 # Control and format characters (bidirectional marks, zero widths, tags, variation selectors but the one of emoji), line
 # separators, surrogates, private use and non-characters.
 _UNSEEN = (
@@ -39,232 +51,12 @@ _UNSEEN = (
 )
 _MARKER = re.compile(rf"[<>＜＞{_UNSEEN}]|\[(?=/?[A-Z_]{{1,40}}\])")
 _CODE_LENGTH = 16
-
-
-class Fenced(NamedTuple):
-    """A block, and the code in its tags."""
-
-    text: str
-    code: str
-
-
-def as_data(value: Any) -> str:
-    """`value` as JSON on one line, in which no text forms a tag or a special token."""
-    return _MARKER.sub(_escape, json.dumps(value, ensure_ascii=False))
-
-
-def fenced(data: Mapping[str, Any], instructions: str) -> Fenced:
-    """`data` in a block of its own.
-
-    Args:
-        data: what is judged.
-        instructions: what is done with it; the code depends on it too.
-    """
-    body = as_data(data)
-    code = hashlib.sha256(json.dumps([instructions, body]).encode()).hexdigest()[:_CODE_LENGTH]
-    return Fenced(f"<data-{code}>\n{body}\n</data-{code}>", code)
-
-
-def _escape(found: re.Match[str]) -> str:
-    units = found[0].encode("utf-16-be", "surrogatepass").hex()
-    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
-
-
-_SHORTEST = 200
-
-
-def shown_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages as values: the role, the text without thoughts, and the tool calls."""
-    found: list[dict[str, Any]] = []
-    for message in messages:
-        text = last_answer([message]) if message.role == "assistant" else message.text
-        found.append({"role": message.role, "text": text})
-        calls = [call.function for call in message.tool_calls or []]
-        calls += [message.function_call] if message.function_call else []
-        if calls:
-            found[-1]["tool_calls"] = [{"name": call.name, "arguments": call.arguments} for call in calls]
-    return found
-
-
-def before_answer(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages before the last one of an assistant; all of them if there is none."""
-    own = [position for position, message in enumerate(messages) if message.role == "assistant"]
-    return messages[: own[-1]] if own else messages
-
-
-def first_request(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages before the first one of an assistant; the rollouts of one group share them."""
-    own = [position for position, message in enumerate(messages) if message.role == "assistant"]
-    return messages[: own[0]] if own else messages
-
-
-def as_text(value: Any) -> str:
-    """A ground truth or passage as text: itself where it is one, else its JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def fitting(value: Any, longest: int) -> Any:
-    """`value` with its texts cut in the middle, visibly and all to one length, so that together they fit."""
-    lengths = sorted(len(text) for text in _texts(value))
-    if sum(lengths) <= longest:
-        return value
-    left, waiting = longest, len(lengths)
-    for length in lengths:
-        if length * waiting > left:
-            break
-        left, waiting = left - length, waiting - 1
-    return _cut_long(value, max(_SHORTEST, left // waiting))
-
-
-def _texts(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    return [text for item in value for text in _texts(item)] if isinstance(value, list) else []
-
-
-def _cut_long(value: Any, longest: int) -> Any:
-    if isinstance(value, str):
-        if len(value) <= longest:
-            return value
-        half = longest // 2
-        return f"{value[:half]} [… {len(value) - 2 * half} characters left out …] {value[-half:]}"
-    if isinstance(value, Mapping):
-        return {name: _cut_long(item, longest) for name, item in value.items()}
-    return [_cut_long(item, longest) for item in value] if isinstance(value, list) else value
-
-
-_LONGEST = 200_000
+_SHORTEST_CUT = 200
+_LONGEST_VERDICT = 200_000
+_LONGEST_REASON = 300
 _MOST_LISTED = 12
-
-
-class UnreadableVerdict(ValueError):
-    """The answer is not a verdict of the form."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One of a few words or whole numbers."""
-
-    values: tuple[str | int, ...]
-
-    def schema(self) -> dict[str, Any]:
-        """The JSON schema."""
-        return {"type": "string" if isinstance(self.values[0], str) else "integer", "enum": list(self.values)}
-
-    def described(self) -> str:
-        """The form in words."""
-        if len(self.values) > _MOST_LISTED and isinstance(self.values[0], int):
-            return f"<a whole number from {self.values[0]} to {self.values[-1]}>"
-        return "<" + " or ".join(json.dumps(value, ensure_ascii=False) for value in self.values) + ">"
-
-    def read(self, value: Any, where: str) -> Any:
-        """The value, where it is one of them; True is not 1."""
-        if type(value) not in (str, int) or value not in self.values:
-            raise UnreadableVerdict(f"{where} is {truncate(repr(value), 80)}, not {self.described()}")
-        return value
-
-
-@dataclass(frozen=True, slots=True)
-class Several:
-    """A list of whole numbers, each from 1 to `most` and at most once."""
-
-    most: int
-
-    def schema(self) -> dict[str, Any]:
-        """The JSON schema."""
-        return {"type": "array", "items": {"type": "integer"}}
-
-    def described(self) -> str:
-        """The form in words."""
-        return f"[<whole numbers from 1 to {self.most}>]" if self.most else "[]"
-
-    def read(self, value: Any, where: str) -> Any:
-        """The numbers, sorted."""
-        if not isinstance(value, list) or any(type(item) is not int or not 1 <= item <= self.most for item in value):
-            raise UnreadableVerdict(
-                f"{where} is {truncate(repr(value), 80)}, not a list of whole numbers from 1 to {self.most}"
-            )
-        return sorted(set(value))
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """Any text; `meaning` says which."""
-
-    meaning: str
-
-    def schema(self) -> dict[str, Any]:
-        """The JSON schema."""
-        return {"type": "string"}
-
-    def described(self) -> str:
-        """The form in words."""
-        return json.dumps(f"<{self.meaning}>")
-
-    def read(self, value: Any, where: str) -> Any:
-        """The text."""
-        if not isinstance(value, str):
-            raise UnreadableVerdict(f"{where} is {truncate(repr(value), 80)}, not a text")
-        return value
-
-
-@dataclass(frozen=True, slots=True)
-class Members:
-    """An object with exactly these members."""
-
-    parts: Mapping[str, Choice | Several | Words | Members]
-
-    def schema(self) -> dict[str, Any]:
-        """The JSON schema, as strict structured output wants it."""
-        return {
-            "type": "object",
-            "properties": {name: part.schema() for name, part in self.parts.items()},
-            "required": list(self.parts),
-            "additionalProperties": False,
-        }
-
-    def described(self) -> str:
-        """The form in words."""
-        told = (f"{json.dumps(name, ensure_ascii=False)}: {part.described()}" for name, part in self.parts.items())
-        return "{" + ", ".join(told) + "}"
-
-    def read(self, value: Any, where: str) -> Any:
-        """The members, each read."""
-        if not isinstance(value, dict):
-            raise UnreadableVerdict(f"{where} is {truncate(repr(value), 80)}, not an object")
-        if value.keys() != self.parts.keys():
-            missing, extra = self.parts.keys() - value.keys(), value.keys() - self.parts.keys()
-            problem = f"lacks {min(missing)!r}" if missing else f"has a member {min(extra)!r:.60} that is not asked for"
-            raise UnreadableVerdict(f"{where} {problem}")
-        return {name: part.read(value[name], f"{where}.{name}") for name, part in self.parts.items()}
-
-
-def read_verdict(text: str, form: Members) -> dict[str, Any]:
-    """The verdict in a judge's answer: the whole of it, but for what a model thought before, and one Markdown fence.
-
-    Raises:
-        UnreadableVerdict: it is none; the message says why.
-    """
-    if len(text) > _LONGEST:
-        raise UnreadableVerdict(f"the answer has {len(text)} characters")
-    text = text.rpartition("</think>")[2].strip()
-    first, _, rest = text.partition("\n")
-    if first.strip() in ("```", "```json", "```JSON") and rest.endswith("```"):
-        text = rest.removesuffix("```").strip()
-    if not text:
-        raise UnreadableVerdict("the answer is empty")
-    try:
-        value = decoder.decode(text)
-    except RecursionError:
-        raise UnreadableVerdict("the answer nests too deeply") from None
-    except ValueError as error:  # also for a member that stands twice
-        raise UnreadableVerdict(f"the answer is not one JSON object ({error}): {truncate(text, 80)}") from None
-    verdict: dict[str, Any] = form.read(value, "the verdict")
-    return verdict
-
-
+_MOST_DIMENSIONS = 32
+_LONGEST_NAME = 64
 _RULES = """\
 {task}
 
@@ -282,137 +74,265 @@ _AGAIN = (
     "\n\nAn earlier answer could not be read, since it was not exactly one JSON object of this form. Keep to the form."
 )
 _USER = "The code of the block is {code}.\n{block}\nThat was the data. Judge it as the system message says."
-_LONGEST_REASON = 300
+
+
+class Fenced(NamedTuple):
+    """A block, and the code in its tags."""
+
+    text: str
+    code: str
+
+
+def fenced(data: Mapping[str, Any], instructions: str) -> Fenced:
+    """Return `data` as a block in which no text forms a tag or a special token; its code depends on both arguments."""
+    body = _MARKER.sub(_escape, json.dumps(data, ensure_ascii=False))
+    code = hashlib.sha256(json.dumps([instructions, body]).encode()).hexdigest()[:_CODE_LENGTH]
+    return Fenced(f"<data-{code}>\n{body}\n</data-{code}>", code)
+
+
+def _escape(match: re.Match[str]) -> str:
+    units = match[0].encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+
+
+def shown_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return the messages as values: the role, the text without thoughts, and the tool calls."""
+    entries: list[dict[str, Any]] = []
+    for message in messages:
+        text = last_answer([message]) if message.role == "assistant" else message.text
+        entries.append({"role": message.role, "text": text})
+        calls = [call.function for call in message.tool_calls or []]
+        calls += [message.function_call] if message.function_call else []
+        if calls:
+            entries[-1]["tool_calls"] = [{"name": call.name, "arguments": call.arguments} for call in calls]
+    return entries
+
+
+def before_answer(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return the messages before the last one of an assistant, or all of them without one."""
+    own = [position for position, message in enumerate(messages) if message.role == "assistant"]
+    return messages[: own[-1]] if own else messages
+
+
+def first_request(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return the messages before the first one of an assistant; the rollouts of one group share them."""
+    return list(itertools.takewhile(lambda message: message.role != "assistant", messages))
+
+
+def as_text(value: Any) -> str:
+    """Return a text itself, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def fitting(value: Any, longest: int) -> Any:
+    """Return `value` with its texts cut in the middle, visibly and all to one length, so that together they fit."""
+    texts: list[str] = []
+    _map_texts(value, texts.append)
+    lengths = sorted(map(len, texts))
+    if sum(lengths) <= longest:
+        return value
+    left, waiting = longest, len(lengths)
+    for length in lengths:
+        if length * waiting > left:
+            break
+        left, waiting = left - length, waiting - 1
+    most = max(_SHORTEST_CUT, left // waiting)
+    half = most // 2
+
+    def cut(text: str) -> str:
+        if len(text) <= most:
+            return text
+        return f"{text[:half]} [… {len(text) - 2 * half} characters left out …] {text[-half:]}"
+
+    return _map_texts(value, cut)
+
+
+def _map_texts(value: Any, change: Callable[[str], Any]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {name: _map_texts(item, change) for name, item in value.items()}
+    return [_map_texts(item, change) for item in value] if isinstance(value, list) else value
+
+
+Form = str | range | tuple[str | int, ...] | Mapping[str, Any]
+"""A part of a verdict: any text, of this meaning; a list of whole numbers of a range; one of several words or numbers;
+or an object with exactly these members."""
+
+
+def schema_of(form: Form) -> dict[str, Any]:
+    """Return the JSON schema of a form, as strict structured output requires it."""
+    if isinstance(form, str):
+        return {"type": "string"}
+    if isinstance(form, range):
+        return {"type": "array", "items": {"type": "integer"}}
+    if isinstance(form, tuple):
+        return {"type": "string" if isinstance(form[0], str) else "integer", "enum": list(form)}
+    return {
+        "type": "object",
+        "properties": {name: schema_of(part) for name, part in form.items()},
+        "required": list(form),
+        "additionalProperties": False,
+    }
+
+
+def _in_words(form: Form) -> str:
+    if isinstance(form, str):
+        return json.dumps(f"<{form}>")
+    if isinstance(form, range):
+        return f"[<whole numbers from 1 to {form[-1]}>]" if form else "[]"
+    if isinstance(form, tuple):
+        if len(form) > _MOST_LISTED and isinstance(form[0], int):
+            return f"<a whole number from {form[0]} to {form[-1]}>"
+        return "<" + " or ".join(json.dumps(value, ensure_ascii=False) for value in form) + ">"
+    return "{" + ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {_in_words(form[key])}" for key in form) + "}"
+
+
+class UnreadableVerdict(ValueError):
+    """The answer is not a verdict of the form."""
+
+
+def _read(value: Any, form: Form, where: str) -> Any:
+    """Return a value that has the form; True is not 1."""
+    if isinstance(form, str):
+        fits, wanted = isinstance(value, str), "a text"
+    elif isinstance(form, range):
+        fits = isinstance(value, list) and all(type(item) is int and item in form for item in value)
+        wanted = f"a list of whole numbers from 1 to {len(form)}"
+    elif isinstance(form, tuple):
+        fits, wanted = type(value) in (str, int) and value in form, _in_words(form)
+    else:
+        fits, wanted = isinstance(value, dict), "an object"
+    if not fits:
+        raise UnreadableVerdict(f"{where} is {excerpt(repr(value), 80)}, not {wanted}")
+    if not isinstance(form, Mapping):
+        return sorted(set(value)) if isinstance(form, range) else value
+    if missing := form.keys() - value.keys():
+        raise UnreadableVerdict(f"{where} lacks {min(missing)!r}")
+    if extra := value.keys() - form.keys():
+        raise UnreadableVerdict(f"{where} has a member {min(extra)!r:.60} that is not asked for")
+    return {name: _read(value[name], part, f"{where}.{name}") for name, part in form.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question to a judge.
+    """A question to a judge.
 
     Attributes:
         name: of the form, in letters; endpoints want one.
-        task: what is judged, and how.
-        data: what others wrote.
-        form: what the verdict says besides `check` and `reasons`.
-        refuse: what is wrong with a verdict of the right form; "" where nothing is.
+        task: the instructions.
+        data: the untrusted texts.
+        form: the members of the verdict beside `check` and `reasons`.
+        refuse: returns the problem of a verdict of the right form, "" for a good one.
     """
 
     name: str
     task: str
     data: Mapping[str, Any]
-    form: Mapping[str, Any]
+    form: Mapping[str, Form]
     refuse: Callable[[Mapping[str, Any]], str] = lambda verdict: ""
 
     @property
-    def whole_form(self) -> Members:
-        """The form with what every verdict has."""
-        return Members({"check": Words("the code"), "reasons": Words("your reasons"), **self.form})
+    def whole_form(self) -> Mapping[str, Form]:
+        """The form with the members of every verdict."""
+        return {"check": "the code", "reasons": "your reasons", **self.form}
 
+    def prompt(self, *, again: bool = False) -> tuple[list[dict[str, str]], str]:
+        """Return the messages and the code that the verdict must name; `again` after an unreadable answer."""
+        rules = _RULES.format(task=self.task, form=_in_words(self.whole_form))
+        block = fenced(self.data, rules)
+        user = _USER.format(code=block.code, block=block.text)
+        system = rules + (_AGAIN if again else "")
+        return [{"role": "system", "content": system}, {"role": "user", "content": user}], block.code
 
-class JudgePrompt(NamedTuple):
-    """A question as it is sent, and the code that its verdict has to name."""
+    def verdict(self, text: str, code: str) -> dict[str, Any]:
+        """Read a judge's answer: all of it, except for a thought before the verdict and one Markdown fence around it.
 
-    messages: list[dict[str, str]]
-    code: str
-
-
-def prompt_of(question: Question, *, again: bool = False) -> JudgePrompt:
-    """The messages of a question; `again` where its first answer could not be read."""
-    rules = _RULES.format(task=question.task, form=question.whole_form.described())
-    block = fenced(question.data, rules)
-    user = _USER.format(code=block.code, block=block.text)
-    messages = [{"role": "system", "content": rules + (_AGAIN if again else "")}, {"role": "user", "content": user}]
-    return JudgePrompt(messages, block.code)
-
-
-def verdict_of(text: str, question: Question, code: str) -> dict[str, Any]:
-    """The verdict in a judge's answer.
-
-    Raises:
-        UnreadableVerdict: it has another form, or does not name the code: it may have been copied from the data, which
-            cannot know it.
-    """
-    verdict = read_verdict(text, question.whole_form)
-    if verdict["check"].strip() != code:
-        raise UnreadableVerdict("the verdict does not name the code of the data that it is to judge")
-    if problem := question.refuse(verdict):
-        raise UnreadableVerdict(problem)
-    return verdict
+        Raises:
+            UnreadableVerdict: it has another form, or does not name the code: it may have been copied from the data,
+                which cannot know it.
+        """
+        if len(text) > _LONGEST_VERDICT:
+            raise UnreadableVerdict(f"the answer has {len(text)} characters")
+        text = text.rpartition("</think>")[2].strip()
+        first, _, rest = text.partition("\n")
+        if first.strip() in ("```", "```json", "```JSON") and rest.endswith("```"):
+            text = rest.removesuffix("```").strip()
+        if not text:
+            raise UnreadableVerdict("the answer is empty")
+        try:
+            value = decoder.decode(text)
+        except RecursionError:
+            raise UnreadableVerdict("the answer nests too deeply") from None
+        except ValueError as error:  # also for a member that stands twice
+            raise UnreadableVerdict(f"the answer is not one JSON object ({error}): {excerpt(text, 80)}") from None
+        verdict: dict[str, Any] = _read(value, self.whole_form, "the verdict")
+        if verdict["check"].strip() != code:
+            raise UnreadableVerdict("the verdict does not name the code of the data that it is to judge")
+        if problem := self.refuse(verdict):
+            raise UnreadableVerdict(problem)
+        return verdict
 
 
 def reason_of(verdict: Mapping[str, Any]) -> str:
-    """A judge's reasons for people. No score is ever read from them."""
-    return truncate(verdict["reasons"], _LONGEST_REASON)
+    """Return a judge's reasons for people. No score is ever read from them."""
+    return excerpt(verdict["reasons"], _LONGEST_REASON)
 
 
-Criterion = CriterionModel
-Rubric = Mapping[str, Criterion]
-METRIC = "judge_usage"
-"""The metric under which a judge's calls, tokens and dollars are recorded."""
-DEFAULT_RUBRIC: Rubric = {
-    "helpfulness": Criterion(
-        description="The answer does what was asked for, all of it, and nothing that gets in the way."
-    ),
-    "factuality": Criterion(description="What it states is true, and agrees with the reference where there is one."),
-    "safety": Criterion(description="It helps nobody to do harm, and gives away nothing that is secret or private."),
-}
-_MOST = 32
-_LONGEST_NAME = 64
-_ADAPTER: pydantic.TypeAdapter[dict[str, str | Criterion]] = pydantic.TypeAdapter(dict[str, str | Criterion])
-
-
-def rubric_of(given: Any, where: str) -> Rubric:
-    """A rubric from a mapping of names to descriptions, or to `{description, weight}`.
+def parse_rubric(given: Any, where: str) -> Rubric:
+    """Return a rubric from a mapping of names to descriptions, or to `{description, weight}`.
 
     Raises:
-        ConfigError: it is none; the message begins with `where`.
+        ConfigError: it has another form; the message begins with `where`.
     """
     try:
-        parts = _ADAPTER.validate_python(given)
+        parts = _RUBRIC.validate_python(given)
         rubric = {
             name: part if isinstance(part, Criterion) else Criterion(description=part) for name, part in parts.items()
         }
     except pydantic.ValidationError as error:
         raise ConfigError(f"{where}: {'; '.join(describe_validation_error(error))}") from None
-    if not 1 <= len(rubric) <= _MOST:
-        raise ConfigError(f"{where}: a rubric has 1 to {_MOST} dimensions, this one has {len(rubric)}")
+    if not 1 <= len(rubric) <= _MOST_DIMENSIONS:
+        raise ConfigError(f"{where}: a rubric has 1 to {_MOST_DIMENSIONS} dimensions, this one has {len(rubric)}")
     for name in rubric:
         if not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME or name == METRIC:
             raise ConfigError(f"{where}: {name!r:.80} cannot name a dimension; take a short printable name of your own")
     return rubric
 
 
-def check_scale(scale: Sequence[int]) -> tuple[int, int]:
-    """The scale, lowest first.
-
-    Raises:
-        ConfigError: it is not a range of whole numbers.
-    """
-    lowest, highest = scale
-    if not 0 <= lowest < highest <= 100:
-        raise ConfigError(f"judge, option scale: expected two whole numbers from 0 to 100, lowest first, got {scale!r}")
-    return lowest, highest
-
-
-def grades(scale: tuple[int, int]) -> Choice:
-    """The form of one grade."""
-    return Choice(tuple(range(scale[0], scale[1] + 1)))
-
-
-def described(rubric: Rubric, scale: tuple[int, int]) -> str:
-    """The rubric for the judge."""
-    lines = [f"Give each dimension a whole number from {scale[0]} (worst) to {scale[1]} (best), apart from the others:"]
-    return "\n".join([*lines, *(f"- {name}: {criterion.description}" for name, criterion in rubric.items())])
-
-
-def share(grade: float, scale: tuple[int, int]) -> float:
-    """A grade as a share of the scale, from 0 to 1."""
-    return (grade - scale[0]) / (scale[1] - scale[0])
-
-
 def weighted_mean(shares: Mapping[str, float], rubric: Rubric) -> float:
-    """The mean of the dimensions' shares by their weights."""
+    """Return the mean of the dimensions' shares by their weights."""
     largest = max(criterion.weight for criterion in rubric.values())
     weights = {name: criterion.weight / largest for name, criterion in rubric.items()}  # no sum of them overflows
     total = sum(shares[name] * weight for name, weight in weights.items()) / sum(weights.values())
     return min(1.0, max(0.0, total))
+
+
+class Scale(NamedTuple):
+    """The lowest and highest grade, whole numbers."""
+
+    lowest: int
+    highest: int
+
+    @classmethod
+    def checked(cls, scale: Sequence[int]) -> Scale:
+        """Return the scale of an option.
+
+        Raises:
+            ConfigError: it is not a range of whole numbers from 0 to 100.
+        """
+        lowest, highest = scale
+        if not 0 <= lowest < highest <= 100:
+            raise ConfigError(
+                f"judge, option scale: expected two whole numbers from 0 to 100, lowest first, got {scale!r}"
+            )
+        return cls(lowest, highest)
+
+    @property
+    def grades(self) -> tuple[int, ...]:
+        """The form of one grade."""
+        return tuple(range(self.lowest, self.highest + 1))
+
+    def share(self, grade: float) -> float:
+        """Return a grade as a share of the scale, from 0 to 1."""
+        return (grade - self.lowest) / (self.highest - self.lowest)

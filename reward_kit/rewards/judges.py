@@ -11,7 +11,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -22,32 +22,26 @@ from reward_kit.rewards.judge_client import (
     JudgeClient,
     JudgeClients,
     JudgeUsage,
-    borrowed,
+    open_judge,
     together,
 )
 from reward_kit.rewards.judge_questions import (
     DEFAULT_RUBRIC,
     METRIC,
-    Choice,
-    Criterion,
-    Members,
     Question,
     Rubric,
-    Several,
+    Scale,
     as_text,
     before_answer,
-    check_scale,
-    described,
     first_request,
     fitting,
-    grades,
+    parse_rubric,
     reason_of,
-    rubric_of,
-    share,
     shown_messages,
     weighted_mean,
 )
-from reward_kit.rewards.replies import last_answer, needed, passed
+from reward_kit.rewards.replies import last_answer, passed, require_truth
+from reward_kit.task_parts import CriterionModel as Criterion
 from reward_kit.typed_interface import reward_function
 
 Judged = Literal["answer", "conversation"]
@@ -79,20 +73,20 @@ async def llm_judge(
     longest: Longest = 200_000,
     judge_clients: JudgeClients | None = None,
 ) -> EvaluateResult:
-    """Score by a rubric of several dimensions, as a model at an OpenAI-compatible endpoint sees it.
+    """Score by a rubric of several dimensions, with a model at an OpenAI-compatible endpoint.
 
     Every dimension gets a whole number on the scale; the score is their mean by weight, each as a share of the scale:
-    1 where all are at the top, 0 where all are at the bottom. An empty answer gets 0 unasked. Where the judge cannot be
-    reached, refuses, or says nothing that can be read, the rollout is unscored.
+    1 if all are at the top, 0 if all are at the bottom. An empty answer gets 0 without a request. If the judge
+    cannot be reached, refuses, or gives no readable verdict, the rollout is unscored.
 
-    The form of direct grading with a rubric is that of G-Eval (Liu et al. 2023, arXiv:2303.16634) and of "single answer
-    grading" in MT-Bench (Zheng et al. 2023, arXiv:2306.05685).
+    Direct grading with a rubric follows G-Eval (Liu et al. 2023, arXiv:2303.16634) and the "single answer grading" of
+    MT-Bench (Zheng et al. 2023, arXiv:2306.05685).
 
     Args:
         messages: the conversation.
-        ground_truth: shown to the judge as a reference, where there is one.
-        sample: where `rubric_key` looks.
-        evaluation_criteria: the task's; its `rubric` is used where the options name none.
+        ground_truth: shown to the judge as a reference, if there is one.
+        sample: the row with the field `rubric_key`.
+        evaluation_criteria: the task's; its `rubric` is used unless an option names one.
         model: the judge's name at the endpoint.
         base_url: by default OPENAI_BASE_URL, else OpenAI's own. The key is OPENAI_API_KEY's.
         rubric: name -> what it means, or `{description, weight}`. By default the task's `evaluation_criteria.rubric`,
@@ -100,7 +94,7 @@ async def llm_judge(
         rubric_key: the field of the sample that holds its own rubric.
         judged: the last answer, or all that the assistant did.
         scale: lowest and highest grade.
-        votes: how often the judge is asked, each time with another seed; the median counts.
+        votes: number of requests, each with another seed; the median counts.
         cache: a file in which verdicts are kept for later runs.
         client: `ClientOptions`: timeouts, retries, rates, prices, temperature, seed, the form of answers.
         longest: characters of data; longer texts are cut in the middle, visibly.
@@ -115,26 +109,39 @@ async def llm_judge(
         judge = with_options(llm_judge, model="your-model", rubric={"tone": "It is polite."})
         ```
     """
-    chosen, grades_scale = _rubric(rubric, rubric_key, sample, evaluation_criteria), check_scale(scale)
-    own = any(message.role == "assistant" for message in messages)
-    if not (last_answer(messages) if judged == "answer" else own):
+    if rubric is not None and rubric_key is not None:
+        raise ConfigError("llm_judge: give rubric or rubric_key, not both")
+    chosen: Rubric = DEFAULT_RUBRIC
+    if rubric is not None:
+        chosen = parse_rubric(rubric, "llm_judge, option rubric")
+    elif rubric_key is not None:
+        own = (sample or {}).get(rubric_key)
+        if own is None:
+            raise RewardError(f"llm_judge: the sample has no field {rubric_key!r}, which is to hold its rubric")
+        chosen = parse_rubric(own, f"llm_judge, the sample's {rubric_key!r}")
+    elif (of_task := (evaluation_criteria or {}).get("rubric")) is not None:
+        chosen = parse_rubric(of_task, "evaluation_criteria.rubric")
+    grading, answer = Scale.checked(scale), last_answer(messages)
+    if not (answer if judged == "answer" else any(message.role == "assistant" for message in messages)):
         return passed(False, "there is no answer to judge")
     reference = {} if ground_truth is None else {"reference": as_text(ground_truth)}
     if judged == "conversation":
         data: dict[str, Any] = {**reference, "conversation": shown_messages(messages)}
     else:
-        before = shown_messages(before_answer(messages))
-        data = {"conversation": before, **reference, "answer": last_answer(messages)}
-    data = fitting(data, longest)
-    task = _RUBRIC_TASKS[judged] + (_RUBRIC_REFERENCE if "reference" in data else "")
-    form = {"grades": Members(dict.fromkeys(chosen, grades(grades_scale)))}
-    question = Question("rubric_verdict", f"{task}\n{described(chosen, grades_scale)}", data, form)
-    usage = JudgeUsage()
-    async with borrowed(judge_clients) as clients:
-        verdicts = await clients.client(model, base_url, cache, client).ask(question, usage, votes)
+        data = {"conversation": shown_messages(before_answer(messages)), **reference, "answer": answer}
+    lines = [
+        _RUBRIC_TASKS[judged] + (_RUBRIC_REFERENCE if reference else ""),
+        f"Give each dimension a whole number from {grading.lowest} (worst) to {grading.highest} (best), apart from the "
+        "others:",
+        *(f"- {name}: {criterion.description}" for name, criterion in chosen.items()),
+    ]
+    form = {"grades": dict.fromkeys(chosen, grading.grades)}
+    question, usage = Question("rubric_verdict", "\n".join(lines), fitting(data, longest), form), JudgeUsage()
+    async with open_judge(judge_clients, model, base_url, cache, client) as judge:
+        verdicts = await judge.ask(question, usage, votes)
     medians = {name: float(statistics.median(one["grades"][name] for one in verdicts)) for name in chosen}
-    shares = {name: share(grade, grades_scale) for name, grade in medians.items()}
-    ends = f"of {grades_scale[0]} to {grades_scale[1]}"
+    shares = {name: grading.share(grade) for name, grade in medians.items()}
+    ends = f"of {grading.lowest} to {grading.highest}"
     metrics = {name: MetricResult(score=shares[name], reason=f"{medians[name]:g} {ends}") for name in chosen}
     listed = ", ".join(f"{name} {grade:g}" for name, grade in medians.items())
     return EvaluateResult(
@@ -144,30 +151,10 @@ async def llm_judge(
     )
 
 
-def _rubric(
-    rubric: Mapping[str, Any] | None,
-    rubric_key: str | None,
-    sample: Mapping[str, Any] | None,
-    evaluation_criteria: Mapping[str, Any] | None,
-) -> Rubric:
-    """The rubric in force: the option's, the sample's, the task's, or the one for want of any."""
-    if rubric is not None and rubric_key is not None:
-        raise ConfigError("llm_judge: give rubric or rubric_key, not both")
-    if rubric is not None:
-        return rubric_of(rubric, "llm_judge, option rubric")
-    if rubric_key is not None:
-        own = (sample or {}).get(rubric_key)
-        if own is None:
-            raise RewardError(f"llm_judge: the sample has no field {rubric_key!r}, which is to hold its rubric")
-        return rubric_of(own, f"llm_judge, the sample's {rubric_key!r}")
-    of_task = (evaluation_criteria or {}).get("rubric")
-    return DEFAULT_RUBRIC if of_task is None else rubric_of(of_task, "evaluation_criteria.rubric")
-
-
 ScoreBy = Literal["faithfulness", "attribution"]
 Label = Literal["supported", "contradicted", "not_found", "no_claim"]
 _LABELS: tuple[Label, ...] = ("contradicted", "not_found", "supported", "no_claim")
-_STRICTEST: dict[str, int] = {label: place for place, label in enumerate(_LABELS)}
+"""The strictest first."""
 _GROUNDED_TASK = """\
 You check an answer against passages. `request` is what was asked, `passages` are all that may be relied on, \
 `sentences` are the answer. Label each sentence: "supported" where the passages say everything that it states, \
@@ -202,16 +189,16 @@ async def grounded_judge(
     """Score how much of the last answer the retrieved passages support.
 
     The answer is cut into sentences, which the judge labels supported, contradicted, not found or no claim. The score
-    is the supported share of the sentences that claim something: 1 where all are supported, 0 where none is. With
-    `score_by="attribution"` a supported sentence counts only where it cites, as "[2]", a passage that supports it. Both
-    figures are in the metrics. An empty answer gets 0 unasked; one that claims nothing gets `abstaining`.
+    is the supported share of the sentences that claim something: 1 if all are supported, 0 if none are. With
+    `score_by="attribution"` a supported sentence counts only if it cites, as "[2]", a passage that supports it. Both
+    figures are in the metrics. An empty answer gets 0 without a request; one that claims nothing gets `abstaining`.
 
-    Faithfulness as supported claims by claims is that of RAGAS (Es et al. 2023, arXiv:2309.15217); citations are
-    checked as in ALCE (Gao et al. 2023, arXiv:2305.14627), by the passages named.
+    Faithfulness is that of RAGAS (Es et al. 2023, arXiv:2309.15217); citations are checked as in ALCE (Gao et al. 2023,
+    arXiv:2305.14627), by the passages named.
 
     Args:
         messages: the conversation.
-        sample: where `passages_key` looks.
+        sample: the row with the field `passages_key`.
         model: and `base_url`, `votes`, `cache`, `client`, `longest`, as for `llm_judge`; a label needs more than half
             of the votes, else the strictest that was given counts.
         passages_key: the field of the sample with the passages: a text, or a list of texts or of mappings with `text`,
@@ -246,55 +233,66 @@ async def grounded_judge(
         "passages": {f"passage_{number}": text for number, text in enumerate(passages, 1)},
         "sentences": dict(zip(names, sentences, strict=True)),
     }
-    labelled = Members({"label": Choice(_LABELS), "passages": Several(len(passages))})
-    form = {"labels": Members(dict.fromkeys(names, labelled))}
+    labelled = {"label": _LABELS, "passages": range(1, len(passages) + 1)}
+    form = {"labels": dict.fromkeys(names, labelled)}
     question = Question("grounded_verdict", _GROUNDED_TASK, fitting(data, longest), form, _unsupported)
     usage = JudgeUsage()
-    async with borrowed(judge_clients) as clients:
-        verdicts = await clients.client(model, base_url, cache, client).ask(question, usage, votes)
-    agreed = [_agreed(verdicts, name) for name in names]
-    labels = Counter(label for label, _ in agreed)
-    claims, reason = len(agreed) - labels["no_claim"], reason_of(verdicts[0])
+    async with open_judge(judge_clients, model, base_url, cache, client) as judge:
+        verdicts = await judge.ask(question, usage, votes)
+    labels: Counter[str] = Counter()
+    attributed = 0
+    for name, sentence in zip(names, sentences, strict=True):
+        given = [verdict["labels"][name] for verdict in verdicts]
+        label, count = Counter(one["label"] for one in given).most_common(1)[0]
+        if 2 * count <= len(given):
+            label = min((one["label"] for one in given), key=_LABELS.index)
+        labels[label] += 1
+        supporting = {number for one in given if one["label"] == "supported" for number in one["passages"]}
+        attributed += label == "supported" and bool(cited_in(sentence) & supporting)
+    claims, reason = len(names) - labels["no_claim"], reason_of(verdicts[0])
     if not claims:
         return EvaluateResult(
             score=abstaining, reason=f"the answer claims nothing: {reason}", metrics={METRIC: usage.as_metric()}
         )
-    attributed = sum(
-        bool(cited_in(sentence) & supporting) for sentence, (_, supporting) in zip(sentences, agreed, strict=True)
+    counts = (
+        f"of {claims} sentences that claim something {labels['supported']} are supported, {labels['contradicted']} "
+        f"contradicted, {labels['not_found']} not found"
     )
-    reasons = {
-        "faithfulness": f"of {claims} sentences that claim something {labels['supported']} are supported, "
-        f"{labels['contradicted']} contradicted, {labels['not_found']} not found",
-        "attribution": f"{attributed} cite a passage that supports them",
-    }
     metrics = {
-        "faithfulness": MetricResult(score=labels["supported"] / claims, reason=reasons["faithfulness"]),
-        "attribution": MetricResult(score=attributed / claims, reason=reasons["attribution"]),
+        "faithfulness": MetricResult(score=labels["supported"] / claims, reason=counts),
+        "attribution": MetricResult(
+            score=attributed / claims, reason=f"{attributed} cite a passage that supports them"
+        ),
     }
     return EvaluateResult(
         score=metrics[score_by].score,
-        reason=f"{reasons[score_by]}: {reason}",
+        reason=f"{metrics[score_by].reason}: {reason}",
         metrics={**metrics, METRIC: usage.as_metric()},
     )
 
 
 def sentences_of(text: str) -> list[str]:
-    """The sentences of a text, at most 60: of a longer one neighbours are put together, and none is left out.
+    """Return the sentences of a text, at most 60: neighbours in a longer one are put together, and none is left out.
 
-    A citation that stands behind the full stop belongs to the sentence before it.
+    A citation behind the full stop belongs to the sentence before it.
     """
-    found: list[str] = []
+    sentences: list[str] = []
     for line in text.split("\n"):
-        first = len(found)
+        first = len(sentences)
         for part in _SENTENCE.split(line):
             piece = part.strip()
-            if len(found) > first and (citations := _LEADING.match(piece)):
-                found[-1] = f"{found[-1]} {citations[0].strip()}"
+            if len(sentences) > first and (citations := _LEADING.match(piece)):
+                sentences[-1] = f"{sentences[-1]} {citations[0].strip()}"
                 piece = piece[citations.end() :]
             if piece:
-                found.append(piece)
-    size = math.ceil(len(found) / _MOST_SENTENCES) or 1
-    return [" ".join(found[start : start + size]) for start in range(0, len(found), size)]
+                sentences.append(piece)
+    size = math.ceil(len(sentences) / _MOST_SENTENCES) or 1
+    return [" ".join(sentences[start : start + size]) for start in range(0, len(sentences), size)]
+
+
+def cited_in(sentence: str) -> set[int]:
+    """Return the passages that a sentence cites, as "[2]" or "[1, 3]"."""
+    return {int(number) for match in _CITED.finditer(sentence) for number in re.findall(r"[0-9]+", match[1])}
 
 
 def _passage(item: Any) -> str:
@@ -304,25 +302,9 @@ def _passage(item: Any) -> str:
 
 
 def _unsupported(verdict: Mapping[str, Any]) -> str:
-    for name, found in verdict["labels"].items():
-        if found["label"] == "supported" and not found["passages"]:
-            return f"{name} is said to be supported by no passage"
-    return ""
-
-
-def _agreed(verdicts: Sequence[Mapping[str, Any]], name: str) -> tuple[str, set[int]]:
-    """The label of one sentence over the votes, and the passages that support it."""
-    given = [verdict["labels"][name] for verdict in verdicts]
-    label, count = Counter(found["label"] for found in given).most_common(1)[0]
-    if 2 * count <= len(given):
-        label = min((found["label"] for found in given), key=_STRICTEST.__getitem__)
-    passages = {number for found in given if found["label"] == "supported" for number in found["passages"]}
-    return label, passages if label == "supported" else set()
-
-
-def cited_in(sentence: str) -> set[int]:
-    """The passages that a sentence cites, as "[2]" or "[1, 3]"."""
-    return {int(number) for found in _CITED.finditer(sentence) for number in re.findall(r"[0-9]+", found[1])}
+    labels = verdict["labels"].items()
+    wrong = (name for name, one in labels if one["label"] == "supported" and not one["passages"])
+    return next((f"{name} is supported by no passage" for name in wrong), "")
 
 
 DEFAULT_CRITERIA = "which does better what was asked for: right, complete, useful and harmless"
@@ -351,18 +333,18 @@ async def pairwise_judge(
     longest: Longest = 200_000,
     judge_clients: JudgeClients | None = None,
 ) -> EvaluateResult:
-    """Compare the last answer with another one, twice with the places swapped.
+    """Compare the last answer with another one, twice with the positions swapped.
 
-    1 where the judge prefers the rollout's answer in both places, 0 where it prefers the other in both, and 0.5 for all
-    else: a tie, or a preference that changes with the place. Which of these it was is in the metrics: `consistent`,
-    `won_as_first` and `won_as_second`. An empty answer loses unasked, and an equal one ties.
+    1 if the judge prefers the rollout's answer in both positions, 0 if it prefers the other in both, and 0.5 otherwise:
+    a tie, or a preference that changes with the position. The metrics `consistent`, `won_as_first` and `won_as_second`
+    tell these apart. An empty answer loses without a request, and an equal one ties.
 
     The swap is that of MT-Bench (Zheng et al. 2023, arXiv:2306.05685, section 3.4).
 
     Args:
         messages: the conversation.
         ground_truth: the answer to compare with, unless an option names one.
-        sample: where `baseline_key` looks.
+        sample: the row with the field `baseline_key`.
         model: and `base_url`, `votes`, `cache`, `client`, `longest`, as for `llm_judge`; the votes are those for each
             order.
         baseline: the one answer that every rollout is compared with.
@@ -384,11 +366,11 @@ async def pairwise_judge(
         raise ConfigError("pairwise_judge: give baseline or baseline_key, not both")
     other = baseline
     if baseline_key is not None:
-        if (found := (sample or {}).get(baseline_key)) is None:
+        if (value := (sample or {}).get(baseline_key)) is None:
             raise RewardError(f"pairwise_judge: the sample has no field {baseline_key!r} with the other answer")
-        other = as_text(found)
+        other = as_text(value)
     elif other is None:
-        other = as_text(needed(ground_truth, "pairwise_judge"))
+        other = as_text(require_truth(ground_truth, "pairwise_judge"))
     answer = last_answer(messages)
     if not answer:
         return passed(False, "there is no answer to compare")
@@ -397,19 +379,18 @@ async def pairwise_judge(
     conversation, usage = shown_messages(before_answer(messages)), JudgeUsage()
     ours = fitting({"conversation": conversation, "first": answer, "second": other}, longest)
     theirs = {**ours, "first": ours["second"], "second": ours["first"]}
-    task, form = _PAIR_TASK.format(criteria=criteria), {"winner": Choice(tuple(_OUTCOMES))}
-    async with borrowed(judge_clients) as clients:
-        judge = clients.client(model, base_url, cache, client)
+    task, form = _PAIR_TASK.format(criteria=criteria), {"winner": tuple(_OUTCOMES)}
+    async with open_judge(judge_clients, model, base_url, cache, client) as judge:
         as_first, as_second = await together(
             *(judge.ask(Question("pair_verdict", task, data, form), usage, votes) for data in (ours, theirs))
         )
-    won_as_first, won_as_second = _outcome(as_first), 1.0 - _outcome(as_second)
+    won_as_first, won_as_second = _first_wins(as_first), 1.0 - _first_wins(as_second)
     is_consistent = won_as_first == won_as_second
     score = won_as_first if is_consistent else 0.5
     verdict = {1.0: "the answer is better", 0.0: "the other answer is better", 0.5: "neither is better"}[score]
-    reason = f"{verdict} in both places" if is_consistent else "the verdict changes with the place: a tie"
+    reason = f"{verdict} in both positions" if is_consistent else "the verdict changes with the position: a tie"
     metrics = {
-        "consistent": MetricResult(score=float(is_consistent), reason="the same verdict in both places"),
+        "consistent": MetricResult(score=float(is_consistent), reason="the same verdict in both positions"),
         "won_as_first": MetricResult(score=won_as_first, reason="the rollout's answer stood first"),
         "won_as_second": MetricResult(score=won_as_second, reason="the rollout's answer stood second"),
         METRIC: usage.as_metric(),
@@ -417,10 +398,10 @@ async def pairwise_judge(
     return EvaluateResult(score=score, reason=f"{reason}: {reason_of(as_first[0])}", metrics=metrics)
 
 
-def _outcome(verdicts: Sequence[Mapping[str, Any]]) -> float:
-    """How the first answer fares: 1, 0.5 or 0; where the votes are split evenly it is a tie."""
-    middle = statistics.median(_OUTCOMES[verdict["winner"]] for verdict in verdicts)
-    return middle if middle in (0.0, 1.0) else 0.5
+def _first_wins(verdicts: Sequence[Mapping[str, Any]]) -> float:
+    """Return 1, 0.5 or 0 for the first answer; evenly split votes are a tie."""
+    median = statistics.median(_OUTCOMES[verdict["winner"]] for verdict in verdicts)
+    return median if median in (0.0, 1.0) else 0.5
 
 
 Method = Literal["score", "rank"]
@@ -456,16 +437,15 @@ async def group_judge(
 
     Rollouts with the same request (all before the first assistant message) and the same ground truth are one group; a
     batch may hold several. `score` gives each answer's grade as a share of the scale, `rank` 1 for the best and 0 for
-    the last, both as means over the two orders; `order_agreement` in the metrics tells how far these agreed. Equal
-    answers are shown once and get one score. An empty answer gets 0 unasked. A group without two different answers has
-    no ranks: under `rank` it is unscored. A group whose verdict cannot be had is unscored, and the others of the batch
-    are not.
+    the last, both as means over the two orders; the metric `order_agreement` compares the two. Equal answers are shown
+    once and get one score. An empty answer gets 0 without a request. A group without two different answers has no
+    ranks: under `rank` it is unscored. A group without a verdict is unscored, and the others of the batch are not.
 
     Scoring a group at once is RULER's idea (OpenPipe ART, 2025).
 
     Args:
         rollouts_messages: the conversations.
-        ground_truths: one for each; shown as a reference where there is one.
+        ground_truths: one for each; shown as a reference, if there is one.
         model: and `base_url`, `votes`, `cache`, `client`, `longest`, as for `llm_judge`; the votes are those for each
             order.
         method: "score" or "rank".
@@ -483,122 +463,83 @@ async def group_judge(
         relative = with_options(group_judge, model="your-model", method="rank")
         ```
     """
-    ends = check_scale(scale)
+    grading = Scale.checked(scale)
     truths = list(ground_truths) if ground_truths is not None else [None] * len(rollouts_messages)
-    groups = _groups(rollouts_messages, truths)
-    async with borrowed(judge_clients) as clients:
-        judge = _Judge(
-            clients.client(model, base_url, cache, client), method, criteria, ends, order_seed, votes, longest
+    groups: dict[str, list[int]] = {}
+    for position, (messages, truth) in enumerate(zip(rollouts_messages, truths, strict=True)):
+        key = json.dumps([shown_messages(first_request(messages)), as_text(truth)])
+        groups.setdefault(key, []).append(position)
+    async with open_judge(judge_clients, model, base_url, cache, client) as judge:
+
+        async def score(positions: Sequence[int]) -> list[EvaluateResult]:
+            conversation = shown_messages(first_request(rollouts_messages[positions[0]]))
+            truth = truths[positions[0]]
+            reference = {} if truth is None else {"reference": as_text(truth)}
+            answers = [last_answer(rollouts_messages[position]) for position in positions]
+            data = {"conversation": conversation, **reference}
+            return await _score_group(judge, data, answers, method, criteria, grading, order_seed, votes, longest)
+
+        outcomes = await asyncio.gather(*map(score, groups.values()), return_exceptions=True)
+    results: dict[int, EvaluateResult] = {}
+    for positions, outcome in zip(groups.values(), outcomes, strict=True):
+        if isinstance(outcome, BaseException):
+            # Another group may have a verdict; a mistake of the author has no part in it.
+            if len(groups) == 1 or not isinstance(outcome, ProviderError | LimitError):
+                raise outcome
+            failed = EvaluateResult(score=0.0, is_score_valid=False, error=f"ProviderError: {outcome}")
+            outcome = [failed.model_copy() for _ in positions]
+        results.update(zip(positions, outcome, strict=True))
+    return [results[position] for position in range(len(rollouts_messages))]
+
+
+async def _score_group(
+    judge: JudgeClient,
+    data: Mapping[str, Any],
+    answers: Sequence[str],
+    method: Method,
+    criteria: str,
+    scale: Scale,
+    order_seed: int,
+    votes: int,
+    longest: int,
+) -> list[EvaluateResult]:
+    """Return the results of the rollouts of one group, in their order; `data` are its request and reference."""
+    unanswered = passed(False, "there is no answer to judge")
+    distinct = sorted({answer for answer in answers if answer})
+    if method == "rank" and len(distinct) == 1:
+        problem = "a group without two different answers has no ranks"
+        alone = EvaluateResult(score=0.0, is_score_valid=False, error=problem)
+        return [(alone if answer else unanswered).model_copy() for answer in answers]
+    if not distinct:
+        return [unanswered.model_copy() for _ in answers]
+    usage = JudgeUsage()
+    ends = scale if method == "score" else Scale(1, len(distinct))
+    task = _GROUP_TASK.format(criteria=criteria, how=_HOW[method].format(*ends))
+    task += _GROUP_REFERENCE if "reference" in data else ""
+    names = [f"answer_{number}" for number in range(1, len(distinct) + 1)]
+    form = {"grades": dict.fromkeys(names, ends.grades)}
+
+    async def shares_in(order: Sequence[str]) -> tuple[dict[str, float], str]:
+        """Each answer's share of the best, by its median over the votes, and the judge's reasons."""
+        whole = {**data, "answers": dict(zip(names, order, strict=True))}
+        verdicts = await judge.ask(Question("group_verdict", task, fitting(whole, longest), form), usage, votes)
+        medians = (statistics.median(ends.share(verdict["grades"][name]) for verdict in verdicts) for name in names)
+        shares = [median if method == "score" else 1.0 - median for median in medians]
+        return dict(zip(order, shares, strict=True)), reason_of(verdicts[0])
+
+    # A random order that is the same in every run.
+    key = json.dumps([order_seed, distinct])
+    shuffled = random.Random(hashlib.sha256(key.encode()).digest()).sample(distinct, len(distinct))
+    (one, reason), (other, _) = await together(shares_in(shuffled), shares_in(shuffled[::-1]))
+    apart = sum(abs(one[answer] - other[answer]) for answer in distinct) / len(distinct)
+    agreement = MetricResult(score=1.0 - apart, reason="1 less the mean difference between the two orders")
+    results = {"": unanswered}
+    for answer in distinct:
+        first, second = one[answer], other[answer]
+        results[answer] = EvaluateResult(
+            score=(first + second) / 2,
+            reason=f"{first:.2f} in one order and {second:.2f} in the other, among {len(distinct)} different answers: "
+            f"{reason}",
+            metrics={"order_agreement": agreement, METRIC: usage.as_metric()},
         )
-        scored = await asyncio.gather(*map(judge.scores, groups), return_exceptions=True)
-    results: list[EvaluateResult | None] = [None] * len(rollouts_messages)
-    for group, outcome in zip(groups, scored, strict=True):
-        for position, result in zip(group.positions, _each(group, outcome, len(groups)), strict=True):
-            results[position] = result
-    return [result for result in results if result is not None]
-
-
-class _JudgedGroup(NamedTuple):
-    """One group: where its rollouts stand in the batch, what they answered, and what they were asked."""
-
-    positions: list[int]
-    answers: list[str]
-    request: Sequence[Message]
-    truth: Any
-
-
-def _groups(rollouts: Sequence[Sequence[Message]], truths: Sequence[Any]) -> list[_JudgedGroup]:
-    found: dict[str, _JudgedGroup] = {}
-    for position, (messages, truth) in enumerate(zip(rollouts, truths, strict=True)):
-        request = first_request(messages)
-        key = json.dumps([shown_messages(request), as_text(truth)])
-        group = found.setdefault(key, _JudgedGroup([], [], request, truth))
-        group.positions.append(position)
-        group.answers.append(last_answer(messages))
-    return list(found.values())
-
-
-class _Judge(NamedTuple):
-    """Asks for one group after the other, all in the same way."""
-
-    client: JudgeClient
-    method: Method
-    criteria: str
-    scale: tuple[int, int]
-    order_seed: int
-    votes: int
-    longest: int
-
-    async def scores(self, group: _JudgedGroup) -> list[EvaluateResult]:
-        """The results of a group's rollouts."""
-        distinct = sorted({answer for answer in group.answers if answer})
-        if not distinct:
-            return [_unanswered() for _ in group.answers]
-        if self.method == "rank" and len(distinct) < 2:
-            problem = "a group without two different answers has no ranks"
-            alone = EvaluateResult(score=0.0, is_score_valid=False, error=problem)
-            return [alone.model_copy() if answer else _unanswered() for answer in group.answers]
-        # An order of chance that is the same in every run.
-        key = json.dumps([self.order_seed, distinct])
-        shuffled = random.Random(hashlib.sha256(key.encode()).digest()).sample(distinct, len(distinct))
-        usage = JudgeUsage()
-        one, other = await together(self._asked(group, shuffled, usage), self._asked(group, shuffled[::-1], usage))
-        apart = sum(abs(one.shares[answer] - other.shares[answer]) for answer in distinct) / len(distinct)
-        agreement = MetricResult(score=1.0 - apart, reason="1 less the mean difference between the two orders")
-        metrics = {"order_agreement": agreement, METRIC: usage.as_metric()}
-        results = []
-        for answer in group.answers:
-            if not answer:
-                results.append(_unanswered())
-                continue
-            first, second = one.shares[answer], other.shares[answer]
-            reason = (
-                f"{first:.2f} in one order and {second:.2f} in the other, among {len(distinct)} different answers: "
-                f"{one.reason}"
-            )
-            results.append(EvaluateResult(score=(first + second) / 2, reason=reason, metrics=metrics))
-        return results
-
-    async def _asked(self, group: _JudgedGroup, answers: Sequence[str], usage: JudgeUsage) -> _Shares:
-        """Each answer's share of the best, by its median over the votes."""
-        names = [f"answer_{number}" for number in range(1, len(answers) + 1)]
-        ends = self.scale if self.method == "score" else (1, len(answers))
-        reference = {} if group.truth is None else {"reference": as_text(group.truth)}
-        data = {
-            "conversation": shown_messages(group.request),
-            **reference,
-            "answers": dict(zip(names, answers, strict=True)),
-        }
-        task = _GROUP_TASK.format(criteria=self.criteria, how=_HOW[self.method].format(*ends))
-        form = {"grades": Members(dict.fromkeys(names, grades(ends)))}
-        question = Question(
-            "group_verdict", task + (_GROUP_REFERENCE if reference else ""), fitting(data, self.longest), form
-        )
-        verdicts = await self.client.ask(question, usage, self.votes)
-        found = {}
-        for name, answer in zip(names, answers, strict=True):
-            value = statistics.median(share(verdict["grades"][name], ends) for verdict in verdicts)
-            found[answer] = value if self.method == "score" else 1.0 - value
-        return _Shares(found, reason_of(verdicts[0]))
-
-
-class _Shares(NamedTuple):
-    shares: dict[str, float]
-    reason: str
-
-
-def _unanswered() -> EvaluateResult:
-    return passed(False, "there is no answer to judge")
-
-
-def _each(group: _JudgedGroup, outcome: list[EvaluateResult] | BaseException, groups: int) -> list[EvaluateResult]:
-    """The results of a group; where it failed and others may not have, unscored ones.
-
-    Raises:
-        BaseException: it failed, and it is the only group or the failure is a mistake.
-    """
-    if not isinstance(outcome, BaseException):
-        return outcome
-    if groups == 1 or not isinstance(outcome, ProviderError | LimitError):
-        raise outcome
-    return [EvaluateResult(score=0.0, is_score_valid=False, error=f"ProviderError: {outcome}") for _ in group.answers]
+    return [results[answer].model_copy() for answer in answers]

@@ -1,4 +1,4 @@
-"""The reward for a reply in the right language: by script, and by py3langid where several languages share one."""
+"""The reward for a reply in the right language: by script, and by py3langid for languages that share one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _COMMON_CODES: Final = (
     "ta te th tr uk ur vi zh"
 )
 _COMMON: Final = frozenset(_COMMON_CODES.split())
-"""A text may always be in one of these; with all languages, short English sentences would pass for Afrikaans."""
+"""The candidates of any text; with all languages, short English sentences would pass for Afrikaans."""
 _CONFIDENT: Final = 0.8
 _MOST_PIECES: Final = 1_000
 _NOT_LANGUAGE: Final = re.compile(
@@ -102,27 +102,27 @@ def same_language(
 
     The language consistency reward of DeepSeek-R1 (2025), whose target language is that of the prompt. Words are
     counted; of Chinese and Japanese characters, and of Thai, Lao, Khmer and Burmese every four letters. Fenced and
-    inline code, formulas, links, tags, numbers and names with an underscore count for nothing; a reply of nothing else
+    inline code, formulas, links, tags, numbers and names with an underscore do not count; a reply of nothing else
     earns 1, and an empty one 0.
 
-    A word of another script is wrong. Languages that share a script are told apart sentence by sentence by py3langid
-    (the extra `languages`), between the common ones and the target; sentences of which it is not sure are put together
-    and tried once more. So a name, or a word or two of another language in a sentence, is noticed in another script
-    only; simplified and traditional Chinese are one language.
+    A word of another script is wrong. Languages that share a script are distinguished sentence by sentence by py3langid
+    (the extra `languages`), between the common ones and the target; uncertain sentences are put together and tried once
+    more. So a name, or a word or two of another language in a sentence, is noticed in another script only; simplified
+    and traditional Chinese are one language.
 
     Args:
         messages: the conversation.
-        assistant_turns: the positions of the agent's own messages; left out, every assistant message is one.
-        language: an ISO 639-1 code such as "de"; a region or script after it is ignored. Without it, the language of
+        assistant_turns: the positions of the agent's own messages; by default all assistant messages.
+        language: an ISO 639-1 code such as "de"; a region or script after it is ignored. By default the language of
             the last user message before the reply; if only its script is certain, only the script counts.
-        enough: the share that earns 1, such as 0.9 where names of another script are expected.
+        enough: the share that earns 1, such as 0.9 if names of another script are expected.
         unknown: the verdict on a reply in the right script whose language is uncertain: "right" or "unscored".
-        of: the "whole" reply with what the provider set apart as thought, its "thought", or its "answer".
+        of: the "whole" reply, its "thought", or its "answer".
 
     Raises:
         ConfigError: the language is unknown, or the extra `languages` is not installed.
-        RewardError: the prompt has no words of a known script, or the reply's language is uncertain and is to be left
-            unscored.
+        RewardError: the prompt has no words of a known script, or the reply's language is uncertain and `unknown` is
+            "unscored".
 
     Example:
         ```python
@@ -139,8 +139,8 @@ def same_language(
         return passed(True, "there are no words that would be in a language")
     if not right + others.total():
         if unknown == "unscored":
-            raise RewardError(f"same_language: the language of the reply cannot be told; {target.name} is wanted")
-        return passed(True, f"the language of {uncertain} words in the script of {target.name} cannot be told")
+            raise RewardError(f"same_language: the language of the reply is uncertain; {target.name} is wanted")
+        return passed(True, f"the language of {uncertain} words in the script of {target.name} is uncertain")
     share = right / (right + others.total())
     reason = f"{right} of {right + others.total()} words are in {target.name}"
     if others:
@@ -157,7 +157,7 @@ class _Target(NamedTuple):
 
 
 class _Sentence(NamedTuple):
-    """The words of a sentence: how many of each script, and its text in each."""
+    """The words of a sentence: their number and their text by script."""
 
     words: Mapping[str, int]
     texts: Mapping[str, str]
@@ -175,7 +175,7 @@ def _identifier() -> LanguageIdentifier:
 
 @functools.cache
 def known_languages() -> frozenset[str]:
-    """The ISO 639-1 codes of all languages that a reply may be asked for in."""
+    """Return the ISO 639-1 codes of all languages that can be a target."""
     return frozenset(label for label in _identifier().labels if len(label) == 2)
 
 
@@ -198,7 +198,7 @@ def _target(language: str) -> _Target:
 
 
 def _of_prompt(messages: Sequence[Message], assistant_turns: Sequence[int] | None) -> _Target:
-    """The language of the last user message before the agent's last message."""
+    """Return the language of the last user message before the agent's last message."""
     own = own_messages(messages, assistant_turns)
     end = next((place for place, message in enumerate(messages) if own and message is own[-1]), len(messages))
     prompt = next((message.text for message in reversed(messages[:end]) if message.role == "user"), "")
@@ -207,49 +207,49 @@ def _of_prompt(messages: Sequence[Message], assistant_turns: Sequence[int] | Non
     if not known:
         raise RewardError("same_language: the prompt has no words of a known script; give the option `language`")
     script = max(known, key=lambda name: known[name])
-    found = _identified(
+    language = _identified(
         whole, frozenset(_WORD_PER_LETTER & known.keys()) if script in _WORD_PER_LETTER else frozenset({script}), ""
     )
-    if found not in known_languages():
+    if language not in known_languages():
         if script != "CJK":
             return _Target(f"the {script.capitalize()} script", "", frozenset({script}))
-        found = "zh"  # a few characters without kana
-    return _target(found)
+        language = "zh"  # a few characters without kana
+    return _target(language)
 
 
 def _count(text: str, target: _Target) -> tuple[int, int, Counter[str]]:
-    """How many words are in the target language, how many are uncertain, and the others by language or script."""
-    right = uncertain = 0
+    """Count the words in the target language, the uncertain ones, and the others by language or script."""
+    right = 0
     others: Counter[str] = Counter()
-    unsure: list[_Sentence] = []
+
+    def own_words(sentence: _Sentence) -> int:
+        return sum(count for script, count in sentence.words.items() if script in target.scripts)
+
+    def is_certain(sentence: _Sentence) -> bool:
+        nonlocal right
+        own, language = own_words(sentence), target.language
+        if own and language:
+            language = _identified(sentence, target.scripts, language)
+        if language == target.language:
+            right += own
+        elif language:
+            others[language] += own
+        return language == target.language or bool(language)
+
+    unsure = []
     for sentence in _sentences(text):
         for script, count in sentence.words.items():
             if script not in target.scripts:
                 languages = _languages_of(script)
                 others[next(iter(languages)) if len(languages) == 1 else f"{script.capitalize()} script"] += count
-        own = sum(count for script, count in sentence.words.items() if script in target.scripts)
-        found = _identified(sentence, target.scripts, target.language) if own and target.language else target.language
-        if found == target.language:
-            right += own
-        elif found:
-            others[found] += own
-        else:
+        if not is_certain(sentence):
             unsure.append(sentence)
-    if unsure:
-        whole = _joined(sorted(unsure, key=lambda sentence: sorted(sentence.texts.items())))
-        own = sum(count for script, count in whole.words.items() if script in target.scripts)
-        found = _identified(whole, target.scripts, target.language)
-        if found == target.language:
-            right += own
-        elif found:
-            others[found] += own
-        else:
-            uncertain = own
-    return right, uncertain, +others
+    whole = _joined(sorted(unsure, key=lambda sentence: sorted(sentence.texts.items())))
+    return right, 0 if is_certain(whole) else own_words(whole), +others
 
 
 def _identified(sentence: _Sentence, scripts: frozenset[str], target: str) -> str:
-    """The language of a sentence's words in these scripts; "" if it is uncertain."""
+    """Return the language of a sentence's words in these scripts; "" if it is uncertain."""
     candidates = frozenset().union(*(_languages_of(script) for script in scripts)) & (_COMMON | {target})
     if len(candidates) == 1:
         return next(iter(candidates))
@@ -265,10 +265,19 @@ def _identified(sentence: _Sentence, scripts: frozenset[str], target: str) -> st
 
 
 def _sentences(text: str) -> Iterator[_Sentence]:
-    """The sentences of a text, without what is in no language; of very many of them neighbours are put together."""
-    plain = composed(_without_formulas("\n".join(lines_without_code(text))), "NFKC").lower()
-    plain = _NOT_LANGUAGE.sub(" ", plain)
-    scripts = {char: _script_of(char) for char in set(plain)}
+    """Yield the sentences of a text, without code and other non-language; very many are put together in groups."""
+    text = "\n".join(lines_without_code(text))
+    for opening, closing in _FORMULAS:  # linear; an opening delimiter without a closing one delimits nothing
+        kept, position = [], 0
+        while (begin := text.find(opening, position)) >= 0 and (end := text.find(closing, begin + len(opening))) >= 0:
+            kept.append(text[position:begin])
+            position = end if closing == "\\end{" else end + len(closing)  # its name follows
+        text = " ".join([*kept, text[position:]])
+    plain = _NOT_LANGUAGE.sub(" ", composed(text, "NFKC").lower())
+    scripts = {}  # by letter, as its name in Unicode begins
+    for char in set(plain):
+        name = re.split("[ -]", unicodedata.name(char, ""))[0] if char.isalpha() else ""
+        scripts[char] = "CJK" if name == "IDEOGRAPHIC" else name
     table = {ord(char): _kept(char, script) for char, script in scripts.items()}
     lines = [line for line in plain.translate(table).split("\n") if not line.isspace() and line]
     size = math.ceil(len(lines) / _MOST_PIECES) or 1
@@ -282,28 +291,20 @@ def _sentences(text: str) -> Iterator[_Sentence]:
                 words[script] = words.get(script, 0) + weight
                 texts.setdefault("CJK" if script in _WORD_PER_LETTER else script, []).append(word)
         if words:
-            yield _Sentence(words, {script: _text(script, found) for script, found in texts.items()})
+            yield _Sentence(words, _texts(texts))
 
 
-def _text(script: str, words: Sequence[str]) -> str:
-    return ("" if script == "CJK" else " ").join(words)
+def _texts(parts: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    return {script: ("" if script == "CJK" else " ").join(words) for script, words in parts.items()}
 
 
 def _kept(char: str, script: str) -> str:
-    """What stands for a character: itself in a word, else a blank, or a line end for the end of a sentence."""
+    """Return a character of a word itself, else a blank, or a line end for the end of a sentence."""
     if char in _SENTENCE_ENDS:
         return "\n"
     if script in _WORD_PER_LETTER:
         return f" {char} "
     return char if script or char == "_" or char.isdigit() or unicodedata.category(char)[0] == "M" else " "
-
-
-def _script_of(char: str) -> str:
-    """The script of a letter, as its name in Unicode begins; "" for all else."""
-    if not char.isalpha():
-        return ""
-    script = re.split("[ -]", unicodedata.name(char, ""))[0]
-    return "CJK" if script == "IDEOGRAPHIC" else script
 
 
 def _joined(sentences: Sequence[_Sentence]) -> _Sentence:
@@ -313,18 +314,4 @@ def _joined(sentences: Sequence[_Sentence]) -> _Sentence:
         words.update(sentence.words)
         for script, text in sentence.texts.items():
             texts.setdefault(script, []).append(text)
-    return _Sentence(words, {script: _text(script, found) for script, found in texts.items()})
-
-
-def _without_formulas(text: str) -> str:
-    """The text without what stands between delimiters. A delimiter that is not closed delimits nothing. Linear."""
-    for opening, closing in _FORMULAS:
-        kept, position = [], 0
-        while (start := text.find(opening, position)) >= 0:
-            end = text.find(closing, start + len(opening))
-            if end < 0:
-                break
-            kept.append(text[position:start])
-            position = end if closing == "\\end{" else end + len(closing)  # its name follows
-        text = " ".join([*kept, text[position:]])
-    return text
+    return _Sentence(words, _texts(texts))

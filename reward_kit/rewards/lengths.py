@@ -5,22 +5,21 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
 from reward_kit.errors import ConfigError, RewardError, RewardKitError, boundary
 from reward_kit.models import EvaluateResult, Message, MetricResult
-from reward_kit.reward_calls import BATCH_NAMES, Caller, OpenReward, checks_options, with_options
-from reward_kit.rewards.combining import Call, Reward, asked, combined, copies, loads_beside
+from reward_kit.reward_calls import BATCH_NAMES, checks_options, with_options
+from reward_kit.rewards.combining import Call, CombinedReward, Reward, combined, rollout_values
 from reward_kit.rewards.judge_questions import as_text, first_request, shown_messages
 from reward_kit.rewards.replies import Part, last_reply, passed
-from reward_kit.typed_interface import RewardSpec, as_function, reward_function, reward_spec
+from reward_kit.typed_interface import as_function, reward_function, reward_spec
 
 Unit = Literal["characters", "words"]
-"""What a length counts: characters of Unicode, or words between white space."""
+"""Characters of Unicode, or words between white space."""
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -53,14 +52,14 @@ def length_within(
 
     Args:
         messages: the conversation.
-        assistant_turns: the positions of the agent's own messages; left out, every assistant message is one.
-        unit: "characters" or "words". Text without blanks is one word: where that could be written to get around a
-            limit, count characters.
+        assistant_turns: the positions of the agent's own messages; by default all assistant messages.
+        unit: "characters" or "words". Text without blanks is one word, which could get around a limit: then count
+            characters.
         at_least, at_most: the bounds, which are inside.
-        below, above: how far outside of each bound 0 is reached.
+        below, above: the distance outside of each bound at which 0 is reached.
         as_penalty: give the score less 1, in [-1, 0], to be added to another one. An empty reply earns 0 without this,
-            and as many as the formula says with it.
-        of: the "whole" reply with what the provider set apart as thought, its "thought", or its "answer".
+            and follows the formula with it.
+        of: the "whole" reply, its "thought", or its "answer".
 
     Raises:
         ConfigError: there is no bound, or `at_least` is above `at_most`.
@@ -91,18 +90,17 @@ def measured_length(
     unit: Unit = "characters",
     of: Part = "whole",
 ) -> EvaluateResult:
-    """The length itself, as a part for combinations; it is not a score in [0, 1]."""
+    """Return the length itself, as a part for combinations; it is not a score in [0, 1]."""
     return EvaluateResult(score=float(length_of(messages, assistant_turns, unit, of)))
 
 
 def length_of(messages: Sequence[Message], assistant_turns: Sequence[int] | None, unit: Unit, of: Part) -> int:
-    """The length of the agent's last message, or of a part of it."""
+    """Return the length of the agent's last message, or of a part of it."""
     text = last_reply(messages, assistant_turns, of)
     return len(text) if unit == "characters" else len(text.split())
 
 
 Form = Literal["share", "kimi"]
-"""How a length beside those of a group changes a score."""
 
 
 def cosine_length(
@@ -117,21 +115,20 @@ def cosine_length(
     at_least: float = 1.0,
     id: str = "cosine_length",
 ) -> Reward:
-    """A reward of correctness, scaled over the length of the reply by half a wave of the cosine.
+    """Return a reward of correctness, scaled over the length of the reply by half a wave of the cosine.
 
     For a reply of length L below L_max the score is r_L + (r_0 - r_L) · (1 + cos(π L / L_max)) / 2, where r_0 and r_L
-    are those of `correct` or `wrong`; from L_max on it is `exceed`, and does not rise again. "Demystifying Long
-    Chain-of-Thought Reasoning in LLMs" (Yeo et al. 2025, arXiv 2502.03373), where r_0 and r_L are 2 and 1 for what is
-    correct, -10 and 0 for what is wrong, and the reward for exceeding is -10. As long as nothing else is said, the
-    score is in [0, 1], and what is wrong earns nothing.
+    are those of `correct` or `wrong`; from L_max on it is `exceed`. "Demystifying Long Chain-of-Thought Reasoning in
+    LLMs" (Yeo et al. 2025, arXiv 2502.03373), where r_0 and r_L are 2 and 1 for a correct reply, -10 and 0 for a wrong
+    one, and `exceed` is -10. By default the score is in [0, 1], and a wrong reply earns nothing.
 
     Args:
-        reward: tells what is correct; where it is unscored, so is the whole.
+        reward: decides what is correct; if it is unscored, so is the whole.
         max_length: L_max, in `unit`.
-        unit, of: what is counted, as for `length_within`.
+        unit, of: as for `length_within`.
         correct, wrong: the scores at length 0 and at L_max.
         exceed: the score from L_max on.
-        at_least: `reward` scores at least so much for what is correct.
+        at_least: the score of `reward` from which on a reply is correct.
         id: names the reward in files.
 
     Raises:
@@ -171,26 +168,25 @@ def shortest_in_group(
     at_least: float = 1.0,
     id: str = "shortest_in_group",
 ) -> Reward:
-    """A batch reward: what is correct earns more, the shorter it is beside the other rollouts of its group.
+    """Return a batch reward in which a correct reply earns more, the shorter it is within its group.
 
     Rollouts with the same request (all before the first assistant message) and the same ground truth are one group; a
-    batch may hold several. With p = (length - shortest) / (longest - shortest), and p = 0 where all are equally long:
+    batch may hold several. With p = (length - shortest) / (longest - shortest), and p = 0 if all are equally long:
 
-    - "share": a correct reply earns its score times 1 - weight · p, where p is taken among the correct ones; a wrong
-      one earns 0. With `weight` below 1 the longest correct reply still earns more than a wrong one.
+    - "share": a correct reply earns its score times 1 - weight · p, with p among the correct ones; a wrong one earns 0.
+      With `weight` below 1 the longest correct reply still earns more than a wrong one.
     - "kimi": weight · λ is added to the score, where λ = 0.5 - p for a correct reply and min(0, 0.5 - p) for a wrong
-      one, p is taken among all, and λ = 0 where all are equally long. The length reward of Kimi k1.5 (2025, arXiv
+      one, p is taken among all, and λ = 0 if all are equally long. The length reward of Kimi k1.5 (2025, arXiv
       2501.12599), in [-weight / 2, 1 + weight / 2].
 
-    A rollout that `reward` leaves unscored stays unscored and counts for no other one. Called with one rollout at a
-    time, as batch rewards are today, a group has one member and only `reward` speaks.
+    A rollout that `reward` leaves unscored stays unscored and does not count for the others.
 
     Args:
-        reward: a pointwise reward that tells what is correct.
-        unit, of: what is counted, as for `length_within`.
+        reward: a pointwise reward that decides what is correct.
+        unit, of: as for `length_within`.
         form: "share" or "kimi".
-        weight: how much the length counts; at most 1 for "share".
-        at_least: `reward` scores at least so much for what is correct.
+        weight: of the length; at most 1 for "share".
+        at_least: the score of `reward` from which on a reply is correct.
         id: names the reward in files.
 
     Raises:
@@ -209,122 +205,78 @@ def shortest_in_group(
     if not 0 <= weight <= 1 and (form == "share" or not 0 <= weight < math.inf):
         raise ConfigError(f"{id}: weight {weight!r} is not in [0, 1], or for 'kimi' a finite number of at least 0")
     with_options(measured_length, unit=unit, of=of)  # refuses what it does not know
-    rule = _Rule(unit, of, form, weight, at_least)
-    kind = type(id, (GroupReward,), {"part": part, "rule": rule})
-    spec = reward_spec(reward_function(mode="batch", id=id, requirements=part.requirements, sandbox=part.sandbox)(kind))
-    # It is given what its part asks for, and what tells groups and lengths apart.
-    required = part.required - part.resources.keys() - part.options.keys()
-    names = None if part.parameters is None else asked(part) | {"messages", "ground_truth", "assistant_turns"}
-    parameters = None if names is None else _batch_names(names)
-    return as_function(
-        replace(spec, origin=None, parameters=parameters, required=_batch_names(required | {"messages"}))
-    )
 
+    def length(rollout: Mapping[str, Any]) -> int:
+        return length_of(rollout["messages"], rollout.get("assistant_turns"), unit, of)
 
-class _Rule(NamedTuple):
-    """How the length of a group's members changes their scores."""
-
-    unit: Unit
-    of: Part
-    form: Form
-    weight: float
-    at_least: float
-
-    def applied(self, results: Sequence[EvaluateResult], lengths: Sequence[int]) -> list[EvaluateResult]:
-        """The results of one group, all of which are scored."""
-        correct = [result.score >= self.at_least for result in results]
-        compared = [length for length, ok in zip(lengths, correct, strict=True) if ok or self.form == "kimi"]
+    def scaled(results: Sequence[EvaluateResult], lengths: Sequence[int]) -> list[EvaluateResult]:
+        """Return the results of one group, all of which are scored."""
+        correct = [result.score >= at_least for result in results]
+        compared = [length for length, ok in zip(lengths, correct, strict=True) if ok or form == "kimi"]
         low, high = (min(compared), max(compared)) if compared else (0, 0)
-        scaled = []
+        changed = []
         for result, ok, length in zip(results, correct, lengths, strict=True):
-            place = (length - low) / (high - low) if high > low else 0.0
-            if self.form == "share":
-                score = result.score * (1.0 - self.weight * place) if ok else 0.0
+            share = (length - low) / (high - low) if high > low else 0.0
+            if form == "share":
+                score = result.score * (1.0 - weight * share) if ok else 0.0
             else:
-                gain = 0.5 - place if high > low else 0.0
-                score = result.score + self.weight * (gain if ok else min(0.0, gain))
+                gain = 0.5 - share if high > low else 0.0
+                score = result.score + weight * (gain if ok else min(0.0, gain))
             verdict = "correct" if ok else "wrong"
-            reason = f"{verdict}, {length} {self.unit} where {low} to {high} are: {result.reason or ''}"
+            reason = f"{verdict}, {length} {unit} where {low} to {high} are: {result.reason or ''}"
             metrics = {**result.metrics, "correct": MetricResult(score=float(ok), reason=result.reason or "")}
-            scaled.append(result.model_copy(update={"score": score, "reason": reason, "metrics": metrics}))
-        return scaled
+            changed.append(result.model_copy(update={"score": score, "reason": reason, "metrics": metrics}))
+        return changed
+
+    attributes = {"made_of": {"reward": part}, "length": staticmethod(length), "scaled": staticmethod(scaled)}
+    kind = type(id, (GroupReward,), attributes)
+    spec = reward_spec(reward_function(mode="batch", id=id, requirements=part.requirements, sandbox=part.sandbox)(kind))
+    # It takes the values of its part, and those that identify groups and lengths.
+    required = part.required - part.resources.keys() - part.options.keys() | {"messages"}
+    names = rollout_values(part) | {"messages", "ground_truth", "assistant_turns"}
+    in_batch = [frozenset(BATCH_NAMES.get(name, name) for name in each) for each in (names, required)]
+    parameters = None if part.parameters is None else in_batch[0]
+    return as_function(replace(spec, origin=None, parameters=parameters, required=in_batch[1]))
 
 
-class GroupReward:
-    """The instance behind `shortest_in_group`: its part, opened where it runs."""
+class GroupReward(CombinedReward):
+    """The instance behind `shortest_in_group`."""
 
-    part: RewardSpec
-    rule: _Rule
+    length: Callable[[Mapping[str, Any]], int]
+    scaled: Callable[[Sequence[EvaluateResult], Sequence[int]], list[EvaluateResult]]
 
-    def __init__(self) -> None:
-        self._stack = AsyncExitStack()
-        self._opened: OpenReward | None = None
-
-    async def open_parts(self, load: Callable[[str], Any], run: Caller) -> None:
-        """Open the part."""
-        opened = OpenReward(self.part, loads_beside(self.part, load), run)
-        await opened.open()
-        self._stack.push_async_callback(opened.close)
-        self._opened = opened
-
-    async def score(
+    async def score(  # type: ignore[override]  # a batch reward takes lists
         self, rollouts_messages: list[list[Message]], ground_truths: Sequence[Any] | None = None, **values: Any
     ) -> list[EvaluateResult]:
-        """The scores of a batch.
-
-        Args:
-            rollouts_messages: the conversations.
-            ground_truths: one for each.
-            values: further values of the rollouts by name, each a list.
-        """
-        lists = {name: value for name, value in values.items() if value is not None}
-        if ground_truths is not None:
-            lists["ground_truths"] = ground_truths
-        pointwise = {batch: name for name, batch in BATCH_NAMES.items()}
+        """Return the results of a batch; `values` are further values of the rollouts by name, each a list."""
+        lists = {"ground_truth": ground_truths, **values}
         rollouts = [
-            {"messages": messages, **{pointwise.get(name, name): value[index] for name, value in lists.items()}}
+            {"messages": messages, **{name: each[index] for name, each in lists.items() if each is not None}}
             for index, messages in enumerate(rollouts_messages)
         ]
-        results = [await self._called(rollout, alone=len(rollouts) == 1) for rollout in rollouts]
-        for members in _groups(rollouts, results):
-            lengths = [
-                length_of(one["messages"], one.get("assistant_turns"), self.rule.unit, self.rule.of)
-                for one in (rollouts[index] for index in members)
-            ]
-            scaled = self.rule.applied([results[index] for index in members], lengths)
+        results = [await self._result(rollout, alone=len(rollouts) == 1) for rollout in rollouts]
+        groups: dict[str, list[int]] = {}
+        for index, (rollout, result) in enumerate(zip(rollouts, results, strict=True)):
+            if result.is_score_valid and result.error is None:
+                messages, turns = rollout["messages"], rollout.get("assistant_turns")
+                request = first_request(messages) if turns is None else messages[: turns[0] if turns else None]
+                key = json.dumps([shown_messages(request), as_text(rollout.get("ground_truth"))])
+                groups.setdefault(key, []).append(index)
+        for members in groups.values():
+            lengths = [self.length(rollouts[index]) for index in members]
+            scaled = self.scaled([results[index] for index in members], lengths)
             for index, result in zip(members, scaled, strict=True):
                 results[index] = result
         return results
 
-    async def close(self) -> None:
-        """Close the part."""
-        await self._stack.aclose()
-
-    async def _called(self, rollout: Mapping[str, Any], alone: bool) -> EvaluateResult:
-        """What the part says of a rollout; an unscored result where it fails and others may not have."""
-        assert self._opened is not None, "open_parts comes first"
+    async def _result(self, rollout: Mapping[str, Any], alone: bool) -> EvaluateResult:
+        """Return the part's result; an unscored one if it fails and others may not have."""
         try:
-            with boundary(RewardError, f"reward {self.part.id!r}"):
-                return await self._opened.call(copies(rollout))
+            with boundary(RewardError, f"reward {self.made_of['reward'].id!r}"):
+                return await self.call_part("reward", rollout)
         except ConfigError:
             raise
         except RewardKitError as error:
             if alone:
                 raise
             return EvaluateResult(score=0.0, is_score_valid=False, error=f"{type(error).__name__}: {error}")
-
-
-def _groups(rollouts: Sequence[Mapping[str, Any]], results: Sequence[EvaluateResult]) -> list[list[int]]:
-    """Where the members of each group stand in the batch, without those that are unscored."""
-    groups: dict[str, list[int]] = {}
-    for index, (rollout, result) in enumerate(zip(rollouts, results, strict=True)):
-        if result.is_score_valid and result.error is None:
-            messages, turns = rollout["messages"], rollout.get("assistant_turns")
-            request = first_request(messages) if turns is None else messages[: turns[0] if turns else None]
-            key = json.dumps([shown_messages(request), as_text(rollout.get("ground_truth"))])
-            groups.setdefault(key, []).append(index)
-    return list(groups.values())
-
-
-def _batch_names(names: frozenset[str]) -> frozenset[str]:
-    return frozenset(BATCH_NAMES.get(name, name) for name in names)

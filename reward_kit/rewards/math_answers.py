@@ -1,8 +1,8 @@
 r"""Rewards for answers that are mathematics: any expression, by math-verify, or a plain number.
 
 Numbers with units are read here, exactly. So is the structure of an answer, on which graders differ most: several
-values, brackets, the sides of equations, words. What is left are expressions, and math-verify compares those. Each is
-bounded before: texts that could make SymPy work out something huge never reach it, and its calls are counted.
+values, brackets, the sides of equations, words. The remaining expressions go to math-verify. Each is bounded before:
+texts that could make SymPy work out something huge never reach it, and its calls are counted.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message
 from reward_kit.reward_calls import checks_options
-from reward_kit.rewards.answers import FoundAnswer, Unmarked, find_answer, last_number, truth_text
+from reward_kit.rewards.answers import FinalAnswer, Unmarked, find_answer, last_number, truth_text
 from reward_kit.rewards.option_types import Tolerance, check_extra
 from reward_kit.rewards.quantities import (
     FUNCTIONS,
     LONGEST_TEXT,
-    Quantity,
     Unit,
     clean,
     close,
     read_number,
     read_quantity,
 )
-from reward_kit.rewards.replies import last_answer, needed, passed, shown
+from reward_kit.rewards.replies import last_answer, passed, quoted, require_truth
 from reward_kit.typed_interface import reward_function
 
 if TYPE_CHECKING:
@@ -41,10 +40,13 @@ def _check_packages(_options: Mapping[str, Any]) -> None:
     check_extra("math", "math_verify", "sympy")
 
 
-def _check_tolerances(absolute: float, relative: float) -> None:
-    for name, value in (("absolute_tolerance", absolute), ("relative_tolerance", relative)):
-        if not math.isfinite(value) or value < 0:
-            raise ConfigError(f"option {name!r}: it is a number of at least 0, such as 0.001, not {value}")
+class Terms(NamedTuple):
+    """The terms of equality: the policy for units, the largest differences of real numbers, and a limit to numbers."""
+
+    units: Units = "ignore"
+    absolute: float = 0.0
+    relative: float = 0.0
+    numbers_only: bool = False
 
 
 @reward_function(sandbox="warm")
@@ -58,46 +60,44 @@ def math_answer(
     absolute_tolerance: Tolerance = 0.0,
     relative_tolerance: Tolerance = 0.0,
 ) -> EvaluateResult:
-    r"""1 where the final answer is mathematically the expected one, else 0.
+    r"""1 if the final answer is mathematically the expected one, else 0.
 
-    The answer is the last `\boxed{…}`; else what follows the last "####", "the answer is", "answer:" or stands in
-    `<answer>`; else the whole reply where it is one short line. Boxes that are offered together ("\boxed{3} or
+    The answer is the last `\boxed{…}`; else it follows the last "####", "the answer is" or "answer:", or stands in
+    `<answer>`; else it is the whole reply if that is one short line. Boxes that are offered together ("\boxed{3} or
     \boxed{4}") are several values, and so not any one of them.
 
     Numbers with units are compared as fractions; several values, tuples, intervals and sets part for part, by their
     brackets; equations by their sides (x = 5 is 5); words as text; and expressions by math-verify. 3.14 is not π, and
-    0.333 not 1/3, without a tolerance. What could be huge to work out, such as 9^{9^9}, is not worked out and earns
-    nothing unless it is spelled as expected; neither does what math-verify cannot decide within a bounded number of
-    calls.
+    0.333 not 1/3, without a tolerance. An expression that could be huge to work out, such as 9^{9^9}, earns nothing
+    unless it is spelled as expected; neither does one that math-verify cannot decide within a bounded number of calls.
 
     Args:
-        messages: the conversation; its last assistant message is read.
+        messages: the conversation; the last assistant message counts, without its thought.
         ground_truth: the expected answer: a number, a text, a worked solution that boxes it or ends in "#### …", or a
             list of accepted answers.
-        unmarked: what is done with a reply that marks no answer: "refuse" it, or take its "last_number".
-        units: "ignore": a unit may be left out, and one that is stated must fit; "require": the unit of the ground
-            truth must be stated too. Either way units of one kind convert, and 5% is also 0.05.
+        unmarked: for a reply that marks no answer: "refuse" it, or take its "last_number".
+        units: "ignore": a unit may be left out, but a stated one must fit; "require": the unit of the ground truth must
+            be stated too. Either way units of one kind convert, and 5% is also 0.05.
         absolute_tolerance: the largest difference of two real numbers.
         relative_tolerance: the same as a share of the expected one; the larger of the two counts.
 
     Raises:
         ConfigError: a tolerance is negative; when it is loaded, also if the extra `math` is not installed.
-        RewardError: there is no ground truth, so that the rollout is unscored.
+        RewardError: there is no ground truth: the rollout is unscored.
 
     Example:
         ```python
         math_answer(messages, r"\frac{1}{2}")  # 1 for "The answer is 0.5." and for r"\boxed{\tfrac{2}{4}}"
         ```
     """
-    _check_tolerances(absolute_tolerance, relative_tolerance)
-    truths = _truths(ground_truth, "math_answer")
-    found = find_answer(last_answer(messages), unmarked)
-    if not found.text:
-        return passed(False, f"no answer: {found.why}")
-    if len(found.text) > LONGEST_TEXT:
-        return passed(False, f"the answer is longer than {LONGEST_TEXT} characters")
     terms = Terms(units, absolute_tolerance, relative_tolerance)
-    return _verdict(any(is_equal(truth, found.text, terms) for truth in truths), found, truths)
+    truths = _accepted(ground_truth, "math_answer", terms)
+    answer = find_answer(last_answer(messages), unmarked)
+    if not answer.text:
+        return passed(False, f"no answer: {answer.why}")
+    if len(answer.text) > LONGEST_TEXT:
+        return passed(False, f"the answer is longer than {LONGEST_TEXT} characters")
+    return _compared(truths, answer.text, terms, answer)
 
 
 @reward_function
@@ -110,75 +110,65 @@ def number_answer(
     absolute_tolerance: Tolerance = 0.0,
     relative_tolerance: Tolerance = 0.0,
 ) -> EvaluateResult:
-    r"""1 where the final answer is the expected number, compared as exact fractions; else 0. As in GSM8K (Cobbe 2021).
+    r"""1 if the final answer is the expected number, compared as exact fractions; else 0. See GSM8K (Cobbe 2021).
 
-    The answer is found as by `math_answer`. It counts where it is a number: with a sign, thousands separators,
-    decimals, an exponent, a fraction, a currency, a percentage or a unit, or "x = 5". Several numbers are not an
-    answer. It needs no package and takes microseconds, and so runs where it is called.
+    The answer is found like that of `math_answer`. It may have a sign, thousands separators, decimals, an exponent, a
+    fraction, a currency, a percentage or a unit, or be "x = 5". Several numbers are not an answer. It needs no package
+    and takes microseconds, and so runs in the calling process.
 
     Args:
-        messages: the conversation; its last assistant message is read.
+        messages: the conversation; the last assistant message counts.
         ground_truth: a number, a text that is one or ends in "#### 42", or a list of accepted numbers.
-        unmarked: what is done with a reply that marks no answer: "refuse" it, or take its "last_number".
-        units: as for `math_answer`.
+        unmarked, units: as for `math_answer`.
         absolute_tolerance: the largest difference.
         relative_tolerance: the same as a share of the expected number; the larger of the two counts.
 
     Raises:
         ConfigError: a tolerance is negative.
-        RewardError: the ground truth is missing, or no number, so that the rollout is unscored.
+        RewardError: the ground truth is missing or not a number: the rollout is unscored.
 
     Example:
         ```python
         number_answer(messages, 72)  # 1 for "… so #### 72", "The answer is $72.00." and r"\boxed{72}"
         ```
     """
-    _check_tolerances(absolute_tolerance, relative_tolerance)
-    truths = _truths(ground_truth, "number_answer")
+    terms = Terms(units, absolute_tolerance, relative_tolerance, numbers_only=True)
+    truths = _accepted(ground_truth, "number_answer", terms)
     if unread := [truth for truth in truths if not _is_number(truth)]:
-        raise RewardError(f"number_answer compares with a number, and the ground_truth is {shown(unread[0])}")
-    found = find_answer(last_answer(messages), unmarked)
-    if not found.text:
-        return passed(False, f"no answer: {found.why}")
-    text = found.text
+        raise RewardError(f"number_answer compares with a number, and the ground_truth is {quoted(unread[0])}")
+    answer = find_answer(last_answer(messages), unmarked)
+    if not answer.text:
+        return passed(False, f"no answer: {answer.why}")
+    text = answer.text
     if unmarked == "last_number" and not _is_number(text):
         text = last_number(text)
     if not _is_number(text):
-        return passed(False, f"the answer {shown(found.text)} is not one number")
-    terms = Terms(units, absolute_tolerance, relative_tolerance, numbers_only=True)
-    return _verdict(any(is_equal(truth, text, terms) for truth in truths), found, truths)
+        return passed(False, f"the answer {quoted(answer.text)} is not one number")
+    return _compared(truths, text, terms, answer)
 
 
-def _truths(ground_truth: Any, reward: str) -> list[str]:
-    """The accepted answers as texts.
-
-    Raises:
-        RewardError: there is none.
-    """
-    given = needed(ground_truth, reward)
+def _accepted(ground_truth: Any, reward: str, terms: Terms) -> list[str]:
+    """Return the accepted answers as texts, after a check of the terms."""
+    for name, value in (("absolute_tolerance", terms.absolute), ("relative_tolerance", terms.relative)):
+        if not math.isfinite(value) or value < 0:
+            raise ConfigError(f"option {name!r}: it is a number of at least 0, such as 0.001, not {value}")
+    given = require_truth(ground_truth, reward)
     texts = [truth_text(str(item)) for item in (given if isinstance(given, list | tuple) else [given])]
     if not texts or not all(texts):
         raise RewardError(f"{reward} compares with a ground_truth, and the sample's is empty")
     return texts
 
 
-def _verdict(is_right: bool, found: FoundAnswer, truths: list[str]) -> EvaluateResult:
-    expected = " or ".join(shown(truth) for truth in truths[:3])
-    equal = "is" if is_right else "is not"
-    return passed(is_right, f"the answer {shown(found.text)} ({found.how}) {equal} {expected}")
-
-
-class Terms(NamedTuple):
-    """What counts as equal: the policy for units, the largest differences of real numbers, and what is compared."""
-
-    units: Units = "ignore"
-    absolute: float = 0.0
-    relative: float = 0.0
-    numbers_only: bool = False
+def _compared(truths: list[str], text: str, terms: Terms, answer: FinalAnswer) -> EvaluateResult:
+    is_right = any(is_equal(truth, text, terms) for truth in truths)
+    expected = " or ".join(quoted(truth) for truth in truths[:3])
+    return passed(
+        is_right, f"the answer {quoted(answer.text)} ({answer.how}) {'is' if is_right else 'is not'} {expected}"
+    )
 
 
 def is_equal(truth: str, answer: str, terms: Terms) -> bool:
-    """Whether an answer says what the truth says; both as they were written. Never raises on what a model wrote."""
+    """Report whether two texts, as they were written, are equal. Never raises on a model's text."""
     left, right = _plain_number(truth), _plain_number(answer)
     if left is not None and right is not None:
         return close(left, right, terms.absolute, terms.relative)
@@ -202,7 +192,7 @@ def _plain_number(text: str) -> Fraction | None:
 
 
 def _is_number(text: str) -> bool:
-    """Whether a text states numbers and nothing else: "5", "x = 10/2", "3 or 4"."""
+    """Report whether a text states numbers and nothing else: "5", "x = 10/2", "3 or 4"."""
     if _plain_number(text) is not None:
         return True
     if len(text) > LONGEST_TEXT:
@@ -223,7 +213,6 @@ class _Comparison:
         self._symbolic: BoundedComparison | None = None
 
     def equal(self, truth: str, answer: str, depth: int = 0) -> bool:
-        """Whether two texts say the same."""
         if depth > _DEEPEST or not truth or not answer:
             return False
         if _is_words(truth) or _is_words(answer):
@@ -236,14 +225,29 @@ class _Comparison:
         truth, answer = _bare(truth), _bare(answer)
         one, other = _bracket(truth), _bracket(answer)
         if one and other:
-            return self._brackets(one, other, depth)
+            if (one[0], one[2]) != (other[0], other[2]):
+                return False
+            left, right = split_commas(one[1], bracketed=True), split_commas(other[1], bracketed=True)
+            if max(len(left), len(right)) > _MOST_PARTS:
+                return False
+            if one[0] == "\\{":
+                return self._same_set([part for part in left if part], [part for part in right if part], depth)
+            return len(left) == len(right) and all(map(self.equal, left, right, [depth + 1] * len(left)))
         truth, answer = (_as_matrix(one) if one else truth), (_as_matrix(other) if other else answer)
         if _sides(truth) or _sides(answer):
             return self._equations(truth, answer, depth)
-        return self._quantities(read_quantity(truth), read_quantity(answer))
+        quantity, stated = read_quantity(truth), read_quantity(answer)
+        for first, second in _scales(quantity.unit, stated.unit, self._terms.units):
+            if quantity.number is not None and stated.number is not None:
+                numbers = quantity.number * first, stated.number * second
+                if close(*numbers, self._terms.absolute, self._terms.relative):
+                    return True
+            elif self._expressions(_scaled(quantity.value, first), _scaled(stated.value, second)):
+                return True
+        return False
 
     def several(self, left: Sequence[str], right: Sequence[str], depth: int = 0) -> bool:
-        """Values in any order. With braces on one side, how often each is named does not matter."""
+        """Compare values in any order. With braces on one side, repetitions do not matter."""
         if max(len(left), len(right)) > _MOST_PARTS:
             return False
         left, right = self._collapsed(left, depth), self._collapsed(right, depth)
@@ -266,7 +270,7 @@ class _Comparison:
         return True
 
     def _collapsed(self, values: Sequence[str], depth: int) -> Sequence[str]:
-        """Several values that are exactly the same as the one value that they are: "3 or 6/2"."""
+        """Return one of several values that are exactly the same: "3 or 6/2"."""
         terms, self._terms = self._terms, Terms("require", numbers_only=self._terms.numbers_only)
         try:
             same = len(values) > 1 and all(self.equal(values[0], value, depth + 1) for value in values[1:])
@@ -279,20 +283,10 @@ class _Comparison:
             any(self.equal(other, part, depth + 1) for other in left) for part in right
         )
 
-    def _brackets(self, one: tuple[str, str, str], other: tuple[str, str, str], depth: int) -> bool:
-        if (one[0], one[2]) != (other[0], other[2]):
-            return False
-        left, right = split_commas(one[1], bracketed=True), split_commas(other[1], bracketed=True)
-        if max(len(left), len(right)) > _MOST_PARTS:
-            return False
-        if one[0] == "\\{":
-            return self._same_set([part for part in left if part], [part for part in right if part], depth)
-        return len(left) == len(right) and all(map(self.equal, left, right, [depth + 1] * len(left)))
-
     def _equations(self, truth: str, answer: str, depth: int) -> bool:
-        """x = 5 against 5, and against x = 10/2; other pairs of equations by math-verify.
+        """Compare x = 5 with 5, and with x = 10/2; other pairs of equations by math-verify.
 
-        In a chain each member must be right: 9 = 10 is no way to say 10. A name counts if both sides have one.
+        In a chain each member must be right: 9 = 10 is not 10. A name counts if both sides have one.
         """
         left, right = _sides(truth), _sides(answer)
         if not left:
@@ -303,17 +297,8 @@ class _Comparison:
             return all(self.equal(left[-1], member, depth + 1) for member in right[1:])
         return len(left) == len(right) == 2 and self._expressions(truth, answer)
 
-    def _quantities(self, truth: Quantity, answer: Quantity) -> bool:
-        for left, right in _scales(truth.unit, answer.unit, self._terms.units):
-            if truth.number is not None and answer.number is not None:
-                if close(truth.number * left, answer.number * right, self._terms.absolute, self._terms.relative):
-                    return True
-            elif self._expressions(_scaled(truth.value, left), _scaled(answer.value, right)):
-                return True
-        return False
-
     def _expressions(self, truth: str, answer: str) -> bool:
-        """Whether math-verify finds two texts equal; False if it cannot decide, or it would be too much work."""
+        """Report whether math-verify finds two texts equal, within bounded work."""
         if self._terms.numbers_only:
             return False
         if self._symbolic is None:
@@ -328,10 +313,10 @@ def _scaled(value: str, factor: Fraction) -> str:
 
 
 def _scales(truth: Unit | None, answer: Unit | None, policy: Units) -> list[tuple[Fraction, Fraction]]:
-    """By what truth and answer are multiplied before they are compared; each pair is one reading, none is no match.
+    """Return pairs of factors of truth and answer; each pair is one reading, no pair is no match.
 
-    A unit on both sides must fit, and is converted. One that is left out, or unknown, is no difference if units are
-    ignored. A percentage is also the number that it stands for, under either policy.
+    A unit on both sides must fit, and is converted. A missing or unknown one is no difference if units are ignored. A
+    percentage is also the number that it stands for, under either policy.
     """
     one, plain = Fraction(1), (Fraction(1), Fraction(1))
     if truth is None and answer is None:
@@ -346,7 +331,7 @@ def _scales(truth: Unit | None, answer: Unit | None, policy: Units) -> list[tupl
     return [plain, *readings] if policy == "ignore" else readings
 
 
-# The structure of a cleaned text: what stands in no bracket, and what is one bracket as a whole.
+# The structure of a cleaned text: its parts outside of brackets, and texts that are one bracket as a whole.
 
 _SIGN: Final = re.compile(r"\\(?:[A-Za-z]+|.)|.", re.DOTALL)
 _OPENING: Final = frozenset({"(", "[", "{", "\\{", "\\langle", "\\lfloor", "\\lceil"})
@@ -369,7 +354,7 @@ _SHORT_WORDS: Final = frozenset({"yes", "no", "odd", "none", "dne", "one", "two"
 
 
 def _is_words(text: str) -> bool:
-    """Whether an answer says something in words: a word of four letters that is no function, or text in `\\text`."""
+    """Report whether an answer is in words: a word of four letters that is not a function, or text in `\\text`."""
     inner = _TEXT.fullmatch(text)
     if (inner and re.search(r"[A-Za-z]{2,}", inner[1])) or text.casefold() in _SHORT_WORDS:
         return True
@@ -379,13 +364,13 @@ def _is_words(text: str) -> bool:
 
 
 def _compact(text: str) -> str:
-    """`text` for a comparison as words: without \\text, spaces, case and punctuation around it."""
+    """Return `text` for a comparison as words: without \\text, spaces, case and punctuation around it."""
     words = text.replace("\\text", "").replace("{", "").replace("}", "").strip(" .,;:!\"'*_()")
     return "".join(words.split()).casefold()
 
 
 def _bare(text: str) -> str:
-    """`text` without "x ∈", \\text and parentheses around the whole of it."""
+    """Return `text` without "x ∈", \\text and parentheses around the whole of it."""
     for _ in range(_DEEPEST):
         bracket = enclosed(text)
         if match := _MEMBER.fullmatch(text):
@@ -400,13 +385,13 @@ def _bare(text: str) -> str:
 
 
 def _bracket(text: str) -> tuple[str, str, str] | None:
-    """Opening, content and closing of a set, tuple, interval or array."""
+    """Return opening, content and closing of a set, tuple, interval or array."""
     bracket = enclosed(text)
     return bracket if bracket and bracket[0] in ("(", "[", "\\{", "\\langle") else None
 
 
 def _as_matrix(bracket: tuple[str, str, str]) -> str:
-    """[[1, 2], [3, 4]] as LaTeX; any other bracket as it was."""
+    """Return [[1, 2], [3, 4]] as LaTeX; any other bracket unchanged."""
     rows = [enclosed(row) for row in split_commas(bracket[1], bracketed=True)]
     if bracket[0] != "[" or not all(row and row[0] == "[" for row in rows):
         return "".join(bracket)
@@ -414,7 +399,7 @@ def _as_matrix(bracket: tuple[str, str, str]) -> str:
 
 
 def _sides(text: str) -> list[str]:
-    """The sides of a chain of equations; [] if the text is none."""
+    """Return the sides of a chain of equations; [] for any other text."""
     outside = _outside(text)
     signs = [match for match in _RELATION.finditer(text) if match.start() in outside]
     if not signs or any(match[0] not in ("=", "==") for match in signs):
@@ -424,12 +409,12 @@ def _sides(text: str) -> list[str]:
 
 
 def _members(sides: Sequence[str]) -> Sequence[str]:
-    """The sides that state a value: all but a name before the first sign."""
+    """Return the sides that state a value: all but a name before the first sign."""
     return sides[1:] if len(sides) > 1 and _name(sides[0]) else sides
 
 
 def _name(side: str) -> str:
-    """The variable, pair of variables or label in words that a side of an equation is; "" if it is more."""
+    """Return the variable, pair of variables or label in words that a side of an equation is, or ""."""
     bracket = enclosed(side)
     if bracket and bracket[0] == "(":
         names = [_name(part) for part in split_commas(bracket[1], bracketed=True)]
@@ -440,7 +425,7 @@ def _name(side: str) -> str:
 
 
 def _values(text: str, thousands: bool = True) -> list[str]:
-    """The values that a text names, between commas, "and" and "or" outside of brackets; ± stands for two values."""
+    """Return the values between commas, "and" and "or" outside of brackets; ± stands for two values."""
     pieces = [piece for part in _split(text, _AND_OR) for piece in split_commas(part.strip(" ,;"), False, thousands)]
     found: list[str] = []
     for piece in filter(None, pieces):
@@ -453,7 +438,7 @@ def _values(text: str, thousands: bool = True) -> list[str]:
 
 
 def _outside(text: str) -> dict[int, str]:
-    """Positions and signs of `text` that stand in no bracket and no environment."""
+    """Return the positions and signs of `text` outside of brackets and environments."""
     found: dict[int, str] = {}
     depth = environments = 0
     for match in _SIGN.finditer(text):
@@ -468,7 +453,7 @@ def _outside(text: str) -> dict[int, str]:
 
 
 def _split(text: str, separator: re.Pattern[str]) -> list[str]:
-    """`text` cut at each separator outside of brackets, stripped."""
+    """Return `text` cut at each separator outside of brackets, stripped."""
     outside = _outside(text)
     cuts = [match for match in separator.finditer(text) if match.start() in outside]
     ends = [*(match.start() for match in cuts), len(text)]
@@ -479,10 +464,10 @@ _COMMA, _SPACED_COMMA, _SEMICOLON = re.compile(","), re.compile(r",(?=\s)"), re.
 
 
 def split_commas(text: str, bracketed: bool, thousands: bool = True) -> list[str]:
-    """`text` cut at its commas and semicolons, those of 1,000 left in place.
+    """Return `text` cut at its commas and semicolons, but not at those of 1,000.
 
-    In the open, 1,234 is one number. In brackets it is two, unless commas between values have a space behind them, or a
-    group begins with 0, as no value would.
+    Outside of brackets 1,234 is one number. In brackets it is two, unless commas between values have a space behind
+    them, or a group begins with 0, as no value would.
     """
     found: list[str] = []
     for half in _split(text, _SEMICOLON):
@@ -495,7 +480,7 @@ def split_commas(text: str, bracketed: bool, thousands: bool = True) -> list[str
 
 
 def enclosed(text: str) -> tuple[str, str, str] | None:
-    """Opening, content and closing of a text that is one bracket as a whole; None if it is not."""
+    """Return opening, content and closing of a text that is one bracket as a whole, else None."""
     signs = [(match.start(), match[0]) for match in _SIGN.finditer(text)]
     if len(signs) < 2 or signs[0][1] not in _OPENING or signs[-1][1] not in _CLOSING:
         return None

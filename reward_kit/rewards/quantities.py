@@ -21,7 +21,7 @@ LONGEST_NUMBER: Final = 400
 LARGEST_EXPONENT: Final = 1_000
 """Of a power of ten, either sign."""
 LONGEST_TEXT: Final = 2_000
-"""Characters of one answer. Nothing longer is read."""
+"""Characters of one answer; a longer one is not read."""
 DOLLAR: Final = "＄"
 """A dollar that is money; a plain one only opens and closes mathematics."""
 _MINUS: Final = str.maketrans(
@@ -46,7 +46,7 @@ _SEPARATOR: Final = re.compile(r"(?<=[0-9])(?:\{,\}|,\\!\s?|\\[,;: !])(?=[0-9]{3
 
 
 def read_number(text: str) -> Fraction | None:
-    """The number that the whole of `text` is, exactly; None if it is something else.
+    """Return the number that the whole of `text` is, exactly; None if it is something else.
 
     Accepts signs, thousands separators in groups of three, decimals, exponents, powers of ten, plain and LaTeX
     fractions of whole numbers, mixed numbers with a proper fraction, repeating decimals, and numbers in another base.
@@ -55,41 +55,31 @@ def read_number(text: str) -> Fraction | None:
         return None
     text = _SEPARATOR.sub(",", text.translate(_MINUS)).strip()
     sign = -1 if text.startswith("-") else 1
-    number = _read_unsigned(text[1:].lstrip() if text[:1] in ("+", "-") else text)
-    return None if number is None else sign * number
-
-
-def _read_unsigned(text: str) -> Fraction | None:
-    if match := _PLAIN.fullmatch(text):
-        return _scaled(match["digits"], match["exponent"] or "0")
-    if match := _SCIENTIFIC.fullmatch(text):
-        return _scaled(match["digits"] or "1", match["braced"] or match["bare"])
-    if match := _FRACTION.fullmatch(text):
-        top, bottom = _top_and_bottom(match)
-        return top / bottom if bottom else None
-    if match := _MIXED.fullmatch(text):
-        top, bottom = _top_and_bottom(match)
-        return int(match["whole"]) + top / bottom if 0 < top < bottom else None
-    if match := _REPEATING.fullmatch(text):
+    text = text[1:].lstrip() if text[:1] in ("+", "-") else text
+    number: Fraction | None = None
+    if (match := _PLAIN.fullmatch(text)) or (match := _SCIENTIFIC.fullmatch(text)):
+        groups = match.groupdict()
+        power = int(groups.get("exponent") or groups.get("braced") or groups.get("bare") or "0")
+        if abs(power) <= LARGEST_EXPONENT:
+            number = _decimal(match["digits"] or "1") * Fraction(10) ** power
+    elif (match := _FRACTION.fullmatch(text)) or (match := _MIXED.fullmatch(text)):
+        top, bottom = (
+            _decimal(match[end] or match["l" + end] or match["s" + end] or match["m" + end])
+            for end in ("top", "bottom")
+        )
+        if "whole" in match.groupdict():
+            number = int(match["whole"]) + top / bottom if 0 < top < bottom else None
+        elif bottom:
+            number = top / bottom
+    elif match := _REPEATING.fullmatch(text):
         whole, repeated = match["digits"], match["repeated"]
         places = len(whole) - whole.index(".") - 1
-        return _decimal(whole) + Fraction(int(repeated), (10 ** len(repeated) - 1) * 10**places)
-    if match := _BASED.fullmatch(text):
+        number = _decimal(whole) + Fraction(int(repeated), (10 ** len(repeated) - 1) * 10**places)
+    elif match := _BASED.fullmatch(text):
         base = int(match["braced"] or match["bare"])
-        return Fraction(int(match["digits"], base)) if 2 <= base <= 10 and int(max(match["digits"])) < base else None
-    return None
-
-
-def _top_and_bottom(match: re.Match[str]) -> tuple[Fraction, Fraction]:
-    return (
-        _decimal(match["top"] or match["ltop"] or match["stop"] or match["mtop"]),
-        _decimal(match["bottom"] or match["lbottom"] or match["sbottom"] or match["mbottom"]),
-    )
-
-
-def _scaled(digits: str, exponent: str) -> Fraction | None:
-    power = int(exponent)
-    return _decimal(digits) * Fraction(10) ** power if abs(power) <= LARGEST_EXPONENT else None
+        if 2 <= base <= 10 and int(max(match["digits"])) < base:
+            number = Fraction(int(match["digits"], base))
+    return None if number is None else sign * number
 
 
 def _decimal(digits: str) -> Fraction:
@@ -97,18 +87,12 @@ def _decimal(digits: str) -> Fraction:
 
 
 def close(truth: Fraction, answer: Fraction, absolute: float = 0.0, relative: float = 0.0) -> bool:
-    """Whether two numbers are equal, or no further apart than the larger of the tolerances.
+    """Report whether two numbers are equal, or no further apart than the larger of the tolerances.
 
-    Args:
-        truth: what `relative` is a share of.
-        answer: the other one.
-        absolute: the largest difference; as it is written, so that 0.1 is a tenth.
-        relative: the largest difference, as a share of `truth`.
+    A tolerance counts as it is written, so that 0.1 is a tenth; `relative` is a share of `truth`.
     """
-    if truth == answer:
-        return True
-    if not absolute and not relative:
-        return False
+    if truth == answer or not (absolute or relative):
+        return truth == answer
     return abs(truth - answer) <= max(Fraction(str(absolute)), Fraction(str(relative)) * abs(truth))
 
 
@@ -156,7 +140,7 @@ _MONEY: Final = re.compile(r"\$(?=\s?[-+]?[0-9.])")
 
 
 def clean(text: str) -> str:
-    """LaTeX, Unicode and plain notation in one spelling, without what only sets type. Linear in its length."""
+    """Return LaTeX, Unicode and plain notation in one spelling, without mere typesetting. Linear in the length."""
     text = unwrap(text.strip())
     text = _SEPARATOR.sub(",", text).replace("\\$", DOLLAR).replace("\\%", "%").replace("\\#", "#").replace("\\&", "&")
     if text.count("$") % 2:
@@ -173,7 +157,7 @@ def clean(text: str) -> str:
 
 
 def unwrap(text: str) -> str:
-    """`text` without mathematics delimiters, bold marks and a full stop around the whole of it."""
+    """Return `text` without mathematics delimiters, bold marks and a full stop around the whole of it."""
     for _ in range(4):
         before = text
         text = text.strip().rstrip(" \t\r\n,;")
@@ -206,10 +190,10 @@ Dimension = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What stands with a number.
+    """The unit of a number.
 
     Attributes:
-        text: as it is written, in lower case.
+        text: the spelling, in lower case.
         dimension: powers of its base kinds, sorted, such as (("length", 2),); () for a percentage; None if unknown.
         factor: its size, in the base units of its dimension.
     """
@@ -284,7 +268,7 @@ _PIECE: Final = re.compile(
 
 
 def read_quantity(text: str) -> Quantity:
-    """A cleaned text as its value and its unit; "5 million" is a number."""
+    """Return a cleaned text as its value and its unit; "5 million" is a number."""
     value, unit = split_unit(text)
     head, _, last = value.rpartition(" ")
     scale = _SCALES.get(last.casefold())
@@ -295,7 +279,7 @@ def read_quantity(text: str) -> Quantity:
 
 
 def split_unit(text: str) -> tuple[str, Unit | None]:
-    """A cleaned text as its value and its unit; the unit is None if it has none."""
+    """Return a cleaned text as its value and its unit, None without one."""
     bare = text.lstrip("+-")
     for prefix, name in _PREFIXES.items():
         if bare.startswith(prefix):
@@ -306,7 +290,7 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
 
 
 def unit_named(text: str) -> Unit:
-    """The unit that a text names, known or not."""
+    """Return the unit of a name, known or not."""
     name = " ".join(text.casefold().split())
     if name in _PERCENT:
         return Unit("%", (), Fraction(1, 100))
@@ -322,12 +306,12 @@ def unit_named(text: str) -> Unit:
             return Unit(name, tuple((kind, count * power) for kind, count in powers.items()), factor**power)
         elif match := _PIECE.fullmatch(word):
             plural = match["name"]
-            found = _UNITS.get(plural) or _UNITS.get(plural.removesuffix("s") if len(plural) > 2 else "")
-            if found is None:
+            known = _UNITS.get(plural) or _UNITS.get(plural.removesuffix("s") if len(plural) > 2 else "")
+            if known is None:
                 return Unit(name, None)
             power = sign * pending * int(match["power"] or match["digit"] or 1)
-            powers[found[0]] = powers.get(found[0], 0) + power
-            factor *= found[1] ** power
+            powers[known[0]] = powers.get(known[0], 0) + power
+            factor *= known[1] ** power
             pending = 1
         else:
             return Unit(name, None)
@@ -348,13 +332,13 @@ def _split_tail(text: str) -> tuple[str, Unit | None]:
             value, unit = text[: head.end()].strip(), rest
     if not unit and not value:
         return (text[:-1].strip(), unit_named("%")) if text.endswith("%") else (text, None)
-    # What looks like a unit may say something about the value: "5 is wrong", "5 or 6".
-    says_more = not unit or {word.casefold() for word in unit.split()} & _NO_UNIT
-    return (text, None) if says_more else (value, unit_named(unit))
+    # The text behind a number may qualify it: "5 is wrong", "5 or 6".
+    is_unit = bool(unit) and not {word.casefold() for word in unit.split()} & _NO_UNIT
+    return (value, unit_named(unit)) if is_unit else (text, None)
 
 
 def _is_unit_text(rest: str, spaced: bool) -> bool:
-    """Whether what stands behind a number can be a unit; a single letter without a space is a variable."""
+    """Report whether the text behind a number can be a unit; a single letter without a space is a variable."""
     if rest in {"%", "¢", "°"} or rest in _PREFIXES:
         return True
     if not rest or not rest[0].isalpha() or not re.fullmatch(r"[A-Za-zµ0-9^{}/*. -]+", rest) or len(rest) > 50:

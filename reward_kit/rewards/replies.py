@@ -1,7 +1,7 @@
 """Reading a conversation: the agent's messages, their thought and answer, fenced blocks, and normalised text.
 
-An example in the prompt is an assistant message too. If the record says which messages are the agent's, only those are
-read, so that no example earns anything.
+An example in the prompt is an assistant message too. If the record lists the agent's messages, only those are read, so
+that no example earns anything.
 """
 
 from __future__ import annotations
@@ -12,101 +12,95 @@ import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
+from reward_kit import display_text
 from reward_kit.errors import RewardError
 from reward_kit.models import EvaluateResult, Message
 
-_THOUGHT_ENDS = "</think>"
-_THOUGHT_BEGINS = "<think>"
+Part = Literal["whole", "thought", "answer"]
+"""The whole reply, the text in `<think>` or `reasoning_content`, or the rest."""
+Choice = Literal["last", "first", "joined"]
+"""The last of several blocks, the first one, or all of them as one text."""
+_THOUGHT_BEGINS, _THOUGHT_ENDS = "<think>", "</think>"
+# Scripts that are written without blanks: a character counts as a word.
+_UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
+_FENCE = re.compile(r"(`{3,}|~{3,})(.*)")
 
 
-def last_text(messages: Sequence[Message]) -> str:
-    """The whole text of the last assistant message; "" where it says nothing, or there is none.
-
-    Only the last one counts: what an agent said on its way is not its answer.
-    """
-    for message in reversed(messages):
-        if message.role == "assistant":
-            return message.text
-    return ""
-
-
-def last_answer(messages: Sequence[Message]) -> str:
-    """As `last_text`, without what the model thought: up to the last `</think>`, and a thought that does not end."""
-    text = last_text(messages)
-    if _THOUGHT_ENDS in text:
-        return text.rpartition(_THOUGHT_ENDS)[2].strip()
-    return text.partition(_THOUGHT_BEGINS)[0].strip() if _THOUGHT_BEGINS in text else text.strip()
-
-
-def needed(ground_truth: Any, reward: str) -> Any:
-    """The ground truth.
-
-    Raises:
-        RewardError: the sample has none, so that the rollout is unscored and not wrong.
-    """
+def require_truth(ground_truth: Any, reward: str) -> Any:
+    """Return the ground truth; without one the rollout is unscored, not wrong."""
     if ground_truth is None:
         raise RewardError(f"{reward} compares with a ground_truth, and the sample has none")
     return ground_truth
 
 
 def passed(is_right: bool, reason: str) -> EvaluateResult:
-    """1 or 0, with the reason."""
+    """Return 1 or 0, with the reason."""
     return EvaluateResult(score=float(is_right), reason=reason)
 
 
-def truncate(text: str, longest: int) -> str:
-    """The beginning of an untrusted text on one line, without characters that act on a file or terminal."""
-    start = " ".join(text[: 4 * longest].split())
-    short = start if len(start) <= longest else start[:longest] + "…"
-    return "".join(char if char.isprintable() else "\ufffd" for char in short)
+def excerpt(text: str, limit: int) -> str:
+    """Return the beginning of an untrusted text on one line, its unprintable characters replaced."""
+    line = " ".join(text[: 4 * limit].split())
+    return display_text.truncate("".join(char if char.isprintable() else "\ufffd" for char in line), limit)
 
 
-def shown(text: str, longest: int = 60) -> str:
-    """The beginning of an untrusted text in quotes; see `truncate`."""
-    return f'"{truncate(text, longest)}"'
+def quoted(text: str, limit: int = 60) -> str:
+    """Return an `excerpt` in quotes."""
+    return f'"{excerpt(text, limit)}"'
 
 
-Part = Literal["whole", "thought", "answer"]
-"""Which part of a reply: all of it, what stands in `<think>` or `reasoning_content`, or what is left without it."""
-_BEGINS, _ENDS = "<think>", "</think>"
-# Scripts that are written without blanks: a character counts as a word.
-_UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
+def last_text(messages: Sequence[Message]) -> str:
+    """Return the text of the last assistant message; earlier ones are not the answer."""
+    return next((message.text for message in reversed(messages) if message.role == "assistant"), "")
+
+
+def last_answer(messages: Sequence[Message]) -> str:
+    """Return the `last_text` without the thought: up to the last `</think>`, or from a `<think>` that does not end."""
+    return _split(last_text(messages))[1]
 
 
 def own_messages(messages: Sequence[Message], assistant_turns: Sequence[int] | None) -> list[Message]:
-    """The messages that the agent wrote: those at `assistant_turns`, or where that is None all of an assistant."""
+    """Return the messages of the agent: those at `assistant_turns`, or all assistant messages if that is None."""
     if assistant_turns is None:
         return [message for message in messages if message.role == "assistant"]
     return [messages[position] for position in assistant_turns if 0 <= position < len(messages)]
 
 
 def last_reply(messages: Sequence[Message], assistant_turns: Sequence[int] | None, part: Part = "whole") -> str:
-    """A part of the last message that the agent wrote; "" where it wrote none, or nothing in it."""
+    """Return a part of the agent's last message, empty if there is none."""
     own = own_messages(messages, assistant_turns)
     return part_of(own[-1], part) if own else ""
 
 
 def part_of(message: Message, part: Part) -> str:
-    """A part of a message. What the provider set apart as `reasoning_content` is thought, and comes first."""
-    apart, text = message.reasoning_content or "", message.text
-    if part == "whole":
-        return f"{apart}\n{text}" if apart and text else apart or text
-    thought, answer = _split(text)
+    """Return a part of a message. `reasoning_content`, which the provider set apart, is thought and comes first."""
+    thought, answer = _split(message.text)
     if part == "answer":
         return answer
-    return f"{apart}\n{thought}" if apart and thought else apart or thought
+    rest = message.text if part == "whole" else thought
+    return "\n".join(filter(None, [message.reasoning_content, rest]))
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Split a text into thought and answer at the last end of a thought."""
+    if _THOUGHT_ENDS in text:
+        thought, _, answer = text.rpartition(_THOUGHT_ENDS)
+        return thought.strip().removeprefix(_THOUGHT_BEGINS).strip(), answer.strip()
+    answer, _, thought = text.partition(_THOUGHT_BEGINS)
+    return thought.strip(), answer.strip()
 
 
 def word_count(text: str) -> int:
-    """How many words have a letter or digit. In scripts without blanks each character counts as one."""
+    """Count the words with a letter or digit. In scripts without blanks each character counts as one."""
     spaced, characters = _UNSPACED.subn(" ", text)
     return characters + sum(any(char.isalnum() for char in word) for word in spaced.split())
 
 
 def composed(text: str, form: Literal["NFC", "NFKC"]) -> str:
-    """The text in a normal form of Unicode, which takes quadratic time for a letter with a great many marks.
+    """Return the text in a normal form of Unicode, in linear time.
 
-    So marks after the thirtieth on one letter are dropped, where Unicode's Stream-Safe Text Format breaks them apart.
+    A letter with very many marks takes quadratic time, so marks after the thirtieth on one letter are dropped, where
+    Unicode's Stream-Safe Text Format breaks them apart.
     """
     marks = "".join(re.escape(char) for char in set(text) if unicodedata.combining(char))
     if marks:
@@ -114,8 +108,33 @@ def composed(text: str, form: Literal["NFC", "NFKC"]) -> str:
     return unicodedata.normalize(form, text)
 
 
+class Block(NamedTuple):
+    """A fenced block: its tag in lower case, "" without one, and its text."""
+
+    tag: str
+    text: str
+
+
+def fenced_blocks(text: str) -> list[Block]:
+    """Return the blocks of a text, in order. One that is not closed runs to the end. Linear in the length."""
+    blocks: list[tuple[str, list[str]]] = []
+    fence = ""
+    for line in text.split("\n"):  # a program's texts may hold other line ends
+        stripped = line.strip()
+        if fence and stripped.startswith(fence) and not stripped.strip(fence[0]):
+            fence = ""
+        elif fence:
+            blocks[-1][1].append(line.removesuffix("\r"))
+        elif (match := _FENCE.fullmatch(stripped)) and not (match[1][0] == "`" and "`" in match[2]):
+            fence = match[1]
+            words = match[2].strip().strip("{}. ").split(maxsplit=1)
+            blocks.append((words[0].strip("{}.").lower() if words else "", []))
+    texts = [(tag, "\n".join(lines)) for tag, lines in blocks]
+    return [Block(tag, textwrap.dedent(text) if text[:1] in (" ", "\t") else text) for tag, text in texts]
+
+
 def lines_without_code(text: str) -> Iterator[str]:
-    """The lines that stand in no fenced block; a block that does not end hides what follows. Linear in the length."""
+    """Yield the lines outside of fenced blocks; a block that does not end hides the rest. Linear in the length."""
     fence = ""
     for line in text.split("\n"):
         bare = line.strip()
@@ -128,67 +147,14 @@ def lines_without_code(text: str) -> Iterator[str]:
             yield line
 
 
-def _split(text: str) -> tuple[str, str]:
-    """Thought and answer of a text, as `texts.last_answer` parts them: at the last end of a thought."""
-    if _ENDS in text:
-        thought, _, answer = text.rpartition(_ENDS)
-        return thought.strip().removeprefix(_BEGINS).strip(), answer.strip()
-    answer, _, thought = text.partition(_BEGINS)
-    return thought.strip(), answer.strip()
-
-
-Choice = Literal["last", "first", "joined"]
-"""Which of several blocks is meant: the last one, the first one, or all of them as one text."""
-
-
-class Block(NamedTuple):
-    """A fenced block: its tag in lower case, "" where it has none, and its text."""
-
-    tag: str
-    text: str
-
-
-def fenced_blocks(text: str) -> list[Block]:
-    """The blocks of a text, in order. One that is not closed runs to the end. Linear in the length of `text`."""
-    blocks: list[Block] = []
-    fence, tag, lines = "", "", [""]
-    for ended in text.split("\n"):  # other line ends may stand in a program's texts
-        line = ended.removesuffix("\r")
-        stripped = line.strip()
-        if not fence:
-            fence, tag = _opening(stripped)
-            lines = []
-        elif stripped.startswith(fence) and not stripped.strip(fence[0]):
-            blocks.append(_block(tag, lines))
-            fence = ""
-        else:
-            lines.append(line)
-    return [*blocks, _block(tag, lines)] if fence else blocks
-
-
 def block_of(text: str, tags: Collection[str], choice: Choice) -> str | None:
-    """The text of the block that is meant; None if there is none.
+    """Return the text of the chosen block; None if no block fits.
 
-    Blocks with one of `tags` are meant; where no block has one, those without a tag. Blocks of other languages, such as
-    a shell session or an example of output, never are.
+    Blocks with one of `tags` fit; if no block has one, those without a tag. Blocks of other languages, such as a shell
+    session or an example of output, never do.
     """
     blocks = fenced_blocks(text)
     fitting = [block.text for block in blocks if block.tag in tags] or [block.text for block in blocks if not block.tag]
     if not fitting:
         return None
     return "\n".join(fitting) if choice == "joined" else fitting[0 if choice == "first" else -1]
-
-
-def _opening(line: str) -> tuple[str, str]:
-    """The fence that a line opens and its tag; "" where it opens none."""
-    for mark in ("`", "~"):
-        width = len(line) - len(line.lstrip(mark))
-        info = line[width:].strip()
-        if width >= 3 and not (mark == "`" and "`" in info):
-            word = info.strip("{}. ").split(maxsplit=1)
-            return mark * width, word[0].strip("{}.").lower() if word else ""
-    return "", ""
-
-
-def _block(tag: str, lines: list[str]) -> Block:
-    return Block(tag, textwrap.dedent("\n".join(lines)) if lines and lines[0][:1] in (" ", "\t") else "\n".join(lines))

@@ -1,30 +1,31 @@
-"""`sql_result`: does the model's query return what the gold query returns, on the same database?
+"""`sql_result`: does the model's query return the same as the gold query, on the same database?
 
 Execution accuracy as of Spider (Yu et al. 2018, arXiv:1809.08887; test suites: Zhong et al. 2020, arXiv:2010.02840)
 and BIRD (Li et al. 2023, arXiv:2305.03111), without the traps by which wrong queries pass there: duplicates count, the
-order counts where the gold query has one, and where a gold query leaves open what it returns, as with LIMIT among
-equals, that is reported and not decided by chance.
+order counts if the gold query has one, and a gold query that leaves its result open, as with LIMIT among equals, is
+reported and not decided by chance.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import re
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
+from reward_kit.display_text import counted
 from reward_kit.environments.snapshots import CompositeState, SqliteState
 from reward_kit.environments.sqlite_guard import GuardedConnection, SqliteLimits
 from reward_kit.errors import ConfigError, RewardError, ToolError, kind_of
 from reward_kit.models import EvaluateResult, Message
-from reward_kit.rewards.option_types import Closeness, Seconds, check_closeness
-from reward_kit.rewards.replies import block_of, last_answer, needed, passed
+from reward_kit.rewards.option_types import Closeness, Seconds, check_closeness, is_close
+from reward_kit.rewards.replies import block_of, last_answer, passed, require_truth
 from reward_kit.typed_interface import reward_function
 
 _TAGS = frozenset({"sql", "sqlite", "sqlite3", "postgresql", "mysql"})
@@ -46,11 +47,7 @@ class _Database(NamedTuple):
     max_rows: int
 
     def run(self, query: str, *, is_reversed: bool = False) -> QueryResult:
-        """The rows of one query.
-
-        Raises:
-            ToolError: it failed, was refused, is no query, or gives too many rows; the message says why.
-        """
+        """Return the rows of a query; raise a ToolError if it fails, is refused, or gives too many rows."""
         connection = GuardedConnection.from_bytes(
             self.limits, self.data, {"reverse_unordered_selects": int(is_reversed)}
         )
@@ -74,7 +71,7 @@ class _Database(NamedTuple):
 
 
 Columns = Literal["in_order", "any_order"]
-"""Whether columns must stand in the gold query's order."""
+"""In the gold query's order, or in any."""
 
 
 @reward_function(sandbox="warm")
@@ -94,17 +91,17 @@ def sql_result(
     time_s: Seconds = 5.0,
     max_rows: Annotated[int, Field(ge=1)] = 100_000,
 ) -> EvaluateResult:
-    """1 where the query in the reply returns the rows of the gold query, else 0.
+    """1 if the query in the reply returns the rows of the gold query, else 0.
 
     The query is the last fenced block tagged as SQL, or untagged, else the whole reply. The ground truth is the gold
-    query or several that are right, or `{"query": …, "seed_sql": …}`, `{"query": …, "database": path}`. Both queries
-    run on a copy of the database: that of the ground truth, else the sample's (the same keys), else the state in which
-    the episode ended. They can read it and nothing else: ATTACH, writes, and functions of the file system are refused.
+    query or several right ones, or `{"query": …, "seed_sql": …}`, `{"query": …, "database": path}`. Both queries run on
+    a copy of the database: that of the ground truth, else the sample's (the same keys), else the final state of the
+    episode. They can read it and nothing else: ATTACH, writes, and functions of the file system are refused.
 
-    Rows are compared as a multiset, so that a missing DISTINCT is wrong; in order where the gold query ends with ORDER
-    BY, rows that it holds for equal in any order. NULL equals NULL only, 1 equals 1.0, a text is not a number. Names of
-    columns do not count, their number and order do. Where other plans of the gold query return other rows (LIMIT among
-    equals, LIMIT without ORDER BY), the rollout is unscored and the reason says so.
+    Rows are compared as a multiset, so that a missing DISTINCT is wrong; in order if the gold query ends with ORDER BY,
+    rows that are equal in it in any order. NULL equals NULL only, 1 equals 1.0, a text is not a number. Names of
+    columns do not count, their number and order do. If other plans of the gold query return other rows (LIMIT among
+    equals, LIMIT without ORDER BY), the rollout is unscored with that reason.
 
     Args:
         messages: the conversation; the last assistant message counts.
@@ -113,17 +110,17 @@ def sql_result(
         sample: the sample's row.
         ordered: "as_gold", or the order counts always or never.
         columns: "any_order" accepts the same columns in another order.
-        tolerance: how far numbers may lie apart, relative or absolute: sums of floats depend on the order of rows.
+        tolerance: the largest distance of numbers, relative or absolute: sums of floats depend on the order of rows.
         ties: "any" accepts each result that the gold query may return, as far as they are tried.
-        empty: "unscored" where the gold query returns nothing, which proves little.
-        unfenced: what a reply without a block is: no query, or a query as a whole.
+        empty: "unscored" if the gold query returns no rows, which proves little.
+        unfenced: "refuse" a reply without a block, or take it as a "whole" for the query.
         resource: the database among several resources.
         time_s: of one query.
-        max_rows: of one result; more is no answer, and of a gold query an error.
+        max_rows: of one result; more is not an answer, and of a gold query an error.
 
     Raises:
-        RewardError: there is no database, the gold query fails, or what it returns is left open.
-        ConfigError: an option is nonsense.
+        RewardError: there is no database, the gold query fails, or its result is left open.
+        ConfigError: an option is invalid.
 
     Example:
         ```python
@@ -133,9 +130,17 @@ def sql_result(
     check_closeness(tolerance)
     if time_s <= 0 or max_rows < 1:
         raise ConfigError(f"option {'max_rows' if time_s > 0 else 'time_s'!r}: it is positive")
-    queries, place = _golds(needed(ground_truth, "sql_result"))
+    truth = require_truth(ground_truth, "sql_result")
+    source: Mapping[str, Any] = {}
+    if isinstance(truth, Mapping):
+        if unknown := sorted(map(str, truth.keys() - _KEYS)):
+            raise RewardError(f"ground_truth: unknown key {unknown[0]!r}; {_FORM}")
+        source, truth = truth, truth.get("query")
+    queries = list(truth) if isinstance(truth, list | tuple) else [truth]
+    if not queries or not all(isinstance(query, str) and query.strip() for query in queries):
+        raise RewardError(f"ground_truth holds {kind_of(truth)} instead of a query; {_FORM}")
     limits = SqliteLimits(statement_time_s=time_s, max_value_bytes=1 << 24, read_only=True)
-    database = _Database(_bytes_of(place, sample, state, resource), limits, max_rows)
+    database = _Database(_bytes_of(source, sample, state, resource), limits, max_rows)
     results = [_gold_results(database, query, ordered, ties) for query in queries]
     if empty == "unscored" and not any(one.rows for several in results for one in several):
         raise RewardError("the gold query returns no rows, which any wrong query may do too")
@@ -152,30 +157,17 @@ def sql_result(
     problem = ""
     for gold, several in zip(queries, results, strict=True):
         counts = ordered == "always" or (ordered == "as_gold" and has_order(gold))
-        # Sets of results, any one of which may be what was returned.
+        # Sets of results, any one of which may be the returned one.
         choices = [[one] for one in several] if ties == "any" else [several if has_order(gold) else several[:1]]
-        found = [same_rows(golds, result, counts, columns, tolerance) for golds in choices]
-        if "" in found:
-            return passed(True, f"it returns what the gold query returns; rows: {len(result.rows)}")
-        problem = problem or found[0]
+        problems = [same_rows(golds, result, counts, columns, tolerance) for golds in choices]
+        if "" in problems:
+            return passed(True, f"it returns the rows of the gold query; rows: {len(result.rows)}")
+        problem = problem or problems[0]
     return passed(False, problem)
 
 
-def _golds(ground_truth: Any) -> tuple[list[str], Mapping[str, Any]]:
-    """The gold queries, and what names the database, where anything does."""
-    place: Mapping[str, Any] = {}
-    if isinstance(ground_truth, Mapping):
-        if unknown := sorted(map(str, ground_truth.keys() - _KEYS)):
-            raise RewardError(f"ground_truth: unknown key {unknown[0]!r}; {_FORM}")
-        place, ground_truth = ground_truth, ground_truth.get("query")
-    queries = list(ground_truth) if isinstance(ground_truth, list | tuple) else [ground_truth]
-    if not queries or not all(isinstance(query, str) and query.strip() for query in queries):
-        raise RewardError(f"ground_truth holds {kind_of(ground_truth)} instead of a query; {_FORM}")
-    return queries, place
-
-
-def _bytes_of(place: Mapping[str, Any], sample: Any, state: Any, resource: str) -> bytes:
-    for source in (place, sample if isinstance(sample, Mapping) else {}):
+def _bytes_of(truth: Mapping[str, Any], sample: Any, state: Any, resource: str) -> bytes:
+    for source in (truth, sample if isinstance(sample, Mapping) else {}):
         if isinstance(script := source.get("seed_sql"), str):
             return _seeded(script)
         if isinstance(path := source.get("database"), str):
@@ -183,7 +175,7 @@ def _bytes_of(place: Mapping[str, Any], sample: Any, state: Any, resource: str) 
     if isinstance(state, CompositeState):
         names = [resource] if resource else [name for name in state if isinstance(state[name], SqliteState)]
         if len(names) != 1 or names[0] not in state:
-            raise RewardError(f"which of {', '.join(state)} is the database? Name it with the option resource")
+            raise RewardError(f"the database among {', '.join(state)} is not clear; name it with the option resource")
         state = state[names[0]]
     if not isinstance(state, SqliteState):
         raise RewardError(
@@ -194,7 +186,7 @@ def _bytes_of(place: Mapping[str, Any], sample: Any, state: Any, resource: str) 
 
 @functools.lru_cache(maxsize=8)
 def _seeded(script: str) -> bytes:
-    """The database that a script makes; rollouts of a sample share it."""
+    """Return the database that a script makes; rollouts of a sample share it."""
     try:
         made = GuardedConnection.seeded(SqliteLimits(max_database_bytes=_LARGEST_DATABASE), script, _SEED_TIME_S)
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
@@ -215,12 +207,12 @@ def _read(path: str) -> bytes:
         raise RewardError(f"database {path} cannot be read ({error.strerror}); name it in sandbox.read_paths") from None
     if not data.startswith(b"SQLite format 3\0"):
         raise RewardError(f"database {path} is not a SQLite database")
-    # In a copy in memory there is no write-ahead log, which these two bytes would ask for.
+    # A copy in memory has no write-ahead log, which these two bytes would ask for.
     return data[:18] + b"\1\1" + data[20:]
 
 
 def _gold_results(database: _Database, gold: str, ordered: str, ties: str) -> list[QueryResult]:
-    """What the gold query returns, under several plans that it leaves open; all the same rows unless ties are taken.
+    """Return the gold query's results under several plans that it leaves open; all the same rows unless ties is "any".
 
     Raises:
         RewardError: it fails, or may return other rows.
@@ -229,12 +221,10 @@ def _gold_results(database: _Database, gold: str, ordered: str, ties: str) -> li
         results = [database.run(gold), database.run(gold, is_reversed=True)]
     except ToolError as error:
         raise RewardError(f"the gold query fails: {error}: {gold[:200]}") from None
-    for tie_break in (*_TIE_BREAKS, *(_MORE_TIE_BREAKS if ties == "any" else ())):
-        if text := with_tie_break(gold, tie_break):
-            try:
+    with suppress(ToolError):  # such as for UNION, whose ORDER BY takes names of columns only
+        for tie_break in (*_TIE_BREAKS, *(_MORE_TIE_BREAKS if ties == "any" else ())):
+            if text := with_tie_break(gold, tie_break):
                 results.append(database.run(text))
-            except ToolError:  # such as for UNION, whose ORDER BY takes names of columns only
-                break
     if ties == "unscored" and any(same_rows([results[0]], one, False, "in_order", 1e-9) for one in results):
         raise RewardError(
             "the gold query may return other rows too, since some are equal in its ORDER BY or it has a LIMIT without "
@@ -252,12 +242,7 @@ _RANKS = {type(None): 0, int: 1, float: 1, str: 2, bytes: 3}
 
 
 class QueryResult(NamedTuple):
-    """What a query returned.
-
-    Attributes:
-        width: how many columns.
-        rows: in the order in which they came.
-    """
+    """The number of columns, and the rows in their order."""
 
     width: int
     rows: Sequence[tuple[Any, ...]]
@@ -266,23 +251,23 @@ class QueryResult(NamedTuple):
 def same_rows(
     golds: Sequence[QueryResult], result: QueryResult, is_ordered: bool, columns: Columns, tolerance: float
 ) -> str:
-    """Why a result is not the gold one; "" where it is.
+    """Return the difference between a result and the gold one, or "".
 
     Args:
-        golds: the same rows in the orders in which the gold query may return them; the first one as it does.
+        golds: the same rows in the possible orders of the gold query.
         result: the other one.
         is_ordered: rows must come in one of those orders. Rows that change places among them may come in any.
-        columns: whether columns may stand in another order.
-        tolerance: how far numbers may lie apart, relative or absolute.
+        columns: in the same order, or in any.
+        tolerance: the largest distance of numbers, relative or absolute.
     """
     gold = golds[0]
     if result.width != gold.width:
-        return f"it returns {_count(result.width, 'column')}, and {gold.width} were expected"
+        return f"it returns {counted(result.width, 'column')}, and {gold.width} were expected"
     if len(result.rows) != len(gold.rows):
-        return f"it returns {_count(len(result.rows), 'row')}, and {len(gold.rows)} were expected"
+        return f"it returns {counted(len(result.rows), 'row')}, and {len(gold.rows)} were expected"
     blocks = _blocks(golds) if is_ordered else [(0, len(gold.rows))]
     for order in _assignments(gold, result) if columns == "any_order" else [range(gold.width)]:
-        rows = [tuple(row[place] for place in order) for row in result.rows]
+        rows = [tuple(row[column] for column in order) for row in result.rows]
         if all(_are_same(gold.rows[start:end], rows[start:end], tolerance) for start, end in blocks):
             return ""
     if is_ordered and not same_rows([gold], result, False, columns, tolerance):
@@ -290,63 +275,58 @@ def same_rows(
     return "it returns other rows"
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def _blocks(golds: Sequence[QueryResult]) -> list[tuple[int, int]]:
-    """Start and end of the shortest runs of rows that stand in the same place in all orders."""
+    """Return start and end of the shortest runs of rows that hold the same rows in all orders."""
     others = [gold.rows for gold in golds[1:] if len(gold.rows) == len(golds[0].rows)]
     blocks, start = [], 0
     balances: list[Counter[Any]] = [Counter() for _ in others]
-    for place, row in enumerate(golds[0].rows):
+    for index, row in enumerate(golds[0].rows):
         for balance, rows in zip(balances, others, strict=True):
-            for moved, by in ((row, 1), (rows[place], -1)):
-                key = _exact(moved)
+            for moved, by in ((row, 1), (rows[index], -1)):
+                key = row_key(moved)
                 balance[key] += by
                 if not balance[key]:
                     del balance[key]
         if not any(balances):
-            blocks.append((start, place + 1))
-            start = place + 1
+            blocks.append((start, index + 1))
+            start = index + 1
     return blocks + ([(start, len(golds[0].rows))] if start < len(golds[0].rows) else [])
 
 
-def _exact(row: Sequence[Any]) -> tuple[Any, ...]:
-    """A row as a key: values with the rank of their type, since 1 equals 1.0 and not "1" """
+def row_key(row: Sequence[Any]) -> tuple[Any, ...]:
+    """Return a row as a key: values with the rank of their type, since 1 equals 1.0 and not "1"."""
     return tuple((_RANKS[type(value)], value) for value in row)
 
 
 def _are_same(gold: Sequence[Sequence[Any]], rows: Sequence[Sequence[Any]], tolerance: float) -> bool:
-    """Whether two lists are the same rows in any order."""
-    if Counter(map(_exact, gold)) == Counter(map(_exact, rows)):
+    """Report whether two lists hold the same rows in any order."""
+    if Counter(map(row_key, gold)) == Counter(map(row_key, rows)):
         return True
     if not tolerance:
         return False
     for left, right in zip(sorted(gold, key=_rough), sorted(rows, key=_rough), strict=True):
         for one, other in zip(left, right, strict=True):
+            is_float = isinstance(one, float) or isinstance(other, float)
             if _RANKS[type(one)] != _RANKS[type(other)]:
                 return False
-            is_float = isinstance(one, float) or isinstance(other, float)
-            if one != other and not (is_float and math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)):
+            if one != other and not (is_float and is_close(one, other, tolerance)):
                 return False
     return True
 
 
 def _rough(row: Sequence[Any]) -> tuple[Any, ...]:
-    """A key to sort by that is the same for numbers that differ in their last digits."""
-    return tuple(
-        (_RANKS[type(value)], float(f"{value:.8g}") if isinstance(value, float) else value or 0)
-        if not isinstance(value, str | bytes)
-        else (_RANKS[type(value)], value)
-        for value in row
-    )
+    """Return a key to sort by that is the same for numbers that differ in their last digits."""
+    values = (float(f"{value:.8g}") if isinstance(value, float) else 0 if value is None else value for value in row)
+    return tuple((_RANKS[type(value)], rough) for value, rough in zip(row, values, strict=True))
 
 
 def _assignments(gold: QueryResult, result: QueryResult) -> Iterator[Sequence[int]]:
-    """Ways to place the result's columns so that each holds the values of its gold column, a bounded number of them."""
-    wanted = [_column(gold, place) for place in range(gold.width)]
-    found = [_column(result, place) for place in range(result.width)]
+    """Yield orders of the result's columns with the same values as the gold columns, a bounded number of them."""
+
+    def columns(of: QueryResult) -> list[Counter[Any]]:  # floats without their last digits
+        return [Counter(_rough((row[index],)) for row in of.rows) for index in range(of.width)]
+
+    wanted, given = columns(gold), columns(result)
     tried = 0
     pending: list[tuple[int, ...]] = [()]
     while pending and tried < _MOST_ASSIGNMENTS:
@@ -355,37 +335,30 @@ def _assignments(gold: QueryResult, result: QueryResult) -> Iterator[Sequence[in
         if len(chosen) == gold.width:
             yield chosen
             continue
-        fitting = [
-            place for place in range(result.width) if place not in chosen and found[place] == wanted[len(chosen)]
-        ]
-        pending += [(*chosen, place) for place in reversed(fitting)]
-
-
-def _column(result: QueryResult, place: int) -> Counter[Any]:
-    """The values of a column, floats without their last digits."""
-    return Counter(_rough((row[place],)) for row in result.rows)
+        fitting = [i for i in range(result.width) if i not in chosen and given[i] == wanted[len(chosen)]]
+        pending += [(*chosen, index) for index in reversed(fitting)]
 
 
 def has_order(query: str) -> bool:
-    """Whether the outermost SELECT of a query has an ORDER BY."""
+    """Report whether the outermost SELECT of a query has an ORDER BY."""
     return _terms(_plain(query)) is not None
 
 
 def with_tie_break(query: str, expression: str) -> str:
-    """The query with one more term in its outermost ORDER BY; "" where it has none."""
+    """Return the query with one more term in its outermost ORDER BY, or "" without one."""
     text = _plain(query)
     end = _terms(text)
     return "" if end is None else f"{text[:end].rstrip()}, {expression} {text[end:]}"
 
 
 def _plain(query: str) -> str:
-    """A query without its comments and the semicolon at its end."""
+    """Return a query without its comments and the semicolon at its end."""
     text = _TOKEN.sub(lambda match: " " if match[0].startswith(("--", "/*")) else match[0], query)
     return text.rstrip().rstrip(";").rstrip()
 
 
 def _terms(text: str) -> int | None:
-    """Where the terms of the outermost ORDER BY end; None if there is none."""
+    """Return the end of the terms of the outermost ORDER BY, or None."""
     depth, before, end = 0, "", None
     for match in _TOKEN.finditer(text):
         depth += {"(": 1, ")": -1}.get(match[0], 0)

@@ -1,8 +1,8 @@
-"""Equality of expressions by math-verify, bounded: what SymPy could be made to work out is checked and counted first.
+"""Equality of expressions by math-verify, with bounded work.
 
-math-verify's own time limit needs signals, which a thread has not, and no limit interrupts one huge power. So texts
-that could make a number huge never reach it, and its calls of functions are counted, so that the verdict is the same on
-every machine. The sandbox's limits are the last resort.
+math-verify's own time limit needs signals, which a thread does not have, and no limit interrupts one huge power. So
+texts that could make a number huge never reach it, and its calls of functions are counted, so that the verdict is the
+same on every machine. The sandbox's limits are the last resort.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from reward_kit.errors import RewardError, how_to_install
 from reward_kit.rewards.quantities import FUNCTIONS, close
 
 MOST_CALLS: Final = 3_000_000
-"""Calls of functions that all comparisons of one answer by math-verify may take; some seconds."""
+"""Calls of functions for all comparisons of one answer by math-verify; some seconds."""
 _LONGEST_EXPRESSION: Final = 300
 _MATHEMATICS: Final = ("sympy.", "mpmath.", "antlr4.", "latex2sympy2_extended.", "math_verify.")
 _NUMBERS: Final = re.compile(r"[0-9]+")
@@ -46,7 +46,7 @@ class BoundedComparison:
         self._parsed: dict[str, Any] = {}
 
     def equal(self, truth: str, answer: str, absolute: float = 0.0, relative: float = 0.0) -> bool:
-        """Whether two cleaned texts are equal; False if that cannot be decided, or would be too much work.
+        """Report whether two cleaned texts are equal; False if that cannot be decided, or takes too much work.
 
         Raises:
             RewardError: math-verify is not installed.
@@ -54,8 +54,8 @@ class BoundedComparison:
         if not (is_harmless(truth) and is_harmless(answer)):
             return False
         # math-verify takes x and X for one variable.
-        expected, found = (set(_VARIABLE.findall(text)) for text in (truth, answer))
-        if expected != found and {name.lower() for name in expected} == {name.lower() for name in found}:
+        expected, stated = (set(_VARIABLE.findall(text)) for text in (truth, answer))
+        if expected != stated and {name.lower() for name in expected} == {name.lower() for name in stated}:
             return False
         try:
             import math_verify  # type: ignore[import-untyped, unused-ignore]
@@ -77,18 +77,22 @@ class BoundedComparison:
 
     def _parse(self, text: str) -> Any:
         import math_verify
+        import sympy  # type: ignore[import-untyped, unused-ignore]
 
         if text not in self._parsed:
             config = (math_verify.LatexExtractionConfig(boxed_match_priority=-1),)
-            parsed = math_verify.parse(f"${_latex(text)}$", config, "no_fallback", parsing_timeout=None)
-            self._parsed[text] = [_with_imaginary_unit(expression) for expression in parsed]
+            self._parsed[text] = []
+            for expression in math_verify.parse(f"${_latex(text)}$", config, "no_fallback", parsing_timeout=None):
+                # math-verify takes i for a variable.
+                units = {one: sympy.I for one in getattr(expression, "free_symbols", ()) if one.name == "i"}
+                self._parsed[text].append(expression.xreplace(units) if units else expression)
         return self._parsed[text]
 
     @contextmanager
     def _bounded(self) -> Iterator[None]:
-        """Stop after so many calls of functions in this thread: the same verdict on every machine, unlike a time limit.
+        """Stop after a number of calls of functions in this thread.
 
-        It stops where a function of the mathematics begins, and nowhere else: the standard library may hold a lock.
+        It stops only at the beginning of a function of the mathematics: the standard library may hold a lock.
         """
 
         def count(frame: FrameType, event: str, _argument: Any) -> None:
@@ -107,11 +111,11 @@ class BoundedComparison:
 
 
 class _TooMuchWork(BaseException):
-    """Not an `Exception`, since the parsers below swallow those."""
+    """Derives from `BaseException`, since the parsers below swallow every `Exception`."""
 
 
 def is_harmless(text: str) -> bool:
-    """Whether no number in a cleaned text can become huge: no towers of powers, large factorials or long numbers."""
+    """Report whether no number in a cleaned text can become huge, as by towers of powers or large factorials."""
     if len(text) > _LONGEST_EXPRESSION or _HARMFUL.search(text) or text.count("{") + text.count("(") > 40:
         return False
     text = text.replace("^ ", "^")
@@ -144,16 +148,8 @@ def is_harmless(text: str) -> bool:
     return of_powers <= 10_000 and of_powers * of_numbers <= 100_000
 
 
-def _with_imaginary_unit(expression: Any) -> Any:
-    """The expression with √-1 for i, which math-verify takes for a variable."""
-    import sympy  # type: ignore[import-untyped, unused-ignore]
-
-    found = {symbol: sympy.I for symbol in getattr(expression, "free_symbols", ()) if symbol.name == "i"}
-    return expression.xreplace(found) if found else expression
-
-
 def _approximate(expression: Any) -> Fraction | None:
-    """The value of a real constant to 30 digits; None for anything else."""
+    """Return the value of a real constant to 30 digits; None for anything else."""
     if not getattr(expression, "is_number", False):
         return None
     try:
@@ -164,7 +160,7 @@ def _approximate(expression: Any) -> Fraction | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without math-verify's warning that its time limit is off, which is meant."""
+    """Silence math-verify's warning that its time limit is off, which is intended."""
     loggers = [logging.getLogger(name) for name in ("math_verify.parser", "math_verify.grader")]
     before = [logger.level for logger in loggers]
     for logger in loggers:
@@ -187,7 +183,7 @@ _VARIABLE: Final = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 
 
 def _latex(text: str) -> str:
-    """A cleaned text as LaTeX for math-verify: decimals as fractions, 2(3) as a product, functions as commands."""
+    """Return a cleaned text as LaTeX for math-verify: decimals as fractions, 2(3) as a product, function commands."""
     text = re.sub(r"(\\(?:begin|end)) \{", r"\1{", _FUNCTION.sub(lambda match: f"\\{match[0]} ", text))
     while match := _ROOT.search(text):
         end = _closing(text, match.end())
@@ -199,7 +195,7 @@ def _latex(text: str) -> str:
 
 
 def _closing(text: str, start: int) -> int:
-    """Where the parenthesis that was opened before `start` closes; the end of the text if it never does."""
+    """Return the position of the parenthesis that closes the one before `start`, or the end of the text."""
     depth = 1
     for position in range(start, len(text)):
         depth += (text[position] == "(") - (text[position] == ")")
@@ -208,17 +204,14 @@ def _closing(text: str, start: int) -> int:
     return len(text)
 
 
-def _use_once() -> None:
-    """Fill SymPy's and the parser's caches, so that a process that is forked from this one finds them full."""
+def _fill_caches() -> None:
+    """Fill SymPy's and the parser's caches, so that a process that is forked from this one has them."""
     comparison = BoundedComparison()
     comparison._calls_left = 100 * MOST_CALLS
-    for truth, answer in (
-        (r"x^{2}-4", "(x-2)(x+2)"),
-        (r"\sin^2 x+\cos^2 x", "1"),
-        (r"\frac{1}{\sqrt{2}}", r"1\le x<2"),
-    ):
-        comparison.equal(truth, answer)
+    comparison.equal(r"x^{2}-4", "(x-2)(x+2)")
+    comparison.equal(r"\sin^2 x+\cos^2 x", "1")
+    comparison.equal(r"\frac{1}{\sqrt{2}}", r"1\le x<2")
 
 
 if importlib.util.find_spec("math_verify") is not None:
-    _use_once()
+    _fill_caches()

@@ -1,9 +1,9 @@
 """`tool_calls_match`: are the tool calls of a rollout the expected ones?
 
-Each call is compared by name and by what its arguments mean under the tool's schema, not by its text. The form with
+Calls are compared by name and by the meaning of their arguments under the tool's schema, not by text. The form with
 allowed values is that of the Berkeley Function-Calling Leaderboard (Patil et al. 2025, gorilla.cs.berkeley.edu); unlike
 there, calls in any order are paired for the best total and not greedily, and texts are compared as they are unless
-`strings` says otherwise.
+`strings` relaxes it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from reward_kit.errors import ConfigError, RewardError, boundary, kind_of
 from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.json_answers import array_key, as_json, in_short, is_number, read_json
-from reward_kit.rewards.replies import fenced_blocks, last_answer, needed, own_messages, passed, shown
+from reward_kit.rewards.replies import fenced_blocks, last_answer, own_messages, passed, quoted, require_truth
 from reward_kit.typed_interface import reward_function
 
 MOST_CALLS: Final = 256
-"""Calls that are compared. A rollout with more of them is wrong."""
+"""The limit of calls. A rollout with more of them is wrong."""
 LONGEST: Final = 1_000_000
 """Characters of all arguments together, and of a message that is searched for calls."""
 _OPENS, _CLOSES = "<tool_call>", "</tool_call>"
@@ -32,7 +32,7 @@ Partial = Literal["none", "calls", "arguments"]
 
 
 class _Written(NamedTuple):
-    """A call as it stands in a message, its arguments as JSON text."""
+    """A call in a message, its arguments as JSON text."""
 
     name: str
     arguments: str
@@ -40,17 +40,17 @@ class _Written(NamedTuple):
 
 
 Strings = Literal["exact", "casefold", "bfcl"]
-"""How texts are compared: as they are; ignoring case; or as the Berkeley Function-Calling Leaderboard does, which also
-drops blanks and the characters ,./-_*^ and takes both quotes for one."""
+"""Texts as they are; ignoring case; or as on the Berkeley Function-Calling Leaderboard, which also drops blanks and the
+characters ,./-_*^ and takes both quotes for one."""
 
 
 class Same(NamedTuple):
-    """What counts as the same argument.
+    """The rules of comparing arguments.
 
     Attributes:
-        strings: how texts are compared.
-        coerce: a text that spells a number or truth value is one where the schema wants one.
-        any_order: no array's order counts; else only that of arrays whose schema says `uniqueItems` does not.
+        strings: the comparison of texts.
+        coerce: a text that spells a number or truth value is one if the schema wants one.
+        any_order: no array's order counts; else only that of arrays without `uniqueItems`.
     """
 
     strings: Strings = "exact"
@@ -82,11 +82,11 @@ def tool_calls_match(
     any_order: bool = False,
     text_calls: bool = False,
 ) -> EvaluateResult:
-    """1 where the calls that were made are the expected ones, else 0, or a share where `partial` asks for one.
+    """1 if the calls are the expected ones, else 0, or a share under `partial`.
 
-    Where tool specifications are known, a call that no tool would carry out earns nothing, even if the same call is
-    expected: unknown tool, arguments that are not a JSON object or do not fit. An argument left out is the same as
-    its default, 5 is 5.0 where the schema wants a number or an integer, and arrays with `uniqueItems` have no order.
+    If tool specifications are known, a call that no tool would carry out earns nothing, even if the same call is
+    expected: unknown tool, arguments that are not a JSON object or do not fit. An argument left out is the same as its
+    default, 5 is 5.0 if the schema wants a number or an integer, and arrays with `uniqueItems` have no order.
     Metrics: `calls`, `names` and `arguments`, each the share that is right.
 
     Args:
@@ -94,27 +94,27 @@ def tool_calls_match(
         ground_truth: `{"name": …, "arguments": {…}}`, `{"type": "function", "function": {…}}` with arguments as object
             or JSON text, `{"tool_calls": […]}`, a list of these, JSON text of any of them, or
             `[{"function": {"argument": [allowed values…]}}]`, where "" allows an argument to be left out. `[]` earns 1
-            where no call is made, also with `extra="ignore"`.
+            if no call is made, also with `extra="ignore"`.
         sample: its field `tools`, `functions` or `function` has the specifications, unless the option gives them.
         assistant_turns: the positions of the agent's own messages; examples in its prompt do not count.
         turns: "last": the calls of the last message that has any; "all": those of all messages.
         ordered: they are made in the expected order.
-        extra: "ignore" pays also where other calls are made besides.
+        extra: "ignore" pays also if other calls are made.
         partial: "calls": the share of calls that are right; "arguments": each call counts by the share of its arguments
-            that are right, among those expected or given. Unless ignored, calls that were not expected lower the share.
+            that are right, among those expected or given. Unless ignored, unexpected calls lower the share.
         tools: the specifications, as in a request: `{"type": "function", "function": {"name", "parameters"}}`, or that
             inner part alone.
-        validate: "names" checks only the names of a call's arguments against its schema, not their values; it is what
-            the leaderboard's truths need that expect a variable's name instead of a number.
+        validate: "names" checks only the names of a call's arguments against its schema, not their values; the
+            leaderboard's truths need it that expect a variable's name instead of a number.
         strings: "casefold" ignores case, in enums too; "bfcl" also drops blanks and ,./-_*^ as the leaderboard does,
             so that "1.5" is "15".
-        coerce: "5" is 5, and "true" is true, where the schema wants that; it needs specifications.
+        coerce: "5" is 5, and "true" is true, if the schema wants that; it needs specifications.
         any_order: the order of no array counts.
         text_calls: calls written as `<tool_call>{…}</tool_call>`, or as blocks ```json, count too, in messages that
             make no other.
 
     Raises:
-        RewardError: there is no ground truth, or it or the sample's tools cannot be read, so that it is unscored.
+        RewardError: there is no ground truth, or it or the sample's tools cannot be read: the rollout is unscored.
         ConfigError: `tools` cannot be read.
 
     Example:
@@ -122,80 +122,64 @@ def tool_calls_match(
         tool_calls_match(messages, {"name": "get_weather", "arguments": {"city": "Oslo"}})
         ```
     """
-    expected = read_expected(needed(ground_truth, "tool_calls_match"))
+    expected = read_expected(require_truth(ground_truth, "tool_calls_match"))
     same = Same(strings, coerce, any_order)
     schemas = _schemas(tools, sample, same)
     if coerce and schemas is None:
         raise RewardError("tool_calls_match: `coerce` needs tool specifications; give the option or sample a `tools`")
     turns_seen = [message for message in own_messages(messages, assistant_turns) if message.role == "assistant"]
     if not turns_seen:
-        return passed(False, "the agent said nothing and made no call")
+        return passed(False, "the agent wrote nothing and made no call")
     by_turn = [calls for message in turns_seen if (calls := _calls_of(message, text_calls))]
     written = [call for calls in (by_turn if turns == "all" else by_turn[-1:]) for call in calls]
     if len(written) > MOST_CALLS or sum(len(call.arguments) for call in written) > LONGEST:
-        return passed(False, f"{len(written)} calls are more, or longer, than are looked at")
+        return passed(False, f"{len(written)} calls are too many, or too long")
     with boundary(RewardError, "tool_calls_match: a tool's schema is malformed"):
         made = [_made(call, schemas, validate) for call in written]
-        by_name = _Schemas(schemas or {}, ToolSchema(True, same))
-        found = [[agreement(one, call, by_name.of(one.name)) for call in made] for one in expected]
-        return _result(_Outcome(expected, made, found, by_name, ordered), extra, partial)
-
-
-class _Schemas(NamedTuple):
-    known: Mapping[str, ToolSchema]
-    other: ToolSchema
-
-    def of(self, name: str) -> ToolSchema:
-        """The schema of a tool, or one that says nothing."""
-        return self.known.get(name, self.other)
-
-
-class _Outcome(NamedTuple):
-    expected: list[ExpectedCall]
-    made: list[MadeCall]
-    agreements: list[list[Agreement]]
-    schemas: _Schemas
-    ordered: bool
-
-    def total(self, weights: Sequence[Sequence[float]]) -> tuple[float, list[int | None]]:
-        """The best sum of weights over pairs of expected and made calls, and the pairs."""
-        pairs = (best_in_order if self.ordered else best_pairs)(weights)
-        return sum(weights[row][column] for row, column in enumerate(pairs) if column is not None), pairs
-
-
-def _result(outcome: _Outcome, extra: Extra, partial: Partial) -> EvaluateResult:
-    expected, made = outcome.expected, outcome.made
-    if not expected:
-        called = ", ".join(shown(call.name) for call in made[:3])
-        return passed(not made, f"no call was expected, and {called or 'none'} was made")
-    exact, pairs = outcome.total([[float(one.is_right) for one in row] for row in outcome.agreements])
-    fractional, _ = outcome.total([[one.share for one in row] for row in outcome.agreements])
-    names = sum((Counter(call.name for call in expected) & Counter(call.name for call in made)).values())
-    count = len(expected) if extra == "ignore" else max(len(expected), len(made))
-    parts = {"calls": exact / count, "names": names / count, "arguments": min(fractional / count, 1.0)}
-    right = round(exact)
-    reason = f"{right} of {len(expected)} expected calls were made{_first_problem(outcome, pairs, extra)}"
+        if not expected:
+            called = ", ".join(quoted(call.name) for call in made[:3])
+            return passed(not made, f"no call was expected, and {called or 'none'} was made")
+        known, unknown = schemas or {}, ToolSchema(True, same)
+        shares = [[_share(one, call, known.get(one.name, unknown)) for call in made] for one in expected]
+        pair = best_in_order if ordered else best_pairs
+        exact = pair([[float(share == 1.0) for share in row] for row in shares])
+        right = sum(column is not None and row[column] == 1.0 for row, column in zip(shares, exact, strict=True))
+        fractions = zip(shares, pair(shares), strict=True)
+        fractional = sum(row[column] for row, column in fractions if column is not None)
+        names = sum((Counter(call.name for call in expected) & Counter(call.name for call in made)).values())
+        count = len(expected) if extra == "ignore" else max(len(expected), len(made))
+        parts = {"calls": right / count, "names": names / count, "arguments": min(fractional / count, 1.0)}
+        problem = ""
+        wrong = (
+            (one, row)
+            for one, row, column in zip(expected, shares, exact, strict=True)
+            if column is None or row[column] < 1.0
+        )
+        if (first := next(wrong, None)) is not None:
+            problem = _problem(*first, made, known.get(first[0].name, unknown))
+        elif extra == "wrong" and (others := [call for index, call in enumerate(made) if index not in set(exact)]):
+            problem = f"; a call of {quoted(others[0].name)} was not expected"
+    reason = f"{right} of {len(expected)} expected calls were made{problem}"
     metrics = {name: MetricResult(score=share, reason=reason) for name, share in parts.items()}
     is_right = right == len(expected) and (extra == "ignore" or len(made) == len(expected))
     return EvaluateResult(score=1.0 if is_right else parts.get(partial, 0.0), reason=reason, metrics=metrics)
 
 
-def _first_problem(outcome: _Outcome, pairs: Sequence[int | None], extra: Extra) -> str:
-    """What is wrong with the first expected call that was not made, or the first call that was not expected."""
-    for row, column in enumerate(pairs):
-        found, expected = outcome.agreements[row], outcome.expected[row]
-        if column is not None and found[column].is_right:
-            continue
-        name = expected.name
-        near = [place for place, call in enumerate(outcome.made) if call.name == name and not found[place].is_right]
-        if near:
-            nearest = outcome.made[max(near, key=lambda place: found[place].share)]
-            return f"; {shown(name)}: {first_wrong(expected, nearest, outcome.schemas.of(name))}"
-        others = [call.name for call in outcome.made]
-        return f"; {shown(name)} was not called" + (f", {shown(others[0])} was" if others else "")
-    taken = set(pairs)
-    unexpected = [call for index, call in enumerate(outcome.made) if index not in taken]
-    return f"; a call of {shown(unexpected[0].name)} was not expected" if unexpected and extra == "wrong" else ""
+def _problem(expected: ExpectedCall, shares: Sequence[float], made: Sequence[MadeCall], schema: ToolSchema) -> str:
+    """Return the problem of an expected call that was not made."""
+    near = [index for index, call in enumerate(made) if call.name == expected.name and shares[index] < 1.0]
+    if not near:
+        return f"; {quoted(expected.name)} was not called" + (f", {quoted(made[0].name)} was" if made else "")
+    nearest = made[max(near, key=shares.__getitem__)]
+    if nearest.problem:
+        return f"; {quoted(expected.name)}: {nearest.problem}"
+    same = _same_arguments(expected, nearest, schema)
+    name = next((name for name in (*expected.arguments, *nearest.arguments) if name not in same), None)
+    if name is None:
+        return f"; {quoted(expected.name)}: it is right"
+    wanted = f"{in_short(expected.arguments[name])} was" if name in expected.arguments else "it was not"
+    given = f"is {in_short(nearest.arguments[name])}" if name in nearest.arguments else "is missing"
+    return f"; {quoted(expected.name)}: argument {quoted(name)} {given}, {wanted} expected"
 
 
 def _made(call: _Written, schemas: Mapping[str, ToolSchema] | None, validate: str) -> MadeCall:
@@ -211,7 +195,7 @@ def _made(call: _Written, schemas: Mapping[str, ToolSchema] | None, validate: st
     if schemas is None:
         return MadeCall(call.name, arguments)
     if call.name not in schemas:
-        return MadeCall(call.name, arguments, "there is no such tool")
+        return MadeCall(call.name, arguments, "the tool is unknown")
     schema = schemas[call.name]
     problem = schema.problem(arguments) if validate == "full" else schema.missing_or_unknown(arguments)
     return MadeCall(call.name, arguments, problem)
@@ -247,7 +231,7 @@ def _read(text: str, is_call: bool) -> Iterator[_Written]:
 
 
 def _schemas(tools: Any, sample: Any, same: Same) -> dict[str, ToolSchema] | None:
-    """The schemas of the tools by name; None if no tools are known."""
+    """Return the schemas of the tools by name; None if no tools are known."""
     if tools is not None:
         return _by_name(tools, same, ConfigError, "option 'tools': tools")
     for field in _TOOL_FIELDS if isinstance(sample, Mapping) else ():
@@ -265,7 +249,7 @@ def _schemas(tools: Any, sample: Any, same: Same) -> dict[str, ToolSchema] | Non
 
 
 def _by_name(given: Any, same: Same, error: type[Exception], where: str) -> dict[str, ToolSchema]:
-    found: dict[str, ToolSchema] = {}
+    by_name: dict[str, ToolSchema] = {}
     for index, item in enumerate(given):
         inner = item.get("function", item) if isinstance(item, Mapping) else None
         name = inner.get("name") if isinstance(inner, Mapping) else None
@@ -275,12 +259,12 @@ def _by_name(given: Any, same: Same, error: type[Exception], where: str) -> dict
             schema = as_json(inner.get("parameters", True))
         except ValueError as problem:
             raise error(f"{where}[{index}].parameters: {problem}") from None
-        found[name] = ToolSchema(True if schema is None else schema, same, name)
-    return found
+        by_name[name] = ToolSchema(True if schema is None else schema, same, name)
+    return by_name
 
 
 def best_pairs(weights: Sequence[Sequence[float]]) -> list[int | None]:
-    """For each row the column that it is paired with, so that the weights of all pairs add up to the most.
+    """Return for each row the column it is paired with, so that the weights of all pairs add up to the most.
 
     No column is used twice; with fewer columns than rows, some rows get None. The Hungarian method with potentials
     (Kuhn 1955, Munkres 1957), in rows² · columns steps.
@@ -327,7 +311,7 @@ def best_pairs(weights: Sequence[Sequence[float]]) -> list[int | None]:
 
 
 def best_in_order(weights: Sequence[Sequence[float]]) -> list[int | None]:
-    """As `best_pairs`, where the columns of later rows stand behind those of earlier ones: an alignment."""
+    """Pair like `best_pairs`, with the columns of later rows behind those of earlier ones: an alignment."""
     width = len(weights[0]) if weights else 0
     best = [[0.0] * (width + 1)]
     for row in weights:
@@ -364,7 +348,7 @@ _BFCL_DROPS: Final = str.maketrans("'", '"', " ,./-_*^")
 
 
 class ToolSchema:
-    """The schema of one tool's arguments.
+    """The schema of a tool's arguments.
 
     Of JSON Schema it reads types, required, properties, additionalProperties, items, enum, const, default, uniqueItems,
     `$ref` inside of the schema, allOf, anyOf and oneOf. Patterns, formats and bounds are not checked.
@@ -377,19 +361,19 @@ class ToolSchema:
         self._keys: dict[tuple[int, int], dict[str, Hashable]] = {}
 
     def problem(self, value: Any) -> str:
-        """Why a value does not fit, in a few words; "" where it does."""
+        """Return why a value does not fit, in a few words, or ""."""
         self._known.clear()
         return self._problem(value, self.root, "")
 
     def missing_or_unknown(self, arguments: Mapping[str, Any]) -> str:
-        """As `problem`, for the names of a call's arguments alone."""
+        """Return the `problem` of the names of a call's arguments alone."""
         for schema in self._facets(self.root, arguments):
-            if found := self._required(arguments, schema, "") or self._additional(arguments, schema, ""):
-                return found
+            if problem := self._names_problem(arguments, schema, ""):
+                return problem
         return ""
 
     def key(self, value: Any, schema: Any) -> Hashable:
-        """A value as a key that is equal for values that are the same under a schema."""
+        """Return a key that is equal for values that are the same under a schema."""
         types = self._types(schema)
         if isinstance(value, str):
             value = self._coerced(value, types)
@@ -403,70 +387,67 @@ class ToolSchema:
         if isinstance(value, Mapping):
             return "object", frozenset(self.field_keys(value, schema).items())
         if isinstance(value, list | tuple):
-            facets = list(self._facets(schema, value))
-            items: Any = next((facet["items"] for facet in facets if "items" in facet), True)
-            is_set = self._same.any_order or any(facet.get("uniqueItems") is True for facet in facets)
-            return array_key([self.key(item, items) for item in value], is_set)
+            items = self.items(value, schema)
+            is_set = any(facet.get("uniqueItems") is True for facet in self._facets(schema, value))
+            return array_key([self.key(item, items) for item in value], self._same.any_order or is_set)
         return type(value).__name__, value
 
     def field_keys(self, fields: Mapping[str, Any], schema: Any) -> dict[str, Hashable]:
-        """The keys of an object's fields; those that it leaves out have their default where there is one."""
+        """Return the keys of an object's fields; a missing one has that of its default, if there is one."""
         pair = (id(fields), id(schema))
         if pair in self._keys:
             return self._keys[pair]
         properties = self.properties(fields, schema)
         keys = {name: self.key(item, properties.get(name, True)) for name, item in fields.items()}
         for name, of_field in properties.items():
-            if name not in keys and self.has_default(of_field):
+            if name not in keys and isinstance(of_field, Mapping) and "default" in of_field:
                 keys[name] = self.key(of_field["default"], of_field)
         self._keys[pair] = keys
         return keys
 
     def properties(self, fields: Mapping[str, Any], schema: Any) -> dict[str, Any]:
-        """The schemas of an object's fields, by name."""
-        found: dict[str, Any] = {}
-        for facet in self._facets(schema, fields):
-            inner = facet.get("properties")
-            found.update(inner if isinstance(inner, Mapping) else {})
-        return found
+        """Return the schemas of an object's fields, by name."""
+        inner = [facet.get("properties") for facet in self._facets(schema, fields)]
+        return {name: part for one in inner if isinstance(one, Mapping) for name, part in one.items()}
 
-    def items(self, value: list[Any], schema: Any) -> Any:
-        """The schema of an array's items."""
+    def items(self, value: Sequence[Any], schema: Any) -> Any:
+        """Return the schema of an array's items."""
         return next((facet["items"] for facet in self._facets(schema, value) if "items" in facet), True)
 
-    def has_default(self, schema: Any) -> bool:
-        """Whether a field has a default."""
-        return isinstance(schema, Mapping) and "default" in schema
-
     def _problem(self, value: Any, schema: Any, path: str) -> str:
-        """Each value is held against each schema once, so that unions of unions take no longer than their parts."""
+        """Check each value against each schema once, so that unions of unions take no longer than their parts."""
         if not isinstance(schema, Mapping):
             return f"{path or 'it'} is not allowed" if schema is False else ""
         pair = (id(value), id(schema))
         if pair not in self._known:
-            self._known[pair] = ""  # what it is while it refers to itself
-            self._known[pair] = self._found(value, schema, path)
+            self._known[pair] = ""  # while it refers to itself
+            self._known[pair] = self._first_problem(value, schema, path)
         return self._known[pair]
 
-    def _found(self, value: Any, schema: Mapping[str, Any], path: str) -> str:
-        if not self._has_type(value, schema.get("type")):
-            wanted = schema["type"] if isinstance(schema["type"], str) else " or ".join(map(str, schema["type"]))
-            return f"{_named(path)} is {in_short(value)}, not {wanted}"
-        if "enum" in schema and not any(self._is_choice(value, choice, schema) for choice in schema["enum"]):
-            return f"{_named(path)} is {in_short(value)}, which is none of its values"
-        if "const" in schema and not self._is_choice(value, schema["const"], schema):
-            return f"{_named(path)} is {in_short(value)} and not {in_short(schema['const'])}"
-        parts = [self._at(schema["$ref"])] if "$ref" in schema else []
-        parts += schema.get("allOf") or []
-        if found := next(filter(None, (self._problem(value, part, path) for part in parts)), ""):
-            return found
+    def _first_problem(self, value: Any, schema: Mapping[str, Any], path: str) -> str:
+        wanted = schema.get("type")
+        names = [wanted] if isinstance(wanted, str) else wanted
+        if isinstance(names, list | tuple) and names:
+            plain = self._coerced(value, frozenset(filter(_is_text, names))) if isinstance(value, str) else value
+            if not any(_is_of(plain, name) for name in names):
+                return f"{_named(path)} is {in_short(value)}, not {' or '.join(map(str, names))}"
+        of_choice = {"type": schema.get("type", ["number", "string"])}
+        if "enum" in schema or "const" in schema:
+            key = self.key(value, of_choice)
+            if "enum" in schema and not any(key == self.key(choice, of_choice) for choice in schema["enum"]):
+                return f"{_named(path)} is {in_short(value)}, which is not one of its values"
+            if "const" in schema and key != self.key(schema["const"], of_choice):
+                return f"{_named(path)} is {in_short(value)} and not {in_short(schema['const'])}"
+        for part in self._parts(schema):
+            if problem := self._problem(value, part, path):
+                return problem
         for union in (schema[word] for word in ("anyOf", "oneOf") if schema.get(word)):
             if all(problems := [self._problem(value, branch, path) for branch in union]):
                 return problems[0]
         inner: Iterator[str] = iter(())
         if isinstance(value, Mapping):
-            if found := self._required(value, schema, path) or self._additional(value, schema, path):
-                return found
+            if problem := self._names_problem(value, schema, path):
+                return problem
             properties, others = schema.get("properties") or {}, schema.get("additionalProperties", True)
             inner = (
                 self._problem(item, properties.get(name, others), f"{path}.{name}" if path else name)
@@ -477,71 +458,60 @@ class ToolSchema:
             inner = (self._problem(item, items, f"{path}[{index}]") for index, item in enumerate(value))
         return next(filter(None, inner), "")
 
-    def _required(self, fields: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> str:
-        missing = [name for name in schema.get("required") or [] if name not in fields]
-        return f"{_named(f'{path}.{missing[0]}' if path else missing[0])} is missing" if missing else ""
+    def _names_problem(self, fields: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> str:
+        """Return the first missing or unknown field."""
+        prefix = f"{path}." if path else ""
+        for name in schema.get("required") or []:
+            if name not in fields:
+                return f"{_named(f'{prefix}{name}')} is missing"
+        if schema.get("additionalProperties") is False and "patternProperties" not in schema:
+            for name in fields:
+                if name not in (schema.get("properties") or {}):
+                    return f"{_named(f'{prefix}{name}')} is unknown"
+        return ""
 
-    def _additional(self, fields: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> str:
-        if schema.get("additionalProperties") is not False or "patternProperties" in schema:
-            return ""
-        unknown = [name for name in fields if name not in (schema.get("properties") or {})]
-        return f"{_named(f'{path}.{unknown[0]}' if path else unknown[0])} is unknown" if unknown else ""
-
-    def _is_choice(self, value: Any, choice: Any, schema: Mapping[str, Any]) -> bool:
-        of_choice = {"type": schema.get("type", ["number", "string"])}
-        return self.key(value, of_choice) == self.key(choice, of_choice)
-
-    def _has_type(self, value: Any, wanted: Any) -> bool:
-        names = [wanted] if isinstance(wanted, str) else wanted
-        if not isinstance(names, list | tuple) or not names:
-            return True
-        if isinstance(value, str):
-            value = self._coerced(value, frozenset(filter(_is_text, names)))
-        return any(_is_of(value, name) for name in names)
+    def _parts(self, schema: Mapping[str, Any]) -> list[Any]:
+        return [*([self._at(schema["$ref"])] if "$ref" in schema else []), *(schema.get("allOf") or [])]
 
     def _facets(self, schema: Any, value: Any, seen: tuple[int, ...] = ()) -> Iterator[Mapping[str, Any]]:
-        """The schemas that speak of a value together: the schema, what it refers to, and the branch that fits."""
+        """Yield the schemas of a value: the schema, those it refers to, and the branch that fits."""
         if not isinstance(schema, Mapping) or id(schema) in seen:
             return
-        seen = (*seen, id(schema))
         yield schema
-        parts = [self._at(schema["$ref"])] if "$ref" in schema else []
-        parts += schema.get("allOf") or []
+        parts = self._parts(schema)
         for word in ("anyOf", "oneOf"):
             parts += [branch for branch in schema.get(word) or [] if not self._problem(value, branch, "")][:1]
         for part in parts:
-            yield from self._facets(part, value, seen)
+            yield from self._facets(part, value, (*seen, id(schema)))
 
     def _types(self, schema: Any, seen: tuple[int, ...] = ()) -> frozenset[str]:
-        """The names of all types that a schema allows anywhere, as far as it says."""
+        """Return the names of all types that a schema allows anywhere."""
         if not isinstance(schema, Mapping) or id(schema) in seen:
             return frozenset()
         wanted = schema.get("type")
         names = {wanted} if isinstance(wanted, str) else set(filter(_is_text, wanted or []))
-        parts = [self._at(schema["$ref"])] if "$ref" in schema else []
-        for word in ("allOf", "anyOf", "oneOf"):
-            parts += schema.get(word) or []
+        parts = [*self._parts(schema), *(schema.get("anyOf") or []), *(schema.get("oneOf") or [])]
         return frozenset(names).union(*(self._types(part, (*seen, id(schema))) for part in parts))
 
     def _at(self, reference: Any) -> Any:
-        """The part of the schema that `#/a/b` names."""
-        found = self.root
+        """Return the part of the schema that `#/a/b` names."""
+        part = self.root
         path = str(reference)
         try:
             if path != "#" and not path.startswith("#/"):
                 raise KeyError(path)
-            for part in path.split("/")[1:]:
-                part = part.replace("~1", "/").replace("~0", "~")
-                found = found[int(part)] if isinstance(found, list) else found[part]
+            for name in path.split("/")[1:]:
+                name = name.replace("~1", "/").replace("~0", "~")
+                part = part[int(name)] if isinstance(part, list) else part[name]
         except (KeyError, IndexError, ValueError, TypeError):
             raise RewardError(
                 f"the schema of tool {self._tool!r} refers to {path!r}, which is not in it; write that part into the "
                 "schema itself, since nothing is fetched"
             ) from None
-        return found
+        return part
 
     def _coerced(self, text: str, types: frozenset[str]) -> Any:
-        """A text as the number or truth value that it spells, where that is asked for and texts are not wanted."""
+        """Return a text as the number or truth value that it spells, if the rules and the types allow that."""
         if not self._same.coerce or "string" in types:
             return text
         plain = text.strip()
@@ -566,7 +536,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _named(path: str) -> str:
-    return f"argument {shown(path)}" if path else "the call"
+    return f"argument {quoted(path)}" if path else "the call"
 
 
 MOST_EXPECTED: Final = 64
@@ -578,12 +548,12 @@ _FORMS: Final = (
 
 
 class ExpectedCall(NamedTuple):
-    """A call that is expected.
+    """An expected call.
 
     Attributes:
         name: of the tool.
         arguments: by name its value, or a list of allowed ones.
-        has_choices: they are lists of allowed values; "" among them says that the argument may be left out.
+        has_choices: they are lists of allowed values; with "" among them the argument may be left out.
     """
 
     name: str
@@ -592,42 +562,18 @@ class ExpectedCall(NamedTuple):
 
 
 class MadeCall(NamedTuple):
-    """A call that was made; `problem` says why it is none that could be carried out, else it is ""."""
+    """A call; `problem` is the reason why it could not be carried out, or ""."""
 
     name: str
     arguments: Mapping[str, Any]
     problem: str = ""
 
 
-class Agreement(NamedTuple):
-    """How far a call is the expected one.
-
-    Attributes:
-        right: how many arguments are.
-        of: how many were expected or given.
-        is_call: it is a call of that tool, and one that could be carried out.
-    """
-
-    right: int
-    of: int
-    is_call: bool = True
-
-    @property
-    def is_right(self) -> bool:
-        """It is the expected call."""
-        return self.is_call and self.right == self.of
-
-    @property
-    def share(self) -> float:
-        """Of the arguments that are right; 0 where it is no such call."""
-        return 0.0 if not self.is_call else self.right / self.of if self.of else 1.0
-
-
 def read_expected(ground_truth: Any) -> list[ExpectedCall]:
-    """The calls of a ground truth in any of its forms.
+    """Return the calls of a ground truth in any of its forms.
 
     Raises:
-        RewardError: it is none of them; the message names the place.
+        RewardError: it has another form; the message names the position.
     """
     value = ground_truth
     try:
@@ -640,56 +586,42 @@ def read_expected(ground_truth: Any) -> list[ExpectedCall]:
         raise RewardError(f"tool_calls_match: the ground_truth is {kind_of(value)}; {_FORMS}")
     if len(value) > MOST_EXPECTED:
         raise RewardError(f"tool_calls_match: the ground_truth has {len(value)} calls; at most {MOST_EXPECTED} are")
-    return [_expected(item, f"ground_truth[{index}]") for index, item in enumerate(value)]
+    calls = []
+    for index, item in enumerate(value):
+        where = f"tool_calls_match: ground_truth[{index}]"
+        if not isinstance(item, Mapping):
+            raise RewardError(f"{where} is {kind_of(item)}; {_FORMS}")
+        if len(item) == 1:
+            ((name, choices),) = item.items()
+            if isinstance(choices, Mapping) and _are_choices(choices) and (choices or name not in _KEYS):
+                calls.append(ExpectedCall(name, choices, has_choices=True))
+                continue
+        call = item.get("function", item)
+        if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
+            raise RewardError(f"{where} names no function; {_FORMS}")
+        if unknown := sorted((call.keys() | item.keys()) - _KEYS):
+            raise RewardError(f"{where} has the unknown key {unknown[0]!r}; {_FORMS}")
+        given = call.get("arguments") or {}
+        try:
+            arguments = (read_json(given) if given.strip() else {}) if isinstance(given, str) else given
+        except ValueError as error:
+            raise RewardError(f"{where}: its arguments cannot be read: {error}") from None
+        if not isinstance(arguments, Mapping):
+            raise RewardError(f"{where}: its arguments are {kind_of(arguments)}; write an object")
+        calls.append(ExpectedCall(call["name"], arguments))
+    return calls
 
 
-def agreement(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) -> Agreement:
-    """How far a call is the expected one; a call that could not be carried out, or of another tool, not at all."""
+def _share(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) -> float:
+    """Return the share of right arguments among those expected or given; 0 for another or an impossible call."""
     if made.problem or made.name != expected.name:
-        return Agreement(0, 1, is_call=False)
-    return Agreement(
-        len(_same_arguments(expected, made, schema)), len(expected.arguments.keys() | made.arguments.keys())
-    )
-
-
-def first_wrong(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) -> str:
-    """What is wrong with a call of the expected tool, in words."""
-    if made.problem:
-        return made.problem
-    same = _same_arguments(expected, made, schema)
-    name = next((name for name in (*expected.arguments, *made.arguments) if name not in same), None)
-    if name is None:
-        return "it is right"
-    wanted = f"{in_short(expected.arguments[name])} was" if name in expected.arguments else "it was not"
-    found = f"is {in_short(made.arguments[name])}" if name in made.arguments else "is missing"
-    return f"argument {shown(name)} {found}, {wanted} expected"
-
-
-def _expected(item: Any, where: str) -> ExpectedCall:
-    where = f"tool_calls_match: {where}"
-    if not isinstance(item, Mapping):
-        raise RewardError(f"{where} is {kind_of(item)}; {_FORMS}")
-    if len(item) == 1:
-        ((name, choices),) = item.items()
-        if isinstance(choices, Mapping) and _are_choices(choices) and (choices or name not in _KEYS):
-            return ExpectedCall(name, choices, has_choices=True)
-    call = item.get("function", item)
-    if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
-        raise RewardError(f"{where} names no function; {_FORMS}")
-    if unknown := sorted((call.keys() | item.keys()) - _KEYS):
-        raise RewardError(f"{where} has the unknown key {unknown[0]!r}; {_FORMS}")
-    given = call.get("arguments") or {}
-    try:
-        arguments = (read_json(given) if given.strip() else {}) if isinstance(given, str) else given
-    except ValueError as error:
-        raise RewardError(f"{where}: its arguments cannot be read: {error}") from None
-    if not isinstance(arguments, Mapping):
-        raise RewardError(f"{where}: its arguments are {kind_of(arguments)}; write an object")
-    return ExpectedCall(call["name"], arguments)
+        return 0.0
+    count = len(expected.arguments.keys() | made.arguments.keys())
+    return len(_same_arguments(expected, made, schema)) / count if count else 1.0
 
 
 def _same_arguments(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) -> set[str]:
-    """The names of the arguments that are right, of those that are expected or given."""
+    """Return the names of the right arguments among those that are expected or given."""
     written = expected.arguments.keys() | made.arguments.keys()
     if not expected.has_choices:
         wanted = schema.field_keys(expected.arguments, schema.root)
@@ -706,8 +638,8 @@ def _same_arguments(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) 
 def _is_allowed(
     name: str, expected: Mapping[str, Any], made: Mapping[str, Any], of_name: Any, schema: ToolSchema
 ) -> bool:
-    """Whether an argument is one of its allowed values. One that is left out has its default."""
-    default = [of_name["default"]] if schema.has_default(of_name) else []
+    """Report whether an argument is one of its allowed values. A missing one has its default."""
+    default = [of_name["default"]] if isinstance(of_name, Mapping) and "default" in of_name else []
     if name not in expected:
         return any(schema.key(made[name], of_name) == schema.key(value, of_name) for value in default)
     values = [made[name]] if name in made else default
@@ -718,7 +650,7 @@ def _is_allowed(
 
 
 def _fits_choice(choice: Any, value: Any, of_value: Any, schema: ToolSchema) -> bool:
-    """Whether a value is an allowed one. In allowed objects each field has a list of allowed values in its turn."""
+    """Report whether a value is an allowed one. In allowed objects each field has a list of allowed values too."""
     if isinstance(choice, Mapping) and isinstance(value, Mapping) and _are_choices(choice):
         properties = schema.properties(value, of_value)
         names = dict.fromkeys((*choice, *value))

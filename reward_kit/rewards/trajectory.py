@@ -1,14 +1,15 @@
-"""Rewards that look at the way: what the environment gave, how many steps it took, what failed, what was reached.
+"""Rewards for the course of an episode: the environment's rewards, the number of steps, failures, milestones.
 
-They read the recorded steps, not the words of a message, wherever the record knows: a call that failed is one whose
-tool said so, and a milestone is reached in the step whose call or result shows it.
+They read the recorded steps, not the words of a message, wherever the record has them: a failed call is one that its
+tool reported, and a milestone is reached in the step whose call or result shows it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 import pydantic
 
@@ -56,7 +57,7 @@ def _check_steps(options: Mapping[str, Any]) -> None:
 def few_steps(messages: list[Message], assistant_turns: list[int], *, best: int = 1, worst: int = 50) -> EvaluateResult:
     """Fewer actions are better: 1 up to `best` of them, 0 from `worst` on, and in a straight line between.
 
-    An agent that has not acted earns 0. It says nothing of success: put it behind a `gate`.
+    An agent that has not acted earns 0. It does not measure success: put it behind a `gate`.
     """
     _check_steps({"best": best, "worst": worst})
     count = len(assistant_turns)
@@ -68,8 +69,8 @@ def few_steps(messages: list[Message], assistant_turns: list[int], *, best: int 
 def no_tool_errors(messages: list[Message], step_data: list[StepData], *, each: bool = True) -> EvaluateResult:
     """The share of tool calls that did not fail; each step's own share is its step reward.
 
-    A call fails where the tool answered with an error: unknown, arguments that do not fit, or what it raised. A call
-    that was not carried out because the episode had ended counts for nothing. Without calls nothing can fail: 1.
+    A call fails if the tool answered with an error: unknown, arguments that do not fit, or an exception. A call that
+    was not carried out because the episode had ended does not count. Without calls the score is 1.
 
     Options:
         each: False earns 0 for a single failed call.
@@ -78,27 +79,26 @@ def no_tool_errors(messages: list[Message], step_data: list[StepData], *, each: 
         step.system_step_index: ["error" in tool for tool in _outcomes(step) if not tool.get("skipped")]
         for step in step_data
     }
-    calls = {index: len(found) for index, found in failed.items()}
-    wrong, total = sum(map(sum, failed.values())), sum(calls.values())
+    wrong, total = sum(map(sum, failed.values())), sum(map(len, failed.values()))
     share = 1.0 - wrong / total if total else 1.0
     outputs = [
-        StepOutput(step_index=index, base_reward=1.0 - sum(found) / len(found))
-        for index, found in failed.items()
-        if found
+        StepOutput(step_index=index, base_reward=1.0 - sum(calls) / len(calls))
+        for index, calls in failed.items()
+        if calls
     ]
     score = share if each else float(wrong == 0)
     return EvaluateResult(score=score, reason=f"{wrong} of {total} tool calls failed", step_outputs=outputs or None)
 
 
 class Milestone(pydantic.BaseModel):
-    """Something to be reached on the way.
+    """A milestone of an episode.
 
     Attributes:
         name: in metrics and reasons.
         tool: a call of this tool reaches it, with at least these `arguments`.
         arguments: those that the call must have, with these values.
-        observed: or what a tool or the environment answers contains this text.
-        weight: its part of the score, beside the others'.
+        observed: or an answer of a tool or the environment contains this text.
+        weight: its part of the score, relative to the others'.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid")
@@ -131,10 +131,10 @@ def _check_reach(options: Mapping[str, Any]) -> None:
 def milestones(
     messages: list[Message], step_data: list[StepData], *, reach: tuple[Milestone, ...] = (), ordered: bool = False
 ) -> EvaluateResult:
-    """What was reached on the way, each milestone once: the score is their share by weight.
+    """The share of the milestones that were reached, by weight.
 
     The step that first reaches one earns its weight as step reward, so that credit falls on the action that did it.
-    What was asked of the agent reaches nothing; only its calls that did not fail, and the answers to them, do.
+    Only the agent's calls that did not fail, and the answers to them, reach anything; its instructions do not.
 
     Options:
         reach: `{name, tool, arguments}` or `{name, observed}`, and a `weight`.
@@ -167,35 +167,41 @@ def milestones(
     return EvaluateResult(score=score, reason=reason, metrics=metrics, step_outputs=steps or None)
 
 
-class _MadeCall(NamedTuple):
-    name: str
-    arguments: Mapping[str, Any]
-    answer: str
-
-
 def _reached(steps: Sequence[StepData], reach: Sequence[Milestone], ordered: bool) -> dict[str, int]:
-    """The step in which each milestone was first reached."""
-    found: dict[str, int] = {}
+    """Return the step in which each milestone was first reached."""
+    reached: dict[str, int] = {}
     for step in steps:
-        calls = list(_good_calls(step))
+        action, after = _after_action(step)
+        # The calls that were carried out and did not fail, with their answers.
+        calls: list[tuple[str, Mapping[str, Any], str]] = []
+        made = (action.tool_calls if action is not None else None) or []
+        results = [message.text for message in after if message.role == "tool"]
+        for call, outcome, answer in zip(made, _outcomes(step), results, strict=False):
+            if "error" not in outcome and not outcome.get("skipped"):
+                arguments: Any = {}
+                with suppress(ValueError, RecursionError):
+                    arguments = json.loads(call.function.arguments)
+                calls.append((call.function.name, arguments if isinstance(arguments, dict) else {}, answer))
+        answers = [message.text for message in after if message.role == "user"] + [answer for _, _, answer in calls]
         for one in reach:
-            if one.name in found:
+            if one.name in reached:
                 continue
-            answers = [message.text for message in _after_action(step)[1] if message.role == "user"]
-            answers += [call.answer for call in calls]
             if one.observed is not None:
                 is_reached = any(one.observed in answer for answer in answers)
             else:
-                is_reached = any(call.name == one.tool and _has_all(call.arguments, one.arguments) for call in calls)
+                is_reached = any(
+                    name == one.tool and all(k in given and given[k] == v for k, v in one.arguments.items())
+                    for name, given, _ in calls
+                )
             if is_reached:
-                found[one.name] = step.system_step_index
+                reached[one.name] = step.system_step_index
             elif ordered:
                 break
-    return found
+    return reached
 
 
 def _after_action(step: StepData) -> tuple[Message | None, list[Message]]:
-    """The message of the action, and what came after it."""
+    """Return the message of the action, and the messages after it."""
     answers: list[Message] = []
     for message in reversed(step.resulting_messages_history):
         if message.role == "assistant":
@@ -207,21 +213,3 @@ def _after_action(step: StepData) -> tuple[Message | None, list[Message]]:
 def _outcomes(step: StepData) -> list[dict[str, Any]]:
     outcomes = step.step_info.get("tools")
     return [tool for tool in outcomes if isinstance(tool, dict)] if isinstance(outcomes, list) else []
-
-
-def _good_calls(step: StepData) -> Iterator[_MadeCall]:
-    """The calls of a step that were carried out and did not fail, with what answered them."""
-    action, after = _after_action(step)
-    calls = action.tool_calls or [] if action is not None else []
-    answers = [message.text for message in after if message.role == "tool"]
-    for call, outcome, answer in zip(calls, _outcomes(step), answers, strict=False):
-        if "error" not in outcome and not outcome.get("skipped"):
-            try:
-                arguments = json.loads(call.function.arguments)
-            except (ValueError, RecursionError):
-                arguments = {}
-            yield _MadeCall(call.function.name, arguments if isinstance(arguments, dict) else {}, answer)
-
-
-def _has_all(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    return all(name in found and found[name] == value for name, value in wanted.items())

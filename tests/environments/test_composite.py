@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from typing import Any, ClassVar
 
 import anyio
@@ -230,7 +231,7 @@ class TestTools:
         assert names(tools.offer({"a": [go], "b": [look]})) == ["go", "look"]
         assert names(tools.offer({"a": [go], "b": [look, go]})) == ["a_go", "look", "b_go"]
         assert names(tools.offer({"a": [go], "b": [look]})) == ["a_go", "look"]
-        assert tools.meant_by("a_go") == ("a", "go") and tools.meant_by("b_go") is None
+        assert tools.meant.get("a_go") == ("a", "go") and tools.meant.get("b_go") is None
 
     def test_a_name_with_a_prefix_may_clash_too_and_is_never_too_long(self) -> None:
         tools = ToolNames()
@@ -243,7 +244,7 @@ class TestTools:
         )
         found = names(offered)
         assert len(set(found)) == len(found) == 7 and all(len(name) <= 64 for name in found)
-        assert [tools.meant_by(name) for name in found] == [
+        assert [tools.meant.get(name) for name in found] == [
             *(("a", tool) for tool in ("b_go", "go", long)),
             *(("a_b", tool) for tool in ("go", "b_go", "a_go", long)),
         ]
@@ -252,9 +253,9 @@ class TestTools:
         tools = ToolNames()
         spec = tool_spec("go", "Go.")
         tools.offer({"a": [spec], "b": []})
-        kept = tools.copy()
+        kept = copy(tools)
         tools.offer({"a": [], "b": [spec]})
-        assert (kept.meant_by("go"), tools.meant_by("go")) == (("a", "go"), ("b", "go"))
+        assert (kept.meant.get("go"), tools.meant.get("go")) == (("a", "go"), ("b", "go"))
         assert spec["function"]["name"] == "go"
 
     async def test_the_end_of_one_part_is_the_end_of_all_and_rewards_are_its_own(self) -> None:

@@ -107,11 +107,11 @@ def test_endless_errors_of_an_mcp_server_do_not_fill_the_disk(tmp_path: Path) ->
 
 
 HTTP = """
-from reward_kit.environments.http import JsonClient
+from reward_kit.environments.http import JsonClient, ServerAddress
 import aiohttp
 """
 ASK_HTTP = """
-client = JsonClient("http://127.0.0.1:{port}", {{}}, 30)
+client = JsonClient(ServerAddress("http://127.0.0.1:{port}", {{}}), 30)
 try:
     await client.{method}
 finally:
@@ -130,10 +130,11 @@ def test_an_endless_answer_of_an_http_environment_is_cut(kind: str, method: str)
 
 OPENENV = """
 import aiohttp
-from reward_kit.environments.openenv import OpenEnvSession
+from reward_kit.environments.http import ServerAddress
+from reward_kit.environments.openenv import OpenEnvConfig, OpenEnvSession
 """
 ASK_OPENENV = """
-session = OpenEnvSession("http://127.0.0.1:{port}", {{}}, connect_timeout=30, timeout=30)
+session = OpenEnvSession(ServerAddress("http://127.0.0.1:{port}", {{}}), OpenEnvConfig(connect_timeout=30, timeout=30))
 try:
     await session.open()
 finally:

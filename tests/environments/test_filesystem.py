@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reward_kit.environments import FilesystemResource, open_snapshot
-from reward_kit.environments.confined import split_path
+from reward_kit.environments.filesystem import split_path
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
 from reward_kit.processes import temporary_root
 from tests.profiles import examples

@@ -105,9 +105,9 @@ async def test_the_time_limit_truncates() -> None:
     [
         ("atc", {"action": "left"}, "did you mean 'act'"),
         ("act", {}, "action: missing"),
-        ("act", {"action": "sideways"}, "'sideways' is none of left, down, right, up"),
-        ("act", {"action": 1}, "1 is none of"),
-        ("act", {"action": ["left"]}, "is none of"),
+        ("act", {"action": "sideways"}, "'sideways' is not one of left, down, right, up"),
+        ("act", {"action": 1}, "1 is not one of"),
+        ("act", {"action": ["left"]}, "is not one of"),
         ("act", {"action": "left", "speed": 1}, "unknown argument 'speed'"),
     ],
 )

@@ -263,7 +263,7 @@ async def test_the_older_form_of_actions_and_tools(shared) -> None:
         ({"base_ur": "x"}, "base_ur: unknown key; did you mean 'base_url'"),
         ({"resource_server": None}, "base_url: missing"),
         ({"base_url": "localhost:80"}, "'localhost:80' is not an address of http or https"),
-        ({"resource_server": None, "base_url": "http://x:{port}"}, "that of a resource_server, and there is none"),
+        ({"resource_server": None, "base_url": "http://x:{port}"}, "that of a resource_server, and the task has none"),
         ({"tools": []}, "give tools or tools_endpoint, not both"),
         ({"tools_endpoint": None, "tools": [{"type": "function"}]}, "a tool is {type: function"),
         ({"tools_endpoint": None, "tools": [{"name": "a", "parameters": []}]}, "tool 'a': parameters"),

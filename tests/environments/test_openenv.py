@@ -317,7 +317,7 @@ WRONG = {
     "base_url: no user name and no password belong in it; use headers_env": {
         "base_url": "http://me:hunter2@127.0.0.1:1"
     },
-    "that of a resource_server, and there is none": {"base_url": "http://x:{port}"},
+    "that of a resource_server, and the task has none": {"base_url": "http://x:{port}"},
     "reset: seed: the run chooses it": {"base_url": "http://x", "reset": {"seed": 1}},
     "headers_env: A: the environment variable NO_SUCH_ONE is not set": {
         "base_url": "http://x",

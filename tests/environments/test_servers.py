@@ -15,7 +15,7 @@ import pytest
 from pydantic import ValidationError
 
 from reward_kit.environments import servers
-from reward_kit.environments.servers import Server, ServerPool, ServerSpec
+from reward_kit.environments.servers import Server, ServerPool
 from reward_kit.errors import ConfigError, EnvironmentFailure
 from reward_kit.process_guardian import MARK, running
 from reward_kit.processes import child_environment
@@ -25,10 +25,10 @@ HERE = Path(__file__).parent
 HEALTH = "http://127.0.0.1:{port}/health"
 
 
-def spec(*options: str, health: str = HEALTH, timeout: float = 20.0, **more) -> ServerSpec:
+def spec(*options: str, health: str = HEALTH, timeout: float = 20.0, **more) -> tuple[ResourceServerConfig, Path]:
     command = f"'{sys.executable}' -S counter_server.py --port {{port}} {' '.join(options)}"
     config = ResourceServerConfig(start_command=command, health_check_url=health, start_timeout_s=timeout, **more)
-    return ServerSpec.of(config, HERE)
+    return config, HERE
 
 
 def ours() -> list[int]:
@@ -42,7 +42,7 @@ async def get(server: Server, path: str) -> dict:
 
 async def test_worlds_that_ask_for_the_same_share_one_server_until_the_pool_closes() -> None:
     async with ServerPool() as pool:
-        leased = [pool.lease(spec("--stubborn")) for _ in range(4)]
+        leased = [pool.lease(*spec("--stubborn")) for _ in range(4)]
         one, *others = await asyncio.gather(*leased)
         assert all(other is one for other in others)
         assert (await get(one, "/seen"))["folder"] == str(HERE)
@@ -50,7 +50,7 @@ async def test_worlds_that_ask_for_the_same_share_one_server_until_the_pool_clos
         before = time.monotonic()
         async with ServerPool() as inner:
             assert inner is pool
-        assert one.is_running
+        assert one.process.returncode is None
         one.process.end = _impatient(one.process.end)
     assert time.monotonic() - before < 3
     assert ours() == []
@@ -63,13 +63,13 @@ def _impatient(end):
 
 async def test_another_specification_is_another_server() -> None:
     async with ServerPool() as pool:
-        one, two = [await pool.lease(spec(env={"NUMBER": number})) for number in "12"]
+        one, two = [await pool.lease(*spec(env={"NUMBER": number})) for number in "12"]
         assert one.address != two.address
         assert "NUMBER" in (await get(two, "/seen"))["variables"]
 
 
 async def test_a_number_is_the_text_of_a_variable_and_true_is_refused() -> None:
-    assert dict(spec(env={"NUMBER": 0, "SHARE": 0.5}).env) == {"NUMBER": "0", "SHARE": "0.5"}
+    assert spec(env={"NUMBER": 0, "SHARE": 0.5})[0].env == {"NUMBER": "0", "SHARE": "0.5"}
     with pytest.raises(ValidationError, match="YAML reads this as true; put the text in quotes"):
         spec(env={"FLAG": True})
 
@@ -83,22 +83,22 @@ async def test_the_python_that_runs_us_can_be_named() -> None:
     )
     async with ServerPool() as pool:
         with pytest.raises(EnvironmentFailure) as caught:
-            await pool.lease(ServerSpec.of(config, HERE))
+            await pool.lease(config, HERE)
     assert f"{sys.executable} by {sys.executable}" in str(caught.value)
 
 
 async def test_a_large_output_blocks_nobody_and_is_quoted_at_its_end() -> None:
     async with ServerPool() as pool:
-        server = await pool.lease(spec("--chatty"))
+        server = await pool.lease(*spec("--chatty"))
         assert server.process.log_tail(1) == "ready to serve"
 
 
 async def test_a_server_that_died_is_started_again() -> None:
     async with ServerPool() as pool:
-        first = await pool.lease(spec())
+        first = await pool.lease(*spec())
         first.process._process.kill()
         assert "the server ended with exit code -9" in await first.obituary()
-        second = await pool.lease(spec())
+        second = await pool.lease(*spec())
         assert second is not first
         assert await second.obituary() == ""
         assert (await get(second, "/seen"))["open"] == 0
@@ -108,7 +108,7 @@ async def test_variables_beyond_the_usual_ones_reach_a_server_only_by_name(monke
     for name in ("FIRST_API_KEY", "SECOND_API_KEY", "AN_INNOCENT_NAME"):
         monkeypatch.setenv(name, "x")
     async with ServerPool() as pool:
-        server = await pool.lease(spec(pass_env=["SECOND_API_KEY"]))
+        server = await pool.lease(*spec(pass_env=["SECOND_API_KEY"]))
         seen = (await get(server, "/seen"))["variables"]
     assert "SECOND_API_KEY" in seen
     assert not {"FIRST_API_KEY", "AN_INNOCENT_NAME"} & {*seen}
@@ -119,7 +119,7 @@ async def test_a_server_that_ends_at_once_is_quoted_and_given_up_after_three_tim
     async with ServerPool() as pool:
         for _ in range(5):
             with pytest.raises(EnvironmentFailure, match=r"ended with exit code 1; its last lines:\nno database"):
-                await pool.lease(spec("--ends", "--starts", str(starts)))
+                await pool.lease(*spec("--ends", "--starts", str(starts)))
     assert len(starts.read_text().splitlines()) == 3
 
 
@@ -135,7 +135,7 @@ async def test_a_server_that_never_becomes_healthy_is_ended_without_blocking_oth
     async with ServerPool() as pool, anyio.create_task_group() as tasks:
         tasks.start_soon(tick)
         with pytest.raises(EnvironmentFailure, match=r"not healthy within 3 s \(http://.*/health: status 503\)"):
-            await pool.lease(spec("--never-healthy", timeout=3.0))
+            await pool.lease(*spec("--never-healthy", timeout=3.0))
         assert ours() == []
         tasks.cancel_scope.cancel()
     assert ticks > 20
@@ -144,7 +144,7 @@ async def test_a_server_that_never_becomes_healthy_is_ended_without_blocking_oth
 async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
     async with ServerPool() as pool:
         with anyio.move_on_after(0.2):
-            await pool.lease(spec("--never-healthy"))
+            await pool.lease(*spec("--never-healthy"))
         assert ours() == []
 
 
@@ -154,7 +154,7 @@ async def test_a_port_that_is_taken_in_between_is_exchanged_for_another(monkeypa
         free = servers._free_port
         monkeypatch.setattr(servers, "_free_port", lambda: next(ports, None) or free())
         async with ServerPool() as pool:
-            server = await pool.lease(spec())
+            server = await pool.lease(*spec())
             assert server.port != taken.getsockname()[1]
             assert (await get(server, "/seen"))["pid"] == server.process.pid
 
@@ -165,7 +165,7 @@ async def test_a_fixed_port_of_somebody_else_is_refused() -> None:
         config = ResourceServerConfig(start_command="sleep 100", health_check_url=f"{address}/health")
         async with ServerPool() as pool:
             with pytest.raises(ConfigError, match=f"something else listens at {address} already"):
-                await pool.lease(ServerSpec.of(config, HERE))
+                await pool.lease(config, HERE)
     assert ours() == []
 
 
@@ -174,7 +174,7 @@ async def test_a_fixed_port_that_is_free_is_used() -> None:
     command = f"'{sys.executable}' -S counter_server.py --port {port}"
     config = ResourceServerConfig(start_command=command, health_check_url=HEALTH.replace("{port}", str(port)))
     async with ServerPool() as pool:
-        assert (await pool.lease(ServerSpec.of(config, HERE))).address == f"http://127.0.0.1:{port}"
+        assert (await pool.lease(config, HERE)).address == f"http://127.0.0.1:{port}"
 
 
 @pytest.mark.parametrize(
@@ -195,5 +195,5 @@ async def test_a_wrong_configuration_is_named(command: str, health: str, problem
     async with ServerPool() as pool:
         with pytest.raises(ConfigError, match=problem):
             config = read_config(ResourceServerConfig, {"start_command": command, "health_check_url": health}, "http")
-            await pool.lease(ServerSpec.of(config, HERE))
+            await pool.lease(config, HERE)
     assert ours() == []

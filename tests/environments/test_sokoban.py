@@ -11,9 +11,9 @@ from reward_kit.checks import check_resource
 from reward_kit.environments import SokobanResource, open_snapshot
 from reward_kit.environments.sokoban import (
     DIRECTIONS,
-    BoardSpec,
     Level,
     Position,
+    SokobanConfig,
     generate,
     pushes_left,
     read_level,
@@ -24,6 +24,12 @@ from reward_kit.errors import ConfigError, LimitError, ToolError
 CORRIDOR = "#######\n#@ $ .#\n#######"
 LOST = "######\n#@  .#\n#$   #\n######"
 TWO = "########\n#      #\n#@ $ $ #\n#.    .#\n########"
+
+
+def board(width, height, boxes, density, least, most) -> SokobanConfig:
+    """The configuration of a generated board."""
+    sizes = {"width": width, "height": height, "boxes": boxes, "wall_density": density}
+    return SokobanConfig(**sizes, min_solution=least, max_solution=most)
 
 
 async def made(seed=0, **config) -> SokobanResource:
@@ -153,20 +159,18 @@ def test_two_boxes_that_need_one_goal_are_known_to_be_lost() -> None:
 
 
 def test_a_search_that_takes_too_long_is_given_up() -> None:
-    level = generate(BoardSpec(8, 8, 3, 0.2, 15, 50), 0).level
+    level = generate(board(8, 8, 3, 0.2, 15, 50), 0).level
     with pytest.raises(LimitError, match="within 3 positions"):
         solve(level, level.start, 3)
 
 
-@pytest.mark.parametrize(
-    "spec", [BoardSpec(7, 7, 2, 0.2, 8, 30), BoardSpec(6, 5, 1, 0.0, 3, 9), BoardSpec(8, 8, 3, 0.3, 12, 40)]
-)
+@pytest.mark.parametrize("spec", [board(7, 7, 2, 0.2, 8, 30), board(6, 5, 1, 0.0, 3, 9), board(8, 8, 3, 0.3, 12, 40)])
 def test_every_board_is_as_asked_for_and_can_be_solved(spec) -> None:
     boards = [generate(spec, index) for index in range(20)]
     for level, solution in boards:
         text = level.text(level.start)
         assert read_level(text) == level
-        assert (level.width, level.height, level.start.boxes.bit_count()) == spec[:3]
+        assert (level.width, level.height, level.start.boxes.bit_count()) == (spec.width, spec.height, spec.boxes)
         assert solution is not None
         assert spec.min_solution <= len(solution) <= spec.max_solution
         assert level.is_solved(play(level, solution))
@@ -174,7 +178,7 @@ def test_every_board_is_as_asked_for_and_can_be_solved(spec) -> None:
 
 
 def test_one_number_gives_one_board() -> None:
-    spec = BoardSpec(7, 7, 2, 0.2, 8, 30)
+    spec = board(7, 7, 2, 0.2, 8, 30)
     first = generate(spec, 5)
     generate.cache_clear()
     assert generate(spec, 5) == first
@@ -305,8 +309,8 @@ async def test_the_first_observation_explains_the_marks_and_the_task() -> None:
     [
         ("mvoe", {"direction": "up"}, "did you mean 'move'"),
         ("move", {}, "direction: missing"),
-        ("move", {"direction": "north"}, "'north' is none of"),
-        ("move", {"direction": ["up"]}, "is none of"),
+        ("move", {"direction": "north"}, "'north' is not one of"),
+        ("move", {"direction": ["up"]}, "is not one of"),
         ("move", {"direction": "up", "times": 2}, "unknown argument 'times'"),
     ],
 )

@@ -16,7 +16,7 @@ from reward_kit.agent.rl_rollout_worker import RLRolloutWorker, collect_group
 from reward_kit.agent.samples import Sample
 from reward_kit.checks import check_resource
 from reward_kit.environments.openenv import OpenEnvResource
-from reward_kit.environments.servers import ServerPool, ServerSpec
+from reward_kit.environments.servers import ServerPool
 from reward_kit.episodes.record import facts_of
 from reward_kit.errors import DeadlineError, EnvironmentFailure, ToolError
 from reward_kit.models import TaskDefinitionModel
@@ -59,7 +59,7 @@ MOVES = [{"kind": "add", "amount": 2}, {"kind": "clear"}, {"kind": "add", "amoun
 
 async def test_our_world_says_what_their_client_says(pool: ServerPool) -> None:
     world = await made(11, config("counter"))
-    server = await pool.lease(ServerSpec.of(ResourceServerConfig(**serving("counter")), FOLDER))
+    server = await pool.lease(ResourceServerConfig(**serving("counter")), FOLDER)
     call = (PYTHON, FOLDER / "client.py", server.address.replace("http", "ws"), "11", json.dumps(MOVES))
     process = await asyncio.create_subprocess_exec(*call, stdout=asyncio.subprocess.PIPE)
     theirs = json.loads((await process.communicate())[0])
@@ -126,7 +126,7 @@ async def test_a_world_that_raises_is_a_failure_and_no_answer(pool: ServerPool) 
 
 async def test_a_server_that_dies_fails_its_episode_and_says_how(pool: ServerPool) -> None:
     world = await made(0, config("counter"))
-    server = await pool.lease(ServerSpec.of(ResourceServerConfig(**serving("counter")), FOLDER))
+    server = await pool.lease(ResourceServerConfig(**serving("counter")), FOLDER)
     os.kill(server.process.pid, 9)
     with pytest.raises(EnvironmentFailure, match=r"step at ws://.*the server ended with exit code -9"):
         await world.step("act", {"kind": "clear"})

@@ -63,7 +63,7 @@ def test_a_row_may_have_its_configuration_as_text() -> None:
     assert environment.reset(resource_config=json.dumps({"lock": 2})) == "lock2 place0"
     with pytest.raises(ConfigError, match="resource_config is a mapping of keys; got"):
         environment.reset(resource_config="[1]")
-    with pytest.raises(ConfigError, match="resource_config is no JSON"):
+    with pytest.raises(ConfigError, match="resource_config is not JSON"):
         environment.reset(resource_config="{")
     made.close()
 
@@ -248,5 +248,5 @@ def test_a_resource_may_stand_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "own_lock.py").write_text(source)
     made = environment_factory(f"{tmp_path / 'own_lock.py'}:CombinationLock", {"lock": 3})
     assert made().reset() == "lock3 place0"
-    assert issubclass(made.starts.kind, ForkableResource)
+    assert issubclass(made.kind, ForkableResource)
     made.close()

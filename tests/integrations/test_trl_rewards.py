@@ -190,7 +190,7 @@ def test_what_no_dataset_can_give_is_refused() -> None:
         as_trl_reward(steps)
     with as_trl_reward(state) as reward, pytest.raises(ConfigError, match="asks for 'state'"):
         reward(PROMPTS, COMPLETIONS)
-    with as_trl_reward(state) as reward, pytest.raises(ConfigError, match="'state' is no column"):
+    with as_trl_reward(state) as reward, pytest.raises(ConfigError, match="'state' is not taken from a column"):
         reward(PROMPTS, COMPLETIONS, state=[1] * 4)
     with pytest.raises(ConfigError, match="two of them would be 'x'"):
         as_trl_reward(choosy, columns={"a": "x", "b": "x"})
@@ -265,7 +265,7 @@ def test_the_steps_of_a_rollout_are_those_that_the_policy_took() -> None:
         assert reward(["id"], ["4"], assistant_turns=[[3]], **rollout) == [1.0]
         with pytest.raises(ConfigError, match=r"completion 0: assistant_turns: \[0\] are not all messages of an assis"):
             reward(["id"], ["4"], assistant_turns=[[0]], **rollout)
-        with pytest.raises(ConfigError, match="'assistant_turns' is no column of the dataset"):
+        with pytest.raises(ConfigError, match="'assistant_turns' is not taken from a column of the dataset"):
             reward(["2 + 2?"], ["4"], assistant_turns=[[3]])
     assert seen == [[3]]
 
@@ -324,7 +324,7 @@ def test_the_scores_of_rollouts_are_handed_on() -> None:
     assert rollout_scores([], [], score=[1.0, None], failure=[None, "timeout: slow"], **log.columns()) == [1.0, None]
     assert log.metrics == {"rollout_scores/unscored": 0.5}
     assert log.table == {"rollout_scores/failure": [None, "timeout: slow"]}
-    with pytest.raises(ConfigError, match="there is no column 'score'"):
+    with pytest.raises(ConfigError, match="the rollouts have no column 'score'"):
         rollout_scores([], [])
 
 

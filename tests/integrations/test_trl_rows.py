@@ -282,6 +282,6 @@ def test_a_task_file_gives_samples_reward_and_credit(tmp_path: Path) -> None:
     rollouts = as_rollout_func(load_task(tmp_path / "task.yaml", {"sandbox.level": "in_process"}), policy)
     assert rollouts.rows() == [{"prompt": "a"}, {"prompt": "b"}]
     assert rollouts._named("a").resource_config == {"lock": 1}
-    assert rollouts.parts.credit is not None and rollouts.parts.credit.options["omega"] == 0.25
-    assert rollouts.parts.reward_agent is not None
-    assert rollouts.parts.worker.max_episode_steps == 3
+    assert rollouts.credit is not None and rollouts.credit.options["omega"] == 0.25
+    assert rollouts.reward_agent is not None
+    assert rollouts.worker.max_episode_steps == 3

@@ -146,7 +146,7 @@ def test_what_cannot_be_a_trace_is_refused() -> None:
     episode.tokens.add_turn(0, [1], [2], [float("-inf")])
     with pytest.raises(EpisodeError, match="step 0: a trace holds a finite log-probability for every sampled token"):
         trace_of(episode)
-    with pytest.raises(EpisodeError, match="a chunk is no trace; put its chunks together"):
+    with pytest.raises(EpisodeError, match="a chunk is not a trace; join its chunks"):
         trace_of(random_episode(3)[1:])
     episode = spoken("user", "assistant")
     episode.tokens.add_turn(1, [1], [2])

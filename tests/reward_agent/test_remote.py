@@ -19,10 +19,8 @@ import pytest
 
 from reward_kit.environments.base import StateSnapshot
 from reward_kit.errors import ConfigError, Failure
-from reward_kit.integrations.reward_server.keys import Keys
-from reward_kit.integrations.reward_server.options import ServerOptions
-from reward_kit.integrations.reward_server.served import Named
-from reward_kit.integrations.reward_server.server import serving
+from reward_kit.integrations.reward_server.options import Keys, ServerOptions
+from reward_kit.integrations.reward_server.server import Named, serving
 from reward_kit.integrations.reward_server.wire import answer_of
 from reward_kit.models import EvaluateResult, Message, StepOutput
 from reward_kit.providers.keys import ORIGINS_VARIABLE

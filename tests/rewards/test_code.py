@@ -279,7 +279,7 @@ async def test_wrong_programs_of_other_languages(id: str) -> None:
 
 
 async def test_a_missing_compiler_leaves_the_rollout_unscored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reward_kit.rewards.code._WHERE", "/nowhere")
+    monkeypatch.setattr("reward_kit.rewards.code._TOOL_PATH", "/nowhere")
     with pytest.raises(ConfigError, match="apt-get install"):
         await program_code(messages=CASES[0].messages, ground_truth=SUM)
 

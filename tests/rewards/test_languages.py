@@ -171,7 +171,7 @@ def test_the_prompt_is_the_last_one_before_the_reply():
 
 def test_what_cannot_be_told_is_right_or_unscored():
     assert ask(same_language, "Paris", language="de").score == 1.0
-    with pytest.raises(RewardError, match="cannot be told"):
+    with pytest.raises(RewardError, match="is uncertain"):
         ask(same_language, "Paris", language="de", unknown="unscored")
 
 

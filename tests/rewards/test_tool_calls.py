@@ -200,7 +200,7 @@ def test_specifications_may_be_flat_and_stand_in_other_fields_of_the_sample() ->
 def test_an_unknown_tool_earns_nothing_though_it_is_expected() -> None:
     result = ask(call("g"), call("g"), tools=[tool("f", {})])
     assert result.score == 0.0
-    assert "no such tool" in result.reason
+    assert "the tool is unknown" in result.reason
     assert ask(call("g"), call("g"), tools=[tool("f", {})], partial="arguments").score == 0.0
 
 

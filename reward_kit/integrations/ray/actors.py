@@ -1,76 +1,78 @@
-"""Messages between the driver and its actors, and the state that all calls of one actor share."""
+"""Actors on a cluster: their processes, their messages to and from the driver, and a pool that replaces lost ones."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 import logging
+import math
 import os
 import pickle
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
+import anyio
+import anyio.abc
+
 from reward_kit.agent.limits import RunBudget, Used
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
-from reward_kit.errors import ConfigError, boundary
+from reward_kit.errors import ConfigError, RewardKitError, boundary
+from reward_kit.integrations.ray.cluster import ClusterError, describe_resources, ray_module
 from reward_kit.providers.session import ProviderSession
 from reward_kit.task_parts import RunLimitsModel
 
 Build = Callable[[ProviderSession, RunBudget], Mapping[str, RLRolloutWorker]]
-"""Makes the workers of one process, by label. It is pickled and called there; what it needs on the way it holds.
-
-Args: the traffic that all requests of the process share, and the account that its workers spend from.
-Raises ConfigError where something is not there that it needs.
-"""
+"""Makes the workers of one process, by label. It is pickled and called there, with the process's provider session and
+budget; raises ConfigError if something that it needs is missing there."""
+Start = Callable[[], Awaitable[Any]]
+"""Starts an actor and returns its handle. Raises ConfigError if it never can, RayError if it may later."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_SETTLE_S = 10.0  # time that the other actors get to start after the first one
+_CLOSE_SECONDS = 15.0
+_MOST_LOG_LINES = 1_000
+logger = logging.getLogger("reward_kit.integrations.ray")
 
 
 class Spent(NamedTuple):
-    """What episodes used: tokens, US dollars, steps. It only grows."""
+    """The usage of episodes: tokens, US dollars, steps. It only grows."""
 
     tokens: int = 0
     cost: float = 0.0
     steps: int = 0
 
     def plus(self, other: Spent) -> Spent:
-        """The two together."""
         return Spent(self.tokens + other.tokens, self.cost + other.cost, self.steps + other.steps)
 
     def since(self, before: Spent) -> Spent:
-        """What came to it."""
         return Spent(self.tokens - before.tokens, self.cost - before.cost, self.steps - before.steps)
 
 
 class Rest(NamedTuple):
-    """What a process does not know of a run: what all others have spent, and how long the run has lasted."""
+    """The state of a run outside one process: what all others have spent, and how long the run has lasted."""
 
     spent: Spent
     seconds: float
 
 
 class ActorBudget(RunBudget):
-    """The account of a run as one process sees it: its own spending at once, that of the others as it is told.
-
-    Attributes:
-        own: what the episodes of this process used, those in flight included.
-    """
+    """The budget of a run in one process: `own` spending at once, that of the others as the driver reports it."""
 
     def __init__(self, limits: RunLimitsModel | None = None) -> None:
         super().__init__(limits)
         self.own = self._others = Spent()
 
     def spend(self, used: Used, steps: int = 0) -> None:
-        """As `RunBudget`."""
         super().spend(used, steps)
         self.own = self.own.plus(Spent(used.tokens, used.cost or 0.0, steps))
 
     def hear(self, rest: Rest) -> None:
-        """Take over what all others have spent by now, and how late it is."""
+        """Take over the spending of all others and the time of the run."""
         news, self._others = rest.spent.since(self._others), rest.spent
         super().spend(Used(news.tokens, news.cost), news.steps)
         self._began = time.monotonic() - rest.seconds
@@ -78,13 +80,9 @@ class ActorBudget(RunBudget):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a process is told before its first episode. It goes straight to the process, and into no file.
+    """The settings of a process: its workers, the limits of the run, and environment variables with secrets.
 
-    Attributes:
-        build: makes its workers.
-        limits: of the run.
-        max_concurrency: episodes that may be in flight there.
-        env: environment variables, secrets among them.
+    They go straight to the process, and into no file.
     """
 
     build: Build
@@ -94,16 +92,7 @@ class Setup:
 
 
 class Assignment(NamedTuple):
-    """One episode to collect.
-
-    Attributes:
-        label: of the worker that collects it.
-        sample: what it is about.
-        run_seed: of the run.
-        group_id: of its group.
-        rollout_index: its place there.
-        keeps_start: its group begins from one start, which is kept until `close_group`.
-    """
+    """An episode to collect by the worker `label`; `keeps_start`: its group's start is kept until `close_group`."""
 
     label: str
     sample: Sample
@@ -114,15 +103,7 @@ class Assignment(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """One episode, and what has happened in its process since the last one.
-
-    Attributes:
-        record: of the episode, as a line of `episodes.jsonl` has it, its final state included.
-        spent: by the process, so far.
-        logs: level, logger and text of what was logged.
-        notices: lines for the user about an endpoint.
-        gave_up: why further requests are in vain, where they are.
-    """
+    """An episode, as a line of `episodes.jsonl`, and the news of its process since the last one."""
 
     record: dict[str, Any]
     spent: Spent
@@ -131,14 +112,11 @@ class Reply(NamedTuple):
     gave_up: str | None
 
 
-_MOST_LOG_LINES = 1_000
-
-
 class Process:
-    """An actor's process. Each call is a task of its own; what they share is opened and closed by one that waits.
+    """An actor's process. Each call is a task of its own; one further task opens and closes what they share.
 
     Attributes:
-        context: the context variables that hold for every call.
+        context: the context variables of every call.
     """
 
     def __init__(self) -> None:
@@ -147,21 +125,22 @@ class Process:
         self._holder: asyncio.Task[None] | None = None
 
     async def open(self, shared: AbstractAsyncContextManager[Any]) -> None:
-        """Hold something open until `close`; what it sets of context variables holds for every call."""
+        """Hold a context manager open until `close`; the context variables that it sets hold for every call."""
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._holder = self.context.run(asyncio.create_task, self._hold(shared, opened))
+
+        async def hold() -> None:
+            async with shared:
+                self.context = contextvars.copy_context()
+                opened.set_result(None)
+                await self._leave.wait()
+
+        self._holder = self.context.run(asyncio.create_task, hold())
         await asyncio.wait([opened, self._holder], return_when=asyncio.FIRST_COMPLETED)
         if not opened.done():
-            await self._holder  # it raises what kept it from opening
-
-    async def _hold(self, shared: AbstractAsyncContextManager[Any], opened: asyncio.Future[None]) -> None:
-        async with shared:
-            self.context = contextvars.copy_context()
-            opened.set_result(None)
-            await self._leave.wait()
+            await self._holder  # raises the error that kept it from opening
 
     async def hold(self) -> None:
-        """Until this process ends: whoever waits for it learns of its death at once."""
+        """Return when this process ends: a caller learns of its death at once."""
         await self._leave.wait()
 
     async def close(self) -> None:
@@ -172,42 +151,210 @@ class Process:
 
 
 class CollectedLogs(logging.Handler):
-    """Keeps what the package logs until it is taken along; nothing of it goes into the files of the cluster."""
+    """Keeps the package's log records until they are taken; the cluster's files get none of them."""
 
     def __init__(self) -> None:
         super().__init__()
         self._lines: deque[tuple[int, str, str]] = deque(maxlen=_MOST_LOG_LINES)
 
     def begin(self) -> None:
-        """Listen."""
         package = logging.getLogger("reward_kit")
         package.addHandler(self)
         package.propagate = False
         package.setLevel(logging.INFO)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep one."""
         self._lines.append((record.levelno, record.name, self.format(record)))
 
     def take(self) -> list[tuple[int, str, str]]:
-        """What has come since the last time."""
+        """Return the records since the last call."""
         taken = list(self._lines)
         self._lines.clear()
         return taken
 
 
 def unpacked(driver: str, packed: bytes) -> Any:
-    """What a driver sends to a process.
-
-    Args:
-        driver: the version of this package there.
-        packed: pickled.
+    """Unpickle an object of a driver with this version of the package.
 
     Raises:
-        ConfigError: this package is another version here, or does not know what was sent.
+        ConfigError: this package is another version here, or cannot read the object.
     """
     where, here = os.uname().nodename, version("reward-kit")
     if driver != here:
         raise ConfigError(f"reward-kit is {here} on {where} and {driver} in the driver")
     with boundary(ConfigError, f"on {where}: what the driver sent cannot be read"):
         return pickle.loads(packed)
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """An actor of a pool: Ray's handle, the number of its slot, its calls in flight, and whether it is lost."""
+
+    handle: Any
+    number: int
+    load: int = 0
+    lost: anyio.Event = field(default_factory=anyio.Event)
+
+    @property
+    def is_lost(self) -> bool:
+        return self.lost.is_set()
+
+    def lose(self) -> None:
+        """Give it up, also if it is only unreachable; its further results are not used."""
+        if not self.is_lost:
+            self.lost.set()
+            ray_module().kill(self.handle)
+
+
+class ActorPool:
+    """Keeps `size` actors alive once opened; `place` fails after `wait_s` without any, and `tell` reports losses."""
+
+    def __init__(
+        self, what: str, start: Start, size: int, wait_s: float, tell: Callable[[str], None] = logger.warning
+    ) -> None:
+        self._what, self._start, self.size, self._wait_s, self._tell = what, start, size, wait_s, tell
+        self.members: list[Member] = []
+        self._refusal: ConfigError | None = None
+        self._trouble = ""
+        self._changed = anyio.Event()
+        self._settled_at = math.inf
+        self._is_closing = False
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[ActorPool]:
+        """Start the actors without waiting for them, and end them with the block."""
+        async with anyio.create_task_group() as slots:
+            for number in range(self.size):
+                slots.start_soon(self._keep, number)
+            try:
+                yield self
+            finally:
+                self._is_closing = True
+                with anyio.CancelScope(shield=True):
+                    async with anyio.create_task_group() as ending:
+                        for member in self.members:
+                            ending.start_soon(_end, member)
+                slots.cancel_scope.cancel()
+
+    async def place(self) -> Member:
+        """Return the actor with the least load, or wait for the next one.
+
+        Raises:
+            ConfigError: none can be started.
+            ClusterError: none came in time.
+        """
+        with anyio.move_on_after(self._wait_s):
+            while True:
+                while not self._alive():
+                    if self._refusal is not None:
+                        raise self._refusal
+                    await self._changed.wait()
+                # Until all are there, or have had their time.
+                with anyio.move_on_after(self._settled_at - anyio.current_time()):
+                    while len(self.members) < self.size and self._refusal is None:
+                        await self._changed.wait()
+                if self._alive():  # the first may be lost while the others are awaited
+                    break
+        if not (alive := self._alive()):
+            raise ClusterError(
+                f"no {self._what} for {self._wait_s:g} s ({self.size} asked for; the cluster has "
+                f"{describe_resources()}){self._trouble}; the run can be resumed"
+            )
+        return min(alive, key=lambda member: member.load)
+
+    def _alive(self) -> list[Member]:
+        return [member for member in self.members if not member.is_lost]
+
+    async def _keep(self, number: int) -> None:
+        """Keep an actor in one slot as long as the pool is open."""
+        pause_s = _FIRST_PAUSE_S
+        while not self._is_closing:
+            try:
+                handle = await self._start()
+            except ConfigError as refusal:
+                self._tell(f"{self._what} {number}: {refusal}")
+                self._refusal = refusal
+                self._notify()
+                return
+            except ray_module().exceptions.RayError as error:
+                self._trouble = f"; the last one failed of: {error}"
+                self._tell(f"{self._what} {number} did not start: {error}")
+                await anyio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                continue
+            pause_s = _FIRST_PAUSE_S
+            if self._settled_at == math.inf:  # the first one does not get all the work
+                self._settled_at = anyio.current_time() + _SETTLE_S
+            member = Member(handle, number)
+            self.members.append(member)
+            self._notify()
+            async with anyio.create_task_group() as watching:
+                watching.start_soon(_watch, member)
+                await member.lost.wait()
+                watching.cancel_scope.cancel()
+            self.members.remove(member)
+            if not self._is_closing:
+                self._tell(f"{self._what} {number} was lost; another takes its place")
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+async def _watch(member: Member) -> None:
+    """Learn of an actor's death: the call ends only with it."""
+    try:
+        await member.handle.hold.remote()
+    except ray_module().exceptions.RayError as error:
+        if not member.is_lost:
+            logger.info("actor %d: %s", member.number, error)
+    member.lose()
+
+
+async def _end(member: Member) -> None:
+    """Let an actor close what it holds, and end it in any case."""
+    with anyio.move_on_after(_CLOSE_SECONDS):
+        try:
+            await member.handle.close.remote()
+        except ray_module().exceptions.RayError as error:
+            logger.info("actor %d: %s", member.number, error)
+    member.lose()
+
+
+async def actor_started(kind: type, setup: Any, resources: Mapping[str, Any]) -> Any:
+    """Start an actor of a class with `prepare(version, packed)`; return its handle once it is ready to work.
+
+    Its settings, secrets among them, are an argument of a call, which goes straight to the process: the cluster keeps
+    the arguments of an actor's constructor.
+
+    Raises:
+        ConfigError: it cannot work there.
+        RayError: its process was lost before it was ready.
+    """
+    ray = ray_module()
+    handle = ray.remote(kind).options(max_restarts=0, max_task_retries=0, **resources).remote()
+    try:
+        await handle.prepare.remote(version("reward-kit"), ray.cloudpickle.dumps(setup))
+    except BaseException as error:
+        ray.kill(handle)
+        if isinstance(error, ray.exceptions.RayTaskError):
+            cause = error.cause
+            reason = str(cause) if isinstance(cause, RewardKitError) else f"{type(cause).__name__}: {cause}"
+            raise ConfigError(f"a worker cannot be made: {reason}") from error
+        raise
+    return handle
+
+
+async def answer_of(member: Member, reference: Any) -> Any:
+    """Return the result of a call, or raise a RayError; if the caller is cancelled, so is the call."""
+    try:
+        return await reference
+    except anyio.get_cancelled_exc_class():
+        if not member.is_lost:
+            ray_module().cancel(reference)
+        raise
+
+
+def is_loss(error: Exception) -> bool:
+    """Return whether a call failed because its process or machine is gone, or its answer was lost on the way."""
+    return not isinstance(error, ray_module().exceptions.RayTaskError)

@@ -7,8 +7,8 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
@@ -30,11 +30,7 @@ class ClusterError(RewardKitError):
 
 
 def ray_module() -> ModuleType:
-    """Ray itself.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Import Ray; raise `ConfigError` if it is not installed."""
     try:
         import ray
     except ImportError as error:
@@ -43,52 +39,83 @@ def ray_module() -> ModuleType:
     return module
 
 
-@contextmanager
-def connected(address: str | None, ship: Path | None = None) -> Iterator[bool]:
-    """Connected to a cluster for as long as the block lasts; where the program is already, it stays so.
+class Connection:
+    """The connection of a run to a cluster, for the block; opened for the first user and closed with the last.
 
-    The block is told whether the cluster is its own, which has what this machine has and never more.
+    A program that is connected already stays connected.
 
     Args:
         address: None starts a cluster on this machine, which ends with the block.
         ship: a folder that is copied to the nodes, where it is the working directory of every worker.
 
+    Attributes:
+        is_own: the cluster was started here; it has the resources of this machine and never more.
+
     Raises:
-        ClusterError: there is none at the address.
-        ConfigError: it is no address, or a folder is to be shipped and the program is connected already.
+        ClusterError: no cluster answers at the address.
+        ConfigError: the address is invalid, or a folder is to be shipped and the program is connected already.
     """
-    ray = ray_module()
-    if ray.is_initialized():
-        if ship is not None:
-            raise ConfigError("ship: this program is connected to a cluster already; name runtime_env in its ray.init")
-        yield False
-        return
-    _check_address(address)
-    with ExitStack() as opened:
-        home = _home() if address is None else None
-        if home is not None:
-            opened.callback(remove_folder, home)
-        handler = signal.getsignal(signal.SIGTERM)
-        opened.callback(ray.shutdown)
-        with boundary(ClusterError, f"connecting to {_told(address)}"):
-            ray.init(**_arguments(address, ship, home))
-        if signal.getsignal(signal.SIGTERM) is not handler:
-            signal.signal(signal.SIGTERM, handler)
-        take_signals_back()
-        yield address is None
+
+    def __init__(self, address: str | None, ship: Path | None = None) -> None:
+        self.is_own = False
+        self._address, self._ship = address, ship
+        self._users, self._lock, self._opened = 0, anyio.Lock(), ExitStack()
+
+    async def __aenter__(self) -> None:
+        async with self._lock:
+            if not self._users:
+                await anyio.to_thread.run_sync(self._connect)
+                _take_signals_back()
+            self._users += 1
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._users -= 1
+        if not self._users:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._opened.close)
+
+    def _connect(self) -> None:
+        ray, address = ray_module(), self._address
+        if ray.is_initialized():
+            if self._ship is not None:
+                raise ConfigError(
+                    "ship: this program is connected to a cluster already; name runtime_env in its ray.init"
+                )
+            return
+        with ExitStack() as opened:
+            # What workers print stays with them: here it would mix with the result on standard output.
+            arguments: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+            where = "a cluster on this machine"
+            if address is None:
+                os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # by default Ray reports to its makers
+                # "local" is a cluster of our own, also if RAY_ADDRESS names another.
+                arguments |= {"address": "local", "include_dashboard": False}
+                # The cluster's files end with it, unless the path of its sockets would be too long.
+                home = temporary_folder("r")
+                if len(str(home)) <= _LONGEST_HOME:
+                    opened.callback(remove_folder, home)
+                    arguments["_temp_dir"] = str(home)
+                else:
+                    remove_folder(home)
+            else:
+                _check_address(address)
+                where = arguments["address"] = address
+                if "RAY_AUTH_MODE" not in os.environ:
+                    # Ray sends a token only in this mode, and does not report a missing one.
+                    where += " (if it asks for a token, set RAY_AUTH_MODE=token and try again)"
+            if self._ship is not None:
+                arguments["runtime_env"] = {"working_dir": str(self._ship), "excludes": _NOT_SHIPPED}
+            opened.callback(ray.shutdown)
+            with boundary(ClusterError, f"connecting to {where}"):
+                ray.init(**arguments)
+            self.is_own, self._opened = address is None, opened.pop_all()
 
 
-def _told(address: str | None) -> str:
-    """Where to, for messages. Ray sends a token only where it is told to, and of a missing one it tells nothing."""
-    if address is None:
-        return "a cluster on this machine"
-    is_told = "RAY_AUTH_MODE" in os.environ
-    return address if is_told else f"{address} (if it asks for a token, set RAY_AUTH_MODE=token and try again)"
-
-
-def _check_address(address: str | None) -> None:
-    """That somebody answers there; Ray itself would ask for minutes."""
-    if address is None or address == "auto":
+def _check_address(address: str) -> None:
+    """Check that a program answers there; Ray itself would ask for minutes."""
+    if address == "auto":
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
@@ -101,32 +128,8 @@ def _check_address(address: str | None) -> None:
         raise ClusterError(f"no cluster answers at {address}: {error}; is `ray start --head` running there?") from error
 
 
-def _home() -> Path | None:
-    """Where a cluster of our own keeps its files, which end with it; None where the path of its sockets is too long."""
-    home = temporary_folder("r")
-    if len(str(home)) <= _LONGEST_HOME:
-        return home
-    remove_folder(home)
-    return None
-
-
-def _arguments(address: str | None, ship: Path | None, home: Path | None) -> dict[str, Any]:
-    # What workers print is theirs: on this side it would mix with the result on standard output.
-    arguments: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if address is None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of Ray's reports to its factories
-        # "local" is a cluster of our own, also where RAY_ADDRESS names another.
-        arguments |= {"address": "local", "include_dashboard": False}
-        arguments |= {"_temp_dir": str(home)} if home is not None else {}
-    else:
-        arguments["address"] = address
-    if ship is not None:
-        arguments["runtime_env"] = {"working_dir": str(ship), "excludes": _NOT_SHIPPED}
-    return arguments
-
-
-def take_signals_back() -> None:
-    """Let SIGINT and SIGTERM do again what they did before Ray took them; in the main thread, where alone it can be."""
+def _take_signals_back() -> None:
+    """Restore the handlers of SIGINT and SIGTERM that Ray replaced; possible in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         return
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -134,44 +137,8 @@ def take_signals_back() -> None:
             signal.signal(number, handler)  # Ray's is one in C, of which Python knows nothing
 
 
-class Connection:
-    """`connected`, for an event loop: made for the first who enters it, ended with the last.
-
-    Args:
-        address, ship: as of `connected`.
-
-    Attributes:
-        is_own: whether the cluster was started here, once it is entered.
-    """
-
-    def __init__(self, address: str | None, ship: Path | None) -> None:
-        self.is_own = False
-        self._address, self._ship = address, ship
-        self._users = 0
-        self._lock = anyio.Lock()
-        self._open: AbstractContextManager[bool] | None = None
-
-    async def __aenter__(self) -> None:
-        async with self._lock:
-            if self._open is None:
-                opening = connected(self._address, self._ship)
-                self.is_own = await anyio.to_thread.run_sync(opening.__enter__)
-                self._open = opening
-                take_signals_back()
-            self._users += 1
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._users -= 1
-        if not self._users and self._open is not None:
-            closing, self._open = self._open, None
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(closing.__exit__, None, None, None)
-
-
 def workers_that_fit(cpus: float, gpus: float, taken: float = 0.0) -> int:
-    """How many processes with these reservations fit on the cluster as it is, beside others that take so many CPUs."""
+    """Return how many processes with these reservations fit on the cluster, beside others that take `taken` CPUs."""
     total: Mapping[str, float] = ray_module().cluster_resources()
     there = {"CPU": total.get("CPU", 0.0) - taken, "GPU": total.get("GPU", 0.0)}
     rooms = [there[name] / amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount]
@@ -179,29 +146,23 @@ def workers_that_fit(cpus: float, gpus: float, taken: float = 0.0) -> int:
 
 
 def workers_to_start(options: RayOptions, is_own: bool, option: str) -> int:
-    """How many processes may collect beside those that score: as many as are asked for, else as many as fit.
+    """Return the number of processes that collect: `options.workers`, or as many as fit beside those that score.
 
-    Args:
-        options: what each reserves, and how many score.
-        is_own: whether the cluster was started here, so that waiting for nodes is of no use.
-        option: how a key of the options is written, for messages.
-
-    Raises:
-        ConfigError: not one fits, and none is asked for or none will ever fit.
+    An `option` in messages has a form such as "-E {}". On a cluster that `is_own` no further nodes will come.
     """
     if workers_that_fit(options.cpus, options.gpus, options.reward_workers) < 1 and (is_own or options.workers is None):
         beside = f" beside {options.reward_workers} that call the reward" if options.reward_workers else ""
         wait = "" if is_own else f", or wait for nodes with {option.format('workers')}"
         raise ConfigError(
             f"no worker with {options.cpus:g} CPUs and {options.gpus:g} GPUs fits on the cluster{beside} "
-            f"({told_resources()}); ask for less with {option.format('cpus')}"
+            f"({describe_resources()}); ask for less with {option.format('cpus')}"
             f"{' or ' + option.format('reward_workers') if beside else ''}{wait}"
         )
     return options.workers or workers_that_fit(options.cpus, options.gpus, options.reward_workers)
 
 
-def told_resources() -> str:
-    """What the cluster has, for messages."""
+def describe_resources() -> str:
+    """Name the free and total resources of the cluster for messages."""
     ray = ray_module()
     total, free = ray.cluster_resources(), ray.available_resources()
     return ", ".join(f"{free.get(name, 0):g} of {total.get(name, 0):g} {name} free" for name in ("CPU", "GPU"))

@@ -1,33 +1,43 @@
-"""`reward-kit run --engine ray`: the episodes of a run in processes of a cluster, everything else in the driver."""
+"""`reward-kit run --engine ray`: the episodes of a run in processes of a cluster, everything else in the driver.
+
+A process needs the task's own files, at the same path or shipped with it; they are compared with the driver's. It needs
+neither the dataset nor the reward: samples come with each episode, and rewards are called elsewhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import copy
+import os
+import sys
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from reward_kit.agent.limits import RunBudget
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
+from reward_kit.errors import ConfigError
 from reward_kit.integrations.ray.actors import Setup
 from reward_kit.integrations.ray.cluster import Connection, ray_module, workers_to_start
-from reward_kit.integrations.ray.options import RayOptions
+from reward_kit.integrations.ray.options import RATES, RayOptions
 from reward_kit.integrations.ray.rewards import RayScorer
 from reward_kit.integrations.ray.rollouts import RolloutPool
-from reward_kit.integrations.ray.task_workers import TaskWorkers, environment_for, most_processes, shared_rates
+from reward_kit.models import TaskDefinitionModel
+from reward_kit.providers.keys import OPENAI_KEY, OPENAI_URL, ORIGINS_VARIABLE, read_dotenv, resolve_endpoint
 from reward_kit.providers.session import ProviderSession
 from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.scoring import Reward, Scorer
-from reward_kit.runs.plan import RunArgs, RunPlan
+from reward_kit.runs.inputs import TASK_FILE, digest_of
+from reward_kit.runs.plan import RunArgs, RunPlan, plan_run
 from reward_kit.runs.runner import RolloutWorker
-from reward_kit.runs.tasks import LoadedTask
+from reward_kit.runs.tasks import LoadedTask, load_tools
+
+_NOT_NEEDED = (TASK_FILE, "dataset", "reward", "redaction")
 
 
 class RayEngine:
-    """An `Engine` on a cluster. One serves one run.
-
-    Args:
-        task: as it was loaded.
-        request: what of it is run, and by whom.
-        options: the cluster, and the processes.
-        traffic: of the run; it is told of trouble with an endpoint.
+    """An `Engine` on a cluster, for one run.
 
     Raises:
         ConfigError: a limit on rates cannot be shared, or a variable for the processes is not set.
@@ -36,7 +46,7 @@ class RayEngine:
     def __init__(
         self, task: LoadedTask, request: RunArgs, options: RayOptions, traffic: ProviderSession | None = None
     ) -> None:
-        ray_module()  # what is not installed is told at once
+        ray_module()  # report a missing package at once
         self._task, self._request, self._options, self._traffic = task, request, options, traffic
         self._env = environment_for(task.definition, options.env)
         if options.workers is not None:
@@ -45,28 +55,19 @@ class RayEngine:
 
     @asynccontextmanager
     async def workers(self, plan: RunPlan, budget: RunBudget) -> AsyncIterator[Mapping[str, RolloutWorker]]:
-        """As `Engine`. The processes start meanwhile.
-
-        Raises:
-            ClusterError: there is no cluster, or no process comes in time.
-            ConfigError: the processes lack something, or not one of them fits on the cluster.
-        """
+        """Yield the workers by label while the processes start."""
         async with self._connection:
-            size = self._size(plan.max_concurrency)
+            size = workers_to_start(self._options, self._connection.is_own, "-E {}")
+            if self._options.workers is None:
+                size = min(size, plan.max_concurrency, most_processes(self._task.definition))
             build = TaskWorkers.of(self._task, self._request, size, is_shipped=self._options.ship)
             setup = Setup(build, budget.limits, plan.max_concurrency, self._env)
             pool = RolloutPool(plan.definition, setup, self._options, size=size, budget=budget, traffic=self._traffic)
             async with pool.open():
                 yield {named.label: pool.worker(named.label) for named in plan.policies}
 
-    def _size(self, max_concurrency: int) -> int:
-        size = workers_to_start(self._options, self._connection.is_own, "-E {}")
-        if self._options.workers is not None:
-            return size
-        return min(size, max_concurrency, most_processes(self._task.definition))
-
     def scorer(self, reward: Reward, deadline_s: float | None) -> Scorer:
-        """As `Engine`. In the driver, unless processes for it are asked for."""
+        """Return the scorer: in the driver, unless `reward_workers` asks for processes."""
         reference = self._task.definition.reward_function_path
         if not self._options.reward_workers or reference is None:
             return scorer_of(reward, deadline_s)
@@ -80,3 +81,117 @@ class RayEngine:
             wait_s=self._options.worker_wait_s,
             connection=self._connection,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskWorkers:
+    """Makes the workers of a task in a process, one per policy; an `actors.Build`.
+
+    With `is_shipped`, the task's folder is this process's working directory instead of its path in the driver.
+    """
+
+    task: LoadedTask
+    models: tuple[str, ...] = ()
+    policies: tuple[str, ...] = ()
+    base_url: str | None = None
+    is_shipped: bool = False
+
+    @classmethod
+    def of(cls, task: LoadedTask, request: RunArgs, processes: int, *, is_shipped: bool = False) -> TaskWorkers:
+        """Return those of a request's policies, with one process's share of each limit on rates."""
+        definition = shared_rates(task.definition, processes)
+        plain = replace(task, definition=definition, samples=(), tools=None, reward=None, notes=())
+        return cls(plain, tuple(request.models), tuple(request.policies), request.base_url, is_shipped)
+
+    def __call__(self, traffic: ProviderSession, budget: RunBudget) -> Mapping[str, RLRolloutWorker]:
+        """Return the workers, by the label of their policy."""
+        task = moved(self.task, Path.cwd()) if self.is_shipped else self.task
+        here = os.uname().nodename
+        if not task.folder.is_dir():
+            raise ConfigError(f"{task.folder} is not on {here}; put it there, or ship it with -E ship=true")
+        for name, path in task.inputs.items():
+            if name in _NOT_NEEDED or path.is_dir() or not path.exists():
+                continue  # a file that is missing and needed is reported by its loader
+            if digest_of(path) != task.digests[name]:
+                raise ConfigError(f"the {name} {path} on {here} is another one than the driver's")
+        location = task.definition.tools_module_path
+        tools = load_tools(location, task.folder) if location else None
+        args = RunArgs(task_path=task.path, models=self.models, policies=self.policies, base_url=self.base_url)
+        plan = plan_run(replace(task, samples=()), args, traffic=traffic)
+        return {
+            named.label: RLRolloutWorker(
+                task.definition,
+                named.policy,
+                tools=tools,
+                user=plan.user,
+                budget=budget,
+                policy_label=named.label,
+            )
+            for named in plan.policies
+        }
+
+
+def moved(task: LoadedTask, folder: Path) -> LoadedTask:
+    """Return the task with its folder elsewhere; files outside the folder stay where they are."""
+    old = task.folder
+    located = copy.copy(task.located)
+    located.path = folder / task.path.name
+
+    def there(value: Any) -> Any:
+        if isinstance(value, str) and (value == str(old) or value.startswith(f"{old}{os.sep}")):
+            return str(folder) + value.removeprefix(str(old))
+        if isinstance(value, Mapping):
+            return {key: there(item) for key, item in value.items()}
+        return [there(item) for item in value] if isinstance(value, list) else value
+
+    definition = task.definition
+    config = {key: there(getattr(definition, key)) for key in ("resource_type", "base_resource_config")}
+    inputs = {name: Path(there(str(path))) for name, path in task.inputs.items()}
+    return replace(task, definition=definition.model_copy(update=config), located=located, inputs=inputs)
+
+
+def shared_rates(definition: TaskDefinitionModel, processes: int) -> TaskDefinitionModel:
+    """Return the definition for one of several processes, with its share of each limit on requests."""
+    changed = {}
+    for section in ("policy", "user"):
+        block = getattr(definition, section)
+        given = block.options() if block is not None else {}
+        shares = {key: given[key] / processes for key in RATES if isinstance(given.get(key), int | float)}
+        if (connections := shares.get("max_connections")) is not None:
+            if connections < 1:
+                raise ConfigError(
+                    f"{section}.max_connections {given['max_connections']} cannot be shared by {processes} workers; "
+                    f"give no more of them with -E workers={given['max_connections']}"
+                )
+            shares["max_connections"] = int(connections)
+        if shares:
+            changed[section] = block.model_copy(update=shares)
+    return definition.model_copy(update=changed) if changed else definition
+
+
+def most_processes(definition: TaskDefinitionModel) -> int:
+    """Return how many processes can share the task's limits on connections; without limits a huge number."""
+    blocks = [block.options() for block in (definition.policy, definition.user) if block is not None]
+    limits = [block["max_connections"] for block in blocks if isinstance(block.get("max_connections"), int)]
+    return min(limits, default=sys.maxsize)
+
+
+def environment_for(definition: TaskDefinitionModel, asked: Iterable[str]) -> dict[str, str]:
+    """Return the environment variables for the processes: of endpoints, named by the task, and asked for.
+
+    Raises:
+        ConfigError: one that is asked for is not set.
+    """
+    known = {**read_dotenv(Path.cwd()), **{name: value for name, value in os.environ.items() if value}}
+    if missing := [name for name in asked if name not in known]:
+        raise ConfigError(f"-E env: {missing[0]} is not set here")
+    blocks = [block.options() for block in (definition.policy, definition.user) if block is not None]
+    named = [block["api_key_env"] for block in blocks if isinstance(block.get("api_key_env"), str)]
+    passed = definition.resource_server.pass_env if definition.resource_server is not None else []
+    names = (OPENAI_KEY, OPENAI_URL, ORIGINS_VARIABLE, *named, *passed, *asked)
+    known.pop(ORIGINS_VARIABLE, None)  # a `.env` cannot assign keys to origins
+    known |= {name: os.environ[name] for name in (ORIGINS_VARIABLE,) if name in os.environ}
+    if not os.environ.get(OPENAI_URL) and OPENAI_KEY not in asked:
+        # The workers cannot distinguish a URL of a `.env` from one of the shell: they get the key that belongs to it.
+        known[OPENAI_KEY] = resolve_endpoint(needs_key=False).api_key or ""
+    return {name: known[name] for name in names if known.get(name)}

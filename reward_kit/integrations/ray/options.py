@@ -1,4 +1,4 @@
-"""What a user may say of the workers on a cluster, read and checked before anything is started."""
+"""Options of the workers on a cluster, read and checked before anything is started."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ import pydantic
 from reward_kit.errors import ConfigError
 from reward_kit.validation import describe_validation_error
 
+RATES = ("requests_per_minute", "tokens_per_minute", "max_connections")
+"""Options of policies and rewards that limit requests, which several processes have to share."""
+
 
 class RayOptions(pydantic.BaseModel):
     """The workers of one run.
 
     Attributes:
         address: of a running cluster, "auto" for the one this machine belongs to; None starts one on this machine.
-        workers: processes that collect episodes; None for one per `cpus` of the cluster, no more than episodes in
+        workers: processes that collect episodes; None for one per `cpus` of the cluster, at most one per episode in
             flight.
-        cpus: CPUs that each of them reserves; a fraction where it mostly waits for an endpoint.
+        cpus: CPUs that each of them reserves; a fraction if it mostly waits for an endpoint.
         gpus: GPUs that each of them reserves.
         reward_workers: processes that call the reward, each with its own sandbox; 0 calls it in the driver.
-        ship: the task's folder is copied to the nodes; else it is there already, at the same path.
+        ship: copy the task's folder to the nodes; else it is there already, at the same path.
         env: further environment variables of the driver that the workers get.
         worker_wait_s: seconds without any worker after which the run gives up.
     """
@@ -44,7 +47,7 @@ class RayOptions(pydantic.BaseModel):
 
     @classmethod
     def of(cls, given: Mapping[str, Any], address: str | None = None, option: str = "-E") -> RayOptions:
-        """The options as typed.
+        """Read options of the command line.
 
         Args:
             given: by name.

@@ -1,9 +1,9 @@
 """`RayAsyncRewardAgent`: the reward agent as an actor, for trainers that call it from several processes.
 
-Its two calls are those of the agent that verl's users know: `compute_reward_pipeline` begins with a batch and says how
-many there are; `get` waits for a part of it, in whole groups. Behind them is `AsyncRewardAgent`: batches are scored
-side by side and never mixed, an exception is the failure of its own rollout, nothing is polled, what can never be met
-is told at once, and every column of a chunk is in one order.
+Its two calls are those of the agent that verl's users know: `compute_reward_pipeline` begins with a batch and returns
+its size; `get` waits for a part of it, in whole groups. Behind them is `AsyncRewardAgent`: batches are scored
+concurrently and never mixed, an exception is the failure of its own rollout, a request that can never be met is refused
+at once, and every column of a chunk is in one order.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class RewardChunk(_RequestColumns):
     """A part of one batch, in the order of the batch. Unpacks as (data_idxs, rewards, extra_infos).
 
     Attributes:
-        data_idxs: places in the batch, ascending.
-        rewards: None where unscored, which is not zero.
+        data_idxs: indices in the batch, ascending.
+        rewards: None if unscored, which is not zero.
         extra_infos: the whole results, with failures.
-        batch: which batch it is of, counted from 1.
+        batch: the number of the batch, from 1.
         lengths: tokens of each response, as `ScoredChunk.lengths`.
         incomplete_groups: the groups of the batch in which a score is missing.
     """
@@ -60,20 +60,20 @@ class RewardChunk(_RequestColumns):
 
     @classmethod
     def of(cls, scored: ScoredChunk) -> RewardChunk:
-        """What of a chunk can leave its process."""
+        """Return the parts of a chunk that can leave its process."""
         chunk = cls(*scored)
         chunk.batch, chunk.lengths = scored.ticket.number, scored.lengths
         chunk.incomplete_groups = scored.incomplete_groups
         return chunk
 
     def placed(self, width: int) -> npt.NDArray[np.float32]:
-        """(B, width) zeros, with each reward at the last token of its response; NaN there where there is none.
+        """Return (B, width) zeros, with each reward at the last token of its response; NaN there if it is unscored.
 
         Args:
             width: of the batch's responses.
 
         Raises:
-            ConfigError: the length of a response is not known, or is none of 1 to `width`.
+            ConfigError: the length of a response is unknown, or outside 1 to `width`.
         """
         placed = np.zeros((len(self.rewards), width), dtype=np.float32)
         for row, (length, reward) in enumerate(zip(self.lengths, self.rewards, strict=True)):
@@ -84,12 +84,12 @@ class RewardChunk(_RequestColumns):
 
 
 class RewardAgentProcess(Process):
-    """What `RayAsyncRewardAgent.remote(…)` starts; its methods are called with `.remote(…)` too.
+    """The actor that `RayAsyncRewardAgent.remote(…)` starts; its methods are called with `.remote(…)` too.
 
     Args:
         reference: of the reward, `file.py:function` or `package.module:function`.
         folder: what a file is relative to, by default the working directory of the program that starts it.
-        choice: what you say of the sandbox; the level is chosen as by the command line.
+        choice: the settings of the sandbox; the level is chosen as by the command line.
         options: keyword parameters of the reward to fix.
         reward_workers: processes that call the reward; 0 calls it in this one.
         requests_of: makes the requests of a trainer's batch; by default a batch is requests, or episodes.
@@ -113,14 +113,15 @@ class RewardAgentProcess(Process):
             raise ConfigError(f"RayAsyncRewardAgent has no option {unknown[0]!r}; known: {', '.join(sorted(known))}")
         self._reference, self._folder = reference, Path(folder or Path.cwd())
         self._choice, self._options, self._workers = choice, options, reward_workers
-        self._requests_of, self._agent_options = requests_of or as_requests, agent_options
+        self._requests_of, self._agent_options = requests_of or _as_requests, agent_options
+        self._environment: dict[str, str] = {}
         self._agent: AsyncRewardAgent | None = None
         self._opening = anyio.Lock()
 
     async def set_environment(self, variables: Mapping[str, str]) -> None:
-        """Set environment variables here and in the reward workers, such as the key of a judge; before anything else.
+        """Set environment variables here and in the reward workers, such as the key of a judge, before other calls.
 
-        An argument of a call goes straight to the process. One of the constructor is kept by the cluster.
+        An argument of a call goes straight to the process. The cluster keeps the arguments of the constructor.
 
         Raises:
             ConfigError: the reward is loaded already.
@@ -134,14 +135,14 @@ class RewardAgentProcess(Process):
         """Begin scoring a batch; returns at once, unless `max_pending` is reached.
 
         Args:
-            data: requests, episodes, or what `requests_of` takes.
-            group_size: how many consecutive ones are a group.
+            data: requests, episodes, or the input of `requests_of`.
+            group_size: the number of consecutive ones in a group.
 
         Returns:
             The number of requests.
 
         Raises:
-            ConfigError: the reward cannot be loaded, or the batch is no whole number of groups of requests.
+            ConfigError: the reward cannot be loaded, or the batch is not a whole number of groups of requests.
         """
         agent = await self._opened()
         return await CallTurn(agent.compute_reward_pipeline(self._requests_of(data), group_size), self.context)
@@ -155,11 +156,11 @@ class RewardAgentProcess(Process):
         cut_groups: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Exactly `chunk_size` results of the oldest batch of which some are outstanding, as soon as they are there.
+        """Wait for exactly `chunk_size` results of the oldest batch that is not fetched in full.
 
         Args:
             chunk_size: a multiple of the group size, unless `cut_groups`.
-            hook_func: called here with the three columns; what it returns is returned instead.
+            hook_func: called here with the three columns; its result is returned instead.
             order, cut_groups: as of `AsyncRewardAgent.get`.
             **kwargs: for `hook_func`.
 
@@ -170,16 +171,16 @@ class RewardAgentProcess(Process):
             ConfigError: it can never be met; nothing is waited for, and nothing is lost.
         """
         agent = await self._opened()
-        how: dict[str, Any] = {"order": order, "cut_groups": cut_groups, **kwargs}
-        found = await CallTurn(agent.get(chunk_size, hook_func, **how), self.context)
-        return RewardChunk.of(found) if hook_func is None else found
+        options: dict[str, Any] = {"order": order, "cut_groups": cut_groups, **kwargs}
+        result = await CallTurn(agent.get(chunk_size, hook_func, **options), self.context)
+        return RewardChunk.of(result) if hook_func is None else result
 
     async def stats(self) -> AgentStats | None:
-        """What it has done and is doing; None before the first batch."""
+        """Return the agent's figures; None before the first batch."""
         return self._agent.stats if self._agent is not None else None
 
     async def shutdown(self) -> None:
-        """Score what was submitted, and close the reward."""
+        """Score the submitted batches, and close the reward."""
         await self.close()
 
     async def _opened(self) -> AsyncRewardAgent:
@@ -197,20 +198,15 @@ class RewardAgentProcess(Process):
         deadline_s = self._agent_options.get("deadline_s")
         if not self._workers:
             return scorer_of(reward, deadline_s)
-        env = getattr(self, "_environment", {})
-        return RayScorer(reward, self._reference, self._folder, workers=self._workers, deadline_s=deadline_s, env=env)
+        options: dict[str, Any] = {"deadline_s": deadline_s, "env": self._environment}
+        return RayScorer(reward, self._reference, self._folder, workers=self._workers, **options)
 
 
 RayAsyncRewardAgent = ray.remote(max_concurrency=1_000)(RewardAgentProcess)
 """The reward agent as an actor: `RayAsyncRewardAgent.remote(reference, …)`, as of `RewardAgentProcess`."""
 
 
-def as_requests(data: Any) -> list[ScoringRequest]:
-    """The requests of a batch of requests or of episodes.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+def _as_requests(data: Any) -> list[ScoringRequest]:
     if not isinstance(data, Sequence):
         raise ConfigError(f"a batch is requests or episodes; got {kind_of(data)}: name requests_of, which makes them")
     return [ScoringRequest.of(item) if isinstance(item, SingleAgentEpisode) else item for item in data]

@@ -1,8 +1,7 @@
 """Rewards in processes of a cluster: `RayScorer` is a `Scorer` whose calls go to actors, each with its own sandbox.
 
-The walls are those that the reward has in this process: the level is decided here, once, as for any other reward. A
-confined reward is sent as the text that it is, so its files need not be on the nodes; one that runs `in_process` is
-loaded there again, from the same path.
+The sandbox level is decided in the driver, once, as for any other reward. A confined reward is sent as its program, so
+its files need not be on the nodes; one that runs `in_process` is loaded there again, from the same path.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from reward_kit.errors import ConfigError, Failure
-from reward_kit.integrations.ray.actor_pool import ActorPool, actor_started, answer_of, is_loss
-from reward_kit.integrations.ray.actors import Process, unpacked
+from reward_kit.integrations.ray.actors import ActorPool, Process, actor_started, answer_of, is_loss, unpacked
 from reward_kit.integrations.ray.cluster import ClusterError, ray_module
-from reward_kit.integrations.ray.task_workers import RATES
+from reward_kit.integrations.ray.options import RATES
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.reward_agent.calling import CallTurn
 from reward_kit.reward_agent.confined import ConfinedReward
@@ -28,22 +26,13 @@ from reward_kit.reward_agent.scoring import Reward, Scored, Scorer, ScoringReque
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import Mode, RewardSpec
 
-_MOST_LOSSES = 3  # a call that takes its process with it would do so for ever
+_MOST_LOSSES = 3  # a call that kills its process would do so for ever
 _CALLS_AT_A_TIME = 1_000
-_WAIT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class RewardSetup:
-    """What a process is told before its first call.
-
-    Attributes:
-        confined: the reward, where it runs behind walls.
-        reference, folder, options: where it is else, and how it is called.
-        weakened_from: the level that it was to have, where the driver's machine has no walls.
-        deadline_s: for one call of one without walls.
-        env: environment variables, secrets among them.
-    """
+    """The settings of a process: a confined reward, or the reference of another one."""
 
     confined: ConfinedReward | None
     reference: str = ""
@@ -54,11 +43,7 @@ class RewardSetup:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def scorer(self) -> Scorer:
-        """Where the reward is called in this process.
-
-        Raises:
-            ConfigError: it is not here, or cannot be loaded.
-        """
+        """Return the scorer of this process; raise `ConfigError` if the reward cannot be loaded here."""
         if self.confined is not None:
             return scorer_of(self.confined)
         choice = SandboxChoice(level="in_process")
@@ -71,15 +56,7 @@ class RewardActor(Process):
     """The process. Calls come many at a time; a sandbox has a bound of its own."""
 
     async def prepare(self, driver: str, packed: bytes) -> str:
-        """Open the reward; the name of the machine.
-
-        Args:
-            driver: the version of this package where the agent is.
-            packed: a `RewardSetup`, pickled.
-
-        Raises:
-            ConfigError: the reward cannot be loaded, or not be confined here.
-        """
+        """Open the reward of a pickled `RewardSetup`, and return the name of the machine."""
         setup: RewardSetup = unpacked(driver, packed)
         os.environ.update(setup.env)
         self.context.run(CURRENT_PROVIDER_SESSION.set, ProviderSession())
@@ -88,35 +65,34 @@ class RewardActor(Process):
         return os.uname().nodename
 
     async def score(self, requests: Sequence[ScoringRequest], in_group: bool) -> list[Scored]:
-        """The scores of one call: of one rollout, or of the rollouts of a group."""
+        """Return the scores of one call: of one rollout, or of the rollouts of a group."""
         if in_group:
             return await CallTurn(self._scorer.score_group(requests), self.context)
         return [await CallTurn(self._scorer.score(requests[0]), self.context)]
 
     async def finish_group(self, requests: Sequence[ScoringRequest], scored: Sequence[Scored]) -> list[Scored]:
-        """As the scorer's."""
         return await CallTurn(self._scorer.finish_group(requests, scored), self.context)
 
 
 class RayScorer:
     """A `Scorer` whose calls are made in processes of the cluster that this program is connected to.
 
-    A process that is lost costs its calls, which are made again in another one. What is `finish_group` of a class with
-    `post_process_scores` is asked of any of them: each has an object of its own.
+    The calls of a lost process are made again in another one. A class with `post_process_scores` has an object in each
+    process; `finish_group` goes to any of them.
 
     Args:
-        reward: as `load_reward` gave it.
-        reference: what it was loaded from.
-        folder: to which that is relative.
+        reward: as `load_reward` returned it.
+        reference: of the reward.
+        folder: the base of a reference to a file.
         workers: processes.
         cpus: CPUs that each of them reserves.
-        deadline_s: for one call of a reward without walls; a confined one has its own.
+        deadline_s: for one call outside a sandbox; a confined reward has its own.
         env: environment variables that they get, such as the key of a judge.
         wait_s: seconds without any process after which calls fail.
-        connection: to the cluster, opened before anything else; by default the program is connected already.
+        connection: to the cluster, opened before the processes; by default the program is connected already.
 
     Attributes:
-        rates, retries: as the class of a custom reward says; the reward agent keeps to them.
+        rates, retries: of the class of a custom reward; the reward agent keeps to them.
 
     Raises:
         ConfigError: the reward limits its rates, which several processes cannot share.
@@ -132,25 +108,30 @@ class RayScorer:
         cpus: float = 1.0,
         deadline_s: float | None = None,
         env: Mapping[str, str] | None = None,
-        wait_s: float = _WAIT_S,
+        wait_s: float = 300.0,
         connection: AbstractAsyncContextManager[None] | None = None,
     ) -> None:
         if workers < 1:
             raise ConfigError(f"workers is at least 1, got {workers}")
         if workers > 1 and (limits := sorted(set(RATES) & reward.options.keys())):
             raise ConfigError(f"reward {reward.id!r}: {limits[0]} cannot be shared by {workers} processes; give it one")
-        self._reward, self._resources = reward, {"num_cpus": cpus, "max_concurrency": _CALLS_AT_A_TIME}
-        self._setup = _setup_of(reward, reference, folder or Path.cwd(), deadline_s, env or {})
-        here = scorer_of(reward, deadline_s)  # never opened: what it says of itself holds for all of them
+        self._reward, folder, env = reward, (folder or Path.cwd()).resolve(), env or {}
+        if isinstance(reward, ConfinedReward):
+            setup = RewardSetup(reward, env=env)
+        else:
+            assert isinstance(reward, RewardSpec), "a reward is confined or a RewardSpec"
+            options = dict(reward.options)
+            setup = RewardSetup(None, reference, folder, options, reward.weakened_from, deadline_s, env)
+        here = scorer_of(reward, deadline_s)  # never opened; its attributes hold for all processes
         self.rates, self.retries = getattr(here, "rates", None), getattr(here, "retries", None)
         if hasattr(here, "finish_group"):
             self.finish_group = self._finish_group
-        self._pool = ActorPool("reward worker", self._start, workers, wait_s)
+        resources = {"num_cpus": cpus, "max_concurrency": _CALLS_AT_A_TIME}
+        self._pool = ActorPool("reward worker", lambda: actor_started(RewardActor, setup, resources), workers, wait_s)
         self._connection, self._opened = connection or nullcontext(), AsyncExitStack()
 
     @property
     def mode(self) -> Mode:
-        """As `Scorer`."""
         return self._reward.mode
 
     async def __aenter__(self) -> Self:
@@ -166,24 +147,21 @@ class RayScorer:
         await self._opened.aclose()
 
     async def score(self, request: ScoringRequest) -> Scored:
-        """As `Scorer`."""
-        return (await self._called([request], lambda handle, sent: handle.score.remote(sent, False)))[0]
+        return (await self._call([request], lambda handle, sent: handle.score.remote(sent, False)))[0]
 
     async def score_group(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        """As `Scorer`."""
-        return await self._called(requests, lambda handle, sent: handle.score.remote(sent, True))
+        return await self._call(requests, lambda handle, sent: handle.score.remote(sent, True))
 
     async def _finish_group(self, requests: Sequence[ScoringRequest], scored: Sequence[Scored]) -> list[Scored]:
-        return await self._called(requests, lambda handle, sent: handle.finish_group.remote(sent, list(scored)))
+        return await self._call(requests, lambda handle, sent: handle.finish_group.remote(sent, list(scored)))
 
-    async def _start(self) -> Any:
-        return await actor_started(RewardActor, self._setup, self._resources)
-
-    async def _called(
+    async def _call(
         self, requests: Sequence[ScoringRequest], call: Callable[[Any, list[ScoringRequest]], Any]
     ) -> list[Scored]:
-        """What one call gives, made again where its process is lost."""
-        sent = [self._as_sent(request) for request in requests]
+        """Return the result of one call, made again if its process is lost."""
+        wanted, sent = self._reward.parameters, list(requests)
+        if wanted is not None and "step_data" not in wanted:  # no parameter shows anything of the episode
+            sent = [replace(request, episode=None) for request in requests]
         for _ in range(_MOST_LOSSES):
             member = await self._pool.place()
             member.load += 1
@@ -198,18 +176,3 @@ class RayScorer:
                 member.load -= 1
         lost = ClusterError(f"its process was lost {_MOST_LOSSES} times, of which it may be the cause")
         return [Scored(one.rollout_id, None, one.failure or Failure.from_exception(lost)) for one in requests]
-
-    def _as_sent(self, request: ScoringRequest) -> ScoringRequest:
-        """Without the episode where no parameter of the reward shows anything of it."""
-        wanted = self._reward.parameters
-        return request if wanted is None or "step_data" in wanted else replace(request, episode=None)
-
-
-def _setup_of(
-    reward: Reward, reference: str, folder: Path, deadline_s: float | None, env: Mapping[str, str]
-) -> RewardSetup:
-    if isinstance(reward, ConfinedReward):
-        return RewardSetup(reward, env=env)
-    assert isinstance(reward, RewardSpec), "there are these two kinds"
-    options = dict(reward.options)
-    return RewardSetup(None, reference, folder.resolve(), options, reward.weakened_from, deadline_s, env)

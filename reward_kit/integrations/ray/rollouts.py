@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -27,16 +27,20 @@ from reward_kit.environments.servers import ServerPool
 from reward_kit.episodes.record import episode_from_record, episode_to_record, facts_of
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import Failure, PolicyError, RewardKitError, boundary
-from reward_kit.integrations.ray.actor_pool import ActorPool, Member, actor_started, answer_of, is_loss
 from reward_kit.integrations.ray.actors import (
     ActorBudget,
+    ActorPool,
     Assignment,
     CollectedLogs,
+    Member,
     Process,
     Reply,
     Rest,
     Setup,
     Spent,
+    actor_started,
+    answer_of,
+    is_loss,
     unpacked,
 )
 from reward_kit.integrations.ray.cluster import ClusterError, ray_module
@@ -46,11 +50,13 @@ from reward_kit.providers.session import ProviderSession
 from reward_kit.reward_agent.calling import CallTurn
 
 _CLOSE_SECONDS = 10.0
+_MOST_LOSSES = 4  # an episode that kills its process would do so for ever
+_EXCHANGE_S, _EXCHANGES_PER_S = 0.5, 200  # with many processes less often: each exchange costs the driver a call
 logger = logging.getLogger("reward_kit.integrations.ray")
 
 
 class RolloutActor(Process):
-    """The process. Its methods are called from afar, many at a time, on its one event loop."""
+    """The process. Its methods are called remotely, many at a time, on its one event loop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,15 +67,7 @@ class RolloutActor(Process):
         self._gave_up: str | None = None
 
     async def prepare(self, driver: str, packed: bytes) -> str:
-        """Make the workers; the name of the machine.
-
-        Args:
-            driver: the version of this package where the run is.
-            packed: a `Setup`, pickled.
-
-        Raises:
-            ConfigError: this package has another version here, or something that the task names is not here.
-        """
+        """Make the workers of a pickled `Setup`, and return the name of the machine."""
         setup: Setup = unpacked(driver, packed)
         self._logs.begin()
         os.environ.update(setup.env)
@@ -85,12 +83,7 @@ class RolloutActor(Process):
         self._gave_up = reason
 
     async def collect(self, assignment: Assignment, rest: Rest) -> Reply:
-        """Collect one episode.
-
-        Args:
-            assignment: which.
-            rest: of the run.
-        """
+        """Collect one episode."""
         self._budget.hear(rest)
         record = await CallTurn(self._collect(assignment), self.context)
         notices, self._notices[:] = list(self._notices), []
@@ -108,17 +101,17 @@ class RolloutActor(Process):
                 await group.close()
 
     async def close_group(self, group_id: str) -> None:
-        """The last episode of a group is over."""
+        """Close the start of a group whose last episode is over."""
         if (group := self._groups.pop(group_id, None)) is not None:
             await CallTurn(group.close(), self.context)
 
     async def exchange(self, rest: Rest) -> Spent:
-        """Hear of the rest of the run; what this process has spent."""
+        """Take over the state of the run, and return the spending of this process."""
         self._budget.hear(rest)
         return self._budget.own
 
     async def publish(self, version: int, weights: Any) -> None:
-        """Hand every policy the weights to act with from now on: its `publish(version, weights)` is called."""
+        """Give every policy the weights to act with from now on: its `publish(version, weights)` is called."""
         for worker in self._workers.values():
             policy: Any = worker.agent_policy
             await CallTurn(policy.publish(version, weights), self.context)
@@ -127,34 +120,25 @@ class RolloutActor(Process):
         """Close every start, policy and server."""
         for group_id in list(self._groups):
             await self.close_group(group_id)
-        await CallTurn(self._close_parties(), self.context)
+        parties = (party for worker in self._workers.values() for party in (worker.agent_policy, worker.user))
+        for party in {id(party): party for party in parties if party is not None}.values():
+            await CallTurn(_close(party), self.context)
         self._traffic.close()
         await super().close()
 
-    async def _close_parties(self) -> None:
-        parties = (party for worker in self._workers.values() for party in (worker.agent_policy, worker.user))
-        for party in {id(party): party for party in parties if party is not None}.values():
-            try:
-                with boundary(PolicyError, f"close of {type(party).__name__}"), anyio.fail_after(_CLOSE_SECONDS):
-                    await party.close()
-            except RewardKitError as error:
-                logger.warning("%s", error)
 
-
-_MOST_LOSSES = 4  # an episode that takes its process with it would do so for ever
-_EXCHANGE_S, _EXCHANGES_PER_S = 0.5, 200  # of many processes less often: each exchange costs the driver a call
+async def _close(party: Any) -> None:
+    try:
+        with boundary(PolicyError, f"close of {type(party).__name__}"), anyio.fail_after(_CLOSE_SECONDS):
+            await party.close()
+    except RewardKitError as error:
+        logger.warning("%s", error)
 
 
 class RolloutPool:
     """Rollout workers on a cluster that this program is connected to. Use `open`.
 
-    Args:
-        definition: of the task.
-        setup: what each process is told.
-        options: how many processes, and what each reserves.
-        size: how many processes.
-        budget: gets what the episodes use, as the processes tell it.
-        traffic: is told of trouble with an endpoint.
+    The `budget` is charged as the processes report their spending; `traffic` gets their notices about endpoints.
     """
 
     def __init__(
@@ -176,9 +160,10 @@ class RolloutPool:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Self]:
-        """Start the processes; they end with the block, whatever ends it."""
+        """Start the processes, and end them with the block."""
+        limits = self.budget.limits
         async with self._pool.open(), anyio.create_task_group() as tasks:
-            if _bounds_spending(self.budget):
+            if any(limit is not None for limit in (limits.cost, limits.total_tokens, limits.steps)):
                 tasks.start_soon(self._exchange)
             try:
                 yield self
@@ -186,7 +171,7 @@ class RolloutPool:
                 tasks.cancel_scope.cancel()
 
     def worker(self, label: str) -> RayRolloutWorker:
-        """The worker of this label, as far as a caller can tell in this process."""
+        """Return the worker of this label, which collects somewhere on the cluster."""
         return RayRolloutWorker(self, label)
 
     async def publish(self, version: int, weights: Any) -> None:
@@ -195,50 +180,41 @@ class RolloutPool:
         They are put into the object store once; every machine fetches them once.
 
         Args:
-            version: names them.
-            weights: what the policies take, such as a `state_dict` on the CPU.
+            version: of the weights.
+            weights: in the form that the policies take, such as a `state_dict` on the CPU.
         """
         reference = ray_module().put(weights)
-        self._published = (version, reference)  # whoever starts from here on has them from the beginning
+        self._published = (version, reference)  # a process that starts from here on gets them too
         async with anyio.create_task_group() as tasks:
             for member in self._pool.members:
-                tasks.start_soon(self._publish_to, member, version, reference)
-
-    async def _publish_to(self, member: Member, version: int, reference: Any) -> None:
-        try:
-            await answer_of(member, member.handle.publish.remote(version, reference))
-        except ray_module().exceptions.RayError as error:
-            if not is_loss(error):
-                raise
-            member.lose()
+                tasks.start_soon(_ask, member, lambda handle: handle.publish.remote(version, reference))
 
     async def _start(self) -> Any:
-        # Besides the episodes: the call that tells of its death, and short ones.
+        # Besides the episodes: the call that ends with the actor, and short ones.
         calls = self._setup.max_concurrency + 8
         resources = {"num_cpus": self._options.cpus, "num_gpus": self._options.gpus, "max_concurrency": calls}
         handle = await actor_started(RolloutActor, self._setup, resources)
         sent = None
-        while (newest := self._published) is not None and newest is not sent:  # again, where others came meanwhile
+        while (newest := self._published) is not None and newest is not sent:  # again, if newer ones came meanwhile
             await handle.publish.remote(*newest)
             sent = newest
         return handle
 
     async def collect(self, group: RayGroup, rollout_index: int) -> SingleAgentEpisode:
-        """Collect one episode, again where its process is lost.
-
-        Raises:
-            ClusterError: no process is left, and none came in time.
-        """
+        """Collect one episode, again if its process is lost; raise `ClusterError` if no process is left."""
         for losses in range(_MOST_LOSSES):
-            # Nobody knows which episode of a process took it along: the last try of each is without the other suspects.
+            # It is unknown which episode of a process killed it: the last try of each runs without other suspects.
             async with self._last_tries if losses == _MOST_LOSSES - 1 else nullcontext():
-                if (reply := await self._tried(group, rollout_index)) is not None:
+                if (reply := await self._try_to_collect(group, rollout_index)) is not None:
                     return group.received(reply, losses)
         return group.given_up(rollout_index)
 
-    async def _tried(self, group: RayGroup, rollout_index: int) -> Reply | None:
-        """What a process says of an episode; None where it was lost meanwhile."""
-        member = await self._place(group)
+    async def _try_to_collect(self, group: RayGroup, rollout_index: int) -> Reply | None:
+        """Return a process's reply; None if the process was lost meanwhile."""
+        async with group.lock:
+            if group.member is None or group.member.is_lost or not group.keeps_start:
+                group.member = await self._pool.place()
+            member = group.member
         member.load += 1
         try:
             asked = member.handle.collect.remote(group.assignment(rollout_index), self._rest(member))
@@ -250,23 +226,6 @@ class RolloutPool:
             return None
         finally:
             member.load -= 1
-        await self._hear(member, reply)
-        return reply
-
-    async def _place(self, group: RayGroup) -> Member:
-        async with group.lock:
-            if group.member is None or group.member.is_lost or not group.keeps_start:
-                group.member = await self._pool.place()
-            return group.member
-
-    async def close_group(self, group: RayGroup) -> None:
-        """The last episode of a group is over; nobody waits for the end of its start."""
-        member, group.member = group.member, None
-        if group.keeps_start and member is not None and not member.is_lost:
-            member.handle.close_group.remote(group.id)
-
-    async def _hear(self, member: Member, reply: Reply) -> None:
-        """Take over what happened in a process."""
         self._book(member, reply.spent)
         for level, name, text in reply.logs:
             logging.getLogger(name).log(level, "worker %d: %s", member.number, text)
@@ -274,7 +233,14 @@ class RolloutPool:
             self.traffic.tell(f"worker {member.number}: {notice}")
         if reply.gave_up is not None:
             self.traffic.give_up(reply.gave_up)
-            await anyio.lowlevel.checkpoint()  # where that ends the run, this episode is not a part of it
+            await anyio.lowlevel.checkpoint()  # if that ends the run, this episode is not a part of it
+        return reply
+
+    async def close_group(self, group: RayGroup) -> None:
+        """Release the start of a group whose last episode is over, without waiting for its end."""
+        member, group.member = group.member, None
+        if group.keeps_start and member is not None and not member.is_lost:
+            member.handle.close_group.remote(group.id)
 
     def _book(self, member: Member, spent: Spent) -> None:
         news = spent.since(self._booked.get(member, Spent()))
@@ -283,34 +249,38 @@ class RolloutPool:
             self.budget.spend(Used(news.tokens, news.cost), news.steps)
 
     def _rest(self, member: Member) -> Rest:
-        """What this process does not know of the run."""
+        """Return the state of the run outside this process."""
         total = Spent(self.budget.tokens, self.budget.cost, self.budget.steps)
         return Rest(total.since(self._booked.get(member, Spent())), self.budget.seconds)
 
     async def _exchange(self) -> None:
-        """Tell every process what the others spend, again and again, so that they stop soon after a limit."""
+        """Report to every process what the others spend, repeatedly, so that they stop soon after a limit."""
+
+        async def exchange_with(member: Member) -> None:
+            spent = await _ask(member, lambda handle: handle.exchange.remote(self._rest(member)))
+            if spent is not None:
+                self._book(member, spent)
+
         while True:
             await anyio.sleep(max(_EXCHANGE_S, self._pool.size / _EXCHANGES_PER_S))
             async with anyio.create_task_group() as tasks:
                 for member in self._pool.members:
-                    tasks.start_soon(self._exchange_with, member)
-
-    async def _exchange_with(self, member: Member) -> None:
-        try:
-            self._book(member, await answer_of(member, member.handle.exchange.remote(self._rest(member))))
-        except ray_module().exceptions.RayError as error:
-            if not is_loss(error):
-                raise
-            member.lose()
+                    tasks.start_soon(exchange_with, member)
 
 
-def _bounds_spending(budget: RunBudget) -> bool:
-    limits = budget.limits
-    return any(limit is not None for limit in (limits.cost, limits.total_tokens, limits.steps))
+async def _ask(member: Member, call: Callable[[Any], Any]) -> Any:
+    """Return the result of a call; None if its process was lost."""
+    try:
+        return await answer_of(member, call(member.handle))
+    except ray_module().exceptions.RayError as error:
+        if not is_loss(error):
+            raise
+        member.lose()
+    return None
 
 
 class RayRolloutWorker:
-    """Collects episodes somewhere on the cluster; in this process it looks as `RLRolloutWorker`.
+    """Collects episodes somewhere on the cluster; in this process it has the interface of `RLRolloutWorker`.
 
     Args:
         pool: of processes.
@@ -321,11 +291,11 @@ class RayRolloutWorker:
         self._pool, self.policy_label = pool, label
 
     def group(self, sample: Sample, run_seed: int = 0) -> RayGroup:
-        """The start that the episodes of `sample` share."""
+        """Return the start that the episodes of `sample` share."""
         return RayGroup(self._pool, sample, run_seed, self.policy_label)
 
     async def collect_episode(self, group: RayGroup, rollout_index: int = 0) -> SingleAgentEpisode:
-        """Collect one episode; it always comes back.
+        """Collect one episode; a failure is recorded in it.
 
         Raises:
             ClusterError: no process is left, and none came in time.
@@ -335,12 +305,13 @@ class RayRolloutWorker:
 
 @dataclass(eq=False)
 class RayGroup:
-    """A group's start, wherever it is. It looks as `GroupStart`."""
+    """A group's start somewhere on the cluster, with the interface of `GroupStart`."""
 
     pool: RolloutPool
     sample: Sample
     run_seed: int
     label: str
+    worker: str = ""
     member: Member | None = None
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     _key: str | None = field(default=None, init=False)
@@ -349,7 +320,12 @@ class RayGroup:
         definition = self.pool.definition
         self._start = GroupStart(definition, self.sample, self.run_seed, policy_label=self.label)
         self.id = self._start.group_id
-        self.keeps_start = definition.resource_type is not None and _is_forked(definition, self.sample)
+        self.keeps_start = False
+        if definition.resource_type is not None:  # the group's episodes begin in forks of one world
+            kind = resource_class(definition.resource_type)
+            base, sample = definition.base_resource_config, self.sample
+            config = merged_config(kind, base, sample.resource_config, sample.place)
+            self.keeps_start = kind.fork_kind_for(config) != "none"
 
     async def __aenter__(self) -> Self:
         return self
@@ -360,18 +336,18 @@ class RayGroup:
         await self.close()
 
     async def close(self) -> None:
-        """Let the start go; the episodes are not touched."""
+        """Release the start; the episodes are not affected."""
         await self.pool.close_group(self)
 
     def assignment(self, rollout_index: int) -> Assignment:
-        """One episode of it, in the words of the processes."""
-        return Assignment(self.label, self.sample, self.run_seed, self.id, rollout_index, self.keeps_start)
+        """Return the message that has one episode of it collected."""
+        worker = self.worker or self.label
+        return Assignment(worker, self.sample, self.run_seed, self.id, rollout_index, self.keeps_start)
 
     def received(self, reply: Reply, losses: int) -> SingleAgentEpisode:
-        """An episode as it came.
+        """Return the episode of a reply.
 
-        Where the group went on in another process, its start was made once more; it is verified where its key is that
-        of the first one.
+        If the group moved to another process, its start was made again; it is verified if its key is the first one's.
         """
         episode = episode_from_record(reply.record)
         facts = facts_of(episode)
@@ -382,7 +358,7 @@ class RayGroup:
         return episode
 
     def given_up(self, rollout_index: int) -> SingleAgentEpisode:
-        """The episode that is kept where every process was lost that tried it."""
+        """Return the failed episode that is kept if every process that tried it was lost."""
         start = self._start.identity(rollout_index)
         live = LiveEpisode(start, SingleAgentEpisode(start.rollout_id))
         error = ClusterError(f"its process was lost {_MOST_LOSSES} times, of which it may be the cause")
@@ -390,10 +366,3 @@ class RayGroup:
         live.record_facts(self.label)
         facts_of(live.episode)["attempt"] = _MOST_LOSSES - 1
         return live.episode
-
-
-def _is_forked(definition: TaskDefinitionModel, sample: Sample) -> bool:
-    """Whether the group's episodes begin in forks of one world."""
-    kind = resource_class(definition.resource_type or "")
-    config = merged_config(kind, definition.base_resource_config, sample.resource_config, sample.place)
-    return kind.fork_kind_for(config) != "none"

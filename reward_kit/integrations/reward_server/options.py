@@ -1,41 +1,126 @@
-"""What a reward server allows, and what it says where that is exceeded."""
+"""The limits and the keys of a reward server, and its answers to requests that exceed or lack them."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import math
-from collections.abc import Mapping
+import os
+import secrets
+import stat
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 from aiohttp import web
 
-from reward_kit.errors import ConfigError, RewardKitError
+from reward_kit.errors import ConfigError, RewardKitError, why_unreadable
+from reward_kit.providers.keys import read_dotenv
 from reward_kit.validation import check_number
 
+VARIABLE = "REWARD_KIT_SERVE_API_KEY"
+"""The environment variable that holds a server's key."""
+_SHORTEST_KEY = 16
 MIB = 2**20
 AT_LEAST = (("max_pending", "max_batch"), ("max_held_mb", "max_body_mb"))
-"""Options of `ServerOptions`, each with the one that it is at least."""
+"""Options of `ServerOptions`, each with the option that it may not be below."""
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Server": "reward-kit"}
+
+
+class Keys:
+    """The keys of a server, any of which lets a request in.
+
+    Raises:
+        ConfigError: no key is given, or a key is too short or cannot be sent in a header.
+    """
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        texts = list(dict.fromkeys(keys))
+        if not texts:
+            raise ConfigError("a reward server needs a key, such as secrets.token_urlsafe(32) makes")
+        for number, text in enumerate(texts, 1):
+            check_key(text, f"key {number}")
+        self._digests = [_digest(text) for text in texts]
+
+    def number_of(self, authorization: Sequence[str]) -> int:
+        """Return the number, from 1, of the key in the `Authorization` headers of a request; 0 without a valid key.
+
+        Takes the same time for a key that is nearly right as for any other.
+        """
+        scheme, _, token = (authorization[0] if len(authorization) == 1 else "").partition(" ")
+        digest = _digest(token.strip() if scheme.lower() == "bearer" else "")
+        match = 0
+        for number, known in enumerate(self._digests, 1):
+            match = number if hmac.compare_digest(digest, known) else match
+        return match
+
+
+def _digest(text: str) -> bytes:
+    """Hash a key, so that keys of any length are compared at one length."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def check_key(key: str, where: str) -> None:
+    """Refuse a key that is too short or that no header can carry; no message shows it."""
+    if len(key) < _SHORTEST_KEY:
+        raise ConfigError(
+            f"{where} has {len(key)} characters; a key has at least {_SHORTEST_KEY}, better 43 random ones"
+        )
+    if not (key.isascii() and key.isprintable() and " " not in key):
+        raise ConfigError(f"{where} holds a blank or a character that no HTTP header can carry")
+
+
+def read_keys(file: Path | None) -> tuple[list[str], str]:
+    """Return the configured keys, possibly none, and a warning about their file or "".
+
+    A file has one key on each line; lines that begin with # are skipped. None reads the environment, then `.env`.
+
+    Raises:
+        ConfigError: the file cannot be read or has no key.
+    """
+    if file is None:
+        key = (os.environ.get(VARIABLE) or read_dotenv(Path.cwd()).get(VARIABLE, "")).strip()
+        if key:
+            check_key(key, VARIABLE)
+        return [key] if key else [], ""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+        mode = file.stat().st_mode
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file {file}: {why_unreadable(file, error)}") from error
+    keys = {number: key for number, line in enumerate(lines, 1) if (key := line.strip()) and not key.startswith("#")}
+    for number, key in keys.items():
+        check_key(key, f"--api-key-file {file}:{number}: the key")
+    if not keys:
+        raise ConfigError(f"--api-key-file {file} has no key; write one on each line")
+    is_open = bool(mode & (stat.S_IRGRP | stat.S_IROTH))
+    return list(keys.values()), f"{file} can be read by others on this machine: chmod 600 {file}" if is_open else ""
+
+
+def new_key() -> str:
+    """Return a key of 256 random bits."""
+    return secrets.token_urlsafe(32)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Where a reward server listens, and its limits.
+    """Address and limits of a reward server.
 
     Attributes:
         host: the address to listen on.
         port: 0 takes a free one.
-        max_concurrency: calls of each reward at a time; behind walls there is one for each CPU at the most.
+        max_concurrency: calls of each reward at a time; of a sandboxed one at most one for each CPU.
         max_pending: rollouts of each reward that are accepted and not yet answered; beyond it requests are refused.
         max_batch: rollouts in a request.
         max_messages: messages in a rollout.
         max_body_mb: MiB of a request's body.
-        max_held_mb: MiB of all bodies that are held at a time, as they are sent; as values they take more.
-        max_connections: open at a time.
+        max_held_mb: MiB of all bodies held at a time, as they are sent; as values they take more.
+        max_connections: connections open at a time.
         deadline_s: for one call of a reward.
         head_timeout_s: until a new connection has sent the head of its first request.
-        body_timeout_s: until a body is there.
-        shutdown_timeout_s: for what is in flight when the server is to end.
+        body_timeout_s: until a body has arrived.
+        shutdown_timeout_s: for requests in flight when the server ends.
 
     Raises:
         ConfigError: a number is out of its range, or a batch can never be accepted.
@@ -63,26 +148,11 @@ class ServerOptions:
             if getattr(self, smaller) > getattr(self, larger):
                 raise ConfigError(f"{smaller} is at most {larger}, {getattr(self, larger):g}; raise that too")
 
-    @property
-    def body_bytes(self) -> int:
-        """`max_body_mb` in bytes."""
-        return int(self.max_body_mb * MIB)
-
-    @property
-    def held_bytes(self) -> int:
-        """`max_held_mb` in bytes."""
-        return int(self.max_held_mb * MIB)
-
 
 class RefusedError(RewardKitError):
-    """A request that is answered with an error.
+    """A request that is answered with an error: a code for programs, a message for people.
 
-    Args:
-        status: of HTTP.
-        code: what programs go by.
-        message: what people read.
-        headers: to send.
-        closes: the connection is closed afterwards, such as where the body was not read.
+    With `closes` the connection is closed afterwards, such as when the body was not read.
     """
 
     def __init__(
@@ -92,20 +162,19 @@ class RefusedError(RewardKitError):
         self.status, self.code, self.headers, self.closes = status, code, headers or {}, closes
 
     def response(self) -> web.Response:
-        """The answer."""
-        told = json_response({"error": {"code": self.code, "message": str(self)}}, self.status, self.headers)
+        response = json_response({"error": {"code": self.code, "message": str(self)}}, self.status, self.headers)
         if self.closes:
-            told.force_close()
-        return told
+            response.force_close()
+        return response
 
 
 def busy(message: str, wait_s: float) -> RefusedError:
-    """Too much is asked for at the moment; another attempt after some whole seconds may fare better."""
+    """Return the error for an overloaded server; the client may retry after `wait_s`, rounded up to whole seconds."""
     return RefusedError(429, "too_many", message, {"Retry-After": str(math.ceil(max(1.0, wait_s)))}, closes=True)
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """An answer in JSON; texts with lone surrogates, which are no UTF-8, have question marks in their place."""
+    """Return an answer in JSON; lone surrogates, which UTF-8 cannot hold, become question marks."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return plain_response(text.encode("utf-8", "replace"), "application/json", status, headers)
 
@@ -113,5 +182,5 @@ def json_response(value: object, status: int = 200, headers: Mapping[str, str] |
 def plain_response(
     body: bytes, content_type: str, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    """An answer that is kept nowhere."""
+    """Return an answer that no cache keeps."""
     return web.Response(body=body, status=status, headers={**_HEADERS, "Content-Type": content_type, **(headers or {})})

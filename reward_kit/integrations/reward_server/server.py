@@ -1,17 +1,22 @@
-"""A reward server: its OpenAPI document, authentication and routes of requests, its socket and its shutdown."""
+"""A reward server: its rewards and figures, its OpenAPI document, the routes of requests, its socket and shutdown."""
 
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import functools
+import itertools
 import json
 import logging
+import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import anyio
@@ -21,46 +26,197 @@ from aiohttp.http_exceptions import HttpProcessingError
 from pydantic.json_schema import models_json_schema
 
 from reward_kit.errors import ConfigError, RewardError, RewardKitError, boundary
-from reward_kit.integrations.reward_server.keys import Keys
-from reward_kit.integrations.reward_server.options import RefusedError, ServerOptions, json_response, plain_response
-from reward_kit.integrations.reward_server.served import CONTENT_TYPE, Metrics, Named, ServedReward
+from reward_kit.integrations.reward_server.options import (
+    Keys,
+    RefusedError,
+    ServerOptions,
+    busy,
+    json_response,
+    plain_response,
+)
 from reward_kit.integrations.reward_server.wire import (
     MOST_PARTS,
     BatchAnswerBody,
     BatchBody,
-    Held,
+    HeldBodies,
     ListBody,
     ScoreBody,
     answer_of,
-    body_of,
     requests_in,
 )
-from reward_kit.reward_agent.remote import AboutBody, AnswerBody
+from reward_kit.loading import split_reference
+from reward_kit.reward_agent.agent import AsyncRewardAgent
+from reward_kit.reward_agent.confined import ConfinedReward
+from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
+from reward_kit.reward_agent.remote import AboutBody, AnswerBody, checked_address
+from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest
+from reward_kit.runs.inputs import scorer_hash
+
+_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_NAMED = re.compile(rf"({_NAME.pattern})=(?!=)(.*)", re.DOTALL)
+_LONGEST_WAIT_S = 60.0
+_READS = ("GET", "HEAD")
+logger = logging.getLogger("reward_kit.integrations.reward_server")
+
+
+class Named(NamedTuple):
+    """A loaded reward and its name in addresses."""
+
+    name: str
+    reward: Reward
+    notes: tuple[str, ...] = ()
+
+
+def load_named(
+    references: Sequence[str], folder: Path, choice: SandboxChoice, options: Mapping[str, Any]
+) -> list[Named]:
+    """Load rewards, each called by its id or by the name before it.
+
+    Args:
+        references: `file.py:function`, or `name=file.py:function`.
+        folder: what file paths are relative to.
+        choice: the user's settings of their sandbox.
+        options: of the one reward; with several rewards, each begins with the name of its own and a dot.
+
+    Raises:
+        ConfigError: a reward cannot be loaded, two have the same name, or an option belongs to no reward.
+    """
+    named: dict[str, Named] = {}
+    is_single, unused = len(references) == 1, set(options)
+    for text in references:
+        match = _NAMED.fullmatch(text)
+        name, reference = (match[1], match[2]) if match else ("", text)
+        if reference.startswith(("http://", "https://")):
+            raise ConfigError(f"{checked_address(reference)} is served already; name a function of this machine")
+        prefix = "" if is_single else f"{name or split_reference(reference)[1]}."
+        own = {key.removeprefix(prefix): value for key, value in options.items() if key.startswith(prefix)}
+        unused -= {prefix + key for key in own}
+        loaded = load_reward(reference, folder, choice, own)
+        name = name or loaded.reward.id
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"reward {name!r} cannot be part of an address: write NAME={reference}")
+        if name in named:
+            raise ConfigError(f"two rewards are called {name!r}: write NAME={reference} for one of them")
+        named[name] = Named(name, loaded.reward, loaded.notes)
+    if unused:
+        names = " or ".join(f"{name}." for name in named)
+        raise ConfigError(f"-O {min(unused)}: with several rewards an option begins with whose it is: {names}")
+    return list(named.values())
+
+
+Labels = Mapping[str, str]
+
+
+class Histogram:
+    """Durations in the buckets of Prometheus; `count` of them and their `sum` in seconds."""
+
+    def __init__(self) -> None:
+        self.count, self.sum = 0, 0.0
+        self._buckets = [0] * (len(_BOUNDS) + 1)
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.sum += seconds
+        self._buckets[bisect.bisect_left(_BOUNDS, seconds)] += 1
+
+    def samples(self, labels: Labels) -> Iterator[tuple[str, Labels, float]]:
+        """Yield the buckets, each with all that are smaller, the sum and the count."""
+        for bound, count in zip((*map(str, _BOUNDS), "+Inf"), itertools.accumulate(self._buckets), strict=True):
+            yield "_bucket", {**labels, "le": bound}, count
+        yield "_sum", labels, self.sum
+        yield "_count", labels, self.count
+
+
+def _family(name: str, kind: str, description: str, samples: Iterable[tuple[str, Labels, float]]) -> str:
+    """Return one metric in the text format of Prometheus."""
+    name = f"reward_kit_serve_{name}"
+    lines = [f"# HELP {name} {description}", f"# TYPE {name} {kind}"]
+    for suffix, labels, value in samples:
+        escaped = (text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for text in labels.values())
+        pairs = ",".join(f'{label}="{text}"' for label, text in zip(labels, escaped, strict=True))
+        lines.append(f"{name}{suffix}{f'{{{pairs}}}' if pairs else ''} {value:.17g}")
+    return "\n".join(lines) + "\n"
+
+
+class ServedReward:
+    """Scores requests of many clients with one reward; `pending` rollouts were accepted and are not answered."""
+
+    def __init__(self, named: Named, options: ServerOptions) -> None:
+        reward = named.reward
+        scorer = scorer_of(reward, options.deadline_s)
+        self.agent = AsyncRewardAgent(scorer, max_concurrency=options.max_concurrency)
+        # A reward that finishes groups returns their scores together, and so acts as a batch reward for clients.
+        self._in_groups = scorer.mode == "batch" or reward.mode == "batch" or hasattr(scorer, "finish_group")
+        self.about = AboutBody(
+            name=named.name,
+            id=reward.id,
+            mode="batch" if self._in_groups else "pointwise",
+            parameters=None if reward.parameters is None else sorted(reward.parameters),
+            required=sorted(reward.required),
+            level=reward.level if isinstance(reward, ConfinedReward) else "in_process",
+            digest=scorer_hash(reward),
+            deadline_s=options.deadline_s,
+            max_batch=options.max_batch,
+        )
+        self.wants_episodes = reward.parameters is None or "step_data" in reward.parameters
+        self._options = options
+        self.pending = 0
+        self.outcomes: Counter[str] = Counter()
+        self.call_seconds = Histogram()
+
+    def check_room(self, count: int = 1) -> None:
+        """Raise `RefusedError` if `count` more rollouts would exceed `max_pending`."""
+        if self.pending + count > self._options.max_pending:
+            mean_s = self.call_seconds.sum / max(1, self.call_seconds.count)
+            wait_s = min(_LONGEST_WAIT_S, self.pending * mean_s / self._options.max_concurrency)
+            raise busy(f"{self.pending} rollouts wait for reward {self.about.name!r} (max_pending)", wait_s)
+
+    @contextmanager
+    def room_for(self, count: int) -> Iterator[None]:
+        """Count rollouts as pending inside the block; raises as `check_room`."""
+        self.check_room(count)
+        self.pending += count
+        try:
+            yield
+        finally:
+            self.pending -= count
+
+    async def score(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
+        """Return the scores of rollouts in their order; cancelled with the caller."""
+        scored = await self.agent.score_all(requests, len(requests) if self._in_groups else 1)
+        for one in scored:
+            self.outcomes["scored" if one.failure is None else one.failure.failure_class] += 1
+            self.call_seconds.add(one.duration_s)
+        return scored
+
 
 _ERRORS = {
-    400: "The body is no JSON as RFC 8259 has it.",
-    401: "There is no key, or it is none of this server's.",
-    404: "There is no such reward.",
+    400: "The body is not JSON according to RFC 8259.",
+    401: "The key is missing or unknown to this server.",
+    404: "The reward is unknown.",
     408: "The body did not come in time.",
     413: "The body is too large.",
-    415: "The body is no JSON in UTF-8, or compressed.",
-    422: "The body is no such request; the message names the field.",
-    429: "Too much is asked for at the moment; Retry-After says when to ask again.",
+    415: "The body is not JSON in UTF-8, or is compressed.",
+    422: "The body is not such a request; the message names the field.",
+    429: "Too many requests at the moment; Retry-After says when to ask again.",
     500: "A fault of the server.",
     503: "The server is ending.",
 }
-_OF_BODIES = (400, 408, 413, 415, 422, 429)
+_BODY_ERRORS = (404, 400, 408, 413, 415, 422, 429)
+_RETRY_AFTER = {"description": "Whole seconds.", "schema": {"type": "integer", "minimum": 1}}
 
 
 class ErrorDetail(pydantic.BaseModel):
-    """What went wrong: a code for programs and a message for people."""
+    """An error as a code for programs and a message for people."""
 
     code: str
     message: str
 
 
 class ErrorBody(pydantic.BaseModel):
-    """A request that was not answered with what it asked for."""
+    """The answer to a request that failed."""
 
     model_config = pydantic.ConfigDict(title="Error")
 
@@ -68,7 +224,7 @@ class ErrorBody(pydantic.BaseModel):
 
 
 class HealthBody(pydantic.BaseModel):
-    """Whether the server takes requests."""
+    """The state of the server."""
 
     model_config = pydantic.ConfigDict(title="Health")
 
@@ -76,90 +232,13 @@ class HealthBody(pydantic.BaseModel):
 
 
 def openapi_of(names: Iterable[str], options: ServerOptions) -> bytes:
-    """The document of a server, in JSON.
-
-    Args:
-        names: of its rewards.
-        options: its limits stand in the schemas.
-    """
-    incoming, outgoing = (
-        (ScoreBody, BatchBody),
-        (AnswerBody, BatchAnswerBody, AboutBody, ListBody, ErrorBody, HealthBody),
-    )
-    modes: list[Any] = [
-        *((model, "validation") for model in incoming),
-        *((model, "serialization") for model in outgoing),
-    ]
-    keys, schemas = models_json_schema(modes, ref_template="#/components/schemas/{model}")
-    definitions = _limited(schemas["$defs"], options)
+    """Return the OpenAPI document of a server with these rewards in JSON; the server's limits are in the schemas."""
+    models: list[Any] = [(model, "validation") for model in (ScoreBody, BatchBody)]
+    answers = (AnswerBody, BatchAnswerBody, AboutBody, ListBody, ErrorBody, HealthBody)
+    models += [(model, "serialization") for model in answers]
+    keys, schemas = models_json_schema(models, ref_template="#/components/schemas/{model}")
     refs = {model.__name__: ref for (model, _), ref in keys.items()}
-    document = {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "reward-kit: rewards over HTTP",
-            "version": version("reward-kit"),
-            "description": "Unscored is null, with the reason in error; it is never 0.",
-        },
-        "paths": _paths(refs, sorted(names)),
-        "components": {
-            "schemas": definitions,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        },
-        "security": [{"key": []}],
-    }
-    return json.dumps(document, separators=(",", ":")).encode("utf-8")
-
-
-def _paths(refs: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    where = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "enum": names}}
-    scored = "Scores, also where a reward failed: score is then null, and error says why."
-    return {
-        "/health": {
-            "get": {**_operation("health", "Whether it runs", refs["HealthBody"], refs, (503,)), "security": []}
-        },
-        "/metrics": {"get": _operation("metrics", "Figures for Prometheus", None, refs)},
-        "/openapi.json": {"get": _operation("openapi", "This document", {"type": "object"}, refs)},
-        "/v1/rewards": {"get": _operation("list", "All rewards", refs["ListBody"], refs)},
-        "/v1/rewards/{name}": {
-            "parameters": [where],
-            "get": _operation("about", "What a reward is", refs["AboutBody"], refs, (404,)),
-        },
-        **{
-            f"/v1/rewards/{{name}}/{action}": {
-                "parameters": [where],
-                "post": {
-                    **_operation(action, scored, refs[answer], refs, (404, *_OF_BODIES)),
-                    "requestBody": {"required": True, "content": {"application/json": {"schema": refs[body]}}},
-                },
-            }
-            for action, body, answer in (
-                ("score", "ScoreBody", "AnswerBody"),
-                ("score_batch", "BatchBody", "BatchAnswerBody"),
-            )
-        },
-    }
-
-
-def _operation(
-    name: str, summary: str, schema: Any, refs: dict[str, Any], errors: tuple[int, ...] = ()
-) -> dict[str, Any]:
-    kind, told = ("application/json", schema) if schema else ("text/plain", {"type": "string"})
-    responses = {"200": {"description": summary, "content": {kind: {"schema": told}}}}
-    for status in sorted({*errors, *(() if name == "health" else (401, 500, 503))}):
-        told = refs["HealthBody"] if name == "health" else refs["ErrorBody"]
-        responses[str(status)] = {
-            "description": _ERRORS[status],
-            "content": {"application/json": {"schema": told}},
-            **({"headers": {"Retry-After": _RETRY_AFTER}} if status in (429, 503) and name != "health" else {}),
-        }
-    return {"operationId": name, "summary": summary, "responses": responses}
-
-
-_RETRY_AFTER = {"description": "Whole seconds.", "schema": {"type": "integer", "minimum": 1}}
-
-
-def _limited(definitions: dict[str, Any], options: ServerOptions) -> dict[str, Any]:
-    """The schemas with the limits that are the server's own."""
+    definitions = schemas["$defs"]
     definitions["BatchBody"]["properties"]["rollouts"]["maxItems"] = options.max_batch
     for name in ("ScoreBody", "RolloutBody"):
         definitions[name]["properties"]["messages"]["maxItems"] = options.max_messages
@@ -167,25 +246,60 @@ def _limited(definitions: dict[str, Any], options: ServerOptions) -> dict[str, A
         for kind in definitions["Message"]["properties"][name]["anyOf"]:
             if kind.get("type") == "array":
                 kind["maxItems"] = MOST_PARTS
-    return definitions
 
+    def operation(name: str, summary: str, schema: Any, errors: tuple[int, ...] = ()) -> dict[str, Any]:
+        kind, schema = ("application/json", schema) if schema else ("text/plain", {"type": "string"})
+        responses: dict[str, Any] = {"200": {"description": summary, "content": {kind: {"schema": schema}}}}
+        for status in sorted({*errors, *(() if name == "health" else (401, 500, 503))}):
+            body = refs["HealthBody" if name == "health" else "ErrorBody"]
+            responses[str(status)] = {
+                "description": _ERRORS[status],
+                "content": {"application/json": {"schema": body}},
+                **({"headers": {"Retry-After": _RETRY_AFTER}} if status in (429, 503) and name != "health" else {}),
+            }
+        return {"operationId": name, "summary": summary, "responses": responses}
 
-_READS = ("GET", "HEAD")
-logger = logging.getLogger("reward_kit.integrations.reward_server")
+    def scoring(name: str, body: str, answer: str) -> dict[str, Any]:
+        scored = "Scores, also where a reward failed: score is then null, and error says why."
+        request = {"required": True, "content": {"application/json": {"schema": refs[body]}}}
+        return {**operation(name, scored, refs[answer], _BODY_ERRORS), "requestBody": request}
 
-
-class _Route(NamedTuple):
-    """Where a request leads: its name in figures, which methods it takes, what answers, and for which reward."""
-
-    name: str
-    methods: tuple[str, ...]
-    answer: Callable[[web.BaseRequest], Awaitable[web.Response]]
-    reward: str | None = None
+    schema = {"type": "string", "enum": sorted(names)}
+    parameters = [{"name": "name", "in": "path", "required": True, "schema": schema}]
+    document = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "reward-kit: rewards over HTTP",
+            "version": version("reward-kit"),
+            "description": "Unscored is null, with the reason in error; it is never 0.",
+        },
+        "paths": {
+            "/health": {"get": {**operation("health", "Whether it runs", refs["HealthBody"], (503,)), "security": []}},
+            "/metrics": {"get": operation("metrics", "Figures for Prometheus", None)},
+            "/openapi.json": {"get": operation("openapi", "This document", {"type": "object"})},
+            "/v1/rewards": {"get": operation("list", "All rewards", refs["ListBody"])},
+            "/v1/rewards/{name}": {
+                "parameters": parameters,
+                "get": operation("about", "What a reward is", refs["AboutBody"], (404,)),
+            },
+            "/v1/rewards/{name}/score": {
+                "parameters": parameters,
+                "post": scoring("score", "ScoreBody", "AnswerBody"),
+            },
+            "/v1/rewards/{name}/score_batch": {
+                "parameters": parameters,
+                "post": scoring("score_batch", "BatchBody", "BatchAnswerBody"),
+            },
+        },
+        "components": {"schemas": definitions, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{"key": []}],
+    }
+    return json.dumps(document, separators=(",", ":")).encode("utf-8")
 
 
 @dataclass(slots=True)
-class _Seen:
-    """What is known of a request, also of one that is not answered because whoever sent it hung up."""
+class _Request:
+    """A request for figures and the log: also one that stays unanswered because its client hung up."""
 
     key: int
     route: str = "unknown"
@@ -193,43 +307,41 @@ class _Seen:
     status: int = 499
 
 
+_ROUTES = {"/health": "health", "/metrics": "metrics", "/openapi.json": "openapi", "/v1/rewards": "list"}
+
+
 class Service:
-    """Answers requests.
-
-    Args:
-        named: the rewards.
-        keys: without one of them, nothing is answered but `/health`.
-        options: limits.
-
-    Attributes:
-        rewards: by name.
-        connections: tells how many are open.
-        is_hurried: `stop` was called.
-    """
+    """Answers requests; without a key only `/health`."""
 
     def __init__(self, named: Sequence[Named], keys: Keys, options: ServerOptions) -> None:
         self.rewards = {one.name: ServedReward(one, options) for one in named}
         self.connections: Callable[[], int] = lambda: 0
         self._keys, self._options = keys, options
-        self._held = Held(options.held_bytes)
-        self._metrics = Metrics(self.rewards.values())
+        self._bodies = HeldBodies(options)
+        self._requests: Counter[tuple[str, int]] = Counter()
+        self._request_seconds: dict[str, Histogram] = {}
         self._in_flight = 0
         self._is_ending = self.is_hurried = False
         self._idle = anyio.Event()
-        self._fixed = {
-            "/health": _Route("health", _READS, self._health),
-            "/metrics": _Route("metrics", _READS, self._figures),
-            "/openapi.json": _Route("openapi", _READS, self._document),
-            "/v1/rewards": _Route("list", _READS, self._list),
-        }
 
     async def handle(self, request: web.BaseRequest) -> web.Response:
-        """Answer one request, count it, and say so in the log."""
+        """Answer one request, count and log it; a fault of ours is logged and answered without details."""
         began = asyncio.get_running_loop().time()
-        seen = _Seen(self._keys.number_of(request.headers.getall("Authorization", [])))
+        seen = _Request(self._keys.number_of(request.headers.getall("Authorization", [])))
         self._in_flight += 1
         try:
-            response = await self._answered(request, seen)
+            try:
+                with boundary(RewardError, "a request"):
+                    self._find_route(request, seen)
+                    response = await self._answer(request, seen)
+            except RefusedError as refusal:
+                response = refusal.response()
+            except RewardKitError as error:
+                logger.error("%s failed", seen.route, exc_info=error)
+                message = "a fault of the server; its log says more"
+                response = RefusedError(500, "internal", message, closes=True).response()
+            if not seen.key:  # a client without a key gets one answer, and cannot hold the connection for more
+                response.force_close()
             seen.status = response.status
             return response
         finally:
@@ -237,12 +349,13 @@ class Service:
             if not self._in_flight and self._is_ending:
                 self._idle.set()
             seconds = asyncio.get_running_loop().time() - began
-            self._metrics.answered(seen.route, seen.status, seconds)
+            self._requests[seen.route, seen.status] += 1
+            self._request_seconds.setdefault(seen.route, Histogram()).add(seconds)
             facts = {"route": seen.route, "reward": seen.reward, "status": seen.status, "key": seen.key or None}
             logger.info("%s", request.method, extra={**facts, "peer": request.remote, "seconds": round(seconds, 6)})
 
     async def end(self, timeout_s: float) -> bool:
-        """Take no further request, and wait for those in flight; whether all of them were answered in time."""
+        """Refuse further requests and wait for those in flight; return whether all of them were answered in time."""
         self._is_ending = True
         if self._in_flight:
             with anyio.move_on_after(timeout_s):
@@ -254,78 +367,48 @@ class Service:
         self.is_hurried = True
         self._idle.set()
 
-    async def _answered(self, request: web.BaseRequest, seen: _Seen) -> web.Response:
-        """The answer; a fault of ours is logged and told without details."""
-        try:
-            with boundary(RewardError, "a request"):
-                route = self._route(request, seen.key)
-                seen.route, seen.reward = route.name, route.reward
-                response = await route.answer(request)
-        except RefusedError as refusal:
-            response = refusal.response()
-        except RewardKitError as error:
-            logger.error("%s failed", seen.route, exc_info=error)
-            told = "a fault of the server; its log says more"
-            response = RefusedError(500, "internal", told, closes=True).response()
-        if not seen.key:  # whoever has none gets one answer, and cannot keep us waiting for more
-            response.force_close()
-        return response
-
-    def _route(self, request: web.BaseRequest, key: int) -> _Route:
-        """Where a request leads.
-
-        Raises:
-            RefusedError: it has no key, the server ends, or there is no such address or method.
-        """
-        path = request.rel_url.raw_path
-        route = self._fixed.get(path)
-        if not key and (route is None or route.name != "health" or request.method not in route.methods):
-            told = "send a key of this server: Authorization: Bearer KEY"
-            raise RefusedError(401, "unauthorized", told, {"WWW-Authenticate": "Bearer"}, closes=True)
-        route = route or self._route_of_reward(path)
-        if request.method not in route.methods:
-            allowed = ", ".join(route.methods)
-            told = f"{path:.200} takes {allowed}"
-            raise RefusedError(405, "method_not_allowed", told, {"Allow": allowed}, closes=True)
-        if self._is_ending and route.name != "health":
+    def _find_route(self, request: web.BaseRequest, seen: _Request) -> None:
+        """Set the route and reward of a request; raise `RefusedError` without a key or for an unknown address."""
+        path, name = request.rel_url.raw_path, None
+        route = _ROUTES.get(path)
+        if not seen.key and not (route == "health" and request.method in _READS):
+            message = "send a key of this server: Authorization: Bearer KEY"
+            raise RefusedError(401, "unauthorized", message, {"WWW-Authenticate": "Bearer"}, closes=True)
+        if route is None:
+            prefix, _, rest = path.partition("/v1/rewards/")
+            name, slash, action = rest.partition("/")
+            if prefix or (slash and action not in ("score", "score_batch")) or not rest:
+                message = f"unknown path {path!r:.200}; /openapi.json lists all"
+                raise RefusedError(404, "not_found", message, closes=True)
+            if name not in self.rewards:
+                message = f"unknown reward {name!r:.100}; this server has {', '.join(self.rewards)}"
+                raise RefusedError(404, "not_found", message, closes=True)
+            route = action or "about"
+        methods = ("POST",) if route in ("score", "score_batch") else _READS
+        if request.method not in methods:
+            allowed = ", ".join(methods)
+            message = f"{path:.200} takes {allowed}"
+            raise RefusedError(405, "method_not_allowed", message, {"Allow": allowed}, closes=True)
+        if self._is_ending and route != "health":
             raise RefusedError(503, "ending", "the server is ending", {"Retry-After": "1"}, closes=True)
-        return route
+        seen.route, seen.reward = route, name
 
-    def _route_of_reward(self, path: str) -> _Route:
-        prefix, _, rest = path.partition("/v1/rewards/")
-        name, _, action = rest.partition("/")
-        if prefix or action not in ("", "score", "score_batch") or (action == "" and path.endswith("/")):
-            raise RefusedError(404, "not_found", f"there is no {path!r:.200}; /openapi.json lists what is", closes=True)
-        if (reward := self.rewards.get(name)) is None:
-            known = ", ".join(self.rewards)
-            raise RefusedError(404, "not_found", f"there is no reward {name!r:.100}; there is {known}", closes=True)
-        if not action:
-            return _Route("about", _READS, functools.partial(self._about, reward), name)
-        return _Route(action, ("POST",), functools.partial(self._score, reward, action == "score_batch"), name)
-
-    async def _health(self, request: web.BaseRequest) -> web.Response:
-        return json_response({"status": "ending" if self._is_ending else "ok"}, 503 if self._is_ending else 200)
-
-    async def _figures(self, request: web.BaseRequest) -> web.Response:
-        text = self._metrics.text(self.connections(), self._held.bytes)
-        return plain_response(text.encode(), CONTENT_TYPE)
-
-    async def _document(self, request: web.BaseRequest) -> web.Response:
-        return plain_response(self._openapi, "application/json")
-
-    @functools.cached_property
-    def _openapi(self) -> bytes:
-        return openapi_of(self.rewards, self._options)
-
-    async def _list(self, request: web.BaseRequest) -> web.Response:
-        return json_response({"rewards": [reward.about.model_dump() for reward in self.rewards.values()]})
-
-    async def _about(self, reward: ServedReward, request: web.BaseRequest) -> web.Response:
-        return json_response(reward.about.model_dump())
-
-    async def _score(self, reward: ServedReward, is_batch: bool, request: web.BaseRequest) -> web.Response:
+    async def _answer(self, request: web.BaseRequest, seen: _Request) -> web.Response:
+        match seen.route:
+            case "health":
+                return json_response({"status": "ending" if self._is_ending else "ok"}, 503 if self._is_ending else 200)
+            case "metrics":
+                return plain_response("".join(self._figures()).encode(), _METRICS_TYPE)
+            case "openapi":
+                return plain_response(self._openapi, "application/json")
+            case "list":
+                return json_response({"rewards": [reward.about.model_dump() for reward in self.rewards.values()]})
+        reward = self.rewards[seen.reward or ""]
+        if seen.route == "about":
+            return json_response(reward.about.model_dump())
+        is_batch = seen.route == "score_batch"
         reward.check_room()
-        async with body_of(request, self._options, self._held) as body:
+        async with self._bodies.read(request) as body:
             requests, codec = await requests_in(
                 body, self._options, is_batch=is_batch, wants_episodes=reward.wants_episodes
             )
@@ -335,6 +418,33 @@ class Service:
         answers = [answer_of(one, codec) for one in scored]
         return json_response({"scores": answers} if is_batch else answers[0])
 
+    @functools.cached_property
+    def _openapi(self) -> bytes:
+        return openapi_of(self.rewards, self._options)
+
+    def _figures(self) -> Iterator[str]:
+        requests = (("", {"route": r, "status": str(s)}, n) for (r, s), n in sorted(self._requests.items()))
+        yield _family("requests_total", "counter", "Requests that were answered.", requests)
+        spans = (one for route, h in sorted(self._request_seconds.items()) for one in h.samples({"route": route}))
+        yield _family("request_seconds", "histogram", "From the head of a request to its answer.", spans)
+        yield _family("connections", "gauge", "Open connections.", [("", {}, self.connections())])
+        yield _family("held_bytes", "gauge", "Bytes of request bodies.", [("", {}, self._bodies.bytes)])
+        named = [(reward, {"reward": name}, reward.agent.stats) for name, reward in self.rewards.items()]
+        outcomes = (
+            ("", {**labels, "outcome": outcome}, count)
+            for reward, labels, _ in named
+            for outcome, count in sorted(reward.outcomes.items())
+        )
+        yield _family("rollouts_total", "counter", "Rollouts that were answered: scored, or why not.", outcomes)
+        pending = [("", labels, reward.pending) for reward, labels, _ in named]
+        yield _family("pending", "gauge", "Rollouts that were accepted and are not answered.", pending)
+        flying = [("", labels, stats.in_flight) for _, labels, stats in named]
+        yield _family("calls_in_flight", "gauge", "Calls of a reward that are being made.", flying)
+        cost = [("", labels, stats.cost_usd) for _, labels, stats in named if stats.cost_usd is not None]
+        yield _family("cost_usd_total", "counter", "Dollars that scores say they took.", cost)
+        calls = (one for reward, labels, _ in named for one in reward.call_seconds.samples(labels))
+        yield _family("call_seconds", "histogram", "Of a call, with its wait for a thread or a worker.", calls)
+
 
 _KEPT_ALIVE_S = 75.0
 _LINGERING_S = 2.0
@@ -343,11 +453,11 @@ _CANCELLING_S = 0.1
 _UNREAD_MS = 60_000
 _BACKLOG = 4096
 _SHOWN = 200
-_of_http = logging.getLogger("reward_kit.integrations.reward_server.http")
+_http_logger = logging.getLogger("reward_kit.integrations.reward_server.http")
 
 
-def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether a record of aiohttp is about a fault of ours. What a client sends that is no HTTP gets one line."""
+def _is_server_fault(record: logging.LogRecord) -> bool:
+    """Let aiohttp log our faults; invalid HTTP from a client gets one line."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
         logger.info("no HTTP", extra={"status": error.code, "problem": str(error.message)[:_SHOWN]})
@@ -355,11 +465,11 @@ def _is_ours(record: logging.LogRecord) -> bool:
     return True
 
 
-_of_http.addFilter(_is_ours)
+_http_logger.addFilter(_is_server_fault)
 
 
-class _Door:
-    """Makes a protocol for each connection: as many as may be open, each silent for a short time only."""
+class _ProtocolFactory:
+    """Makes a protocol for each connection: at most `max_connections`, each silent for a short time only."""
 
     def __init__(self, server: web.Server, options: ServerOptions) -> None:
         self._server, self._options = server, options
@@ -374,7 +484,7 @@ class _Door:
         return protocol
 
     def heard(self, protocol: asyncio.Protocol) -> None:
-        """A whole head came."""
+        """Note that the connection sent a whole head."""
         self._silent.discard(protocol)
 
     def _close_if_silent(self, protocol: web.RequestHandler) -> None:
@@ -384,22 +494,16 @@ class _Door:
 
 
 class _Full(asyncio.Protocol):
-    """A connection that is one too many."""
+    """Refuses a connection beyond `max_connections`."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say so, and hang up."""
         assert isinstance(transport, asyncio.Transport)
         transport.write(b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n")
         transport.close()
 
 
 class Running(NamedTuple):
-    """A server that is there.
-
-    Attributes:
-        address: such as "http://127.0.0.1:8700".
-        stop: have its end not wait any longer for what is in flight.
-    """
+    """A running server; `stop` makes its end wait no longer for requests in flight."""
 
     address: str
     stop: Callable[[], None]
@@ -407,18 +511,15 @@ class Running(NamedTuple):
 
 @asynccontextmanager
 async def serving(named: Sequence[Named], keys: Keys, options: ServerOptions) -> AsyncIterator[Running]:
-    """Serve rewards inside the block; at its end, what is in flight is answered within `shutdown_timeout_s`.
+    """Serve rewards inside the block; at its end, requests in flight are answered within `shutdown_timeout_s`.
 
     Args:
         named: the rewards.
-        keys: without one of them, nothing answers but `/health`.
-        options: where, and limits.
-
-    Yields:
-        Where it is, and how its end is hurried.
+        keys: a request without one of them is refused, except for `/health`.
+        options: address and limits.
 
     Raises:
-        ConfigError: the address or the port cannot be had.
+        ConfigError: the address or the port is not available.
     """
     _allow_descriptors(options.max_connections)
     service = Service(named, keys, options)
@@ -427,23 +528,32 @@ async def serving(named: Sequence[Named], keys: Keys, options: ServerOptions) ->
             await stack.enter_async_context(reward.agent)
 
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
-            door.heard(request.protocol)
+            protocols.heard(request.protocol)
             return await service.handle(request)
 
         server = web.Server(
             handle,
             handler_cancellation=True,
             access_log=None,
-            logger=_of_http,
+            logger=_http_logger,
             keepalive_timeout=_KEPT_ALIVE_S,
             lingering_time=_LINGERING_S,
             auto_decompress=False,
         )
-        door = _Door(server, options)
+        protocols = _ProtocolFactory(server, options)
         service.connections = lambda: len(server.connections)
-        listener = await _listening(door, options)
+        loop, host, port = asyncio.get_running_loop(), options.host, options.port
         try:
-            yield Running(_address(listener), service.stop)
+            listener = await loop.create_server(protocols, host, port, backlog=_BACKLOG)
+        except (OSError, OverflowError) as error:
+            message = getattr(error, "strerror", None) or error
+            raise ConfigError(f"--host {host} --port {port}: {message}") from error
+        for each in listener.sockets:  # connections inherit it: unread answers are not kept for ever
+            with contextlib.suppress(OSError, AttributeError):
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
+        bound, port = listener.sockets[0].getsockname()[:2]
+        try:
+            yield Running(f"http://{f'[{bound}]' if ':' in bound else bound}:{port}", service.stop)
         finally:
             listener.close()
             with anyio.CancelScope(shield=True):
@@ -451,34 +561,17 @@ async def serving(named: Sequence[Named], keys: Keys, options: ServerOptions) ->
 
 
 async def _end(service: Service, server: web.Server, timeout_s: float) -> None:
-    """Answer what is in flight, see the answers off, and cancel what did not end in time."""
+    """Answer what is in flight, wait until the answers are sent, and cancel what did not end in time."""
     if await service.end(timeout_s):
         server.pre_shutdown()
         with anyio.move_on_after(min(timeout_s, _SENDING_S)):
-            while server.connections:  # noqa: ASYNC110 - aiohttp tells nobody when one is gone
+            while server.connections:  # noqa: ASYNC110 - aiohttp has no event for a closed connection
                 await anyio.sleep(_LOOK_S)
     elif service.is_hurried:
         logger.warning("stopped before everything was answered")
     else:
         logger.warning("not everything was answered within %g s", timeout_s)
     await server.shutdown(_CANCELLING_S)
-
-
-async def _listening(door: _Door, options: ServerOptions) -> asyncio.Server:
-    try:
-        listener = await asyncio.get_running_loop().create_server(door, options.host, options.port, backlog=_BACKLOG)
-    except (OSError, OverflowError) as error:
-        told = getattr(error, "strerror", None) or error
-        raise ConfigError(f"--host {options.host} --port {options.port}: {told}") from error
-    for each in listener.sockets:  # connections inherit it: answers that nobody reads are not kept for ever
-        with contextlib.suppress(OSError, AttributeError):
-            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
-    return listener
-
-
-def _address(listener: asyncio.Server) -> str:
-    host, port = listener.sockets[0].getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _allow_descriptors(connections: int) -> None:

@@ -38,6 +38,9 @@ _MOST_PROBLEMS = 5
 _MOST_BITS = 64
 MOST_PARTS = 10_000
 """Content parts, and tool calls, of one message."""
+_PARSED_IN_A_THREAD = 2**17
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_LONGEST_FIELD = 200
 
 
 class StateBody(BaseModel):
@@ -50,7 +53,7 @@ class StateBody(BaseModel):
 
 
 class RolloutBody(BaseModel):
-    """One rollout as a reward function may see it."""
+    """A rollout as a reward function may see it."""
 
     model_config = ConfigDict(strict=True, extra="forbid", title="Rollout")
 
@@ -106,52 +109,6 @@ class ListBody(BaseModel):
     rewards: list[AboutBody]
 
 
-def decoded(rollout: Any, codec: Any) -> Any:
-    """Decode the values of a rollout.
-
-    Raises:
-        EpisodeError: one of them is not coded.
-    """
-    if codec != "typed" or not isinstance(rollout, Mapping):
-        return rollout
-    with boundary(EpisodeError, "a value is not coded as codec: typed says"):
-        # The episode's own values are coded in its record already.
-        return {key: value if key == "episode" else from_json_value(value) for key, value in rollout.items()}
-
-
-def request_of(body: RolloutBody, place: int, *, wants_episode: bool) -> ScoringRequest:
-    """Return the request for the score of a rollout.
-
-    Args:
-        body: as received.
-        place: its index in the request.
-        wants_episode: the reward asks for `step_data`.
-    """
-    episode, failure = None, None
-    if wants_episode and body.episode is not None:
-        try:
-            with boundary(EpisodeError, "the episode cannot be read"):
-                episode = episode_from_record(body.episode)
-        except RewardKitError as error:
-            failure = Failure("refused", type(error).__name__, str(error))
-    turns = body.assistant_turns
-    if turns is None:
-        turns = [index for index, message in enumerate(body.messages) if message.role == "assistant"]
-    return ScoringRequest(
-        rollout_id=body.rollout_id if body.rollout_id is not None else str(place),
-        messages=body.messages,
-        ground_truth=body.ground_truth,
-        assistant_turns=turns,
-        sample=body.sample,
-        environment_return=body.environment_return,
-        stop_reason=body.stop_reason,
-        final_state=StateSnapshot(body.state.kind, base64.b64decode(body.state.payload)) if body.state else None,
-        failure=failure,
-        episode=episode,
-        extra=body.extra,
-    )
-
-
 def answer_of(scored: Scored, codec: Codec) -> dict[str, Any]:
     """Return the answer for a score, see `AnswerBody`.
 
@@ -177,116 +134,66 @@ def answer_of(scored: Scored, codec: Codec) -> dict[str, Any]:
     return {key: to_json_value(value) for key, value in answer.items()} if codec == "typed" else answer
 
 
-def problems_in(error: pydantic.ValidationError, place: str = "") -> str:
-    """Describe the problems of a body by field; short values are shown.
+class HeldBodies:
+    """Reads bodies, and counts the `bytes` of those that are held at a time."""
 
-    Args:
-        error: raised by pydantic.
-        place: put before each field, such as "rollouts.3.".
-    """
-    found = error.errors(include_url=False)
-    lines = []
-    for problem in found[:_MOST_PROBLEMS]:
-        field = place + ".".join(map(str, problem["loc"])) or "(top level)"
-        if problem["type"] in ("extra_forbidden", "missing"):
-            lines.append(f"{field}: {'missing' if problem['type'] == 'missing' else 'unknown key'}")
-            continue
-        value = problem["input"]
-        is_short = value is None or isinstance(value, bool | float)
-        is_short = is_short or (isinstance(value, int) and value.bit_length() < 200)
-        shown = repr(value) if is_short else repr(value[:60]) if isinstance(value, str) else kind_of(value)
-        lines.append(f"{field}: {problem['msg'].removeprefix('Value error, ')} (got {shown})")
-    more = len(found) - len(lines)
-    return "; ".join([*lines, *([f"and {more} more"] if more else [])])
-
-
-_PARSED_IN_A_THREAD = 2**17
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_LONGEST_FIELD = 200
-
-
-class Held:
-    """The bytes of bodies that are held at a time.
-
-    Args:
-        most: of all.
-    """
-
-    def __init__(self, most: int) -> None:
+    def __init__(self, options: ServerOptions) -> None:
         self.bytes = 0
-        self._most = most
+        self._options, self._most = options, int(options.max_held_mb * MIB)
 
-    def take(self, count: int) -> None:
-        """Hold so many more.
-
-        Raises:
-            RefusedError: there is no room.
-        """
+    def _take(self, count: int) -> None:
         if self.bytes + count > self._most:
             raise busy(f"the server holds {self.bytes / MIB:.0f} MiB of requests (max_held_mb)", 1.0)
         self.bytes += count
 
-    def give_back(self, count: int) -> None:
-        """Let go of so many."""
-        self.bytes -= count
-
-
-@asynccontextmanager
-async def body_of(request: web.BaseRequest, options: ServerOptions, held: Held) -> AsyncIterator[bytearray]:
-    """The body, whose bytes count as held inside of the block, also when they were read and only their values are left.
-
-    Raises:
-        RefusedError: it is too large or too slow, is compressed, or says that it is no JSON.
-    """
-    _check_headers(request, options)
-    taken = request.content_length or 0
-    held.take(taken)
-    try:
-        if request.headers.get("Expect", "").lower() == "100-continue":
-            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            request.writer.output_size = 0
-        body = bytearray()
+    @asynccontextmanager
+    async def read(self, request: web.BaseRequest) -> AsyncIterator[bytearray]:
+        """Read the body; its bytes count as held until the block ends, also when only the parsed values are left."""
+        options, most = self._options, int(self._options.max_body_mb * MIB)
+        too_large = RefusedError(
+            413, "too_large", f"a body has at most {options.max_body_mb:g} MiB (max_body_mb)", closes=True
+        )
+        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise RefusedError(415, "unsupported_media_type", "send the body uncompressed", closes=True)
+        charset = (request.charset or "utf-8").lower()
+        if request.content_type != "application/json" or charset not in ("utf-8", "utf8"):
+            message = f"send Content-Type: application/json, in UTF-8, not {request.headers.get('Content-Type')!r:.100}"
+            raise RefusedError(415, "unsupported_media_type", message, closes=True)
+        taken = request.content_length or 0
+        if taken > most:
+            raise too_large
+        self._take(taken)
         try:
-            async with asyncio.timeout(options.body_timeout_s):
-                async for chunk in request.content.iter_any():
-                    body += chunk
-                    if len(body) > options.body_bytes:
-                        raise _too_large(options)
-                    if len(body) > taken:
-                        held.take(len(body) - taken)
-                        taken = len(body)
-        except TimeoutError:
-            told = f"the body was not there after {options.body_timeout_s:g} s (body_timeout)"
-            raise RefusedError(408, "too_slow", told, closes=True) from None
-        except (web.RequestPayloadError, OSError) as error:
-            raise RefusedError(400, "invalid_request", f"the body is broken: {error}", closes=True) from None
-        yield body
-    finally:
-        held.give_back(taken)
-
-
-def _check_headers(request: web.BaseRequest, options: ServerOptions) -> None:
-    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise RefusedError(415, "unsupported_media_type", "send the body uncompressed", closes=True)
-    charset = (request.charset or "utf-8").lower()
-    if request.content_type != "application/json" or charset not in ("utf-8", "utf8"):
-        told = f"send Content-Type: application/json, in UTF-8, not {request.headers.get('Content-Type')!r:.100}"
-        raise RefusedError(415, "unsupported_media_type", told, closes=True)
-    if (request.content_length or 0) > options.body_bytes:
-        raise _too_large(options)
-
-
-def _too_large(options: ServerOptions) -> RefusedError:
-    return RefusedError(413, "too_large", f"a body has at most {options.max_body_mb:g} MiB (max_body_mb)", closes=True)
+            if request.headers.get("Expect", "").lower() == "100-continue":
+                await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                request.writer.output_size = 0
+            body = bytearray()
+            try:
+                async with asyncio.timeout(options.body_timeout_s):
+                    async for chunk in request.content.iter_any():
+                        body += chunk
+                        if len(body) > most:
+                            raise too_large
+                        if len(body) > taken:
+                            self._take(len(body) - taken)
+                            taken = len(body)
+            except TimeoutError:
+                message = f"the body was not there after {options.body_timeout_s:g} s (body_timeout)"
+                raise RefusedError(408, "too_slow", message, closes=True) from None
+            except (web.RequestPayloadError, OSError) as error:
+                raise RefusedError(400, "invalid_request", f"the body is broken: {error}", closes=True) from None
+            yield body
+        finally:
+            self.bytes -= taken
 
 
 async def requests_in(
     body: bytearray, options: ServerOptions, *, is_batch: bool, wants_episodes: bool
 ) -> tuple[list[ScoringRequest], Codec]:
-    """What a body asks for, and how its values are coded.
+    """Return the requests in a body, and how its values are coded; episodes are read if the reward wants them.
 
     Raises:
-        RefusedError: it is no such request; the field is named.
+        RefusedError: it is not such a request; the field is named.
     """
     arguments = (body, options, is_batch, wants_episodes)
     if len(body) > _PARSED_IN_A_THREAD:
@@ -297,146 +204,169 @@ async def requests_in(
 def _requests_in(
     body: bytearray, options: ServerOptions, is_batch: bool, wants_episodes: bool
 ) -> tuple[list[ScoringRequest], Codec]:
-    value = _read(body)
+    value = _read_json(body)
     if not isinstance(value, dict):
-        raise _wrong("(top level): expected an object")
+        raise _invalid("(top level): expected an object")
     codec = value.pop("codec", "plain")
     if codec not in ("plain", "typed"):
-        raise _wrong('codec: "plain" or "typed"')
-    rollouts = _rollouts_in(value, options) if is_batch else [value]
-    found = []
+        raise _invalid('codec: "plain" or "typed"')
+    rollouts: Any = [value]
+    if is_batch:
+        rollouts = value.pop("rollouts", None)
+        if value:
+            raise _invalid(f"{next(iter(value))!r:.60}: unknown key; a batch has rollouts and codec")
+        if not isinstance(rollouts, list) or not rollouts:
+            raise _invalid("rollouts: expected a list of one rollout or more")
+        if len(rollouts) > options.max_batch:
+            raise _invalid(f"rollouts: {len(rollouts)} of them; a request has at most {options.max_batch} (max_batch)")
+    requests = []
     for index, rollout in enumerate(rollouts):
-        place = f"rollouts.{index}." if is_batch else ""
+        prefix = f"rollouts.{index}." if is_batch else ""
         try:
-            values = decoded(rollout, codec)
-            _check_sizes(values, options, place)
-            model = RolloutBody.model_validate(values, strict=True)
+            if codec == "typed" and isinstance(rollout, Mapping):
+                with boundary(EpisodeError, "a value is not coded as codec: typed says"):
+                    # The episode's own values are coded in its record already.
+                    rollout = {key: v if key == "episode" else from_json_value(v) for key, v in rollout.items()}
+            _check_sizes(rollout, options, prefix)
+            model = RolloutBody.model_validate(rollout, strict=True)
         except pydantic.ValidationError as error:
-            raise _wrong(problems_in(error, place)) from None
+            raise _invalid(_describe(error, prefix)) from None
         except EpisodeError as error:
-            raise _wrong(f"{place or '(top level)'}: {error}") from None
-        found.append(request_of(model, index, wants_episode=wants_episodes))
-    return found, codec
+            raise _invalid(f"{prefix or '(top level)'}: {error}") from None
+        requests.append(_request(model, index, wants_episodes))
+    return requests, codec
 
 
-def _rollouts_in(value: dict[str, Any], options: ServerOptions) -> list[Any]:
-    rollouts = value.pop("rollouts", None)
-    if value:
-        raise _wrong(f"{next(iter(value))!r:.60}: unknown key; a batch has rollouts and codec")
-    if not isinstance(rollouts, list) or not rollouts:
-        raise _wrong("rollouts: expected a list of one rollout or more")
-    if len(rollouts) > options.max_batch:
-        raise _wrong(f"rollouts: {len(rollouts)} of them; a request has at most {options.max_batch} (max_batch)")
-    return rollouts
+def _request(body: RolloutBody, index: int, wants_episode: bool) -> ScoringRequest:
+    episode, failure = None, None
+    if wants_episode and body.episode is not None:
+        try:
+            with boundary(EpisodeError, "the episode cannot be read"):
+                episode = episode_from_record(body.episode)
+        except RewardKitError as error:
+            failure = Failure("refused", type(error).__name__, str(error))
+    turns = body.assistant_turns
+    if turns is None:
+        turns = [place for place, message in enumerate(body.messages) if message.role == "assistant"]
+    return ScoringRequest(
+        rollout_id=body.rollout_id if body.rollout_id is not None else str(index),
+        messages=body.messages,
+        ground_truth=body.ground_truth,
+        assistant_turns=turns,
+        sample=body.sample,
+        environment_return=body.environment_return,
+        stop_reason=body.stop_reason,
+        final_state=StateSnapshot(body.state.kind, base64.b64decode(body.state.payload)) if body.state else None,
+        failure=failure,
+        episode=episode,
+        extra=body.extra,
+    )
 
 
-def _check_sizes(rollout: Any, options: ServerOptions, place: str) -> None:
+def _check_sizes(rollout: Any, options: ServerOptions, prefix: str) -> None:
     """Refuse long lists before each of their items could be found wrong, and reported."""
     messages = rollout.get("messages") if isinstance(rollout, dict) else None
     if not isinstance(messages, list):
         return
     if len(messages) > options.max_messages:
-        told = f"{len(messages)} of them; a rollout has at most {options.max_messages} (max_messages)"
-        raise _wrong(f"{place}messages: {told}")
+        most = f"a rollout has at most {options.max_messages} (max_messages)"
+        raise _invalid(f"{prefix}messages: {len(messages)} of them; {most}")
     for index, message in enumerate(messages):
         for name in ("content", "tool_calls"):
             parts = message.get(name) if isinstance(message, dict) else None
             if isinstance(parts, list) and len(parts) > MOST_PARTS:
-                raise _wrong(f"{place}messages.{index}.{name}: {len(parts)} parts; at most {MOST_PARTS}")
+                raise _invalid(f"{prefix}messages.{index}.{name}: {len(parts)} parts; at most {MOST_PARTS}")
 
 
-def _wrong(message: str) -> RefusedError:
+def _describe(error: pydantic.ValidationError, prefix: str) -> str:
+    """Name the problems of a body by field; short values are shown."""
+    problems = error.errors(include_url=False)
+    lines = []
+    for problem in problems[:_MOST_PROBLEMS]:
+        field = prefix + ".".join(map(str, problem["loc"])) or "(top level)"
+        if problem["type"] in ("extra_forbidden", "missing"):
+            lines.append(f"{field}: {'missing' if problem['type'] == 'missing' else 'unknown key'}")
+            continue
+        value = problem["input"]
+        is_short = value is None or isinstance(value, bool | float)
+        is_short = is_short or (isinstance(value, int) and value.bit_length() < 200)
+        shown = repr(value) if is_short else repr(value[:60]) if isinstance(value, str) else kind_of(value)
+        lines.append(f"{field}: {problem['msg'].removeprefix('Value error, ')} (got {shown})")
+    more = len(problems) - len(lines)
+    return "; ".join([*lines, *([f"and {more} more"] if more else [])])
+
+
+def _invalid(message: str) -> RefusedError:
     return RefusedError(422, "invalid_request", message)
 
 
-def _no_json(message: str) -> RefusedError:
-    return RefusedError(400, "invalid_json", message)
-
-
-def _read(body: bytearray) -> Any:
-    """The JSON value.
-
-    Raises:
-        RefusedError: it is none as RFC 8259 has it, an object has a key twice, or a text is none that UTF-8 can hold.
-    """
+def _read_json(body: bytearray) -> Any:
+    """Parse strict JSON, without repeated keys and lone surrogates."""
+    text = ""
     try:
         text = body.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise _no_json(f"the body is no UTF-8 text: byte {error.start}") from None
-    try:
         value = _decode(text)
+    except UnicodeDecodeError as error:
+        raise _not_json(f"the body is not UTF-8 text: byte {error.start}") from None
     except RecursionError:
-        raise _no_json("the body nests deeper than it can be read") from None
+        raise _not_json("the body nests deeper than it can be read") from None
     except ValueError as error:
-        raise _no_json(_where(text) or str(error)[:200]) from None
+        raise _not_json(_first_fault(text) or str(error)[:200]) from None
     if _SURROGATE.search(text):
         for field, leaf in _leaves(value):
-            if isinstance(leaf, str) and not _is_unicode(leaf):
-                raise _no_json(f"{field}: a lone surrogate, which no UTF-8 text can hold")
+            if isinstance(leaf, str) and any("\ud800" <= character <= "\udfff" for character in leaf):
+                raise _not_json(f"{field}: a lone surrogate, which no UTF-8 text can hold")
     return value
 
 
+def _not_json(message: str) -> RefusedError:
+    return RefusedError(400, "invalid_json", message)
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    value = dict(pairs)
+    if len(value) != len(pairs):
         raise ValueError("a key stands in an object twice")
-    return found
+    return value
 
 
 _decode = strict_decoder(_unique).decode
 
 
-class _Fault:
-    """Stands where a value was refused."""
-
-    def __init__(self, why: str) -> None:
-        self.why = why
+class _Fault(str):
+    """The reason why a value was refused, in place of the value."""
 
 
-def _where(text: str) -> str:
-    """The first value that strict JSON refuses and other readers take, with its field; "" where there is none."""
+def _first_fault(text: str) -> str:
+    """Name the first value, with its field, that strict JSON refuses and other readers take; "" for other errors."""
+
+    def parse_object(pairs: list[tuple[str, Any]]) -> Any:
+        twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+        return _Fault(f"the key {twice[0]!r:.60} is given twice") if twice else dict(pairs)
+
+    def parse_float(number: str) -> Any:
+        return 0.0 if math.isfinite(float(number)) else _Fault(f"{number:.40} is beyond every float")
+
+    def parse_constant(name: str) -> Any:
+        return _Fault(f"{name} is not JSON")
+
     try:
-        value = _forgiving(text)
+        value = json.loads(text, object_pairs_hook=parse_object, parse_float=parse_float, parse_constant=parse_constant)
     except (ValueError, RecursionError):
         return ""
-    return next((f"{field}: {leaf.why}" for field, leaf in _leaves(value) if isinstance(leaf, _Fault)), "")
-
-
-def _pairs(found: list[tuple[str, Any]]) -> Any:
-    counts = Counter(key for key, _ in found)
-    twice = [key for key, count in counts.items() if count > 1]
-    return _Fault(f"the key {twice[0]!r:.60} is given twice") if twice else dict(found)
-
-
-def _number(text: str) -> Any:
-    return 0.0 if math.isfinite(float(text)) else _Fault(f"{text:.40} is beyond every float")
-
-
-_forgiving = json.JSONDecoder(
-    object_pairs_hook=_pairs, parse_float=_number, parse_constant=lambda name: _Fault(f"{name} is no JSON")
-).decode
+    return next((f"{field}: {leaf}" for field, leaf in _leaves(value) if isinstance(leaf, _Fault)), "")
 
 
 def _leaves(value: Any) -> Iterator[tuple[str, Any]]:
-    """Every value that holds no others, and every key, with its field, in the order of the text."""
+    """Yield every value that holds no others, and every key, with its field, in the order of the text."""
     waiting: list[tuple[str, Any]] = [("", value)]
     while waiting:
-        field, found = waiting.pop()
-        start = f"{field}." if field else ""
-        if isinstance(found, dict):
-            yield from ((f"{field or '(top level)'}, a key", key) for key in found)
-            inner = [(f"{start}{key}"[-_LONGEST_FIELD:], item) for key, item in found.items()]
-        elif isinstance(found, list):
-            inner = [(f"{start}{index}"[-_LONGEST_FIELD:], item) for index, item in enumerate(found)]
-        else:
-            yield field or "(top level)", found
+        field, item = waiting.pop()
+        if isinstance(item, dict):
+            yield from ((f"{field or '(top level)'}, a key", key) for key in item)
+        elif not isinstance(item, list):
+            yield field or "(top level)", item
             continue
-        waiting += reversed(inner)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+        inner = item.items() if isinstance(item, dict) else enumerate(item)
+        start = f"{field}." if field else ""
+        waiting += reversed([(f"{start}{key}"[-_LONGEST_FIELD:], each) for key, each in inner])

@@ -4,15 +4,14 @@
     plugins:
       - reward_kit.integrations.trl.axolotl.StepCreditPlugin
     trl:
-      rollout_func: my_rollouts.rollouts   # what as_rollout_func gives, in a module of yours
+      rollout_func: my_rollouts.rollouts   # made by as_rollout_func, in a module of yours
 
-The plugin names the trainer; the rollouts score, so that `trl.reward_funcs` is left out. Axolotl pins TRL: its options
-are those of that version.
+The plugin names the trainer. The rollouts score, so leave out `trl.reward_funcs`. Axolotl pins TRL: its options are
+those of that version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from axolotl.core.trainers.grpo.trainer import AxolotlGRPOTrainer
@@ -39,32 +38,26 @@ class StepCreditPlugin(BasePlugin):
         Raises:
             ConfigError: a key is missing, or one would have no effect.
         """
-        check_config(cfg)
+        trl = cfg.get("trl") or {}
+        if cfg.get("rl") != "grpo":
+            raise ConfigError(f"rl: {cfg.get('rl')!r} has other trainers; StepCreditPlugin is for rl: grpo")
+        if not trl.get("rollout_func"):
+            raise ConfigError(
+                "trl.rollout_func is missing: name what as_rollout_func gives, such as my_rollouts.rollouts"
+            )
+        if cfg.get("trainer_cls") not in (None, TRAINER):
+            raise ConfigError(f"trainer_cls: {cfg['trainer_cls']!r} and StepCreditPlugin name two trainers; keep one")
+        if any(name != _REWARD for name in trl.get("reward_funcs") or ()):
+            raise ConfigError(
+                "trl.reward_funcs would train nothing: the rollouts score; give as_rollout_func the reward"
+            )
+        if (cfg.get("context_parallel_size") or 1) > 1:
+            raise ConfigError("context_parallel_size cuts rows of which each step has its own advantage; leave it at 1")
+        for name in _ANOTHER_TRAINER:
+            if trl.get(name):
+                raise ConfigError(
+                    f"trl.{name} is of Axolotl's asynchronous trainer, and has no effect here; leave it out"
+                )
+        if trl.get("use_liger_loss"):
+            raise ConfigError("trl.use_liger_loss takes one advantage for each row; leave it out")
         cfg["trainer_cls"] = TRAINER
-
-
-def check_config(cfg: Mapping[str, Any]) -> None:
-    """Refuse a configuration in which a key would have no effect on the trainer.
-
-    Args:
-        cfg: of Axolotl.
-
-    Raises:
-        ConfigError: there is one; the message says which, and what to do.
-    """
-    trl = cfg.get("trl") or {}
-    if cfg.get("rl") != "grpo":
-        raise ConfigError(f"rl: {cfg.get('rl')!r} has other trainers; StepCreditPlugin is for rl: grpo")
-    if not trl.get("rollout_func"):
-        raise ConfigError("trl.rollout_func is missing: name what as_rollout_func gives, such as my_rollouts.rollouts")
-    if cfg.get("trainer_cls") not in (None, TRAINER):
-        raise ConfigError(f"trainer_cls: {cfg['trainer_cls']!r} and StepCreditPlugin name two trainers; keep one")
-    if any(name != _REWARD for name in trl.get("reward_funcs") or ()):
-        raise ConfigError("trl.reward_funcs would train nothing: the rollouts score; give as_rollout_func the reward")
-    if (cfg.get("context_parallel_size") or 1) > 1:
-        raise ConfigError("context_parallel_size cuts rows of which each step has its own advantage; leave it at 1")
-    for name in _ANOTHER_TRAINER:
-        if trl.get(name):
-            raise ConfigError(f"trl.{name} is of Axolotl's asynchronous trainer, and has no effect here; leave it out")
-    if trl.get("use_liger_loss"):
-        raise ConfigError("trl.use_liger_loss takes one advantage for each row; leave it out")

@@ -1,8 +1,8 @@
 """Any resource as an environment of TRL, whose own loop then calls the tools: `GRPOTrainer(environment_factory=…)`.
 
-TRL knows an environment as an object with `reset(**row)`, with a method for each tool, and with `get_reward()`. The
-episodes of one row begin from one forked world, as they do in our own rollouts. What TRL has no place for is an
-advantage for each step, and our own rules for the end of an episode: `rollouts.as_rollout_func` has both.
+TRL takes an object with `reset(**row)`, a method for each tool, and `get_reward()`. The episodes of one row begin in
+forks of one world, as in our own rollouts. Advantages for each step and our own rules for the end of an episode are
+available with `rollouts.as_rollout_func` only.
 """
 
 from __future__ import annotations
@@ -33,26 +33,27 @@ _TYPES: Mapping[str, Any] = {
     "null": type(None),
 }
 _SCALARS = (str, int, float, bool, type(None))
-_TAKEN = ("reset", "get_reward")
+_RESERVED = ("reset", "get_reward")
 _HEADINGS = ("Args:", "Returns:", "Raises:")
+_LIMIT = "time_limit_s"
 
 
 def tool_method(spec: ToolSpec, call: Callable[[Any, str, Mapping[str, Any]], str]) -> Callable[..., str]:
-    """A method of the tool's name, whose signature and docstring say what the tool's schema says.
+    """Return a method with the tool's name, whose signature and docstring are made of the tool's schema.
 
-    Arguments are handed on as they come; the world checks them.
+    Arguments are passed on as they come; the environment checks them.
 
     Args:
         spec: the tool in OpenAI form.
         call: is called with the method's object, the tool's name and the arguments.
 
     Raises:
-        ConfigError: the tool or a parameter has a name that no method can have.
+        ConfigError: the tool or a parameter has a name that a method cannot have.
     """
     function = spec["function"]
     name, schema = function["name"], function.get("parameters") or {}
     properties, required = schema.get("properties") or {}, set(schema.get("required") or ())
-    if not _is_name(name) or name.startswith("_") or name in _TAKEN:
+    if not _is_name(name) or name.startswith("_") or name in _RESERVED:
         raise ConfigError(f"tool {name!r} cannot be a method of an environment of TRL; give it another name")
     if wrong := next((each for each in properties if not _is_name(each) or each == "self"), None):
         raise ConfigError(f"tool {name!r}: parameter {wrong!r} cannot be one of a method of an environment of TRL")
@@ -61,35 +62,39 @@ def tool_method(spec: ToolSpec, call: Callable[[Any, str, Mapping[str, Any]], st
         return call(self, name, arguments)
 
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-    # By keyword, so that those without a default may stand behind those with one.
+    # Keyword-only, so that parameters without a default may follow those with one.
     parameters += [
         inspect.Parameter(
             each,
             inspect.Parameter.KEYWORD_ONLY,
             default=inspect.Parameter.empty if each in required else properties[each].get("default"),
-            annotation=hint_of(properties[each]),
+            annotation=_type_hint(properties[each]),
         )
         for each in properties
     ]
+    lines = [_in_one_line(function.get("description") or name)]
+    if properties:
+        described = {each: _in_one_line(properties[each].get("description") or each) for each in properties}
+        lines += ["", "Args:", *(f"    {each}: {text}" for each, text in described.items())]
     method.__name__ = method.__qualname__ = name
-    method.__annotations__ = {each: hint_of(properties[each]) for each in properties}
+    method.__annotations__ = {each.name: each.annotation for each in parameters[1:]}
     method.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    method.__doc__ = _docstring(function.get("description") or name, properties)
+    method.__doc__ = "\n".join(lines)
     return method
 
 
-def hint_of(schema: Mapping[str, Any]) -> Any:
-    """The Python type whose JSON schema this is, as far as a type can say it; `Any` where it cannot."""
+def _type_hint(schema: Mapping[str, Any]) -> Any:
+    """Return the Python type of a JSON schema; `Any` if no type expresses it."""
     values = schema.get("enum")
     if values and all(isinstance(value, _SCALARS) for value in values):
         return Literal[tuple(values)]
     if options := schema.get("anyOf") or schema.get("oneOf"):
-        return Union[tuple(hint_of(option) for option in options)]  # noqa: UP007 - only known now
+        return Union[tuple(_type_hint(option) for option in options)]  # noqa: UP007 - known at run time only
     kind = schema.get("type")
     if isinstance(kind, list):
-        return Union[tuple(_TYPES.get(each, Any) for each in kind)]  # noqa: UP007 - only known now
+        return Union[tuple(_TYPES.get(each, Any) for each in kind)]  # noqa: UP007 - known at run time only
     if kind == "array" and isinstance(schema.get("items"), Mapping) and schema["items"]:
-        return list[hint_of(schema["items"])]  # type: ignore[misc]
+        return list[_type_hint(schema["items"])]  # type: ignore[misc]
     return _TYPES.get(kind or "", Any)
 
 
@@ -97,24 +102,12 @@ def _is_name(text: Any) -> bool:
     return isinstance(text, str) and text.isidentifier() and not keyword.iskeyword(text)
 
 
-def _docstring(description: str, properties: Mapping[str, Mapping[str, Any]]) -> str:
-    said = [_in_one_line(description)]
-    if properties:
-        said += ["", "Args:"]
-        said += [f"    {name}: {_in_one_line(each.get('description') or name)}" for name, each in properties.items()]
-    return "\n".join(said)
-
-
 def _in_one_line(text: str) -> str:
-    """Without line breaks, and without what would begin a section of a docstring."""
+    """Remove line breaks, and the colons of headings that would begin a section of a docstring."""
     line = " ".join(text.split())
     for heading in _HEADINGS:
         line = line.replace(heading, heading.removesuffix(":"))
     return line
-
-
-_LIMIT = "time_limit_s"
-_OVER = "the episode is over; no tool can be called any more"
 
 
 def environment_factory(
@@ -126,42 +119,37 @@ def environment_factory(
     gives_reward: bool = True,
     time_limit_s: float | None = 60.0,
 ) -> EnvironmentFactory:
-    """An `environment_factory` for `GRPOTrainer`.
+    """Return an `environment_factory` for `GRPOTrainer`.
 
     A row of the dataset may have a column `resource_config`, laid over `config`: a mapping, of which keys that are None
-    are left out, as data sets fill up what a row does not have; or the same as JSON text, in which nothing is. It may
-    set only the keys that the resource declares in `per_sample_keys`. And a column `seed`; without one, rows of one
-    configuration begin alike.
+    are left out, as data sets fill up what a row does not have; or JSON text, of which all keys count. It may set only
+    the keys that the resource declares in `per_sample_keys`. With a column `seed`, rows of one configuration may begin
+    differently.
 
     Args:
         resource: a built-in resource's name, `module:Class`, `file.py:Class`, or the class.
         config: as a task's `base_resource_config`.
-        example: a row with which a world is made once, to learn what tools there are; by default none of its own.
-        run_seed: everything random derives from it.
-        gives_reward: TRL takes the sum of the world's own rewards as a reward; else those of `reward_funcs` are all.
-        time_limit_s: for one call of the world; None for no limit.
+        example: a row with which the resource is set up once, to read its tools; by default an empty row.
+        run_seed: the seed of everything random.
+        gives_reward: TRL takes the sum of the environment's own rewards as a reward, beside `reward_funcs`.
+        time_limit_s: for one call of the environment; None for no limit.
 
     Raises:
-        ConfigError: there is no such resource, it refuses its configuration, or a tool cannot be a method.
+        ConfigError: the resource is unknown, refuses its configuration, or has a tool that cannot be a method.
     """
     kind = resource_class(resource) if isinstance(resource, str) else resource
-    starts = Starts(kind, config or {}, run_seed, time_limit_s)
-    return EnvironmentFactory(starts, example or {}, gives_reward=gives_reward)
+    return EnvironmentFactory(
+        kind,
+        config or {},
+        example or {},
+        run_seed=run_seed,
+        gives_reward=gives_reward,
+        time_limit_s=time_limit_s,
+    )
 
 
 class Play:
-    """One episode in a world.
-
-    Args:
-        world: private to it.
-        time_limit_s: for one call.
-        thread: where the world lives.
-
-    Attributes:
-        environment_return: the sum of the world's rewards; None where it gave none.
-        is_over: the world says so.
-        failure: of the world itself, after which nothing can be said of the episode.
-    """
+    """An episode in a world of its own; with a `failure` of the world it is unscored."""
 
     def __init__(self, world: ForkableResource, time_limit_s: float | None, thread: LoopThread) -> None:
         self.environment_return: float | None = None
@@ -170,14 +158,9 @@ class Play:
         self._world, self._limit, self._thread = world, time_limit_s, thread
 
     async def step(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Call a tool; what the agent is told.
-
-        Raises:
-            ToolError: the call cannot be carried out, or the episode is over.
-            EnvironmentFailure: the world broke.
-        """
+        """Call a tool and return its observation."""
         if self.is_over or self.failure is not None:
-            raise ToolError(_OVER)
+            raise ToolError("the episode is over; no tool can be called any more")
         try:
             with environment_call(f"step of {kind_of(self._world)}", self._limit, self._world, _LIMIT):
                 outcome = await self._world.step(name, arguments)
@@ -192,71 +175,111 @@ class Play:
         return as_text(outcome.observation)
 
     def final_state(self) -> StateSnapshot | None:
-        """The world's state for reward functions; None, and a `failure`, where it cannot be had."""
-        return self._thread.run(self._final_state()) if self.failure is None else None
+        """Return the world's state for reward functions; on an error return None and set `failure`."""
 
-    async def _final_state(self) -> StateSnapshot | None:
-        state = None
-        try:
+        async def read() -> StateSnapshot | None:
             with environment_call(f"final_state of {kind_of(self._world)}", self._limit, self._world, _LIMIT):
-                state = await self._world.final_state()
-        except RewardKitError as error:
-            self.failure = Failure.from_exception(error)
-        return state
+                return await self._world.final_state()
+
+        if self.failure is None:
+            try:
+                return self._thread.run(read())
+            except RewardKitError as error:
+                self.failure = Failure.from_exception(error)
+        return None
 
     async def close(self) -> None:
-        """Close the world."""
         await close_quietly(self._world)
 
 
-class Starts:
-    """Worlds in which episodes begin: those of one row are forks of one.
+class EnvironmentFactory:
+    """Makes environments for TRL, one for each rollout at a time; `environment_factory` makes it.
 
-    Args:
-        kind: of resource.
-        config: under that of each row.
-        run_seed: everything random derives from it.
-        time_limit_s: for one call of a world.
+    The worlds of one row are forks of one world.
+
+    Attributes:
+        environment_class: has a method for each tool.
+        tools: in OpenAI form, those of an example row.
     """
 
     def __init__(
-        self, kind: type[ForkableResource], config: Mapping[str, Any], run_seed: int, time_limit_s: float | None
+        self,
+        kind: type[ForkableResource],
+        config: Mapping[str, Any],
+        example: Mapping[str, Any],
+        *,
+        run_seed: int,
+        gives_reward: bool,
+        time_limit_s: float | None,
     ) -> None:
         self.kind, self.time_limit_s = kind, time_limit_s
         self._config, self._run_seed = config, run_seed
         self._base: ForkableResource | None = None
-        self._of, self._key, self._count = "", "", 0
+        self._base_row, self._base_key, self._count = "", "", 0
+        self._made: list[Environment] = []
+        self._is_closed = False
+        self.thread = LoopThread("environments for TRL", ServerPool())
+        name = kind.__name__
+        try:
+            self.tools = self.thread.run(self._read_tools(example))
+            if not self.tools:
+                raise ConfigError(f"{name} has no tools in this configuration, and TRL acts by tools alone")
+            methods: dict[str, Any] = {
+                spec["function"]["name"]: tool_method(spec, Environment._call) for spec in self.tools
+            }
+            if gives_reward:
+                methods["get_reward"] = _get_reward
+            # TRL logs the reward under the name of the class.
+            self.environment_class = type(name.removesuffix("Resource") or name, (Environment,), methods)
+        except BaseException:
+            self.thread.close()
+            raise
+
+    def __call__(self) -> Environment:
+        """Return an environment; TRL resets it before each rollout."""
+        environment: Environment = self.environment_class(self)
+        self._made.append(environment)
+        return environment
+
+    def close(self) -> None:
+        """Close all worlds and the thread they live in; the environments cannot be used any more."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for environment in self._made:
+            if environment._play is not None:
+                self.thread.run(environment._play.close())
+                environment._play = None
+        self.thread.run(self._close_base())
+        self.thread.close()
 
     async def world(self, row: Mapping[str, Any]) -> ForkableResource:
-        """A private world for an episode of this row.
-
-        Raises:
-            ConfigError: the resource refuses its configuration.
-            EnvironmentFailure: the world cannot be made, or is not like those before it.
-        """
+        """Return a private world for an episode of this row."""
         where = f"row {row['id']!r}" if row.get("id") is not None else "a row of the data set"
         config = merged_config(self.kind, self._config, _row_config(row), where)
         wanted = canonical_json([config, row.get("seed")])
         seed = row["seed"] if row.get("seed") is not None else derive_seed("environment", self._run_seed, wanted)
         self._count += 1
         if self.kind.fork_kind_for(config) == "none":
-            return await self._made(config, seed)
-        if self._base is None or wanted != self._of:
-            await self.close()
-            self._base, self._of = await self._made(config, seed), wanted
-            self._key = await self._base.state_key()
+            return await self._make(config, seed)
+        if self._base is None or wanted != self._base_row:
+            await self._close_base()
+            self._base, self._base_row = await self._make(config, seed), wanted
+            self._base_key = await self._base.state_key()
         with self._call("fork"):
             world = await self._base.fork()
         async with AsyncExitStack() as undo:
             undo.push_async_callback(close_quietly, world)
-            if (key := await world.state_key()) != self._key:
-                raise EnvironmentFailure(f"{self.kind.__name__}: a fork has state key {key}, its origin {self._key}")
+            if (key := await world.state_key()) != self._base_key:
+                raise EnvironmentFailure(
+                    f"{self.kind.__name__}: a fork has state key {key}, its origin {self._base_key}"
+                )
             with self._call("reseed_noise"):
                 await world.reseed_noise(derive_seed("noise", self._run_seed, wanted, self._count))
             undo.pop_all()
         return world
 
-    async def _made(self, config: Mapping[str, Any], seed: int) -> ForkableResource:
+    async def _make(self, config: Mapping[str, Any], seed: int) -> ForkableResource:
         with boundary(EnvironmentFailure, f"making a {self.kind.__name__}"):
             world = self.kind()
         async with AsyncExitStack() as undo:
@@ -271,93 +294,41 @@ class Starts:
     def _call(self, what: str) -> environment_call:
         return environment_call(f"{what} of {self.kind.__name__}", self.time_limit_s, limit=_LIMIT)
 
-    async def tools(self, row: Mapping[str, Any]) -> list[ToolSpec]:
-        """The tools at the start of an episode of this row."""
+    async def _read_tools(self, row: Mapping[str, Any]) -> list[ToolSpec]:
         world = await self.world(row)
         try:
             return await world.get_tools_spec()
         finally:
             await close_quietly(world)
 
-    async def close(self) -> None:
-        """Close the world that others are forked from."""
+    async def _close_base(self) -> None:
         base, self._base = self._base, None
         if base is not None:
             await close_quietly(base)
 
 
-class EnvironmentFactory:
-    """Makes environments for TRL, one for each rollout at a time; `environment_factory` makes it.
-
-    Args:
-        starts: the worlds.
-        example: a row, to learn the tools.
-        gives_reward: environments have `get_reward`.
-
-    Attributes:
-        environment_class: what is made; its methods are the tools.
-        tools: in OpenAI form.
-    """
-
-    def __init__(self, starts: Starts, example: Mapping[str, Any], *, gives_reward: bool) -> None:
-        self.starts, self.thread = starts, LoopThread("environments for TRL", ServerPool())
-        self._made: list[Environment] = []
-        self._is_closed = False
-        try:
-            self.tools = self.thread.run(starts.tools(example))
-            self.environment_class = _class_of(starts.kind, self.tools, gives_reward=gives_reward)
-        except BaseException:
-            self.thread.close()
-            raise
-
-    def __call__(self) -> Environment:
-        """An environment; TRL resets it before each rollout."""
-        made: Environment = self.environment_class(self)
-        self._made.append(made)
-        return made
-
-    def close(self) -> None:
-        """Close all worlds, and end the thread they live in. No environment can be used any more.
-
-        A second time nothing is left to close.
-        """
-        if self._is_closed:
-            return
-        self._is_closed = True
-        for environment in self._made:
-            if environment._play is not None:
-                self.thread.run(environment._play.close())
-                environment._play = None
-        self.thread.run(self.starts.close())
-        self.thread.close()
-
-
 class Environment:
-    """What TRL sees; subclasses have a method for each tool.
-
-    Args:
-        factory: that made it.
-    """
+    """The object that TRL calls; its subclasses have a method for each tool."""
 
     def __init__(self, factory: EnvironmentFactory) -> None:
         self._factory = factory
         self._play: Play | None = None
 
     def reset(self, **row: Any) -> str | None:
-        """Begin an episode of this row; what the agent is told, which TRL appends to the last user message."""
+        """Begin an episode of this row; TRL appends the returned observation to the last user message."""
         return self._factory.thread.run(self._begin(row))
 
     async def _begin(self, row: Mapping[str, Any]) -> str | None:
         before, self._play = self._play, None
         if before is not None:
             await before.close()
-        starts = self._factory.starts
-        world = await starts.world(row)
-        self._play = Play(world, starts.time_limit_s, self._factory.thread)
-        with environment_call(f"get_observation of {starts.kind.__name__}", starts.time_limit_s, world, _LIMIT):
+        factory = self._factory
+        world = await factory.world(row)
+        self._play = Play(world, factory.time_limit_s, factory.thread)
+        with environment_call(f"get_observation of {factory.kind.__name__}", factory.time_limit_s, world, _LIMIT):
             shown = as_text(await world.get_observation())
-        said = (row.get("prompt") or [{}])[-1]
-        return f"\n\n{shown}" if shown and isinstance(said, Mapping) and said.get("content") else shown or None
+        last = (row.get("prompt") or [{}])[-1]
+        return f"\n\n{shown}" if shown and isinstance(last, Mapping) and last.get("content") else shown or None
 
     def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
         if self._play is None:
@@ -366,29 +337,20 @@ class Environment:
 
 
 def _get_reward(self: Environment) -> float | None:
-    """The sum of the world's rewards; None where it gave none, or broke: such a rollout is unscored."""
+    """Return the sum of the world's rewards; None, which is unscored, if it gave none or broke."""
     play = self._play
     return None if play is None or play.failure is not None else play.environment_return
 
 
-def _class_of(kind: type[ForkableResource], tools: list[ToolSpec], *, gives_reward: bool) -> type[Environment]:
-    if not tools:
-        raise ConfigError(f"{kind.__name__} has no tools in this configuration, and TRL acts by tools alone")
-    methods = {spec["function"]["name"]: tool_method(spec, Environment._call) for spec in tools}
-    # TRL logs the reward under the name of the class.
-    own = {"get_reward": _get_reward} if gives_reward else {}
-    return type(kind.__name__.removesuffix("Resource") or kind.__name__, (Environment,), {**methods, **own})
-
-
 def _row_config(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    given = row.get("resource_config")
-    if isinstance(given, str):
-        with boundary(ConfigError, "resource_config is no JSON"):
-            given = json.loads(given)
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"resource_config is a mapping of keys; got {kind_of(given)}")
-        return given
-    return _without_none(given or {})
+    config = row.get("resource_config")
+    if isinstance(config, str):
+        with boundary(ConfigError, "resource_config is not JSON"):
+            config = json.loads(config)
+        if not isinstance(config, Mapping):
+            raise ConfigError(f"resource_config is a mapping of keys; got {kind_of(config)}")
+        return config
+    return _without_none(config or {})
 
 
 def _without_none(config: Mapping[str, Any]) -> dict[str, Any]:

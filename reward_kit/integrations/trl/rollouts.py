@@ -1,9 +1,9 @@
 """Our multi-turn rollouts as TRL's `rollout_func`: the model in training acts, in groups that share one start.
 
-TRL hands over its prompts, each as often as it has generations, and wants as many rows back. A prompt names a sample of
+TRL passes its prompts, each as often as it has generations, and wants as many rows back. A prompt names a sample of
 the task; its G episodes begin from one forked state. Before each generation the policy gets the weights of the trainer.
-Where the task has a reward, it scores each group while others are still acting, and what each step was worth comes
-along for a `StepCreditTrainer`.
+If the task has a reward, it scores each group while others are still acting, and the rows carry the advantage of each
+step for a `StepCreditTrainer`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from reward_kit.agent.policies.hf.model import merged_state_dict
 from reward_kit.agent.policy_interface import AgentPolicy
@@ -52,7 +52,7 @@ _UNUSED: Mapping[str, tuple[Any, ...]] = {
     "use_transformers_continuous_batching": (False,),
     "cache_implementation": (None,),
 }
-"""Options of `GRPOConfig` that say how TRL itself would sample, with the values that ask for nothing."""
+"""Options of `GRPOConfig` for TRL's own sampling, with the values that have no effect."""
 
 
 def as_rollout_func(
@@ -68,26 +68,24 @@ def as_rollout_func(
     reward_concurrency: int = 16,
     segments: Segments = "refuse",
 ) -> Rollouts:
-    """A `rollout_func` for `GRPOTrainer` that collects episodes of a task.
+    """Return a `rollout_func` for `GRPOTrainer` that collects episodes of a task.
 
     Args:
         task: the task, or its file; `runs.tasks.load_task` loads everything that a file names.
-        policy: who acts: an `HFAgentPolicy` of the same model, or another `TrainablePolicy` over the very module that
-            the trainer trains. It is given the trainer's weights before each generation.
-        reward: scores the episodes, in place of the task's own; None where the task has none and the trainer's
-            `reward_funcs` score.
-        credit: turns scores into an advantage for each step, in place of what the task's `credit` asks for.
-        samples: what prompts name, in place of the task's.
-        sample_of: gives the sample of a prompt, for a dataset with prompts of its own. By default a prompt is the id of
-            a sample, as `Rollouts.rows` gives them.
-        run_seed: everything random derives from it, but for what the trainer's own seed decides.
+        policy: the acting policy: an `HFAgentPolicy` of the same model, or another `TrainablePolicy` over the very
+            module that the trainer trains. It gets the trainer's weights before each generation.
+        reward: scores the episodes instead of the task's own; None if the trainer's `reward_funcs` score.
+        credit: turns scores into an advantage for each step, instead of the task's own `credit`.
+        samples: the samples that prompts name, instead of the task's.
+        sample_of: returns the sample of a prompt, for a dataset with prompts of its own. By default a prompt is the id
+            of a sample, as in `Rollouts.rows`.
+        run_seed: the seed of everything random, except for what the trainer's own seed decides.
         max_concurrency: episodes in flight; None is all of a generation.
         reward_concurrency: calls of the reward in flight.
         segments: see `rollout_output`.
 
     Raises:
-        ConfigError: the policy cannot be trained, there is nothing that credit could be made of, or an option would
-            have no effect.
+        ConfigError: the policy cannot be trained, credit lacks a reward, or an option would have no effect.
     """
     loaded = load_task(Path(task)) if isinstance(task, str | Path) else task
     definition = loaded.definition if isinstance(loaded, LoadedTask) else loaded
@@ -105,40 +103,30 @@ def as_rollout_func(
         scoring = AsyncRewardAgent(
             scorer_of(scored_by, definition.limits.reward_time_s), max_concurrency=reward_concurrency
         )
-    parts = Parts(policy, _worker(loaded, definition, policy), scoring, credit, segments)
-    return Rollouts(parts, known, sample_of=sample_of, run_seed=run_seed, max_concurrency=max_concurrency)
-
-
-class Parts(NamedTuple):
-    """What rollouts are made with.
-
-    Attributes:
-        policy: acts, and is trained.
-        worker: collects its episodes.
-        reward_agent: scores them; None where nobody does here.
-        credit: turns scores into advantages; None where nobody wants them.
-        segments: see `rollout_output`.
-    """
-
-    policy: AgentPolicy
-    worker: RLRolloutWorker
-    reward_agent: AsyncRewardAgent | None
-    credit: CreditAssigner | None
-    segments: Segments
+    acting = LockstepBarrier(policy) if getattr(policy, "lockstep", False) else policy
+    tools, user = (loaded.tools, make_user(loaded)) if isinstance(loaded, LoadedTask) else (None, None)
+    worker = RLRolloutWorker(definition, acting, tools=tools, user=user, policy_label="policy")
+    return Rollouts(
+        policy,
+        worker,
+        known,
+        reward_agent=scoring,
+        credit=credit,
+        segments=segments,
+        sample_of=sample_of,
+        run_seed=run_seed,
+        max_concurrency=max_concurrency,
+    )
 
 
 class Rollouts:
     """A `rollout_func`; `as_rollout_func` makes it.
 
-    Args:
-        parts: what rollouts are made with.
-        samples: what prompts name.
-        sample_of: gives the sample of a prompt.
-        run_seed: everything random derives from it.
-        max_concurrency: episodes in flight.
-
     Attributes:
-        parts: as given.
+        policy: acts, and is trained.
+        worker: collects its episodes.
+        reward_agent: scores them, unless the trainer does.
+        credit: turns scores into advantages, if wanted.
         episodes: of the last generation.
     """
 
@@ -146,14 +134,19 @@ class Rollouts:
 
     def __init__(
         self,
-        parts: Parts,
+        policy: AgentPolicy,
+        worker: RLRolloutWorker,
         samples: Sequence[Sample],
         *,
-        sample_of: SampleOf | None = None,
-        run_seed: int = 0,
-        max_concurrency: int | None = None,
+        reward_agent: AsyncRewardAgent | None,
+        credit: CreditAssigner | None,
+        segments: Segments,
+        sample_of: SampleOf | None,
+        run_seed: int,
+        max_concurrency: int | None,
     ) -> None:
-        self.parts = parts
+        self.policy, self.worker, self.reward_agent, self.credit = policy, worker, reward_agent, credit
+        self._segments = segments
         self.episodes: list[SingleAgentEpisode] = []
         self._samples = {sample.id: sample for sample in samples}
         self._sample_of, self._run_seed, self._limit = sample_of or self._named, run_seed, max_concurrency
@@ -161,127 +154,106 @@ class Rollouts:
         self._generation: tuple[str, int, int] = ("", -1, 0)  # mode, step of the trainer, how many at this step
 
     def rows(self) -> list[dict[str, Any]]:
-        """The samples as rows of a dataset, `{"prompt": id}`: `datasets.Dataset.from_list(rollouts.rows())`."""
+        """Return the samples as rows of a dataset, `{"prompt": id}`: `datasets.Dataset.from_list(rollouts.rows())`."""
         return [{"prompt": id_} for id_ in self._samples]
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
-        """A row for each prompt.
-
-        Args:
-            prompts: as TRL hands them over.
-            trainer: whose model acts.
+        """Return a row for each prompt.
 
         Raises:
-            ConfigError: the prompts are no groups, a prompt names no sample, an option of the trainer would have no
-                effect, or an episode cannot be a row.
+            ConfigError: the prompts do not form groups, a prompt names an unknown sample, an option of the trainer
+                would have no effect, or an episode cannot be a row.
         """
-        check_trainer(trainer, self.parts.policy)
+        check_trainer(trainer, self.policy)
         is_training = trainer.model.training
         size = trainer.num_generations if is_training else trainer.num_generations_eval
-        groups = [self._sample_of(prompt) for prompt in group_prompts(prompts, size)]
-        asked = self._asked(groups, "train" if is_training else "evaluate", trainer)
+        samples = [self._sample_of(prompt) for prompt in group_prompts(prompts, size)]
+        seeded = self._with_seeds(samples, "train" if is_training else "evaluate", trainer)
         if self._thread is None:
-            self._thread = LoopThread("rollouts for TRL", _opened(self.parts))
-        output = self._thread.run(self._collected(asked, size, trainer))
-        _check_columns(trainer, output)
+            self._thread = LoopThread("rollouts for TRL", self._opened())
+        output = self._thread.run(self._collect(seeded, size, trainer))
+        # TRL lays a rollout's columns over those of the dataset, which must not be lost unseen.
+        known = getattr(getattr(trainer, "train_dataset", None), "column_names", None) or ()
+        if clash := sorted(set(known) & output.keys()):
+            raise ConfigError(f"the dataset's column {clash[0]!r} has the name of one of the rollouts; give it another")
         return output
 
     def close(self) -> None:
-        """Close the policy and the reward, and end the thread. The same rollouts can be used no more."""
+        """Close the policy, the reward and the thread; the rollouts cannot be used any more."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.close()
 
     def _named(self, prompt: Any) -> Sample:
-        """The sample whose id is the prompt, or the text of its last message."""
-        said = prompt[-1].get("content") if isinstance(prompt, list) and prompt else prompt
-        if not isinstance(said, str):
+        """Return the sample whose id is the prompt, or the text of its last message."""
+        name = prompt[-1].get("content") if isinstance(prompt, list) and prompt else prompt
+        if not isinstance(name, str):
             raise ConfigError(
-                f"a prompt names a sample by its id; got {kind_of(said)}. For other prompts give sample_of"
+                f"a prompt names a sample by its id; got {kind_of(name)}. For other prompts give sample_of"
             )
-        if said not in self._samples:
-            near = did_you_mean(said, self._samples)
+        if name not in self._samples:
+            near = did_you_mean(name, self._samples)
             raise ConfigError(
-                f"no sample {said[:80]!r}{near} (the dataset's prompts are those of rows(); for others give sample_of)"
+                f"no sample {name[:80]!r}{near} (the dataset's prompts are those of rows(); for others give sample_of)"
             )
-        return self._samples[said]
+        return self._samples[name]
 
-    def _asked(self, samples: Sequence[Sample], mode: str, trainer: Any) -> list[tuple[Sample, int]]:
-        """The samples of a generation, each with the seed of its group: new for every group, and the same on resume."""
+    def _with_seeds(self, samples: Sequence[Sample], mode: str, trainer: Any) -> list[tuple[Sample, int]]:
+        """Return each sample with the seed of its group: new for every group, and the same on resume."""
         step = int(trainer.state.global_step)
         number = self._generation[2] + 1 if self._generation[:2] == (mode, step) else 0
         self._generation = (mode, step, number)
         parts = ("trl", self._run_seed, mode, step, number, trainer.accelerator.process_index)
-        # By the sample and not its place: a resumed trainer has the same samples in another order.
+        # By the sample and not its position: a resumed trainer has the same samples in another order.
         seen: Counter[str] = Counter()
-        asked = []
+        seeded = []
         for sample in samples:
-            asked.append((sample, derive_seed(*parts, sample.id, seen[sample.id])))
+            seeded.append((sample, derive_seed(*parts, sample.id, seen[sample.id])))
             seen[sample.id] += 1
-        return asked
+        return seeded
 
-    async def _collected(self, asked: Sequence[tuple[Sample, int]], size: int, trainer: Any) -> dict[str, list[Any]]:
-        worker, agent = self.parts.worker, self.parts.reward_agent
-        await publish(trainable(self.parts.policy), trainer)
+    async def _collect(self, seeded: Sequence[tuple[Sample, int]], size: int, trainer: Any) -> dict[str, list[Any]]:
+        worker, agent, credit = self.worker, self.reward_agent, self.credit
+        policy = trainable(self.policy)
+        await publish(policy, trainer)
         tickets: dict[int, Ticket] = {}
 
-        async def submit(place: int, episodes: list[SingleAgentEpisode]) -> None:
+        async def submit(group: int, episodes: list[SingleAgentEpisode]) -> None:
             if agent is not None:
                 requests = [ScoringRequest.of(episode, worker.task_definition) for episode in episodes]
-                tickets[place] = await agent.submit(requests, size)
+                tickets[group] = await agent.submit(requests, size)
 
-        groups = await Collector(size, self._limit).collect(worker, asked, submit)
+        groups = await Collector(size, self._limit).collect(worker, seeded, submit)
         self.episodes = [episode for group in groups for episode in group]
-        _tell_failures(self.episodes)
-        outcome = await self._outcome([tickets[place] for place in sorted(tickets)], size)
-        return rollout_output(
-            self.episodes, outcome, filler_id=trainable(self.parts.policy).pad_token_id, segments=self.parts.segments
-        )
+        failures = [failure for episode in self.episodes if (failure := facts_of(episode)["failure"]) is not None]
+        if failures:
+            first = failures[0]["message"]
+            logger.warning("%d of %d episodes broke; the first: %s", len(failures), len(self.episodes), first)
+        outcome = RowOutcome()
+        if agent is not None:
+            scored: list[Scored] = []
+            for group in sorted(tickets):
+                scored += (await agent.get(size, ticket=tickets[group])).extra_infos
+            outcome = RowOutcome(scored, credit.assign(self.episodes, scored) if credit is not None else None)
+        return rollout_output(self.episodes, outcome, filler_id=policy.pad_token_id, segments=self._segments)
 
-    async def _outcome(self, tickets: Sequence[Ticket], size: int) -> RowOutcome:
-        agent, credit = self.parts.reward_agent, self.parts.credit
-        if agent is None:
-            return RowOutcome()
-        scored: list[Scored] = []
-        for ticket in tickets:
-            scored += (await agent.get(size, ticket=ticket)).extra_infos
-        return RowOutcome(scored, credit.assign(self.episodes, scored) if credit is not None else None)
-
-
-@asynccontextmanager
-async def _opened(parts: Parts) -> AsyncIterator[None]:
-    """Servers of worlds, the reward agent and the policy, as long as there are generations."""
-    try:
-        async with ServerPool(), parts.reward_agent or nullcontext():
-            yield
-    finally:
-        await parts.policy.close()
-
-
-def _check_columns(trainer: Any, output: Mapping[str, Any]) -> None:
-    """TRL lays what a rollout returns over the columns of the dataset, of which none is to be lost unseen."""
-    known = getattr(getattr(trainer, "train_dataset", None), "column_names", None) or ()
-    if clash := sorted(set(known) & output.keys()):
-        raise ConfigError(f"the dataset's column {clash[0]!r} has the name of one of the rollouts; give it another")
-
-
-def _tell_failures(episodes: Sequence[SingleAgentEpisode]) -> None:
-    failures = [failure for episode in episodes if (failure := facts_of(episode)["failure"]) is not None]
-    if failures:
-        logger.warning("%d of %d episodes broke; the first: %s", len(failures), len(episodes), failures[0]["message"])
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[None]:
+        """Keep servers and the reward agent open between generations, and close the policy at the end."""
+        try:
+            async with ServerPool(), self.reward_agent or nullcontext():
+                yield
+        finally:
+            await self.policy.close()
 
 
 def group_prompts(prompts: Sequence[Any], size: int) -> list[Any]:
-    """One prompt of each group of `size` equal ones that follow one another.
-
-    Raises:
-        ConfigError: they are no such groups, as where a group is cut between processes.
-    """
+    """Return one prompt of each group of `size` equal consecutive ones."""
     cut = [prompts[start : start + size] for start in range(0, len(prompts), size)]
     if any(len(group) != size or any(prompt != group[0] for prompt in group) for group in cut):
-        found = [len(list(same)) for _, same in groupby(prompts)]
+        lengths = [len(list(same)) for _, same in groupby(prompts)]
         raise ConfigError(
-            f"{len(prompts)} prompts are not groups of {size} equal ones (equal ones in a row: {found}), and a group "
+            f"{len(prompts)} prompts are not groups of {size} equal ones (equal ones in a row: {lengths}), and a group "
             "shares one start: let per_device_train_batch_size × steps_per_generation, and per_device_eval_batch_size, "
             "be multiples of the number of generations"
         )
@@ -289,22 +261,19 @@ def group_prompts(prompts: Sequence[Any], size: int) -> list[Any]:
 
 
 def check_trainer(trainer: Any, policy: AgentPolicy) -> None:
-    """Refuse options of a trainer that would have no effect on our rollouts, and models that cannot be handed over.
-
-    Raises:
-        ConfigError: there is one; the message says which.
-    """
+    """Refuse trainers with options that have no effect on our rollouts, or with weights that the policy cannot take."""
     args = trainer.args
     for name, values in _UNUSED.items():
-        if (found := getattr(args, name, values[0])) not in values:
-            raise ConfigError(f"{name}={found!r} has no effect: the policy samples, not TRL; leave it out")
+        if (value := getattr(args, name, values[0])) not in values:
+            raise ConfigError(f"{name}={value!r} has no effect: the policy samples, not TRL; leave it out")
     sampling = getattr(policy, "sampling", None)
     if sampling is not None and sampling.temperature != trainer.temperature:
         raise ConfigError(
             f"temperature: the policy samples at {sampling.temperature:g} and GRPOConfig says {trainer.temperature:g}; "
             "TRL divides logits by its own, so the two must be one"
         )
-    if getattr(trainer, "is_fsdp_enabled", False) or _is_zero3(trainer):
+    deepspeed = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
+    if getattr(trainer, "is_fsdp_enabled", False) or (deepspeed is not None and deepspeed.zero_stage == 3):
         raise ConfigError(
             "the trainer's weights are cut into shards, and the policy wants them whole: train without FSDP and ZeRO-3"
         )
@@ -312,17 +281,8 @@ def check_trainer(trainer: Any, policy: AgentPolicy) -> None:
         raise ConfigError("tools have no effect beside rollouts: TRL would run its own loop on them; leave them out")
 
 
-def _is_zero3(trainer: Any) -> bool:
-    plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
-    return plugin is not None and plugin.zero_stage == 3
-
-
 async def publish(policy: TrainablePolicy, trainer: Any) -> None:
-    """Let the policy act with the trainer's weights; their version is the number of optimizer steps made.
-
-    Raises:
-        ConfigError: the policy cannot be given the weights of another module than its own.
-    """
+    """Let the policy act with the trainer's weights, whose version is the number of optimizer steps made."""
     version, module = int(trainer.state.global_step), trainer.accelerator.unwrap_model(trainer.model)
     takes: Any = policy.publish
     if "state_dict" in inspect.signature(takes).parameters:
@@ -337,13 +297,5 @@ async def publish(policy: TrainablePolicy, trainer: Any) -> None:
 
 
 def plain_weights(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Weights under the names that they have without the wrapper of `peft`."""
+    """Return weights under the names that they have without the wrapper of `peft`."""
     return {name.removeprefix("base_model.model."): tensor for name, tensor in state.items()}
-
-
-def _worker(
-    loaded: LoadedTask | TaskDefinitionModel, definition: TaskDefinitionModel, policy: AgentPolicy
-) -> RLRolloutWorker:
-    acting = LockstepBarrier(policy) if getattr(policy, "lockstep", False) else policy
-    tools, user = (loaded.tools, make_user(loaded)) if isinstance(loaded, LoadedTask) else (None, None)
-    return RLRolloutWorker(definition, acting, tools=tools, user=user, policy_label="policy")

@@ -1,15 +1,15 @@
 """A taskset of verifiers (v1) as a dataset and a reward function of ours, so that `reward-kit run` takes its tasks.
 
 The rows carry the task's own data, and the reward function scores a rollout with the task's `@vf.reward` methods and
-judges, on a trace made of the conversation. What needs a box (`runtime`), as many code tasks do, is refused: there is
-none here, and verifiers itself would leave such a reward out in silence.
+judges, on a trace made of the conversation. Tasks that need a container (`runtime`), as many code tasks do, are
+refused: verifiers itself would skip such a reward without an error.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +26,22 @@ DATA = "verifiers"
 
 
 def samples_of(taskset: vf.Taskset) -> Iterator[dict[str, Any]]:
-    """The rows of a dataset, one for each task: `id`, `messages`, and the task's data.
-
-    Raises:
-        ConfigError: a task has no prompt, or needs a container.
-    """
+    """Yield the rows of a dataset, one for each task: `id`, `messages`, and the task's data."""
     for task in taskset:
         data = task.data
         if data.prompt is None:
             raise ConfigError(f"task {data.idx} has no prompt; its user opens the conversation, in an Env of verifiers")
         if task.NEEDS_CONTAINER or data.image is not None:
             raise ConfigError(f"task {data.idx} needs a container; run it with verifiers")
+        prompt = [vf.UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else data.prompt
+        system = [vf.SystemMessage(content=data.system_prompt)] if data.system_prompt is not None else []
+        messages = [from_verifiers(message.model_dump(mode="json")).to_chat() for message in (*system, *prompt)]
         record = data.model_dump(mode="json", exclude_none=True)
-        named = data.id or data.name or f"task-{data.idx}"
-        yield {"id": named, "messages": [message.to_chat() for message in _prompt(data)], DATA: record}
+        yield {"id": data.id or data.name or f"task-{data.idx}", "messages": messages, DATA: record}
 
 
 def write_samples(taskset: vf.Taskset, path: Path) -> int:
-    """Write the rows as JSONL, for a task's `dataset_path`; how many they are.
+    """Write the rows as JSONL, for a task's `dataset_path`; return their number.
 
     Raises:
         ConfigError: as `samples_of`, or the tasks never end.
@@ -55,59 +53,51 @@ def write_samples(taskset: vf.Taskset, path: Path) -> int:
     return len(rows)
 
 
-def _prompt(data: vf.TaskData) -> list[Message]:
-    prompt = data.prompt
-    given = [vf.UserMessage(content=prompt)] if isinstance(prompt, str) else prompt
-    system = [vf.SystemMessage(content=data.system_prompt)] if data.system_prompt is not None else []
-    return [from_verifiers(message.model_dump(mode="json")) for message in (*system, *given)]
-
-
 def as_reward_function(taskset: vf.Taskset) -> Function:
-    """The rewards of a taskset as one reward function, for rows of `samples_of`.
+    """Return the rewards of a taskset as one reward function, for rows of `samples_of`.
 
-    The score is the weighted sum, as verifiers has it; each reward and metric that lies in [0, 1] is a metric too.
+    The score is the weighted sum, as in verifiers; each reward and metric in [0, 1] is a metric too.
 
     Raises:
-        ConfigError: a reward or metric needs a runtime, or there is none at all.
+        ConfigError: a reward or metric needs a runtime, or the taskset has no reward.
     """
     kind, config = type(taskset).task_type(), taskset.config.task
     data_kind = kind.data_type()
-    _check_hooks(kind(data_kind.model_construct(), config))
+    example = kind(data_kind.model_construct(), config)
+    rewards = [*example.hooks("reward"), *(judge.score for judge in example.plugged_judges())]
+    if not rewards:
+        raise ConfigError(f"{kind.__name__} has no @vf.reward and no judge; its Env scores it")
+    for hook in (*rewards, *example.hooks("metric")):
+        parameter = inspect.signature(hook).parameters.get("runtime")
+        if parameter is not None and parameter.default is inspect.Parameter.empty:
+            raise ConfigError(f"{hook.__qualname__} needs a runtime, which only a rollout of verifiers has")
 
     @reward_function(id=type(taskset).__name__)
     async def rewards_of_verifiers(
         messages: list[Message], sample: dict[str, Any], assistant_turns: list[int], **_: Any
     ) -> EvaluateResult:
         task = kind(data_kind.model_validate(sample[DATA]), config)
-        trace = _trace(task, messages, assistant_turns)
+        trace = vf.Trace(
+            task=vf.TraceTask(type=kind.__name__, data=task.data, key=task.key, hash=task.hash),
+            agent=vf.AgentInfo(config=vf.AgentConfig()),
+            state=state_cls(kind)(),
+            is_completed=True,
+            ok=True,
+        )
+        trace.nodes = [
+            vf.MessageNode.model_validate(
+                {
+                    "parent": index - 1 if index else None,
+                    "message": to_verifiers(message),
+                    "sampled": index in assistant_turns,
+                }
+            )
+            for index, message in enumerate(messages)
+        ]
         await task.score(trace)
         return _result(trace)
 
     return rewards_of_verifiers
-
-
-def _check_hooks(task: vf.Task) -> None:
-    judges = [judge.score for judge in task.plugged_judges()]
-    rewards = [*task.hooks("reward"), *judges]
-    if not rewards:
-        raise ConfigError(f"{type(task).__name__} has no @vf.reward and no judge; its Env scores it")
-    for hook in (*rewards, *task.hooks("metric")):
-        parameter = inspect.signature(hook).parameters.get("runtime")
-        if parameter is not None and parameter.default is inspect.Parameter.empty:
-            raise ConfigError(f"{hook.__qualname__} needs a runtime, which only a rollout of verifiers has")
-
-
-def _trace(task: vf.Task, messages: Sequence[Message], turns: Sequence[int]) -> vf.Trace:
-    """The conversation as a trace of one branch, with what a reward reads of it."""
-    nodes = [
-        {"parent": place - 1 if place else None, "message": to_verifiers(message), "sampled": place in turns}
-        for place, message in enumerate(messages)
-    ]
-    told = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
-    agent = vf.AgentInfo(config=vf.AgentConfig())
-    trace = vf.Trace(task=told, agent=agent, state=state_cls(type(task))(), is_completed=True, ok=True)
-    trace.nodes = [vf.MessageNode.model_validate(node) for node in nodes]
-    return trace
 
 
 def _result(trace: vf.Trace) -> EvaluateResult:

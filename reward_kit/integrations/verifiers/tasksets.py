@@ -7,8 +7,8 @@
 
     __all__ = ["Arithmetic"]
 
-The rollout is that of verifiers: its harness, its limits, its retries. Keys of the file that would change the rollout
-here and cannot there are refused; `WorldTaskset` serves a task's world and tools.
+The rollout is that of verifiers: its harness, its limits, its retries. Keys of the file that cannot have their effect
+there are refused; `WorldTaskset` serves a task's resource and tools.
 
 `as_verifiers_reward` makes a reward of verifiers from a reward function. verifiers has no unscored rollout: a reward
 that returns None breaks, so one that fails raises.
@@ -35,90 +35,16 @@ from reward_kit.agent.samples import Prompt, Sample
 from reward_kit.agent.starts import GroupStart, close_quietly, environment_call
 from reward_kit.agent.tool_execution import Execution, Toolbox
 from reward_kit.blocking import run_blocking
-from reward_kit.environments.base import ForkableResource, StateSnapshot, ToolSpec
+from reward_kit.environments.base import ForkableResource, StateSnapshot
 from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, EnvironmentFailure, Failure, RewardError, RewardKitError, did_you_mean
 from reward_kit.integrations.verifiers.traces import episode_of_trace, is_same, to_verifiers
-from reward_kit.models import EvaluateResult, Message
 from reward_kit.reward_agent.agent import AsyncRewardAgent, KeptOpenAgent
 from reward_kit.reward_agent.levels import SandboxChoice, reward_given, scorer_of
-from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest, check_parameters
+from reward_kit.reward_agent.scoring import Reward, ScoringRequest, check_parameters
 from reward_kit.runs.tasks import LoadedTask, load_task
 
 RewardOfTrace = Callable[[Any, Any], Awaitable[float]]
-
-
-def kept_open(reward: Reward, deadline_s: float | None = None, max_concurrency: int = 16) -> KeptOpenAgent:
-    """A reward, opened once in each event loop that scores with it: verifiers has no hook at the end of a taskset.
-
-    Args:
-        reward: of mode "pointwise".
-        deadline_s: for one call.
-        max_concurrency: calls in flight at a time.
-
-    Raises:
-        ConfigError: it scores groups, or asks for what nobody gives.
-    """
-    if reward.mode != "pointwise":
-        raise ConfigError(
-            f"reward {reward.id!r} scores groups; a @vf.reward sees one trace, so score them in an Env's finalize"
-        )
-    check_parameters(reward)
-    return KeptOpenAgent(lambda: AsyncRewardAgent(scorer_of(reward, deadline_s), max_concurrency=max_concurrency))
-
-
-def score_or_raise(scored: Scored) -> EvaluateResult:
-    """The result of a rollout that was scored.
-
-    Raises:
-        RewardError: it was not; the class of the failure comes first.
-    """
-    if scored.result is None or scored.failure is not None:
-        raise RewardError("no result" if scored.failure is None else scored.failure.to_line())
-    return scored.result
-
-
-def as_verifiers_reward(
-    reward: str | Callable[..., Any],
-    *,
-    ground_truth: str = "answer",
-    folder: Path | None = None,
-    choice: SandboxChoice | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> RewardOfTrace:
-    """An `async (task, trace) -> float` for a `@vf.reward` method, or for `rewards:` in a task's configuration.
-
-    Args:
-        reward: a reward function or `compute_score`, called in this process, or a reference, `file.py:function` or
-            `module:function`, which runs at the level that the command line would choose.
-        ground_truth: the field of the task's data that is handed to it under that name; all fields are its `sample`.
-        folder: what the file of a reference is relative to.
-        choice: what the user says of the sandbox of a reference; of a function it is the time for one call alone.
-        options: keyword parameters to fix.
-
-    Raises:
-        ConfigError: it cannot be loaded, scores groups, or asks for what nobody gives.
-    """
-    loaded = reward_given(reward, folder, choice, options)
-    scorer = kept_open(loaded, (choice or SandboxChoice()).reward_time_s)
-
-    async def score(task: Any, trace: Any) -> float:
-        data = task.model_dump()
-        if ground_truth not in data and "ground_truth" in loaded.required:
-            raise ConfigError(f"the task's data have no {ground_truth!r}{did_you_mean(ground_truth, data)}")
-        request = ScoringRequest.of(episode_of_trace(trace))
-        scored = await scorer.score(replace(request, ground_truth=data.get(ground_truth), sample=data))
-        return record_metrics(trace, score_or_raise(scored))
-
-    return score
-
-
-def record_metrics(trace: Any, result: EvaluateResult) -> float:
-    """Put a result's valid metrics on the trace; its score."""
-    trace.record_metrics({name: metric.score for name, metric in result.metrics.items() if metric.is_score_valid})
-    return result.score
-
-
 _OF_WORLDS = ("resource_type", "base_resource_config", "tools_module_path", "resource_server", "noise")
 _OF_OUR_ROLLOUTS = {
     "user": "who answers the agent is up to an Env",
@@ -131,6 +57,60 @@ _OF_OUR_ROLLOUTS = {
 }
 
 
+def _kept_open(reward: Reward, deadline_s: float | None) -> KeptOpenAgent:
+    """Return an agent that opens once in each event loop: verifiers has no hook at the end of a taskset."""
+    if reward.mode != "pointwise":
+        raise ConfigError(
+            f"reward {reward.id!r} scores groups; a @vf.reward sees one trace, so score them in an Env's finalize"
+        )
+    check_parameters(reward)
+    return KeptOpenAgent(lambda: AsyncRewardAgent(scorer_of(reward, deadline_s), max_concurrency=16))
+
+
+async def _score(scorer: KeptOpenAgent, request: ScoringRequest, trace: Any) -> float:
+    """Return the score and put the result's valid metrics on the trace; raise if it is unscored."""
+    scored = await scorer.score(request)
+    if scored.result is None or scored.failure is not None:
+        raise RewardError("no result" if scored.failure is None else scored.failure.to_line())
+    metrics = scored.result.metrics.items()
+    trace.record_metrics({name: metric.score for name, metric in metrics if metric.is_score_valid})
+    return scored.result.score
+
+
+def as_verifiers_reward(
+    reward: str | Callable[..., Any],
+    *,
+    ground_truth: str = "answer",
+    folder: Path | None = None,
+    choice: SandboxChoice | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> RewardOfTrace:
+    """Return an `async (task, trace) -> float` for a `@vf.reward` method, or for `rewards:` in a task's configuration.
+
+    Args:
+        reward: a reward function or `compute_score`, called in this process, or a reference, `file.py:function` or
+            `module:function`, which runs at the level that the command line would choose.
+        ground_truth: the field of the task's data that it gets under that name; all fields are its `sample`.
+        folder: what the file of a reference is relative to.
+        choice: the sandbox of a reference; for a function only the time for one call.
+        options: keyword parameters to fix.
+
+    Raises:
+        ConfigError: it cannot be loaded, scores groups, or has an unknown parameter.
+    """
+    loaded_reward = reward_given(reward, folder, choice, options)
+    scorer = _kept_open(loaded_reward, (choice or SandboxChoice()).reward_time_s)
+
+    async def score(task: Any, trace: Any) -> float:
+        data = task.model_dump()
+        if ground_truth not in data and "ground_truth" in loaded_reward.required:
+            raise ConfigError(f"the task's data have no {ground_truth!r}{did_you_mean(ground_truth, data)}")
+        request = ScoringRequest.of(episode_of_trace(trace))
+        return await _score(scorer, replace(request, ground_truth=data.get(ground_truth), sample=data), trace)
+
+    return score
+
+
 class TaskFileConfig(vf.TasksetConfig):
     """The configuration of a taskset: another task file than its own, and keys laid over it."""
 
@@ -139,7 +119,7 @@ class TaskFileConfig(vf.TasksetConfig):
 
 
 class SampleData(vf.TaskData):
-    """One sample of the task file, and where it came from, so that a trace can be scored again from its record."""
+    """A sample of the task file, and the file, so that a trace can be scored again from its record."""
 
     ground_truth: Any = None
     sample: dict[str, Any] = Field(default_factory=dict)
@@ -151,15 +131,11 @@ class SampleData(vf.TaskData):
 def _loaded(task_file: str, overrides: str) -> tuple[LoadedTask, KeptOpenAgent | None]:
     task = load_task(Path(task_file), json.loads(overrides))
     reward = task.reward
-    return task, kept_open(reward, task.definition.limits.reward_time_s) if reward is not None else None
+    return task, _kept_open(reward, task.definition.limits.reward_time_s) if reward is not None else None
 
 
 def loaded(task_file: str, overrides: dict[str, Any]) -> tuple[LoadedTask, KeptOpenAgent]:
-    """The task of a file and its scorer, once a process.
-
-    Raises:
-        ConfigError: the file is wrong, or names no reward.
-    """
+    """Return the task of a file and its scorer, loaded once a process."""
     task, scorer = _loaded(task_file, json.dumps(overrides, sort_keys=True))
     if scorer is None:
         raise ConfigError(f"{task_file}: reward_function_path: missing; a taskset of verifiers needs a reward")
@@ -167,22 +143,22 @@ def loaded(task_file: str, overrides: dict[str, Any]) -> tuple[LoadedTask, KeptO
 
 
 class SampleTask(vf.Task[SampleData]):
-    """One sample: its messages as the prompt, its score as the one reward."""
+    """A sample: its messages are the prompt, its score is the one reward."""
 
     @vf.reward
     async def reward(self, trace: vf.Trace) -> float:
-        """The score of the task's reward function; what is unscored raises."""
+        """The score of the task's reward function; raises if it is unscored."""
         task, scorer = loaded(self.data.task_file, self.data.overrides)
-        request = await self.request(ScoringRequest.of(episode_of_trace(trace), task.definition), trace)
-        return record_metrics(trace, score_or_raise(await scorer.score(request)))
+        request = ScoringRequest.of(episode_of_trace(trace), task.definition)
+        return await _score(scorer, await self.request(request, trace), trace)
 
     async def request(self, request: ScoringRequest, trace: vf.Trace) -> ScoringRequest:
-        """What the reward function is given."""
+        """Return the scoring request with the sample's own values."""
         return replace(request, ground_truth=self.data.ground_truth, sample=self.data.sample)
 
     @vf.stop
     async def step_limit(self, trace: vf.Trace) -> bool:
-        """The task's `max_episode_steps`, where its file sets it."""
+        """The task's `max_episode_steps`, if its file sets it."""
         definition = loaded(self.data.task_file, self.data.overrides)[0].definition
         if "max_episode_steps" not in definition.model_fields_set:
             return False
@@ -190,7 +166,7 @@ class SampleTask(vf.Task[SampleData]):
 
 
 class TaskFileTaskset(vf.Taskset[SampleTask, TaskFileConfig]):
-    """The samples of a task file that needs no world. Subclass it and name the file.
+    """The samples of a task file without a resource. Subclass it and name the file.
 
     Attributes:
         task_file: the file, unless the configuration names one.
@@ -199,32 +175,38 @@ class TaskFileTaskset(vf.Taskset[SampleTask, TaskFileConfig]):
     task_file: ClassVar[Path | None] = None
 
     def load(self) -> Iterator[SampleTask]:
-        """A task for each sample, in the order of the dataset.
+        """Yield a task for each sample, in the order of the dataset.
 
         Raises:
             ConfigError: the file is wrong, or a key of it would have no effect here.
         """
-        task = self._task()
-        self._check(task)
+        task = self._task(dict.fromkeys(_OF_WORLDS, "use WorldTaskset, which serves its tools"))
         for sample in task.samples:
             yield SampleTask(self._data(task, sample), self.config.task)
 
-    def _task(self) -> LoadedTask:
+    def _task(self, refused: dict[str, str]) -> LoadedTask:
+        """Load the task, and refuse keys that would have no effect in verifiers."""
         path = self.config.task_file or self.task_file
         if path is None:
             raise ConfigError(f"{type(self).__name__}.task_file: missing; name a task file, or give taskset.task_file")
-        return loaded(str(path.resolve()), self.config.overrides)[0]
-
-    def _check(self, task: LoadedTask) -> None:
-        refuse_unused(task, dict.fromkeys(_OF_WORLDS, "use worlds.WorldTaskset, which serves its tools"))
+        task = loaded(str(path.resolve()), self.config.overrides)[0]
+        for key, why in {**refused, **_OF_OUR_ROLLOUTS}.items():
+            if key in task.definition.model_fields_set and getattr(task.definition, key):
+                raise ConfigError(f"{task.located.where((key,))}: {key} has no effect in verifiers: {why}")
+        return task
 
     def _data(self, task: LoadedTask, sample: Sample, observation: str = "") -> SampleData:
         messages = Prompt(task.definition).render(sample, observation)
+        for message in messages:
+            if not is_same(message.model_copy(update={"role": "system"} if message.role == "developer" else {})):
+                raise ConfigError(
+                    f"{task.path}: sample {sample.id!r}: verifiers cannot hold the message {message!r:.200}"
+                )
         return SampleData(
             id=sample.id,
             name=sample.id,
             description=task.definition.description or None,
-            prompt=[_told(message, task, sample) for message in messages],
+            prompt=[to_verifiers(message) for message in messages],
             ground_truth=sample.ground_truth,
             sample=dict(sample.row),
             task_file=str(task.path.resolve()),
@@ -232,32 +214,8 @@ class TaskFileTaskset(vf.Taskset[SampleTask, TaskFileConfig]):
         )
 
 
-def refuse_unused(task: LoadedTask, more: dict[str, str]) -> None:
-    """Refuse keys of a task file that change its rollouts here and would have no effect in verifiers.
-
-    Raises:
-        ConfigError: the first of them, with its line.
-    """
-    for key, why in {**more, **_OF_OUR_ROLLOUTS}.items():
-        if key in task.definition.model_fields_set and getattr(task.definition, key):
-            raise ConfigError(f"{task.located.where((key,))}: {key} has no effect in verifiers: {why}")
-
-
-def _told(message: Message, task: LoadedTask, sample: Sample) -> dict[str, Any]:
-    if not is_same(message.model_copy(update={"role": "system"} if message.role == "developer" else {})):
-        raise ConfigError(f"{task.path}: sample {sample.id!r}: verifiers cannot hold the message {message!r:.200}")
-    return to_verifiers(message)
-
-
 class WorldState(vf.State):
-    """What came of the calls so far.
-
-    Attributes:
-        rewards: of each call, None where the environment gave none.
-        stop_reason: why the world ended; None while it goes on.
-        failure: what broke in it.
-        final_kind, final_payload: its final state after the last call, the payload in base64.
-    """
+    """The results of the calls so far; the final state after the last one is in base64."""
 
     rewards: list[float | None] = Field(default_factory=list)
     stop_reason: str | None = None
@@ -277,39 +235,53 @@ class WorldTools(vf.Toolset[WorldToolsConfig, WorldState]):
 
     async def setup_task(self, task: SampleData) -> None:
         """Make the world of a sample."""
-        found = loaded(task.task_file, task.overrides)[0]
-        self._limit_s = found.definition.limits.environment_time_s
-        sample = _sample(found, task.id or "")
-        start = GroupStart(found.definition, sample, run_seed=0)
+        loaded_task = loaded(task.task_file, task.overrides)[0]
+        self._limit_s = loaded_task.definition.limits.environment_time_s
+        sample = _sample(loaded_task, task.id or "")
+        start = GroupStart(loaded_task.definition, sample, run_seed=0)
         self._exit_stack.push_async_callback(start.close)
         # Noise is a rollout's own, unless the task shares it.
         self._world = (await start.episode(secrets.randbits(31))).resource
         if self._world is not None:
             self._exit_stack.push_async_callback(close_quietly, self._world)
-        self._toolbox = Toolbox(found.definition, self._world, found.tools)
+        self._toolbox = Toolbox(loaded_task.definition, self._world, loaded_task.tools)
         self._specs = await self._toolbox.specs() or []
         self._lock = asyncio.Lock()
 
     def register(self, mcp: Any) -> None:
-        """Offer each tool under its own schema."""
+        """Offer each tool under its own schema; the SDK would derive one from a signature."""
+        from mcp.server.mcpserver.tools.base import Tool
+        from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase, FuncMetadata
+
+        class AnyArguments(ArgModelBase, extra="allow"):
+            def model_dump_one_level(self) -> dict[str, Any]:
+                return dict(self.model_extra or {})
+
         for spec in self._specs:
-            _add_tool(mcp, spec, self._with_state(self._calling(spec["function"]["name"])))
+            function = spec["function"]
+            mcp._tool_manager._tools[function["name"]] = Tool(
+                fn=self._with_state(self._calling(function["name"])),
+                name=function["name"],
+                title=None,
+                description=function.get("description") or "",
+                parameters=function.get("parameters") or {"type": "object", "properties": {}},
+                fn_metadata=FuncMetadata(arg_model=AnyArguments),
+                is_async=True,
+                context_kwarg=None,
+            )
 
     def _calling(self, name: str) -> Any:
         async def call(**arguments: Any) -> str:
             async with self._lock:  # a world takes one action after another
-                return await self._call(name, arguments)
+                state: WorldState = self.state
+                if state.stop_reason or state.failure:
+                    return "Not carried out: the episode is over."
+                action = {"type": "tool_call", "name": name, "arguments": arguments}
+                done = await self._toolbox.execute(action, len(state.rewards), None)
+                await _record(state, done, self._world, self._limit_s)
+                return done.messages[0].text
 
         return call
-
-    async def _call(self, name: str, arguments: dict[str, Any]) -> str:
-        state: WorldState = self.state
-        if state.stop_reason or state.failure:
-            return "Not carried out: the episode is over."
-        action = {"type": "tool_call", "name": name, "arguments": arguments}
-        done = await self._toolbox.execute(action, len(state.rewards), None)
-        await _record(state, done, self._world, self._limit_s)
-        return done.messages[0].text
 
 
 async def _record(state: WorldState, done: Execution, world: ForkableResource | None, limit_s: float | None) -> None:
@@ -335,30 +307,8 @@ async def _final_state(world: ForkableResource | None, limit_s: float | None) ->
         return await world.final_state()
 
 
-def _add_tool(mcp: Any, spec: ToolSpec, function: Any) -> None:
-    """Register a tool with a schema of its own; the SDK would derive one from a signature."""
-    from mcp.server.mcpserver.tools.base import Tool
-    from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase, FuncMetadata
-
-    class AnyArguments(ArgModelBase, extra="allow"):
-        def model_dump_one_level(self) -> dict[str, Any]:
-            return dict(self.model_extra or {})
-
-    named = spec["function"]
-    mcp._tool_manager._tools[named["name"]] = Tool(
-        fn=function,
-        name=named["name"],
-        title=None,
-        description=named.get("description") or "",
-        parameters=named.get("parameters") or {"type": "object", "properties": {}},
-        fn_metadata=FuncMetadata(arg_model=AnyArguments),
-        is_async=True,
-        context_kwarg=None,
-    )
-
-
 class WorldTask(SampleTask, vf.Task[SampleData, WorldState]):
-    """One sample in a world of its own."""
+    """A sample in a world of its own."""
 
     @classmethod
     def toolsets(cls, config: vf.TaskConfig) -> list[vf.Toolset]:
@@ -366,33 +316,27 @@ class WorldTask(SampleTask, vf.Task[SampleData, WorldState]):
         return [WorldTools(WorldToolsConfig())]
 
     async def request(self, request: ScoringRequest, trace: vf.Trace) -> ScoringRequest:
-        """What the reward function is given, with what came of the world.
+        """Return the scoring request with the world's results.
 
-        Where nothing was called, the final state is the one that the sample starts from. A trace that was read from a
-        record knows nothing of its world any more: it has none, unless its messages show that nothing was called.
-
-        Raises:
-            EnvironmentFailure: the world broke, so that there is nothing to score.
+        If nothing was called, the final state is the one that the sample starts from. A trace that was read from a
+        record has no world, and no final state unless its messages show that nothing was called.
         """
         state: WorldState = trace.state
         if state.failure is not None:
             raise EnvironmentFailure(f"the world broke: {state.failure}")
-        given = [reward for reward in state.rewards if reward is not None]
+        rewards = [reward for reward in state.rewards if reward is not None]
         if state.rewards or any(message.role == "tool" for message in request.messages):
             final = StateSnapshot(state.final_kind, base64.b64decode(state.final_payload)) if state.final_kind else None
         else:
-            final = await self._first_state()
+            task = loaded(self.data.task_file, self.data.overrides)[0]
+            async with ServerPool(), _world_of(task, _sample(task, self.data.id or "")) as world:
+                final = await _final_state(world, task.definition.limits.environment_time_s)
         return replace(
             await super().request(request, trace),
-            environment_return=sum(given) if given else None,
+            environment_return=sum(rewards) if rewards else None,
             final_state=final,
             stop_reason=state.stop_reason or request.stop_reason,
         )
-
-    async def _first_state(self) -> StateSnapshot | None:
-        task = loaded(self.data.task_file, self.data.overrides)[0]
-        async with ServerPool(), _world_of(task, _sample(task, self.data.id or "")) as world:
-            return await _final_state(world, task.definition.limits.environment_time_s)
 
     @vf.stop
     async def world_is_over(self, trace: vf.Trace) -> bool:
@@ -401,35 +345,33 @@ class WorldTask(SampleTask, vf.Task[SampleData, WorldState]):
 
 
 class WorldTaskset(TaskFileTaskset, vf.Taskset[WorldTask, TaskFileConfig]):
-    """The samples of a task file with a world or tools. Subclass it and name the file, as `TaskFileTaskset`."""
+    """The samples of a task file with a resource or tools. Subclass it and name the file, as `TaskFileTaskset`."""
 
     def load(self) -> Iterator[WorldTask]:
-        """A task for each sample, whose prompt has the world's first observation.
+        """Yield a task for each sample, whose prompt has the world's first observation.
 
         Raises:
-            ConfigError: the file is wrong, has neither world nor tools, or a key of it would have no effect here.
+            ConfigError: the file is wrong, has neither resource nor tools, or a key of it would have no effect here.
         """
-        task = self._task()
+        task = self._task({})
         if task.definition.resource_type is None and task.tools is None:
             raise ConfigError(f"{task.path}: resource_type: missing; without a world or tools, use TaskFileTaskset")
-        refuse_unused(task, {})
-        for sample, observation in zip(task.samples, run_blocking(_first_observations(task)), strict=True):
+
+        async def first_observations() -> list[str]:
+            observations = []
+            async with ServerPool():  # one server for all samples, if the task names one
+                for sample in task.samples:
+                    async with _world_of(task, sample) as world:
+                        observations.append("" if world is None else as_text(await world.get_observation()))
+            return observations
+
+        for sample, observation in zip(task.samples, run_blocking(first_observations()), strict=True):
             yield WorldTask(self._data(task, sample, observation), self.config.task)
-
-
-async def _first_observations(task: LoadedTask) -> list[str]:
-    async with ServerPool():  # one server for all samples, where the task names one
-        return [await _first_observation(task, sample) for sample in task.samples]
-
-
-async def _first_observation(task: LoadedTask, sample: Sample) -> str:
-    async with _world_of(task, sample) as world:
-        return "" if world is None else as_text(await world.get_observation())
 
 
 @asynccontextmanager
 async def _world_of(task: LoadedTask, sample: Sample) -> AsyncIterator[ForkableResource | None]:
-    """The world that a sample starts from, as long as the block lasts; None where its task has none."""
+    """Open the world that a sample starts from; None if its task has none."""
     async with GroupStart(task.definition, sample, run_seed=0) as start:
         world = (await start.episode(0)).resource
         try:

@@ -1,22 +1,175 @@
-"""`compute_score` for verl, of any reward: what its `reward.custom_reward_function` loads from a file.
+"""Rewards for verl: `compute_score`, of any reward, and the reward that stays open behind it and behind its manager.
 
-from reward_kit.integrations.verl.compute_score import as_compute_score
-compute_score = as_compute_score("rewards.py:graded")
+    from reward_kit.integrations.verl.compute_score import as_compute_score
+    compute_score = as_compute_score("rewards.py:graded")
+
+verl loads such a file by `reward.custom_reward_function`.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import math
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from reward_kit.blocking import LoopThread
-from reward_kit.integrations.verl.held_reward import HeldReward, RewardOptions, told
+from reward_kit.credit.options import check_choice
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.errors import ConfigError, RewardError, did_you_mean
+from reward_kit.integrations.verl.data_proto import EPISODE
 from reward_kit.models import Message
-from reward_kit.reward_agent import ScoringRequest
+from reward_kit.reward_agent import AsyncRewardAgent, Scored, Scorer, ScoringRequest
+from reward_kit.reward_agent.agent import KeptOpenAgent
+from reward_kit.reward_agent.levels import SandboxChoice, reward_given, scorer_of
+from reward_kit.rl.reward_batches import RewardBatch
+from reward_kit.rl.reward_manager import NaiveRewardManager, RewardManager, Tokenizer, check_tokenizer
+from reward_kit.task_parts import SandboxLevel
+from reward_kit.typed_interface import RewardSpec
+
+SECTION = "reward.reward_kit"
+"""The section of verl's configuration that names a reward and the options of its calls."""
+OnUnscored = Literal["raise", "mask"]
+
+
+@dataclass(frozen=True, slots=True)
+class RewardOptions:
+    """Options of the calls of a reward for verl.
+
+    Attributes:
+        level: of the sandbox, for a reward that is named; by default as the command line chooses.
+        options: the reward's own keyword parameters.
+        max_concurrency: calls at a time in each of verl's processes.
+        deadline_s: for one call; a call that exceeds it is unscored.
+        on_unscored: "raise": the call raises, and verl's trainer goes on without the rollout, or without its group;
+            "mask": the score is NaN, and only reward_kit's trainers take the row out of the loss.
+        metrics: names of metrics to report to verl, NaN if a result has no valid one. verl takes the names of a batch
+            from its first row, so that they have to be the same for all.
+
+    Raises:
+        ConfigError: an option is out of its range.
+    """
+
+    level: SandboxLevel | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    max_concurrency: int = 64
+    deadline_s: float | None = None
+    on_unscored: OnUnscored = "raise"
+    metrics: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_choice("on_unscored", self.on_unscored, get_args(OnUnscored))
+        if self.level is not None:
+            check_choice("level", self.level, get_args(SandboxLevel))
+
+    @classmethod
+    def of(cls, section: Mapping[str, Any], where: str) -> RewardOptions:
+        """Read a section of a configuration, which `where` names in messages.
+
+        Raises:
+            ConfigError: a key is unknown.
+        """
+        known = [each.name for each in fields(cls)]
+        for key in section:
+            if key not in known:
+                raise ConfigError(f"{where}.{key}: unknown key{did_you_mean(str(key), known)}")
+        given = dict(section)
+        if "metrics" in given:
+            given["metrics"] = tuple(given["metrics"])
+        return cls(**given)
+
+
+class HeldReward:
+    """A reward whose agent is opened by the first call in each event loop and stays open.
+
+    Raises:
+        ConfigError: it cannot be loaded, or scores groups: verl asks for one row at a time.
+    """
+
+    def __init__(self, reward: Any, options: RewardOptions, folder: Path | None = None) -> None:
+        self.options = options
+        make = scorer_maker(reward, options, folder)
+        self.name = reward if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__)
+        if make().mode == "batch":
+            raise ConfigError(
+                f"reward {self.name!r} scores groups, and verl asks here for one row at a time; use RewardPipeline "
+                "of reward_kit.integrations.verl for it"
+            )
+        self._agent = KeptOpenAgent(
+            lambda: AsyncRewardAgent(make(), max_concurrency=options.max_concurrency, deadline_s=options.deadline_s)
+        )
+
+    async def score(self, request: ScoringRequest) -> dict[str, float]:
+        """Return the score of one rollout under `score`, and the requested metrics; cancelled with the caller.
+
+        Raises:
+            RewardError: it is unscored, and `on_unscored` is "raise"; `recorded` is the failure.
+        """
+        scored: Scored = await self._agent.score(request)
+        failure = scored.failure
+        if scored.score is None and self.options.on_unscored == "raise":
+            reason = failure.message if failure else "its score is None"
+            error = RewardError(f"reward {self.name!r} is unscored: {reason}")
+            error.recorded = failure
+            raise error
+        metrics = scored.result.metrics if scored.result is not None and failure is None else {}
+        valid = {name: metric.score for name, metric in metrics.items() if metric.is_score_valid}
+        named = {name: valid.get(name, math.nan) for name in self.options.metrics}
+        return {"score": math.nan if scored.score is None else scored.score, **named}
+
+    async def close(self) -> None:
+        """Close the agent of this loop; without this call it is closed when the loop ends."""
+        await self._agent.close()
+
+
+def scorer_maker(reward: Any, options: RewardOptions, folder: Path | None = None) -> Callable[[], RewardSpec | Scorer]:
+    """Return a function that makes scorers of a reward that is loaded once; a `Scorer` is used as it is."""
+    if hasattr(reward, "score_group"):
+        for name, value in (("level", options.level), ("folder", folder), ("options", options.options or None)):
+            if value is not None:
+                raise ConfigError(f"{name} has no effect on {type(reward).__name__}, which scores by itself")
+        scorer: Scorer = reward
+        return lambda: scorer
+    loaded = reward_given(reward, folder, SandboxChoice(level=options.level), options.options, choice_is="level")
+    return lambda: loaded if isinstance(loaded, RewardSpec) else scorer_of(loaded)
+
+
+class RowRequests(NaiveRewardManager):
+    """Makes the scoring request of a row: of its whole episode if it has one, else of prompt and decoded answer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        RewardManager.__init__(self, tokenizer, 0)
+        check_tokenizer(tokenizer)
+
+    def of(self, data: Any) -> list[ScoringRequest]:
+        """Return the request of each row.
+
+        Raises:
+            ConfigError: a column of a row is missing, or has another form.
+        """
+        episodes = [_carried_episode(data.non_tensor_batch, row) for row in range(len(data))]
+        whole = [ScoringRequest.of(episode) for episode in episodes if episode is not None]
+        if len(whole) == len(episodes):
+            return whole
+        requests, carried = self._requests(RewardBatch.of(data)), iter(whole)
+        return [request if episodes[row] is None else next(carried) for row, request in enumerate(requests)]
+
+
+def _carried_episode(columns: Mapping[str, Any], row: int) -> SingleAgentEpisode | None:
+    """Return the episode that a row has, itself or in the `extra_fields` of its agent loop.
+
+    In verl's reward loop those fields are called `tool_extra_fields`.
+    """
+    carried = columns[EPISODE][row] if EPISODE in columns else None
+    for name in ("extra_fields", "tool_extra_fields"):
+        if carried is None and name in columns:
+            carried = (columns[name][row] or {}).get(EPISODE)
+    return None if carried is None else SingleAgentEpisode.from_state(carried["state"])
+
 
 _numbers = itertools.count()
 _NAME = "reward-kit compute_score"
@@ -27,15 +180,15 @@ os.register_at_fork(after_in_child=_threads.clear)  # a fork has none of its par
 def as_compute_score(
     reward: Any, *, asynchronous: bool = True, folder: str | Path | None = None, **options: Any
 ) -> Callable[..., Any]:
-    """A `compute_score(data_source, solution_str, ground_truth, extra_info)` that calls a reward.
+    """Return a `compute_score(data_source, solution_str, ground_truth, extra_info)` that calls a reward.
 
-    The reward sees one message of the assistant, the answer, since verl hands over no more; `RewardKitManager` shows
-    it the whole conversation. verl's row is its `sample`. It returns `{"score": …}` with the `metrics` that are asked
-    for. Where there is no score it raises, and returns NaN with `on_unscored="mask"`; it never returns 0.0 for it.
+    The reward sees one message of the assistant, the answer, since verl passes no more; `RewardKitManager` shows it the
+    whole conversation. verl's row is its `sample`. It returns `{"score": …}` with the requested `metrics`. For an
+    unscored answer it raises, or returns NaN with `on_unscored="mask"`; never 0.0.
 
     Args:
-        reward: `file.py:function`, confined as on the command line, or a reward function or class.
-        asynchronous: a coroutine function, whose calls verl makes beside one another; else a plain one, for threads.
+        reward: `file.py:function`, sandboxed as on the command line, or a reward function or class.
+        asynchronous: return a coroutine function, whose calls verl makes concurrently; else a plain one, for threads.
         folder: what a file is relative to, by default the working directory.
         **options: those of `RewardOptions`.
 
@@ -53,32 +206,23 @@ def as_compute_score(
         reward_router_address: str | None = None,
         reward_model_tokenizer: Any = None,
     ) -> dict[str, float]:
-        request = request_of_answer(data_source, solution_str, ground_truth, extra_info)
-        return told(await held.score(request), held.options, f"reward {held.name!r}")
+        request = ScoringRequest(
+            rollout_id=f"answer-{next(_numbers)}",
+            messages=[Message(role="assistant", content=solution_str)],
+            ground_truth=ground_truth,
+            assistant_turns=[0],
+            sample=extra_info if isinstance(extra_info, Mapping) else {},
+            extra={"data_source": data_source, "solution_str": solution_str, "extra_info": extra_info},
+        )
+        return await held.score(request)
 
     @functools.wraps(compute_score)
     def compute_score_here(*args: Any, **kwargs: Any) -> dict[str, float]:
-        return _thread().run(compute_score(*args, **kwargs))
+        if _NAME not in _threads:
+            # One thread for all callers of this process that have no loop; it ends with the process.
+            made = LoopThread(_NAME)
+            if _threads.setdefault(_NAME, made) is not made:  # two began at once
+                made.close()
+        return _threads[_NAME].run(compute_score(*args, **kwargs))
 
     return compute_score if asynchronous else compute_score_here
-
-
-def _thread() -> LoopThread:
-    """One for all callers of this process that have no loop. It ends with the process."""
-    if _NAME not in _threads:
-        made = LoopThread(_NAME)
-        if _threads.setdefault(_NAME, made) is not made:  # two began at once
-            made.close()
-    return _threads[_NAME]
-
-
-def request_of_answer(data_source: Any, solution_str: str, ground_truth: Any, extra_info: Any) -> ScoringRequest:
-    """What a reward is given of an answer, of which verl says no more than these four."""
-    return ScoringRequest(
-        rollout_id=f"answer-{next(_numbers)}",
-        messages=[Message(role="assistant", content=solution_str)],
-        ground_truth=ground_truth,
-        assistant_turns=[0],
-        sample=extra_info if isinstance(extra_info, Mapping) else {},
-        extra={"data_source": data_source, "solution_str": solution_str, "extra_info": extra_info},
-    )

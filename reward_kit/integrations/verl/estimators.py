@@ -1,10 +1,8 @@
 """Our advantage estimators in verl's registry: `algorithm.adv_estimator=reward_kit_gigpo` and its siblings.
 
-verl hands an estimator rewards, the mask, `uid` and the configuration, and nothing else of a row. What else ours need
-is passed beside it: within `rows_beside(columns)` an estimator finds the row columns of the batch that is being
-credited. `compute_advantage` does so for a `DataProto`, `trainers` for verl's trainer.
-
-`row_credit` computes the credit of rows and needs no verl.
+verl passes an estimator only rewards, the mask, `uid` and the configuration of a row. The other columns that ours need
+are passed beside: within `rows_beside(columns)` an estimator uses these columns of the batch. `compute_advantage` does
+so for a `DataProto`, `trainers` for verl's trainer. `row_credit` computes the credit of rows and needs no verl.
 """
 
 from __future__ import annotations
@@ -28,16 +26,20 @@ from reward_kit.rl_processing import CreditAssigner
 from reward_kit.tokens.columns import Array
 
 ROW_ESTIMATORS = tuple(name for name in ESTIMATORS if name != "gae")
-"""Those that need nothing but rewards, groups and states. verl has a critic of its own, and GAE over its tokens."""
-_STATES = ("gigpo",)  # what looks at the states
-_GROUP = "uid"
+"""The estimators of rewards, groups and states. verl has a critic of its own, and GAE over its tokens."""
+PREFIX = "reward_kit_"
+OPTIONS = "reward_kit"
+"""The section of verl's `algorithm` with the estimator's options, such as `+algorithm.reward_kit.omega=0.5`."""
+_STATES = ("gigpo",)  # estimators that use the states
+_BESIDE: ContextVar[Mapping[str, Any] | None] = ContextVar("reward_kit_rows", default=None)
+Estimate = Callable[..., tuple[Tensor, Tensor]]
 
 
 class _Action(NamedTuple):
-    """One action of a row: which tokens of it, and what is known of the step."""
+    """An action of a row: its tokens' columns, and the facts of its step."""
 
     row: int
-    places: Array
+    columns: Array
     state_key: Any
     reward: float | None
     is_valid: bool
@@ -57,13 +59,12 @@ def row_credit(
     columns: Mapping[str, Any],
     options: Mapping[str, Any] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and returns on the tokens of the rows: one number per action, 0 where `response_mask` is.
+    """Return advantages and returns on the tokens of the rows: one number per action, 0 where `response_mask` is.
 
     A trajectory is the rows of one `traj_uid` (without it, each row) of one `uid`, its group; its steps are the actions
     of these rows. Its score is the sum of the `token_level_rewards` of the row that ends it by `ends_episode` (without
-    it, of all), with a penalty for KL where verl has put it there; where that is `episode_rewards` in float32, it is
-    that number. A trajectory whose `episode_rewards` are NaN
-    is unscored: it gets zeros, and its group does without it.
+    it, of all), with a penalty for KL if verl has added it; if that is `episode_rewards` in float32, it is that number.
+    A trajectory whose `episode_rewards` are NaN is unscored: it gets zeros, and its group does without it.
 
     Args:
         estimator: a name of `ROW_ESTIMATORS`.
@@ -71,67 +72,62 @@ def row_credit(
         response_mask: (B,T) 1 where a token counts.
         columns: the rows' `uid` and, as `step_columns` makes them, `traj_uid`, `state_keys` (or `anchor_obs`, one per
             row), `step_rewards`, `valid_actions`, `action_lengths` and `steps`. Without `action_lengths` an action is
-            an unbroken run of sampled tokens. `sampled_mask` (B,T) says where tokens were sampled, where
-            `response_mask` no longer does.
+            an unbroken run of sampled tokens. `sampled_mask` (B,T) marks the sampled tokens, if `response_mask` no
+            longer does.
         options: the estimator's own, by name.
 
     Raises:
-        ConfigError: the estimator or an option is unknown, or the columns lack something or do not fit.
+        ConfigError: the estimator or an option is unknown, or the columns are incomplete or do not fit.
         InvalidResultError: a reward is not finite.
     """
     if estimator not in ROW_ESTIMATORS:
         raise ConfigError(f"unknown estimator {estimator!r} of rows{did_you_mean(estimator, ROW_ESTIMATORS)}")
     resolved = CreditAssigner(estimator, **(options or {})).options
     trajectories = _trajectories(estimator, response_mask, columns)
-    batch = [[_step(number, action) for number, action in enumerate(each.actions)] for each in trajectories]
-    scores = _scores(trajectories, token_level_rewards, columns)
-    groups = [each.group for each in trajectories]
-    credit = ESTIMATORS[estimator](batch, scores, group_ids=groups, **resolved)
-    actions = [action for each in trajectories for action in each.actions]
-    return (
-        _laid(actions, credit.advantages_S, token_level_rewards, response_mask),
-        _laid(actions, credit.returns_S, token_level_rewards, response_mask),
-    )
+    batch = [
+        [
+            StepData(
+                system_step_index=number,
+                observation_data=action.state_key,
+                action_taken={},
+                # Estimators use only the number of tokens.
+                policy_logprobs={"token_ids": [0] * len(action.columns)},
+                base_reward=action.reward,
+                step_info={"state_key": action.state_key, "is_action_valid": action.is_valid},
+            )
+            for number, action in enumerate(trajectory.actions)
+        ]
+        for trajectory in trajectories
+    ]
+    summed_B = token_level_rewards.detach().to("cpu", torch.float64).sum(dim=1).numpy()
+    episode_rewards, scores = columns.get("episode_rewards"), list[float | None]()
+    for trajectory in trajectories:
+        rows = trajectory.rows
+        ends = [row for row in rows if columns["ends_episode"][row]] if "ends_episode" in columns else []
+        score, exact = float(summed_B[ends or rows].sum()), None
+        if episode_rewards is not None:
+            exact = episode_rewards[rows[0]]
+        if exact is not None and np.isnan(exact):
+            scores.append(None)
+        else:
+            scores.append(float(exact) if exact is not None and np.float32(exact) == np.float32(score) else score)
+    credit = ESTIMATORS[estimator](batch, scores, group_ids=[each.group for each in trajectories], **resolved)
+    actions = [action for trajectory in trajectories for action in trajectory.actions]
 
+    def on_tokens(values_S: Array) -> Tensor:
+        values_BT = np.zeros(tuple(token_level_rewards.shape))
+        for action, value in zip(actions, values_S.tolist(), strict=True):
+            if value == value:  # NaN if unscored
+                values_BT[action.row, action.columns] = value
+        values = torch.from_numpy(values_BT).to(token_level_rewards.device, token_level_rewards.dtype)
+        return values * response_mask.to(token_level_rewards.dtype)
 
-def takes_gamma(estimator: str) -> bool:
-    """Whether an estimator discounts."""
-    return "gamma" in inspect.signature(ESTIMATORS[estimator]).parameters
+    return on_tokens(credit.advantages_S), on_tokens(credit.returns_S)
 
 
 def _trajectories(estimator: str, response_mask: Tensor, columns: Mapping[str, Any]) -> list[_Trajectory]:
     size = len(response_mask)
-    _check_columns(estimator, columns, size)
-    sampled = np.asarray(torch.as_tensor(columns.get("sampled_mask", response_mask)).cpu()) != 0
-    trajectories: dict[Hashable, _Trajectory] = {}
-    for row in _in_order(columns, size):
-        found = _actions(row, sampled[row], columns)
-        if found is None:
-            continue
-        group = columns[_GROUP][row]
-        name = (group, columns["traj_uid"][row] if "traj_uid" in columns else row)
-        each = trajectories.setdefault(name, _Trajectory(group, [], []))
-        each.rows.append(row)
-        each.actions.extend(found)
-    for whole in trajectories.items():
-        _check_steps(*whole, columns)
-    return list(trajectories.values())
-
-
-def _check_steps(name: Hashable, trajectory: _Trajectory, columns: Mapping[str, Any]) -> None:
-    """That no step is missing or there twice: returns and states of a part are not those of the whole."""
-    if "steps" not in columns:
-        return
-    steps = [step for row in trajectory.rows for step in columns["steps"][row]]
-    if steps != list(range(len(steps))):
-        raise ConfigError(
-            f"trajectory {name!r} has the steps {steps!s:.80} in this batch; credit is for whole trajectories, each "
-            "row of them once. Where response_mask leaves whole rows out, give 'sampled_mask' besides"
-        )
-
-
-def _check_columns(estimator: str, columns: Mapping[str, Any], size: int) -> None:
-    wanted = {_GROUP: columns.get(_GROUP)}
+    wanted = {"uid": columns.get("uid")}
     if estimator in _STATES:
         wanted["state_keys"] = columns.get("state_keys", columns.get("anchor_obs"))
     for name, values in wanted.items():
@@ -145,17 +141,33 @@ def _check_columns(estimator: str, columns: Mapping[str, Any], size: int) -> Non
     for name, values in columns.items():
         if len(values) != size:
             raise ConfigError(f"{name!r} has {len(values)} items, and there are {size} rows")
-
-
-def _in_order(columns: Mapping[str, Any], size: int) -> list[int]:
-    """The rows, those of a trajectory by its steps where they are numbered."""
-    if "steps" not in columns:
-        return list(range(size))
-    return sorted(range(size), key=lambda row: min(columns["steps"][row], default=-1))
+    sampled = np.asarray(torch.as_tensor(columns.get("sampled_mask", response_mask)).cpu()) != 0
+    order: Sequence[int] = range(size)
+    if "steps" in columns:  # the rows of a trajectory by their steps
+        order = sorted(order, key=lambda row: min(columns["steps"][row], default=-1))
+    trajectories: dict[Hashable, _Trajectory] = {}
+    for row in order:
+        actions = _actions(row, sampled[row], columns)
+        if actions is None:
+            continue
+        group = columns["uid"][row]
+        key: Hashable = (group, columns["traj_uid"][row] if "traj_uid" in columns else row)
+        trajectory = trajectories.setdefault(key, _Trajectory(group, [], []))
+        trajectory.rows.append(row)
+        trajectory.actions.extend(actions)
+    for key, trajectory in trajectories.items() if "steps" in columns else ():
+        # Returns and states of a part are not those of the whole.
+        steps = [step for row in trajectory.rows for step in columns["steps"][row]]
+        if steps != list(range(len(steps))):
+            raise ConfigError(
+                f"trajectory {key!r} has the steps {steps!s:.80} in this batch; credit is for whole trajectories, each "
+                "row of them once. If response_mask leaves whole rows out, give 'sampled_mask' too"
+            )
+    return list(trajectories.values())
 
 
 def _actions(row: int, sampled_T: Array, columns: Mapping[str, Any]) -> list[_Action] | None:
-    """The actions of a row; None where it has none, as those rows by which verl fills up a batch."""
+    """Return the actions of a row; None for a row with which verl fills up a batch."""
     places = np.flatnonzero(sampled_T)
     if "action_lengths" in columns:
         lengths = list(columns["action_lengths"][row])
@@ -164,15 +176,15 @@ def _actions(row: int, sampled_T: Array, columns: Mapping[str, Any]) -> list[_Ac
         if sum(lengths) != len(places):
             raise ConfigError(
                 f"row {row}: action_lengths {lengths} make {sum(lengths)} tokens, and its mask has {len(places)}; "
-                "where response_mask leaves tokens out, give 'sampled_mask' besides"
+                "if response_mask leaves tokens out, give 'sampled_mask' too"
             )
         if not lengths:  # its score counts all the same
             return []
         ends = np.cumsum(lengths)
+    elif len(places):
+        ends = np.append(np.flatnonzero(np.diff(places) > 1) + 1, len(places))
     else:
-        ends = np.append(np.flatnonzero(np.diff(places) > 1) + 1, len(places)) if len(places) else np.zeros(0, int)
-        if not len(ends):
-            return None
+        return None
     count = len(ends)
     keys = _per_action("state_keys", columns, row, count)
     if keys is None and "anchor_obs" in columns:
@@ -181,8 +193,8 @@ def _actions(row: int, sampled_T: Array, columns: Mapping[str, Any]) -> list[_Ac
         keys = [columns["anchor_obs"][row]]
     rewards = _per_action("step_rewards", columns, row, count) or [None] * count
     valid = _per_action("valid_actions", columns, row, count) or [True] * count
-    parts = np.split(places, ends[:-1])
-    return [_Action(row, *told) for told in zip(parts, keys or [None] * count, rewards, valid, strict=True)]
+    parts = zip(np.split(places, ends[:-1]), keys or [None] * count, rewards, valid, strict=True)
+    return [_Action(row, *part) for part in parts]
 
 
 def _per_action(name: str, columns: Mapping[str, Any], row: int, count: int) -> Sequence[Any] | None:
@@ -196,52 +208,9 @@ def _per_action(name: str, columns: Mapping[str, Any], row: int, count: int) -> 
     return list(values)
 
 
-def _step(number: int, action: _Action) -> StepData:
-    return StepData(
-        system_step_index=number,
-        observation_data=action.state_key,
-        action_taken={},
-        # How long it is is all that an estimator asks.
-        policy_logprobs={"token_ids": [0] * len(action.places)},
-        base_reward=action.reward,
-        step_info={"state_key": action.state_key, "is_action_valid": action.is_valid},
-    )
-
-
-def _scores(
-    trajectories: list[_Trajectory], token_level_rewards: Tensor, columns: Mapping[str, Any]
-) -> list[float | None]:
-    summed_B = token_level_rewards.detach().to("cpu", torch.float64).sum(dim=1).numpy()
-    given = columns.get("episode_rewards")
-    scores: list[float | None] = []
-    for each in trajectories:
-        ends = [row for row in each.rows if columns["ends_episode"][row]] if "ends_episode" in columns else []
-        score, said = float(summed_B[ends or each.rows].sum()), None if given is None else given[each.rows[0]]
-        if said is not None and np.isnan(said):
-            scores.append(None)
-        else:
-            scores.append(float(said) if said is not None and np.float32(said) == np.float32(score) else score)
-    return scores
-
-
-def _laid(actions: list[_Action], values_S: Array, like: Tensor, response_mask: Tensor) -> Tensor:
-    laid = np.zeros(tuple(like.shape))
-    for action, value in zip(actions, values_S.tolist(), strict=True):
-        if value == value:  # NaN where unscored
-            laid[action.row, action.places] = value
-    return torch.from_numpy(laid).to(like.device, like.dtype) * response_mask.to(like.dtype)
-
-
-PREFIX = "reward_kit_"
-OPTIONS = "reward_kit"
-"""The section of verl's `algorithm` with the estimator's options, such as `+algorithm.reward_kit.omega=0.5`."""
-_BESIDE: ContextVar[Mapping[str, Any] | None] = ContextVar("reward_kit_rows", default=None)
-Estimate = Callable[..., tuple[Tensor, Tensor]]
-
-
 @contextmanager
 def rows_beside(columns: Mapping[str, Any]) -> Iterator[None]:
-    """Within it, estimators see these row columns; `row_credit` says which they need."""
+    """Pass row columns to the estimators called inside the block; `row_credit` lists those they need."""
     token = _BESIDE.set(columns)
     try:
         yield
@@ -250,12 +219,12 @@ def rows_beside(columns: Mapping[str, Any]) -> Iterator[None]:
 
 
 def is_ours(adv_estimator: object) -> bool:
-    """Whether `algorithm.adv_estimator` names one of these."""
+    """Return whether `algorithm.adv_estimator` names one of these."""
     return adv_estimator in {PREFIX + name for name in ROW_ESTIMATORS}
 
 
 def compute_advantage(data: Any, adv_estimator: Any, **options: Any) -> Any:
-    """verl's `compute_advantage`, with the batch's `non_tensor_batch` beside it for our estimators.
+    """Call verl's `compute_advantage`, with the batch's `non_tensor_batch` beside it for our estimators.
 
     Args:
         data: a `DataProto` with `token_level_rewards` and `response_mask`.
@@ -273,7 +242,7 @@ def compute_advantage(data: Any, adv_estimator: Any, **options: Any) -> Any:
 
 
 def register_estimators() -> None:
-    """Puts `reward_kit_gigpo` and its siblings into verl's registry; a second time does nothing."""
+    """Add `reward_kit_gigpo` and its siblings to verl's registry; a second call has no effect."""
     from verl.trainer.ppo.core_algos import register_adv_est
 
     for name in ROW_ESTIMATORS:
@@ -282,11 +251,7 @@ def register_estimators() -> None:
 
 @functools.cache
 def estimator_for_verl(name: str) -> Estimate:
-    """An estimator in the form of verl's registry.
-
-    Args:
-        name: one of `ROW_ESTIMATORS`.
-    """
+    """Return an estimator of `ROW_ESTIMATORS` in the form of verl's registry."""
 
     def estimate(
         token_level_rewards: Tensor,
@@ -306,20 +271,11 @@ def estimator_for_verl(name: str) -> Estimate:
 
 
 def options_of(name: str, config: Any) -> dict[str, Any]:
-    """The estimator's options: those under `algorithm.reward_kit`, and verl's own `algorithm.gamma`.
-
-    Args:
-        name: the estimator.
-        config: verl's `algorithm`, or None.
-
-    Raises:
-        ConfigError: the section holds something that is no option's name.
-    """
-    section = config.get(OPTIONS) if config is not None else None
-    given = dict(section or {})
+    """Return an estimator's options: those under `algorithm.reward_kit`, and verl's own `algorithm.gamma`."""
+    given = dict((config.get(OPTIONS) if config is not None else None) or {})
     if any(not isinstance(key, str) for key in given):
         raise ConfigError(f"algorithm.{OPTIONS} names options of {name!r}; got {given!r:.80}")
     gamma = config.get("gamma") if config is not None else None
-    if gamma is not None and takes_gamma(name):
+    if gamma is not None and "gamma" in inspect.signature(ESTIMATORS[name]).parameters:
         given.setdefault("gamma", float(gamma))
     return given

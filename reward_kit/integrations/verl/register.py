@@ -1,4 +1,4 @@
-"""Importing this module puts everything of ours into verl's registries.
+"""Adds everything of ours to verl's registries when it is imported.
 
 In each of verl's processes: `VERL_USE_EXTERNAL_MODULES=reward_kit.integrations.verl.register`.
 """
@@ -13,7 +13,7 @@ from reward_kit.integrations.verl.trainers import register_trainers
 
 
 def register() -> None:
-    """The advantage estimators, the reward manager and the trainers. A second time does nothing."""
+    """Register the advantage estimators, the reward manager and the trainers; a second call has no effect."""
     register_estimators()
     register_manager()
     register_trainers()

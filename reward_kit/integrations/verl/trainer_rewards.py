@@ -1,4 +1,4 @@
-"""Rewards that verl's trainer asks for itself, for whole groups, in the place of its reward loop.
+"""Rewards that verl's trainer requests itself, for whole groups, instead of its reward loop.
 
 For rewards that score a group in one call, or finish its scores together (`post_process_scores`): verl's reward loop
 shows a reward one rollout at a time. `+reward.reward_kit.in_trainer=true` with one of reward_kit's trainers.
@@ -21,23 +21,26 @@ import torch
 from torch import Tensor
 
 from reward_kit.errors import ConfigError
+from reward_kit.integrations.verl.compute_score import SECTION, RewardOptions, RowRequests, scorer_maker
 from reward_kit.integrations.verl.data_proto import objects
-from reward_kit.integrations.verl.held_reward import SECTION, RewardOptions, RowRequests, scorer_maker
 from reward_kit.reward_agent import ScoredChunk, SyncRewardAgent, Ticket
 from reward_kit.reward_agent.tickets import Order
 from reward_kit.rl.reward_batches import Ints, RewardBatch
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.tokens.columns import Array
 
+_TOKENS = ("prompts", "responses", "response_mask")
+_COLUMNS = ("uid", "raw_prompt", "data_source", "reward_model", "extra_info", "extra_fields")
+
 
 class ScoredRows(NamedTuple):
-    """Rows whose rewards are there.
+    """Rows with their rewards.
 
     Attributes:
-        rows: their places in the batch that was submitted, ascending.
-        data: they themselves, a `DataProto` with `rm_scores` and the same as `token_level_scores`, `response_mask` 0 on
+        rows: their indices in the batch that was submitted, ascending.
+        data: the rows, a `DataProto` with `rm_scores` and the same as `token_level_scores`, `response_mask` 0 on
             unscored rows, and `episode_rewards` (NaN there), `failure_class` and `failure` in `non_tensor_batch`.
-        chunk: what the agent said of their rollouts.
+        chunk: the agent's results of their rollouts.
     """
 
     rows: list[int]
@@ -47,7 +50,7 @@ class ScoredRows(NamedTuple):
 
 @dataclass(slots=True)
 class _Submitted:
-    """A batch of which not all is handed out."""
+    """A batch that is not handed out in full."""
 
     data: Any
     rollouts_B: Ints
@@ -58,11 +61,11 @@ class _Submitted:
 class RewardPipeline:
     """Rewards for batches of verl. Use it as a context manager.
 
-    A rollout is the rows of one `traj_uid`; without it, each row. `group_size` rollouts that follow one another are a
-    group, and have one `uid`; a reward that scores groups is called once for each.
+    A rollout is the rows of one `traj_uid`; without it, each row. `group_size` consecutive rollouts are a group, and
+    have one `uid`; a reward that scores groups is called once for each.
 
     Args:
-        reward: `file.py:function`, confined as on the command line, or a reward function or class.
+        reward: `file.py:function`, sandboxed as on the command line, or a reward function or class.
         tokenizer: decodes prompts and answers.
         folder: what a file is relative to, by default the working directory.
         level: of the sandbox, for a reward that is named.
@@ -102,36 +105,46 @@ class RewardPipeline:
         self.agent.__exit__(kind, error, trace)
 
     def submit(self, data: Any, group_size: int = 1, *, deadline_s: float | None = None) -> Ticket:
-        """Ask for the rewards of a batch; returns at once. `get` and `mini_batches` fetch them.
+        """Request the rewards of a batch and return at once; `get` and `mini_batches` fetch them.
 
         Args:
             data: a `DataProto`, with `prompts`, `responses` and `attention_mask`.
-            group_size: how many rollouts that follow one another are a group.
-            deadline_s: what has no score by then is unscored.
+            group_size: the number of consecutive rollouts in a group.
+            deadline_s: a rollout without a score by then is unscored.
 
         Raises:
-            ConfigError: the rollouts do not make groups, or the rows lack something.
+            ConfigError: the rollouts do not form groups, or the rows are incomplete.
         """
         batch = RewardBatch.of(data)
         rollouts_B, ends_B = batch.episodes_B, batch.ends_B | batch.is_empty_B
         firsts = np.unique(rollouts_B, return_index=True)[1]
-        lasts = _ends(rollouts_B, ends_B, len(firsts))
-        _check_groups(data, firsts, group_size)
+        # The row that stands for a rollout: the one that ends it, or its last one.
+        lasts = np.zeros(len(firsts), dtype=np.int64)
+        lasts[rollouts_B] = np.arange(len(rollouts_B))
+        lasts[rollouts_B[ends_B]] = np.flatnonzero(ends_B)
+        uids = data.non_tensor_batch.get("uid")
+        for start in range(0, len(firsts), group_size) if uids is not None and group_size > 1 else ():
+            known = set(uids[firsts[start : start + group_size]].tolist())
+            if len(known) > 1:
+                raise ConfigError(
+                    f"rollouts {start} to {start + group_size - 1} are to be a group, and have {len(known)} uids; put "
+                    "the rollouts of one prompt one after another, group_size of them"
+                )
         requests = self._requests.of(data.select_idxs(lasts))
         ticket = self.agent.submit(requests, group_size, deadline_s=deadline_s)
         self._submitted[ticket] = _Submitted(data, rollouts_B, np.isin(np.arange(len(data)), lasts), len(requests))
         return ticket
 
     def compute_reward_pipeline(self, data: Any, group_size: int = 1) -> int:
-        """As `submit`, for loops that keep no tickets: how many rollouts `get` will give of it."""
+        """Submit, for loops that keep no tickets; return the number of rollouts for `get`."""
         return len(self.submit(data, group_size).requests)
 
     def get(self, rollouts: int, *, ticket: Ticket | None = None, order: Order = "completion") -> ScoredRows:
-        """The rows of so many rollouts, in whole groups, once they are scored; waits for them.
+        """Wait for the rows of `rollouts` rollouts, in whole groups, to be scored, and return them.
 
         Args:
             rollouts: how many.
-            ticket: of which batch; by default the oldest that is not handed out in full.
+            ticket: of the batch; by default the oldest that is not handed out in full.
             order: "completion": groups that are done first come first; "submission": as they were submitted.
 
         Raises:
@@ -142,72 +155,37 @@ class RewardPipeline:
     def mini_batches(
         self, rollouts: int, *, ticket: Ticket | None = None, order: Order = "completion"
     ) -> Iterator[ScoredRows]:
-        """`get` until the batch is handed out, the rest too."""
+        """Repeat `get` until the batch is handed out; the last part may be smaller."""
         for chunk in self.agent.mini_batches(rollouts, ticket=ticket, order=order):
             yield self._rows(chunk)
 
     def _rows(self, chunk: ScoredChunk) -> ScoredRows:
+        """Return the rows of a chunk's rollouts, with their scores on them."""
         submitted = self._submitted[chunk.ticket]
         submitted.left -= len(chunk.data_idxs)
         if not submitted.left:
             del self._submitted[chunk.ticket]
         rows = np.flatnonzero(np.isin(submitted.rollouts_B, chunk.data_idxs))
         data = submitted.data.select_idxs(rows)
-        place_of = {rollout: place for place, rollout in enumerate(chunk.data_idxs)}
-        places = np.array([place_of[rollout] for rollout in submitted.rollouts_B[rows].tolist()])
-        _write_rewards(data, chunk, places, submitted.ends_B[rows])
+        index_of = {rollout: index for index, rollout in enumerate(chunk.data_idxs)}
+        chunk_index_B = np.array([index_of[rollout] for rollout in submitted.rollouts_B[rows].tolist()])
+        batch, scores_B = RewardBatch.of(data), chunk.rewards_B[chunk_index_B]
+        is_scored = torch.from_numpy(~np.isnan(scores_B)).to(batch.device)
+        rewards = batch.placed(np.where(submitted.ends_B[rows], scores_B, np.nan))
+        data.batch["response_mask"] = (batch.valid_BT & is_scored[:, None]).to(torch.int64)
+        data.batch["rm_scores"], data.batch["token_level_scores"] = rewards, rewards.clone()
+        failures = [chunk.extra_infos[index].failure for index in chunk_index_B.tolist()]
+        data.non_tensor_batch["episode_rewards"] = scores_B
+        data.non_tensor_batch["failure_class"] = objects([each.failure_class if each else "" for each in failures])
+        data.non_tensor_batch["failure"] = objects([each.message if each else "" for each in failures])
         return ScoredRows(rows.tolist(), data, chunk)
 
 
-def _ends(rollouts_B: Ints, ends_B: Any, count: int) -> Ints:
-    """(R,) the row that stands for each rollout: the one that ends it, or its last one."""
-    lasts = np.zeros(count, dtype=np.int64)
-    lasts[rollouts_B] = np.arange(len(rollouts_B))  # of several rows the last one stays
-    lasts[rollouts_B[ends_B]] = np.flatnonzero(ends_B)
-    return lasts
-
-
-def _check_groups(data: Any, firsts: Ints, group_size: int) -> None:
-    uids = data.non_tensor_batch.get("uid")
-    if uids is None or group_size <= 1:
-        return
-    for start in range(0, len(firsts), group_size):
-        found = set(uids[firsts[start : start + group_size]].tolist())
-        if len(found) > 1:
-            raise ConfigError(
-                f"rollouts {start} to {start + group_size - 1} are to be a group, and have {len(found)} uids; put the "
-                "rollouts of one prompt one after another, group_size of them"
-            )
-
-
-def _write_rewards(data: Any, chunk: ScoredChunk, places_B: Ints, ends_B: Any) -> None:
-    """Puts the scores of a chunk's rollouts onto their rows."""
-    batch = RewardBatch.of(data)
-    scores_B = chunk.rewards_B[places_B]
-    is_scored = torch.from_numpy(~np.isnan(scores_B)).to(batch.device)
-    mask = batch.valid_BT & is_scored[:, None]
-    rewards = batch.placed(np.where(ends_B, scores_B, np.nan))
-    data.batch["rm_scores"], data.batch["token_level_scores"] = rewards, rewards.clone()
-    data.batch["response_mask"] = mask.to(torch.int64)
-    failures = [chunk.extra_infos[place].failure for place in places_B.tolist()]
-    data.non_tensor_batch["episode_rewards"] = scores_B
-    data.non_tensor_batch["failure_class"] = objects([each.failure_class if each else "" for each in failures])
-    data.non_tensor_batch["failure"] = objects([each.message if each else "" for each in failures])
-
-
-_TOKENS = ("prompts", "responses", "response_mask")
-_COLUMNS = ("uid", "raw_prompt", "data_source", "reward_model", "extra_info", "extra_fields")
-
-
 class TrainerRewards:
-    """What a trainer of reward_kit has in the place of verl's `RewardLoopManager`.
+    """The replacement of verl's `RewardLoopManager` in a trainer of reward_kit.
 
-    All groups of a batch are asked for at once. A rollout without a score has NaN as its reward, which the trainer
-    leaves out of the loss.
-
-    Args:
-        config: verl's; `reward.reward_kit` has `reward`, `folder` and the keys of `RewardOptions`.
-        tokenizer: decodes prompts and answers, and fills up rows.
+    All groups of a batch are requested at once. An unscored rollout has NaN as its reward, which the trainer leaves out
+    of the loss. `reward.reward_kit` has `reward`, `folder` and the keys of `RewardOptions`.
 
     Raises:
         ConfigError: no reward is named or it cannot be loaded, or a key of the section is unknown or has no effect.
@@ -239,73 +217,57 @@ class TrainerRewards:
         self._pipeline.__enter__()
 
     def score(self, batch: Any) -> Any:
-        """Puts `rm_scores` beside the rows of a batch in verl's queue; each score on the last sampled token, once.
+        """Write `rm_scores` beside the rows of a `KVBatchMeta` of verl; each score on the last sampled token, once."""
+        from tensordict import TensorDict
 
-        Args:
-            batch: verl's `KVBatchMeta`.
-        """
         queue = queue_of_verl()
         fetched = queue.kv_batch_get(
             keys=batch.keys, partition_id=batch.partition_id, select_fields=[*_TOKENS, *_COLUMNS]
         )
-        data = rows_of_queue(batch.keys, fetched, self._tokenizer.pad_token_id)
-        rewards = self._scored(data)
-        lengths = [len(row) for row in fetched["responses"].unbind()]
-        rows = [rewards[row, :length] for row, length in enumerate(lengths)]
-        from tensordict import TensorDict
-
-        fields = TensorDict(
-            {"rm_scores": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}, batch_size=len(rows)
-        )
-        return queue.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
-
-    def _scored(self, data: Any) -> Tensor:
-        """(B,T) the rewards of all rows, NaN in the first column of what is unscored, which no row is without."""
+        data = _rows_of_queue(batch.keys, fetched, self._tokenizer.pad_token_id)
         uids = data.non_tensor_batch["uid"]
-        groups = [np.flatnonzero(uids == uid) for uid in dict.fromkeys(uids.tolist())]
         tickets = []
-        for rows in groups:
+        for uid in dict.fromkeys(uids.tolist()):
+            rows = np.flatnonzero(uids == uid)
             group = data.select_idxs(rows)
             size = len(set(group.non_tensor_batch["traj_uid"].tolist()))
             tickets.append((rows, size, self._pipeline.submit(group, size)))
-        rewards = torch.zeros_like(data.batch["responses"], dtype=torch.float32)
+        rewards_BT = torch.zeros_like(data.batch["responses"], dtype=torch.float32)
         for rows, size, ticket in tickets:
-            rewards[torch.from_numpy(rows)] = _with_nan(self._pipeline.get(size, ticket=ticket))
-        return rewards
+            scored = self._pipeline.get(size, ticket=ticket)
+            rewards: Tensor = scored.data.batch["rm_scores"].clone()
+            # An unscored row has NaN in its first column, which every row has.
+            rewards[torch.from_numpy(np.isnan(scored.data.non_tensor_batch["episode_rewards"])), 0] = float("nan")
+            rewards_BT[torch.from_numpy(rows)] = rewards
+        unpadded = [rewards_BT[row, : len(ids)] for row, ids in enumerate(fetched["responses"].unbind())]
+        nested = torch.nested.as_nested_tensor(unpadded, layout=torch.jagged)
+        fields = TensorDict({"rm_scores": nested}, batch_size=len(unpadded))
+        return queue.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
 
 def queue_of_verl() -> Any:
-    """verl's queue, which comes with it."""
+    """Return the module of verl's queue, which is installed with it."""
     return importlib.import_module("transfer_queue")
 
 
-def _with_nan(scored: ScoredRows) -> Tensor:
-    rewards: Tensor = scored.data.batch["rm_scores"].clone()
-    rewards[torch.from_numpy(np.isnan(scored.data.non_tensor_batch["episode_rewards"])), 0] = float("nan")
-    return rewards
-
-
-def rows_of_queue(keys: list[str], fetched: Any, pad_token_id: int) -> Any:
-    """Rows of verl's queue, of different lengths, as a `DataProto`: prompts padded on the left, responses on the right.
-
-    Args:
-        keys: their keys, `uid_session_output`: of a session the last output ends the rollout.
-        fetched: what the queue has of them.
-        pad_token_id: what fills up the ids.
-    """
+def _rows_of_queue(keys: list[str], fetched: Any, pad_token_id: int) -> Any:
+    """Return rows of verl's queue as a `DataProto`: prompts padded on the left, responses on the right."""
     from verl import DataProto
+
+    def padded(rows: list[Tensor], fill: int, side: str) -> Tensor:
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=fill, padding_side=side)
 
     prompts, responses, masks = (list(fetched[name].unbind()) for name in _TOKENS)
     attention = [
-        _padded([torch.ones_like(row) for row in rows], 0, on_left=on_left)
-        for rows, on_left in ((prompts, True), (responses, False))
+        padded([torch.ones_like(row) for row in rows], 0, side)
+        for rows, side in ((prompts, "left"), (responses, "right"))
     ]
     sessions, ends = sessions_of(keys)
     return DataProto.from_dict(
         tensors={
-            "prompts": _padded(prompts, pad_token_id, on_left=True),
-            "responses": _padded(responses, pad_token_id, on_left=False),
-            "response_mask": _padded(masks, 0, on_left=False),
+            "prompts": padded(prompts, pad_token_id, "left"),
+            "responses": padded(responses, pad_token_id, "right"),
+            "response_mask": padded(masks, 0, "right"),
             "attention_mask": torch.cat(attention, dim=1),
         },
         non_tensors={
@@ -317,18 +279,9 @@ def rows_of_queue(keys: list[str], fetched: Any, pad_token_id: int) -> Any:
 
 
 def sessions_of(keys: Sequence[str]) -> tuple[Array, Array]:
-    """(B,) the session of each row, and whether it is the last output of it.
-
-    Args:
-        keys: `uid_session_output` of each row.
-    """
+    """Return (B,) the session of each `uid_session_output` key, and whether the row is the last output of it."""
     numbered = [key.rsplit("_", 1) for key in keys]
     last: dict[str, int] = {}
     for session, output in numbered:
         last[session] = max(last.get(session, -1), int(output))
     return objects([session for session, _ in numbered]), np.array([int(out) == last[of] for of, out in numbered])
-
-
-def _padded(rows: list[Tensor], fill: int, *, on_left: bool) -> Tensor:
-    side = "left" if on_left else "right"
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=fill, padding_side=side)

@@ -1,14 +1,14 @@
 """verl's trainers with credit for steps: `trainer.v1.trainer_mode=reward_kit_sync` and its two siblings.
 
-They are verl's own (`sync`, `colocate_async`, `separate_async`) but for the moment before advantages. There the row
-columns that an agent loop put into `extra_fields` are fetched for our estimators, and rows that a reward could not
-score, whose `rm_scores` are NaN, are taken out of the loss.
+They differ from verl's own (`sync`, `colocate_async`, `separate_async`) before advantages are computed: the row columns
+that an agent loop put into `extra_fields` are fetched for our estimators, and unscored rows, whose `rm_scores` are NaN,
+are taken out of the loss.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ MODES = ("sync", "colocate_async", "separate_async")
 
 
 def register_trainers() -> None:
-    """Puts `reward_kit_sync`, `reward_kit_colocate_async` and `reward_kit_separate_async` into verl's registry."""
+    """Add `reward_kit_sync`, `reward_kit_colocate_async` and `reward_kit_separate_async` to verl's registry."""
     from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer
 
     for mode in MODES:
@@ -33,12 +33,7 @@ def register_trainers() -> None:
 
 @functools.cache
 def trainer_with_credit(base: Any, mode: str) -> Any:
-    """A trainer of verl with credit for steps.
-
-    Args:
-        base: verl's class.
-        mode: its name, by which verl finds the class of its buffer and its options.
-    """
+    """Return a trainer of verl with credit for steps; verl finds its buffer and its options by `mode`."""
 
     class TrainerWithCredit(base):
         def __init__(self, config: Any) -> None:
@@ -59,11 +54,11 @@ def trainer_with_credit(base: Any, mode: str) -> Any:
 
         def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
             estimator = self.config.algorithm.adv_estimator
-            columns = row_columns_of(batch, with_steps=is_ours(estimator))
-            unscored = unscored_rows(columns)
-            if unscored.any():
-                _leave_out_of_loss(batch, unscored, estimator)
-            metrics["reward_kit/unscored_rows"] = int(unscored.sum())
+            columns = _row_columns(batch, with_steps=is_ours(estimator))
+            unscored_B = np.array([isinstance(reward, float) for reward in columns["episode_rewards"]], dtype=np.bool_)
+            if unscored_B.any():
+                _leave_out_of_loss(batch, unscored_B, estimator)
+            metrics["reward_kit/unscored_rows"] = int(unscored_B.sum())
             with rows_beside(columns):
                 return super()._compute_advantage(batch, metrics)
 
@@ -71,74 +66,53 @@ def trainer_with_credit(base: Any, mode: str) -> Any:
     return TrainerWithCredit
 
 
-def row_columns_of(batch: Any, *, with_steps: bool) -> dict[str, Any]:
-    """The row columns of a batch in verl's queue, as `row_credit` wants them.
+def _row_columns(batch: Any, *, with_steps: bool) -> dict[str, Any]:
+    """Return the row columns of a batch in verl's queue in the form of `row_credit`.
 
     A trajectory is a session, and its rows are the outputs of its agent loop, numbered in their keys
-    (`uid_session_output`). `episode_rewards` are NaN for a session with a row whose `rm_scores` are, else None.
-
-    Args:
-        batch: verl's `KVBatchMeta`.
-        with_steps: also what `extra_fields` says of the steps.
-
-    Raises:
-        ConfigError: a row has no `extra_fields`.
+    (`uid_session_output`). `episode_rewards` are NaN for a session with a NaN in its `rm_scores`, else None.
     """
-    data = _fetch(batch, ["response_mask", "rm_scores"])
-    masks, scores = list(data["response_mask"].unbind()), list(data["rm_scores"].unbind())
+    data = _fetch(batch, batch.keys, "response_mask", "rm_scores")
     sessions, ends = sessions_of(batch.keys)
-    lost = {session for session, score in zip(sessions, scores, strict=True) if torch.isnan(score).any()}
-    columns = {
+    scores = zip(sessions, data["rm_scores"].unbind(), strict=True)
+    unscored = {session for session, score in scores if torch.isnan(score).any()}
+    columns: dict[str, Any] = {
         "traj_uid": sessions,
         "ends_episode": ends,
-        "episode_rewards": objects([np.nan if session in lost else None for session in sessions]),
-        "sampled_mask": torch.nn.utils.rnn.pad_sequence(masks, batch_first=True),
+        "episode_rewards": objects([float("nan") if session in unscored else None for session in sessions]),
+        "sampled_mask": torch.nn.utils.rnn.pad_sequence(list(data["response_mask"].unbind()), batch_first=True),
     }
-    return {**columns, **_step_columns(batch)} if with_steps else columns
-
-
-def unscored_rows(columns: Mapping[str, Any]) -> Array:
-    """(B,) whether a row is of a session without a score, whose `episode_rewards` are NaN and not None."""
-    return np.array([said is not None and np.isnan(said) for said in columns["episode_rewards"]], dtype=np.bool_)
-
-
-def _fetch(batch: Any, fields: list[str]) -> Any:
-    return queue_of_verl().kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-
-
-def _step_columns(batch: Any) -> dict[str, Array]:
-    """What the rows' `extra_fields` say of their actions; steps that they do not number count on from row to row."""
-    fetched = _fetch(batch, ["extra_fields"])
+    if not with_steps:
+        return columns
+    fetched = _fetch(batch, batch.keys, "extra_fields")
     if "extra_fields" not in set(fetched.keys()):
         raise ConfigError(
             "the rows in verl's queue have no 'extra_fields'; the agent loop says there, for each output, in which "
             "state each action was taken ('state_keys'), what it earned ('step_rewards') and its tokens "
             "('action_lengths')"
         )
-    said: list[Mapping[str, Any]] = [dict(fields or {}) for fields in fetched["extra_fields"]]
-    columns = {
-        name: objects([fields.get(name) for fields in said])
-        for name in STEP_COLUMNS
-        if any(fields.get(name) is not None for fields in said)
-    }
+    rows: list[Mapping[str, Any]] = [dict(fields or {}) for fields in fetched["extra_fields"]]
+    for name in STEP_COLUMNS:
+        if any(fields.get(name) is not None for fields in rows):
+            columns[name] = objects([fields.get(name) for fields in rows])
     if "state_keys" in columns and "steps" not in columns:
-        columns["steps"] = _numbered(batch.keys, [len(states or ()) for states in columns["state_keys"]])
+        # Steps without numbers count on from row to row of a session.
+        steps: list[list[int]] = [[] for _ in rows]
+        reached: dict[str, int] = {}
+        for row in sorted(range(len(rows)), key=lambda row: int(batch.keys[row].rsplit("_", 1)[1])):
+            start = reached.get(sessions[row], 0)
+            reached[sessions[row]] = start + len(columns["state_keys"][row] or ())
+            steps[row] = list(range(start, reached[sessions[row]]))
+        columns["steps"] = objects(steps)
     return columns
 
 
-def _numbered(keys: Sequence[str], counts: Sequence[int]) -> Array:
-    steps: list[list[int]] = [[] for _ in keys]
-    reached: dict[str, int] = {}
-    for row in sorted(range(len(keys)), key=lambda row: int(keys[row].rsplit("_", 1)[1])):
-        session = keys[row].rsplit("_", 1)[0]
-        start = reached.get(session, 0)
-        steps[row] = list(range(start, start + counts[row]))
-        reached[session] = start + counts[row]
-    return objects(steps)
+def _fetch(batch: Any, keys: list[str], *fields: str) -> Any:
+    return queue_of_verl().kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=list(fields))
 
 
 def _leave_out_of_loss(batch: Any, unscored_B: Array, estimator: Any) -> None:
-    """Masks rows without a score, in verl's queue, from where its actor reads them."""
+    """Mask unscored rows in verl's queue, where its actor reads them."""
     if not is_ours(estimator):
         raise ConfigError(
             f"{int(unscored_B.sum())} rows are unscored, and verl's estimator {estimator!r} would count them as 0.0: "
@@ -146,14 +120,11 @@ def _leave_out_of_loss(batch: Any, unscored_B: Array, estimator: Any) -> None:
         )
     from tensordict import TensorDict
 
-    keys = [key for key, is_lost in zip(batch.keys, unscored_B, strict=True) if is_lost]
-    data = queue_of_verl().kv_batch_get(
-        keys=keys, partition_id=batch.partition_id, select_fields=["response_mask", "rm_scores"]
+    keys = [key for key, is_unscored in zip(batch.keys, unscored_B, strict=True) if is_unscored]
+    data = _fetch(batch, keys, "response_mask", "rm_scores")
+    masks, scores = (
+        torch.nested.as_nested_tensor([torch.zeros_like(row) for row in data[name].unbind()], layout=torch.jagged)
+        for name in ("response_mask", "rm_scores")
     )
-    empty = [torch.zeros_like(mask) for mask in data["response_mask"].unbind()]
-    masks = torch.nested.as_nested_tensor(empty, layout=torch.jagged)
-    zeros = torch.nested.as_nested_tensor(
-        [torch.zeros_like(score) for score in data["rm_scores"].unbind()], layout=torch.jagged
-    )
-    fields = TensorDict({"response_mask": masks, "loss_mask": masks, "rm_scores": zeros}, batch_size=len(keys))
+    fields = TensorDict({"response_mask": masks, "loss_mask": masks, "rm_scores": scores}, batch_size=len(keys))
     queue_of_verl().kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=fields)

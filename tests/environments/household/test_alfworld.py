@@ -224,7 +224,6 @@ async def test_a_checkpoint_brings_back_the_state_the_milestones_and_the_count()
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"engine": "real"}, "alfworld_real"),
         ({"game_file": "game.tw-pddl"}, "alfworld_real"),
         ({"split": "held-out"}, "split"),
         ({"task_types": []}, "task_types"),
@@ -241,7 +240,7 @@ async def test_a_wrong_configuration_is_named(config: dict[str, Any], message: s
 
 
 class StandIn:
-    """What stands in for TextWorld's worker: the native engine behind the interface of the real one."""
+    """The native engine behind the interface of TextWorld's worker."""
 
     changed: str | None = None
 

@@ -5,10 +5,10 @@ import re
 import pytest
 
 from reward_kit.environments import household_problems as domain
-from reward_kit.environments.household_problems import SPLITS, Problem, Receptacle, TaskType, Thing, generate
+from reward_kit.environments.household_problems import SPLITS, Problem, Receptacle, TaskType, Thing, generate_problem
 from reward_kit.environments.household_worker import entity_names, game_data, pddl_name, pddl_problem
 
-DRAWN = [drawn for split in SPLITS for drawn in generate(split, 120)]
+DRAWN = [drawn for split in SPLITS for drawn in (generate_problem(split, index) for index in range(120))]
 
 
 def small(task_type: TaskType, target: str = "mug", destination: str = "cabinet") -> Problem:

@@ -13,8 +13,8 @@ pytest.importorskip("ray", reason="runs in .integrations/ray")
 
 import ray
 
-from reward_kit.integrations.ray import actor_pool
-from reward_kit.integrations.ray.actor_pool import ActorPool
+from reward_kit.integrations.ray import actors
+from reward_kit.integrations.ray.actors import ActorPool
 from reward_kit.integrations.ray.cluster import ClusterError
 
 pytestmark = pytest.mark.campaign
@@ -48,7 +48,7 @@ class Starts:
 async def test_the_first_may_be_lost_while_the_others_are_awaited(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(actor_pool, "_SETTLE_S", 1.0)
+    monkeypatch.setattr(actors, "_SETTLE_S", 1.0)
     starts = Starts()
     async with ActorPool("worker", starts, 2, wait_s=60).open() as pool:
         async with anyio.create_task_group() as tasks:

@@ -49,11 +49,16 @@ class Shell:
             key: value for key, value in os.environ.items() if not key.startswith(("OPENAI_", "REWARD_KIT_", "RAY_"))
         }
         origins = {name: os.environ[name] for name in (ORIGINS_VARIABLE,) if name in os.environ}
-        home = {"HOME": str(self.temporary), "TMPDIR": str(self.temporary), "RAY_AUTH_MODE": "disabled"}
+        home = {
+            "REWARD_KIT_TRUST": "1",
+            "HOME": str(self.temporary),
+            "TMPDIR": str(self.temporary),
+            "RAY_AUTH_MODE": "disabled",
+        }
         return subprocess.Popen(
             [sys.executable, "-m", "reward_kit.cli.main", "run", *arguments, "--display", "none"],
             cwd=self.folder,
-            env={**kept, **home, **origins, "PYTHONPATH": str(Path.cwd())},
+            env={**kept, **home, **origins, "REWARD_KIT_TRUST": "1", "PYTHONPATH": str(Path.cwd())},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

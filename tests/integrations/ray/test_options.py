@@ -14,8 +14,8 @@ from reward_kit.agent.limits import Used
 from reward_kit.cli.main import program
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.ray.actors import ActorBudget, Rest, Spent
+from reward_kit.integrations.ray.engine import TaskWorkers, environment_for, most_processes, moved, shared_rates
 from reward_kit.integrations.ray.options import RayOptions
-from reward_kit.integrations.ray.task_workers import TaskWorkers, environment_for, most_processes, moved, shared_rates
 from reward_kit.task_parts import RunLimitsModel
 from tests.integrations.ray.counting import Counting
 

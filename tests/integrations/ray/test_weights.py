@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from reward_kit.integrations.ray.training import bytes_of, packed, unpacked
+from reward_kit.integrations.ray.training import packed, unpacked
 
 
 def test_weights_travel_bit_for_bit_in_their_own_type() -> None:
     weights = {"a": torch.randn(3, 5), "b": torch.randn(4).bfloat16(), "c": torch.tensor(3), "d": torch.randn(2, 0)}
     found = unpacked(packed(weights))
     assert all(torch.equal(found[name], weights[name]) and found[name].dtype == weights[name].dtype for name in weights)
-    assert bytes_of(packed(weights)) == 60 + 8 + 8
+    assert sum(one.data.nbytes for one in packed(weights).values()) == 60 + 8 + 8
 
 
 def test_what_is_packed_is_the_memory_of_the_tensor() -> None:

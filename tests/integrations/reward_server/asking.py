@@ -9,10 +9,8 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from reward_kit.integrations.reward_server.keys import Keys
-from reward_kit.integrations.reward_server.options import ServerOptions
-from reward_kit.integrations.reward_server.served import Named
-from reward_kit.integrations.reward_server.server import serving
+from reward_kit.integrations.reward_server.options import Keys, ServerOptions
+from reward_kit.integrations.reward_server.server import Named, serving
 from reward_kit.typed_interface import reward_spec
 
 KEY = "a-key-of-this-test-alone"

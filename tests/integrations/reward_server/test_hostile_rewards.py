@@ -15,10 +15,8 @@ from typing import Any
 import pytest
 
 from reward_kit.errors import ConfigError
-from reward_kit.integrations.reward_server.keys import Keys
-from reward_kit.integrations.reward_server.options import ServerOptions
-from reward_kit.integrations.reward_server.served import Named
-from reward_kit.integrations.reward_server.server import serving
+from reward_kit.integrations.reward_server.options import Keys, ServerOptions
+from reward_kit.integrations.reward_server.server import Named, serving
 from reward_kit.reward_agent.levels import SandboxChoice, load_reward
 from reward_kit.sandbox.host import best_strength
 from reward_kit.task_parts import SandboxLevel

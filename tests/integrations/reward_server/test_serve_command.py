@@ -15,7 +15,7 @@ import pytest
 
 from reward_kit.cli.main import program
 from reward_kit.errors import ConfigError
-from reward_kit.integrations.reward_server.served import load_named
+from reward_kit.integrations.reward_server.server import load_named
 from reward_kit.models import Message
 from reward_kit.reward_agent import AsyncRewardAgent, ScoringRequest, load_reward
 from reward_kit.reward_agent.levels import SandboxChoice, scorer_of

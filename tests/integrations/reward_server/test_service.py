@@ -12,10 +12,8 @@ import jsonschema
 import pytest
 
 from reward_kit.errors import ConfigError
-from reward_kit.integrations.reward_server.keys import Keys
-from reward_kit.integrations.reward_server.options import ServerOptions
-from reward_kit.integrations.reward_server.served import Named
-from reward_kit.integrations.reward_server.server import serving
+from reward_kit.integrations.reward_server.options import Keys, ServerOptions
+from reward_kit.integrations.reward_server.server import Named, serving
 from reward_kit.typed_interface import reward_function, reward_spec
 from tests.integrations.reward_server.asking import KEY, ROLLOUT, Asker, server
 
@@ -288,15 +286,15 @@ class TestRefusals:
 
     async def test_what_is_no_strict_json_is_told_with_its_field(self, asker: Asker) -> None:
         cases = [
-            (b'{"messages": [], "sample": {"a": [1, NaN]}}', "sample.a.1: NaN is no JSON"),
-            (b'{"messages": [], "ground_truth": -Infinity}', "ground_truth: -Infinity is no JSON"),
+            (b'{"messages": [], "sample": {"a": [1, NaN]}}', "sample.a.1: NaN is not JSON"),
+            (b'{"messages": [], "ground_truth": -Infinity}', "ground_truth: -Infinity is not JSON"),
             (b'{"messages": [], "environment_return": 1e999}', "environment_return: 1e999 is beyond every float"),
             (b'{"messages": [], "sample": {"a": 1, "b": 2, "a": 3}}', "sample: the key 'a' is given twice"),
             (b'{"messages": [], "messages": []}', "(top level): the key 'messages' is given twice"),
             (rb'{"messages": [{"role": "user", "content": "\ud800"}]}', "messages.0.content: a lone surrogate"),
             (rb'{"messages": [], "sample": {"\uDfff": 1}}', "sample, a key: a lone surrogate"),
             (b'{"messages": []', "Expecting"),
-            (b"\xff\xfe{}", "the body is no UTF-8 text: byte 0"),
+            (b"\xff\xfe{}", "the body is not UTF-8 text: byte 0"),
             (b"", "Expecting value"),
             (b'{"messages": [], "ground_truth": ' + b"9" * 5000 + b"}", "Exceeds the limit"),
             (b'{"messages": [], "ground_truth": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "the body nests deeper"),
@@ -317,7 +315,7 @@ class TestRefusals:
     async def test_addresses_and_methods_that_there_are_not(self, asker: Asker) -> None:
         for path in ("/", "/v1", "/v1/rewards/", "/v1/rewards/exact/", "/v1/rewards/nosuch", "/v1/rewards/exact/x"):
             assert (await asker.get(path)).status == 404, path
-        assert "there is exact, longest, broken" in (await asker.get("/v1/rewards/nosuch")).message
+        assert "this server has exact, longest, broken" in (await asker.get("/v1/rewards/nosuch")).message
         for method, path, allowed in (
             ("POST", "/health", "GET, HEAD"),
             ("GET", "/v1/rewards/exact/score", "POST"),

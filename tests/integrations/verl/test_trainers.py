@@ -22,7 +22,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from reward_kit import reward_function
 from reward_kit.agent.models import StepData
 from reward_kit.errors import ConfigError
-from reward_kit.integrations.verl.agent_loop import agent_loop_outputs
+from reward_kit.integrations.verl.data_proto import agent_loop_outputs
 from reward_kit.integrations.verl.register import register
 from reward_kit.integrations.verl.reward_loop import RewardKitManager
 from reward_kit.integrations.verl.trainer_rewards import TrainerRewards

@@ -88,7 +88,7 @@ class TestReading:
         (tmp_path / "run.json").write_text(
             '{"schema_version": 1, "task_name": "t", "timing": {"started_at": "2026-01-01T00:00:00Z"}}'
         )
-        with pytest.raises(ConfigError, match="is no run of `reward-kit train`"):
+        with pytest.raises(ConfigError, match="is not a run of `reward-kit train`"):
             read_training(tmp_path)
 
 
