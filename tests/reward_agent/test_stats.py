@@ -222,6 +222,6 @@ class TestMetrics:
 
     def test_every_name_is_explained_in_the_guide(self, request):
         guide = (request.config.rootpath / "docs" / "guides" / "reward_agent.md").read_text()
-        explained = guide.split("| `reward_agent/…` | is |")[1].split("\n\n")[0]
+        explained = guide.split("| `reward_agent/…` | Meaning |")[1].split("\n\n")[0]
         for name in Tally().stats(0).__slots__:
             assert f"`{name}`" in explained, name

@@ -23,7 +23,7 @@ def rows(heading: str) -> list[list[str]]:
 def test_the_keys_are_those_of_the_policy_with_their_defaults() -> None:
     parameters = inspect.signature(HFAgentPolicy).parameters
     listed = {}
-    for keys, default, _ in rows("key | default | what it is"):
+    for keys, default, _ in rows("Key | Default | Meaning"):
         named = re.findall(r"`(\w+)`", keys)
         listed |= dict(zip(named, [default] * len(named) if len(named) == 1 else default.split(", "), strict=True))
     assert list(listed) == list(parameters)
@@ -34,10 +34,10 @@ def test_the_keys_are_those_of_the_policy_with_their_defaults() -> None:
 
 
 def test_the_formats_and_the_reasons_are_those_of_the_code() -> None:
-    assert {name.strip("`") for name, _ in rows("`action_format` | what the model writes")} == {*FORMATS, "template"}
+    assert {name.strip("`") for name, _ in rows("`action_format` | The model writes")} == {*FORMATS, "template"}
     reasons = {
         value
         for key, value in vars(chat_layout).items()
         if re.fullmatch("[A-Z]+_[A-Z_]+", key) and isinstance(value, str)
     }
-    assert {name.strip("`") for name, _ in rows("`segment_reason` | what happened")} == reasons - {NO_TOOLS}
+    assert {name.strip("`") for name, _ in rows("`segment_reason` | Cause")} == reasons - {NO_TOOLS}

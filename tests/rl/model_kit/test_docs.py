@@ -20,7 +20,7 @@ def test_the_table_of_tokens_is_true() -> None:
 
 
 def test_the_calls_of_the_table_exist() -> None:
-    (table,) = re.findall(r"\| call \|.*?\n\n", PAGE, re.DOTALL)
+    (table,) = re.findall(r"\| Call \| Effect.*?\n\n", PAGE, re.DOTALL)
     calls = re.findall(r"`(\w+)\(", "\n".join(line.split("|")[1] for line in table.strip().splitlines()))
     assert len(calls) == 9
     assert all(callable(getattr(checkpoint, name)) for name in calls)
