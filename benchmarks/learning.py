@@ -38,7 +38,7 @@ from reward_kit.rl.training.pipelines import latest_state  # noqa: E402
 from reward_kit.rl.training.plan import load_plan  # noqa: E402
 from reward_kit.rl.training.resume import header_of  # noqa: E402
 from reward_kit.rl.training.rollouts import Collector  # noqa: E402
-from reward_kit.rl.training.session import train as run_training  # noqa: E402
+from reward_kit.rl.training.session import run_training  # noqa: E402
 from reward_kit.runs.run_folder import RunFolder  # noqa: E402
 from reward_kit.runs.tasks import load_task  # noqa: E402
 

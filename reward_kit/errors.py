@@ -15,7 +15,8 @@ import asyncio
 import difflib
 import os
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -327,3 +328,18 @@ def kind_of(value: Any) -> str:
 def how_to_install(extra: str) -> str:
     """Return the command that installs an extra; no package index has this version."""
     return f"install the extra {extra!r}: pip install '/path/to/reward-kit[{extra}]' (in the clone: '.[{extra}]')"
+
+
+@contextmanager
+def requires_extra(extra: str, what: str) -> Iterator[None]:
+    """Report a missing package in this block's imports as a missing extra, in the name of `what`.
+
+    Raises:
+        ConfigError: an import fails because a package is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("reward_kit"):
+            raise
+        raise ConfigError(f"{what} needs {error.name}; {how_to_install(extra)}") from error

@@ -16,7 +16,7 @@ from click.shell_completion import get_completion_class
 
 from reward_kit.cli.echo import echo
 from reward_kit.cli.trust import trust_new_folder
-from reward_kit.errors import ConfigError
+from reward_kit.errors import ConfigError, requires_extra
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -98,9 +98,8 @@ def task_schema() -> str:
 
 def train_schema() -> str:
     """Return the JSON schema of train files."""
-    from reward_kit.cli.train import needs_to_learn
 
-    with needs_to_learn("the schema of train files"):
+    with requires_extra("train", "the schema of train files"):
         from reward_kit.rl.training.config import TrainModel
     return schema_of(TrainModel)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +9,7 @@ import click
 
 from reward_kit.cli.options import display_option, json_option, resume_options, set_option
 from reward_kit.cli.trust import trust_option
-from reward_kit.errors import ConfigError, how_to_install
-
-
-@contextlib.contextmanager
-def needs_to_learn(what: str) -> Iterator[None]:
-    """Report a missing `[train]` extra for the imports in this block, in the name of `what`.
-
-    Imports in here keep help and completion free of PyTorch.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("reward_kit"):
-            raise
-        raise ConfigError(f"{what} needs {error.name}; {how_to_install('train')}") from error
+from reward_kit.errors import requires_extra
 
 
 @click.command(name="train")
@@ -49,6 +33,6 @@ def command(**given: Any) -> None:
       reward-kit train train.yaml --dry-run
       reward-kit train --resume
     """
-    with needs_to_learn("train"):
+    with requires_extra("train", "train"):  # keeps --help and completion free of PyTorch
         from reward_kit.cli.training import TrainArgs, run_train
     run_train(TrainArgs(**given))

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import shutil
 import sys
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-import anyio
 import click
 
 from reward_kit.cli.echo import echo, echo_json
@@ -26,22 +24,19 @@ from reward_kit.cli.outcome import (
 from reward_kit.cli.trust import require_trust_in_file
 from reward_kit.display_text import counted
 from reward_kit.errors import ConfigError
-from reward_kit.processes import LOG_FOLDER
 from reward_kit.rl.learner.sharding import ProcessGroup, open_process_group
 from reward_kit.rl.training.description import describe_plan, plan_notes
 from reward_kit.rl.training.logs import TrainingDisplay
 from reward_kit.rl.training.plan import TrainingPlan, check_policy, load_plan
-from reward_kit.rl.training.resume import CHANGEABLE, changes_since, header_of
-from reward_kit.rl.training.session import INTERRUPTED, TrainingOutcome, train
+from reward_kit.rl.training.resume import CHANGEABLE, changes_since
+from reward_kit.rl.training.session import INTERRUPTED
 from reward_kit.rl.training.setup import Factories, help_to_train, sharded_by
-from reward_kit.runs import events
-from reward_kit.runs.files import METRICS
+from reward_kit.rl.training.train_file import check_resources, create_run, train_into
 from reward_kit.runs.plan import Control
 from reward_kit.runs.redaction import without_hidden
-from reward_kit.runs.run_folder import CHECKPOINTS, RunFolder, RunHeader, latest_run, new_run_path
+from reward_kit.runs.run_folder import RunHeader, latest_run
 from reward_kit.runs.runner import write_page
 from reward_kit.runs.task_file import parse_override
-from reward_kit.runs.tasks import check_world
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +80,9 @@ def _run_first(args: TrainArgs, group: ProcessGroup | None) -> int:
         else:
             plan = load_plan(args.config, overrides)
         check_policy(plan)
-        anyio.run(check_world, plan.task.definition, plan.samples, plan.task.located)
+        check_resources(plan)
         for note in [*plan.task.notes, *plan_notes(plan)]:
             echo(note, err=True)
-        if (held_out := plan.held_out) is not None:
-            anyio.run(check_world, held_out.task.definition, held_out.samples, held_out.task.located)
     if args.dry_run:
         if args.as_json:
             echo_json({"dry_run": True, "run": plan.name})
@@ -97,17 +90,7 @@ def _run_first(args: TrainArgs, group: ProcessGroup | None) -> int:
             echo(describe_plan(plan))
         echo("Nothing was written.", err=True)
         return 0
-    if path is None:
-        path = new_run_path(args.log_dir, plan.name)
-        RunFolder.create(path, header_of(path.name, plan), plan.redaction)
-    try:
-        return _train(plan, path, args, group)
-    except (ConfigError, ExceptionGroup) as error:
-        is_refused = isinstance(error, ConfigError) or error.subgroup(ConfigError) is not None
-        is_used = _has_figures(path) or any((path / CHECKPOINTS).glob("*"))
-        if is_refused and args.resume is None and not is_used:  # by something that only weights or environments show
-            shutil.rmtree(path, ignore_errors=True)
-        raise
+    return _train(plan, path or create_run(plan, args.log_dir), args, group)
 
 
 def _plan_to_resume(args: TrainArgs, given: dict[str, object]) -> tuple[Path, TrainingPlan]:
@@ -146,10 +129,6 @@ def _plan_to_resume(args: TrainArgs, given: dict[str, object]) -> tuple[Path, Tr
     return path, plan
 
 
-def _has_figures(run: Path) -> bool:
-    return (run / METRICS).is_file() and (run / METRICS).stat().st_size > 0
-
-
 def _train(plan: TrainingPlan, path: Path, args: TrainArgs, group: ProcessGroup | None) -> int:
     factories = Factories() if group is None else Factories(sharded_by(group))
     if plan.config.engine.type == "ray":
@@ -160,26 +139,20 @@ def _train(plan: TrainingPlan, path: Path, args: TrainArgs, group: ProcessGroup 
     display = TrainingDisplay(display_kind(args.display), plan.config.updates, evaluated_every=every)
 
     def stoppable(control: Control, watching: TrainingDisplay) -> AbstractAsyncContextManager[None]:
+        log_to(path / "run.log", plan.redaction)
         return interruptible(control, watching.say, None)
 
-    async def run() -> TrainingOutcome:
-        with display, contextlib.redirect_stdout(sys.stderr):
-            return await train(plan, folder, display, stoppable, factories)
-
     allow_many_connections()
-    # Libraries that load and write weights would draw their bars over ours.
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    with RunFolder(path, plan.redaction) as folder:
-        log_to(path / "run.log", plan.redaction)
-        LOG_FOLDER.set(path / "logs")
-        events.began(path, "training", plan.config.updates)
-        try:
-            outcome = anyio.run(run)
-        finally:
-            # Also for a run that failed or was stopped.
-            if _has_figures(path):
-                note_page(*write_page(path))
-        events.ended(path, "training", outcome.status)
+    with contextlib.redirect_stdout(sys.stderr):
+        outcome = train_into(
+            path,
+            plan,
+            display,
+            stoppable,
+            factories=factories,
+            is_new=args.resume is None,
+            on_end=lambda run: note_page(*write_page(run)),
+        )
 
     if args.as_json:
         echo_json({"run": str(path), "status": outcome.status, **outcome.summary})

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from reward_kit.rl.trainer import Trainer
     from reward_kit.rl.training.pipelines import Pipeline
     from reward_kit.rl.training.plan import load_plan
-    from reward_kit.rl.training.session import train
+    from reward_kit.rl.training.train_file import train
 
 __all__ = [
     "TERSE_TEMPLATE",
@@ -111,6 +111,6 @@ _MODULES = {
     "trainer": "Trainer",
     "training.pipelines": "Pipeline",
     "training.plan": "load_plan",
-    "training.session": "train",
+    "training.train_file": "train",
 }
 __getattr__, __dir__ = lazy_modules(__name__, _MODULES)

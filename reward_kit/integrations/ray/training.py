@@ -43,7 +43,7 @@ from reward_kit.rl.training.logs import TrainingDisplay
 from reward_kit.rl.training.plan import TrainingPlan, check_policy, load_plan
 from reward_kit.rl.training.resume import changes_since, header_of
 from reward_kit.rl.training.rollouts import acting_as
-from reward_kit.rl.training.session import TrainingOutcome, train
+from reward_kit.rl.training.session import TrainingOutcome, run_training
 from reward_kit.rl.training.setup import Factories, Workers, help_to_train, make_worker, sharded_by, use_threads
 from reward_kit.runs.plan import Control
 from reward_kit.runs.run_folder import FILE, RunFolder, RunHeader
@@ -280,4 +280,4 @@ async def _train(plan: TrainingPlan, folder: RunFolder, group: ProcessGroup | No
     factories = Factories() if group is None else Factories(sharded_by(group))
     if plan.config.engine.type == "ray":
         factories = on_cluster(plan, factories)
-    return await train(plan, folder, TrainingDisplay("none", plan.config.updates), uninterrupted, factories)
+    return await run_training(plan, folder, TrainingDisplay("none", plan.config.updates), uninterrupted, factories)

@@ -37,13 +37,14 @@ Interruptible = Callable[[Control, TrainingDisplay], AbstractAsyncContextManager
 
 @dataclass(frozen=True, slots=True)
 class TrainingOutcome:
-    """The end of a run: "complete" or "interrupted", and its `summary.json`."""
+    """The end of a run: its folder, "complete" or "interrupted", and its `summary.json`."""
 
+    path: Path
     status: str
     summary: dict[str, Any]
 
 
-async def train(
+async def run_training(
     plan: TrainingPlan,
     folder: RunFolder,
     display: TrainingDisplay,
@@ -92,11 +93,11 @@ async def train(
                         status = await session.run(resumed=checkpoint is not None)
                 summary = session.summary()
                 folder.write_summary(summary)
-                return TrainingOutcome(status, summary)
+                return TrainingOutcome(folder.path, status, summary)
     except BaseException:
         note_end("failed")
         raise
-    return TrainingOutcome(INTERRUPTED, {"updates": note_end(INTERRUPTED), "stopped": control.stop_reason})
+    return TrainingOutcome(folder.path, INTERRUPTED, {"updates": note_end(INTERRUPTED), "stopped": control.stop_reason})
 
 
 class _Session:

@@ -14,8 +14,7 @@ import yaml
 from reward_kit.rl.training.logs import TrainingDisplay
 from reward_kit.rl.training.plan import TrainingPlan, load_plan
 from reward_kit.rl.training.resume import header_of
-from reward_kit.rl.training.session import TrainingOutcome
-from reward_kit.rl.training.session import train as run_training
+from reward_kit.rl.training.session import TrainingOutcome, run_training
 from reward_kit.rl.training.setup import Factories
 from reward_kit.runs.plan import Control
 from reward_kit.runs.run_folder import RunFolder

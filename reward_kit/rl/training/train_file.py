@@ -1,0 +1,125 @@
+"""`train`, the Python form of `reward-kit train`, and the steps that both share."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reward_kit.blocking import run_blocking
+from reward_kit.errors import ConfigError, requires_extra
+from reward_kit.processes import LOG_FOLDER
+from reward_kit.runs import events
+from reward_kit.runs.files import METRICS
+from reward_kit.runs.run_folder import CHECKPOINTS, RunFolder, new_run_path
+from reward_kit.runs.runner import write_page
+from reward_kit.runs.tasks import check_world
+
+if TYPE_CHECKING:
+    from reward_kit.rl.training.logs import TrainingDisplay
+    from reward_kit.rl.training.plan import TrainingPlan
+    from reward_kit.rl.training.session import Interruptible, TrainingOutcome
+    from reward_kit.rl.training.setup import Factories
+
+
+def train(
+    config: str | Path, *, overrides: Mapping[str, Any] | None = None, log_dir: str | Path = "runs"
+) -> TrainingOutcome:
+    """Train a policy as a train file describes, and return the new run. Blocks, also inside a running event loop.
+
+    The run has the same files as one of `reward-kit train`; continue it with `reward-kit train --resume RUN`. Code that
+    the file names runs without a question.
+
+    Args:
+        config: the train file.
+        overrides: its keys, dotted for inner ones (`{"ppo.lr": 1e-4}`), with `task.KEY` for those of the task.
+        log_dir: the directory in which the run's directory is created.
+
+    Raises:
+        ConfigError: the train file or an override is invalid, or the extra `train` is not installed.
+        RewardKitError: training failed; everything up to the last checkpoint is kept.
+    """
+    with requires_extra("train", "train"):
+        from reward_kit.rl.training.logs import TrainingDisplay
+        from reward_kit.rl.training.plan import check_policy, load_plan
+        from reward_kit.rl.training.session import run_training  # noqa: F401  # needs PyTorch
+    plan = load_plan(Path(config), dict(overrides or {}))
+    check_policy(plan)
+    check_resources(plan)
+    every = plan.config.evaluation.every if plan.config.evaluation is not None else None
+    display = TrainingDisplay("none", plan.config.updates, evaluated_every=every)
+    path = create_run(plan, Path(log_dir))
+    return train_into(path, plan, display, lambda control, shown: nullcontext(), is_new=True, on_end=write_page)
+
+
+def check_resources(plan: TrainingPlan) -> None:
+    """Create and reset the resources of the training task and of the held-out one once."""
+    run_blocking(check_world(plan.task.definition, plan.samples, plan.task.located))
+    if (held_out := plan.held_out) is not None:
+        run_blocking(check_world(held_out.task.definition, held_out.samples, held_out.task.located))
+
+
+def create_run(plan: TrainingPlan, log_dir: Path) -> Path:
+    """Create the directory of a new run, with its `run.json`."""
+    from reward_kit.rl.training.resume import header_of
+
+    path = new_run_path(log_dir, plan.name)
+    RunFolder.create(path, header_of(path.name, plan), plan.redaction)
+    return path
+
+
+def train_into(
+    path: Path,
+    plan: TrainingPlan,
+    display: TrainingDisplay,
+    interruptible: Interruptible,
+    *,
+    factories: Factories | None = None,
+    is_new: bool,
+    on_end: Callable[[Path], object],
+) -> TrainingOutcome:
+    """Train in the directory of a run.
+
+    A new run that is refused by what only weights or resources show leaves no directory.
+
+    Args:
+        path: of the run, from `create_run` or to be resumed.
+        plan: the plan.
+        display: shows progress.
+        interruptible: lets the user stop the run while its block is open.
+        factories: of components in other processes.
+        is_new: whether the run was just created.
+        on_end: called with the path if there are metrics, also after a failure.
+    """
+    from reward_kit.rl.training.session import run_training
+
+    # Libraries that load and write weights would draw their bars over ours.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+    async def run(folder: RunFolder) -> TrainingOutcome:
+        with display:
+            return await run_training(plan, folder, display, interruptible, factories)
+
+    try:
+        with RunFolder(path, plan.redaction) as folder:
+            LOG_FOLDER.set(path / "logs")
+            events.began(path, "training", plan.config.updates)
+            try:
+                outcome = run_blocking(run(folder))
+            finally:
+                if _has_metrics(path):
+                    on_end(path)
+            events.ended(path, "training", outcome.status)
+            return outcome
+    except (ConfigError, ExceptionGroup) as error:
+        is_refused = isinstance(error, ConfigError) or error.subgroup(ConfigError) is not None
+        if is_refused and is_new and not _has_metrics(path) and not any((path / CHECKPOINTS).glob("*")):
+            shutil.rmtree(path, ignore_errors=True)
+        raise
+
+
+def _has_metrics(run: Path) -> bool:
+    return (run / METRICS).is_file() and (run / METRICS).stat().st_size > 0
