@@ -26,8 +26,8 @@ GROUPS = (
     Group(
         "running",
         "Run and evaluate",
-        "What `reward-kit run` and `reward-kit score` do, from Python and in notebooks; how they go is told in"
-        " [runs](../../guides/runs.md#from-python). The keys of a task are those of [the task file](../task_file.md).",
+        "`reward-kit run` and `reward-kit score` from Python and in notebooks; see"
+        " [runs](../../guides/runs.md#from-python). The keys of a task are in [the task file](../task_file.md).",
         {
             "Run": (
                 "reward_kit.runs.evaluation:evaluate",
@@ -38,7 +38,7 @@ GROUPS = (
                 "reward_kit.models:TaskDefinitionModel",
                 "reward_kit.runs.tasks:load_task",
             ),
-            "Read what was stored": (
+            "Read stored runs": (
                 "reward_kit.runs.run_folder:read_episodes",
                 "reward_kit.runs.run_folder:read_scores",
                 "reward_kit.episodes.record:episode_from_record",
@@ -50,8 +50,8 @@ GROUPS = (
     Group(
         "rewards",
         "Rewards",
-        "To [write a reward function](../../guides/rewards.md) and to [call it](../../guides/reward_agent.md). Those"
-        " that come with reward-kit have [a page of their own](../rewards_built_in.md).",
+        "To [write a reward function](../../guides/rewards.md) and to [call it](../../guides/reward_agent.md)."
+        " [Built-in rewards](../rewards_built_in.md) have their own page.",
         {
             "Write a reward": (
                 "reward_kit.typed_interface:reward_function",
@@ -62,20 +62,20 @@ GROUPS = (
                 "reward_kit.reward_agent.levels:load_custom_reward",
             ),
             "Call rewards": ("reward_kit.reward_agent",),
-            "Simulate what overlap would gain": ("reward_kit.rl.overlap",),
+            "Simulate overlap": ("reward_kit.rl.overlap",),
         },
     ),
     Group(
         "agents",
         "Agents and models",
-        "To [choose or write a policy](../../guides/policies.md), and to let it act by hand.",
+        "[Policies](../../guides/policies.md), and running them from Python.",
         {
             "Write a policy": (
                 "reward_kit.agent.policy_interface:AgentPolicy",
                 "reward_kit.agent.policy_interface:PolicyOutput",
                 "reward_kit.agent.policy_interface:EpisodeContext",
             ),
-            "Policies that there are": (
+            "Built-in policies": (
                 "reward_kit.agent.policies.openai_policy:OpenAIAgentPolicy",
                 "reward_kit.agent.policies.hf_policy:HFAgentPolicy",
                 "reward_kit.agent.policies.own_agent_policy:OwnAgentPolicy",
@@ -91,27 +91,26 @@ GROUPS = (
                 "reward_kit.agent.samples:Sample",
             ),
             "Messages": ("reward_kit.models:Message", "reward_kit.models:ToolCall"),
-            "Ask a model": ("reward_kit.providers",),
+            "Model endpoints": ("reward_kit.providers",),
         },
     ),
     Group(
         "worlds",
-        "Worlds and tools",
-        "To [give an agent a world and tools](../../guides/environments.md).",
+        "Resources and tools",
+        "[Resources and tools](../../guides/environments.md) for agents.",
         {
-            "Write a world": (
+            "Write a resource": (
                 "reward_kit.environments.base:ForkableResource",
                 "reward_kit.environments.base:StepOutcome",
                 "reward_kit.environments.tools:ToolRegistry",
             ),
-            "All of the package": ("reward_kit.environments",),
+            "The whole package": ("reward_kit.environments",),
         },
     ),
     Group(
         "episodes",
         "Episodes and tokens",
-        "The record of what happened; [what an episode is](../../concepts/episode.md) and how"
-        " [tokens and masks](../../concepts/tokens.md) are made of it.",
+        "[Episodes](../../concepts/episode.md), and [tokens and masks](../../concepts/tokens.md).",
         {
             "Episodes": (
                 "reward_kit.episodes.single_agent_episode:SingleAgentEpisode",
@@ -132,7 +131,7 @@ GROUPS = (
     Group(
         "credit",
         "Credit",
-        "What each step was worth; the formulas are told in [Credit](../../concepts/credit.md).",
+        "Advantages of steps; see [Credit](../../concepts/credit.md) for the formulas.",
         {
             "By name": (
                 "reward_kit.rl_helpers:system_apply_gigpo_to_batch_steps",
@@ -152,6 +151,7 @@ GROUPS = (
         " [the PPO step](../ppo.md), [losses](../losses.md) and [reward managers](../reward_managers.md).",
         {
             "The loop": (
+                "reward_kit.rl.training.train_file:train",
                 "reward_kit.rl.trainer:Trainer",
                 "reward_kit.rl.training.pipelines:Pipeline",
                 "reward_kit.rl.served_policy:ServedPolicy",
@@ -166,13 +166,13 @@ GROUPS = (
     Group(
         "sandbox",
         "The sandbox",
-        "Runs code that nobody vouches for; [what it promises, and what not](../../concepts/sandbox.md).",
-        {"All of the package": ("reward_kit.sandbox",)},
+        "Runs untrusted code; see [guarantees and limits](../../concepts/sandbox.md).",
+        {"The whole package": ("reward_kit.sandbox",)},
     ),
     Group(
         "errors",
         "Errors",
-        "What each means and what to do is told on [the page of errors](../errors.md).",
+        "See [the page of errors](../errors.md) for meanings and fixes.",
         {"Base and boundary": ("reward_kit.errors:RewardKitError", "reward_kit.errors")},
     ),
     Group(

@@ -29,11 +29,11 @@ the module shown.
 
 
 class Name(NamedTuple):
-    """A public name: where it is defined, what it is called there, and the first line that is said of it."""
+    """A public name: its module, its name, and the first line of its docstring."""
 
     module: str
     name: str
-    told: str
+    summary: str
 
     @property
     def path(self) -> str:
@@ -55,7 +55,7 @@ def index_page() -> str:
         rows = []
         for one in (name for names in names_of(group).values() for name in names):
             shown = f"**[`{one.name}`][{one.path}]**" if one.name in own else f"[`{one.name}`][{one.path}]"
-            rows.append((shown, one.told.replace("|", r"\|")))
+            rows.append((shown, one.summary.replace("|", r"\|")))
         parts.append(table(["Name", "Meaning"], rows) + "\n")
     return "\n".join(parts)
 
@@ -122,8 +122,8 @@ def _named(module: str, name: str) -> Name:
             return Name(module, name, (ast.get_docstring(node) or "").split("\n\n")[0].replace("\n", " "))
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            is_told = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-            return Name(module, name, str(after.value.value).split("\n")[0] if is_told else "")  # type: ignore[union-attr]
+            has_docstring = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            return Name(module, name, str(after.value.value).split("\n")[0] if has_docstring else "")  # type: ignore[union-attr]
     home = _homes(module).get(name)
     assert home is not None, f"{module} has no {name}"
     return _named(home, name)

@@ -158,7 +158,7 @@ class TestThePythonReference:
     def test_every_name_has_a_first_line(self, maker: Maker) -> None:
         python_pages = maker("python_pages")
         names = [one for group in python_pages.GROUPS for part in python_pages.names_of(group).values() for one in part]
-        assert [one.path for one in names if not one.told] == []
+        assert [one.path for one in names if not one.summary] == []
 
 
 class TestPagesOfTheRepository:
