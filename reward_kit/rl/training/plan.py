@@ -31,9 +31,7 @@ from reward_kit.task_parts import CreditModel, PolicyModel
 TRAIN_FILE = "train file"
 HELD_OUT = "held_out/"
 _OF_TASKS = {*TaskDefinitionModel.model_fields} - {*TrainModel.model_fields}
-_NEEDS_PEERS = (
-    *("gigpo", "grpo", "rloo", "opo", "gpg", "grpo_passk", "turn_level_grpo", "reinforce_plus_plus_baseline"),
-)
+_WITHOUT_GROUPS = ("reinforce_plus_plus", "discounted_returns", "gae")
 _PPO_OPTIONS = {one.name for one in fields(PPOConfig)}
 _PLAIN = (bool, int, float, str, list, dict, tuple)
 
@@ -222,7 +220,7 @@ def _check(
             refusals["early_stop", "metric"] = "there is no evaluation: block"
         if (config.checkpoints.best_by or "").startswith(HELD_OUT):
             refusals["checkpoints", "best_by"] = "there is no evaluation: block"
-    if credit.estimator in _NEEDS_PEERS and rollout.group_size < 2:
+    if credit.estimator not in _WITHOUT_GROUPS and rollout.group_size < 2:
         refusals["rollout", "group_size"] = f"{credit.estimator} compares the episodes of a group, and there is one"
     if (config.engine.workers or 0) > (episodes := rollout.samples_per_update * rollout.group_size):
         refusals["engine", "workers"] = f"an update has {episodes} episodes"

@@ -11,7 +11,9 @@ import yaml
 
 from reward_kit.errors import ConfigError
 from reward_kit.rl.overlap import Schedule
+from reward_kit.rl.training.description import describe_plan
 from reward_kit.rl.training.plan import load_plan
+from reward_kit.rl_helpers import ESTIMATORS
 from tests.rl.training.lake import TRAIN, lake_folder
 
 
@@ -97,6 +99,12 @@ def test_a_task_within_the_file_is_held_to_the_same(tmp_path: Path, task: dict[s
     assert told in str(refused.value) and str(path) in str(refused.value)
     if "run_limits" not in task:
         assert f":{line_of(path, next(iter(task)))}:" in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_every_estimator_can_be_described(tmp_path: Path, name: str) -> None:
+    plan = load_plan(lake_folder(tmp_path, credit=name))
+    assert f"Credit      {name}: A = " in describe_plan(plan)
 
 
 def test_training_needs_scores(tmp_path: Path) -> None:
