@@ -141,6 +141,15 @@ def test_a_trace_says_of_its_end_what_verifiers_would(stop: str, told: str) -> N
     assert (trace["stop_condition"], trace["is_timeout"]) == (told, told == "agent_timeout")
 
 
+def test_a_trace_marks_every_limit_as_cut_off() -> None:
+    episode = spoken("user", "assistant")
+    for reason in StopReason:
+        episode.custom_data["stop_reason"] = reason.value
+        condition = trace_of(episode)["stop_condition"]
+        cut_off = ("max_turns", "max_total_tokens", "max_output_tokens", "agent_timeout")
+        assert (condition in cut_off) == reason.is_limit
+
+
 def test_what_cannot_be_a_trace_is_refused() -> None:
     episode = spoken("user", "assistant")
     episode.tokens.add_turn(0, [1], [2], [float("-inf")])

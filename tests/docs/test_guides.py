@@ -1,0 +1,20 @@
+"""Tables of guides that repeat an enum of the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from reward_kit.agent.models import StopReason
+
+GUIDES = Path(__file__).parents[2] / "docs" / "guides"
+
+
+def test_the_task_guide_lists_every_stop_reason_and_whether_it_is_terminal() -> None:
+    section = (GUIDES / "tasks.md").read_text(encoding="utf-8").split("## How an episode ends")[1].split("\n## ")[0]
+    listed = {}
+    for line in section.splitlines():
+        if line.startswith("| `"):
+            names, *_, terminal = [cell.strip() for cell in line.strip("|").split("|")]
+            listed |= dict.fromkeys(re.findall(r"`(\w+)`", names), terminal == "yes")
+    assert listed == {reason.value: reason.is_terminal for reason in StopReason}
