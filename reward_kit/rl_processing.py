@@ -178,7 +178,7 @@ class CreditBatch:
         estimator was called.
         """
         if (credit := self.credit) is None:
-            raise ConfigError("there is no credit yet; call CreditAssigner.advantages first")
+            raise ConfigError("nothing is credited yet; call CreditAssigner.advantages first")
         keys = readable_keys(self.steps, self.state_hash)
         anchors: list[int | None] = [None] * len(credit.anchors_S)
         peers = anchors

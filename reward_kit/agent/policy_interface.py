@@ -119,7 +119,7 @@ class AgentPolicy(ABC):
 
         Args:
             observation: the whole conversation so far, read-only; its last messages are new.
-            available_tools_specs: the tools that can be called now, in OpenAI form; None if there are none.
+            available_tools_specs: the tools that can be called now, in OpenAI form; or None.
         """
 
     async def see_end(self, messages: Sequence[Message]) -> None:

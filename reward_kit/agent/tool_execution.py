@@ -97,7 +97,7 @@ class Toolbox:
         """Make the calls of an action, one after another.
 
         A call that fails answers the agent with the error. A resource that breaks, or does not answer in time, ends the
-        episode: its state is no longer known. The results are added to `done`.
+        episode: its state is unknown. The results are added to `done`.
         """
         done = Execution() if done is None else done
         calls, limit = tool_calls_of(action), self._output_chars
@@ -274,7 +274,7 @@ class ToolErrors:
             ellipsis = ["…"] if len(self._offered) > _SHOWN_TOOLS else []
             offered = ", ".join([*self._offered[:_SHOWN_TOOLS], *ellipsis])
             calls = counted(self._unknown_calls, "call")
-            there = f"there are: {offered}" if offered else "there is none"
+            there = f"there are: {offered}" if offered else "the episode has no tools"
             lines.append(f"{calls} named a tool that is not there: {named} ({there})")
         return lines
 

@@ -63,7 +63,7 @@ def check_episode(
         max_staleness: how many versions behind them an action may have been sampled.
 
     Returns:
-        The problems, [] if there are none. "error" breaks the contract.
+        The problems, or []. "error" breaks the contract.
     """
     findings, tokens = Findings.about_episode(episode.id_), episode.tokens
     _check_end(findings, episode)

@@ -246,7 +246,7 @@ async def check_resource(
         steps: the length of each random walk.
 
     Returns:
-        The problems, [] if there are none. "error" breaks the contract.
+        The problems, or []. "error" breaks the contract.
 
     Raises:
         ConfigError: `setup` refuses the configuration.

@@ -181,7 +181,7 @@ def text_of(truth: Any) -> str:
 
 
 def places_of(truth: Any, text: str) -> Iterator[tuple[int, int]]:
-    """Yield the positions of a ground truth in a text; a number wherever one of its value stands, as 8.0 in "8.00"."""
+    """Yield the positions of a ground truth in a text; for a number, those of equal numbers, as 8.0 in "8.00"."""
     if is_number(truth):
         yield from (match.span() for match in _NUMBERS.finditer(text) if _value(match[0]) == _value(truth))
     elif written := text_of(truth):

@@ -350,9 +350,9 @@ async def _near(checkup: Checkup, grounds: Sequence[Ground]) -> None:
 async def _elsewhere(checkup: Checkup, grounds: Sequence[Ground]) -> None:
     """Put the right answer where it is not the answer: only the last message of the agent counts."""
     for kind, text in (
-        ("counts-prompt", "what the user said is counted as the answer"),
+        ("counts-prompt", "the user's text is counted as the answer"),
         ("counts-earlier-turn", "an earlier answer counts although the last one is wrong"),
-        ("counts-tool-text", "what a tool was asked or said is counted as the answer"),
+        ("counts-tool-text", "a tool's arguments or result are counted as the answer"),
         ("counts-thinking", "what was thought is counted although the answer is wrong"),
     ):
         earners = _Earners(checkup)
@@ -386,4 +386,4 @@ async def _repeated(checkup: Checkup, grounds: Sequence[Ground]) -> None:
             seen = await checkup.see(f"right answer {name}", ground.answered(text))
             if seen.score is not None and seen.score > (ground.gold_score or 0.0) + LITTLE:
                 lines.append(evidence(f"right answer {name} (once: {ground.gold_score:.4g})", seen))
-    checkup.report.note("repetition-earns", "error", "a right answer earns more where it is said at length", lines)
+    checkup.report.note("repetition-earns", "error", "a right answer earns more if it is repeated", lines)

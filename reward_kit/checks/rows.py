@@ -50,7 +50,7 @@ def check_rows(
         max_staleness: how many versions behind them a token may have been sampled.
 
     Returns:
-        The problems, [] if there are none.
+        The problems, or [].
 
     Raises:
         ConfigError: the batch has no `input_ids` or `action_mask`.

@@ -58,7 +58,7 @@ def check_run(run: Path, progress: Callable[[int, float], None] = lambda number,
         progress: called with the number of each line of `episodes.jsonl` and the share of the file that was read.
 
     Raises:
-        ConfigError: there is no run of this name.
+        ConfigError: the run does not exist.
         StoreError: a file of it cannot be read.
     """
     _require_run(run)

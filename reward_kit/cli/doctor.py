@@ -56,7 +56,7 @@ class EndpointAnswer(NamedTuple):
     models: int | None = None
 
 
-async def _ask_all(base_urls: Sequence[str]) -> list[EndpointAnswer]:
+async def ask_endpoints(base_urls: Sequence[str]) -> list[EndpointAnswer]:
     """Ask the endpoint that the environment names, if any, and those that are given, all at once."""
     endpoints, answers = [], []
     in_file = read_dotenv(Path.cwd())
@@ -181,7 +181,7 @@ def command(as_json: bool, base_urls: tuple[str, ...]) -> int:
 
 
 async def _examine(base_urls: Sequence[str]) -> dict[str, Any]:
-    endpoints = await _ask_all(base_urls)  # first, since a wrong URL is reported at once
+    endpoints = await ask_endpoints(base_urls)  # first, since a wrong URL is reported at once
     import resource
 
     strengths = await probe()

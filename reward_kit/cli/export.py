@@ -118,7 +118,7 @@ def _folder(path: Path, *, is_private: bool) -> Path:
 
 def _check_target(path: Path) -> None:
     if path != STDOUT and not path.parent.is_dir():
-        raise ConfigError(f"-o {path}: there is no folder {path.parent}; make it first")
+        raise ConfigError(f"-o {path}: folder {path.parent} does not exist; create it first")
     if path.is_dir():
         raise ConfigError(f"-o {path} is a folder; name a file")
 
@@ -134,7 +134,7 @@ def _targets(run: Path, form: str, output: Path | None, tables: Sequence[str]) -
     if output == STDOUT:
         raise ConfigError("-o - takes one table; choose it with --table")
     if output is not None and not output.parent.is_dir():
-        raise ConfigError(f"-o {output}: there is no folder {output.parent}; make it first")
+        raise ConfigError(f"-o {output}: folder {output.parent} does not exist; create it first")
     if output is not None and output.suffix in (".csv", ".parquet"):
         raise ConfigError(f"-o {output}: {len(chosen)} tables need a folder; or choose one with --table")
     folder = _folder(output or run / "export", is_private=output is None)

@@ -49,7 +49,7 @@ class StoredRun:
 def stored_runs(folder: Path) -> list[StoredRun]:
     """Return the runs in a folder, the newest first."""
     if not folder.is_dir():
-        raise ConfigError(f"there is no folder {folder}; name the folder of the runs with --log-dir")
+        raise ConfigError(f"folder {folder} does not exist; name the folder of the runs with --log-dir")
     runs = [_read(path.parent) for path in folder.glob(f"*/{FILE}")]
     return sorted(runs, key=lambda run: run.started_at, reverse=True)
 

@@ -158,7 +158,7 @@ def _train(plan: TrainingPlan, path: Path, args: TrainArgs, group: ProcessGroup 
         echo_json({"run": str(path), "status": outcome.status, **outcome.summary})
     elif (best := outcome.summary.get("best")) is not None:
         update = outcome.summary["best_update"]
-        when = f"after update {update}" if update else "before the first update; none was better, so there is no model/"
+        when = f"after update {update}" if update else "before the first update; no later one was better: no model/"
         echo(f"best {outcome.summary['metric']} {best:.3f} {when}")
     echo(f"Written to {path}", err=True)
     if outcome.status != INTERRUPTED:

@@ -61,7 +61,7 @@ def command(folder: Path, port: int, opens: bool, output: Path | None) -> None:
 
 def _catalogue_of(folder: Path) -> RunCatalogue:
     if not folder.is_dir():
-        raise ConfigError(f"there is no folder {folder}; name the folder of the runs, or of one run")
+        raise ConfigError(f"folder {folder} does not exist; name the folder of the runs, or of one run")
     if (folder / FILE).is_file():
         whole = folder.resolve()
         return RunCatalogue(whole.parent, only=whole.name)

@@ -262,7 +262,7 @@ def relative(
     centred = values / units
     centred -= centred[first_of_each(groups)][groups]
     totals = np.bincount(groups, weights)
-    # If all weights are zero, as of trajectories without steps, there is no mean to subtract.
+    # If all weights are zero, as of trajectories without steps, nothing is subtracted.
     centred -= (np.bincount(groups, weights * centred) / np.where(totals > 0, totals, 1.0))[groups]
     scales = _scales(centred, groups, weights, normalization, epsilon / units, normalization_constant)
     counts = (scales > 0) & (np.bincount(groups) >= min_group_size)[groups]

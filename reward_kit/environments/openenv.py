@@ -355,7 +355,7 @@ class OpenEnvSession:
         """
         source = f"{kind} at {self._url}"
         if self._socket is None or self._spoilt:
-            raise EnvironmentFailure(f"{source}: there is no session{f': {self._spoilt}' if self._spoilt else ''}")
+            raise EnvironmentFailure(f"{source}: the session is closed{f': {self._spoilt}' if self._spoilt else ''}")
         # Before the first question a server may report that it is full. Later that would shift every answer by one.
         if self._has_begun and not self._answers.empty():
             unasked = self._answers.get_nowait()

@@ -235,7 +235,7 @@ def _list_tables(database: GuardedConnection) -> list[dict[str, str]]:
 def _describe_table(database: GuardedConnection, name: str) -> dict[str, Any]:
     known = {entry["name"].lower(): entry for entry in _list_tables(database)}
     if name.lower() not in known:
-        raise ToolError(f"there is no table {name!r}{did_you_mean(name, known)}")
+        raise ToolError(f"unknown table {name!r}{did_you_mean(name, known)}")
     with database.atomic() as connection:
         columns = connection.execute(
             'SELECT name, type, "notnull", dflt_value, pk FROM pragma_table_info(?) ORDER BY cid', (name,)

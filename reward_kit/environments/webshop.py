@@ -262,7 +262,7 @@ class Catalogue:
         """Return the numbers of the best matches, at most 50: every word counts, none is required (BM25)."""
         terms = tuple(dict.fromkeys(_TERM.findall(query.lower())))
         if not terms:
-            raise ToolError("search: query: there is no word in it")
+            raise ToolError("search: query has no word")
         if len(terms) > MAX_TERMS:
             raise ToolError(f"search: query: {len(terms)} different words; at most {MAX_TERMS}")
         expression = " OR ".join(f'"{term}"' for term in terms)

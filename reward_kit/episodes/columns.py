@@ -38,7 +38,7 @@ def one_hot(value: Any, space: Any) -> Any:
     """Return the item, or a stack of items, with every discrete part as a one-hot vector of float32.
 
     Raises:
-        EpisodeError: there is no space, or a number lies outside it.
+        EpisodeError: the space is missing, or a number lies outside it.
     """
     if space is None:
         raise EpisodeError("one_hot_discrete=True needs the space; give observation_space= or action_space=")

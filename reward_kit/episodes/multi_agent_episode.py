@@ -332,7 +332,7 @@ class MultiAgentEpisode(MultiAgentRecord):
                 if flag and agent not in observations and agent not in rewards and not self.knows(agent):
                     near = did_you_mean(str(agent), [ALL, *map(str, self._tracks)])
                     raise EpisodeError(
-                        f"episode {self.id_}, step {len(self)}: {name} ends {agent!r}, which is no agent here{near}"
+                        f"episode {self.id_}, step {len(self)}: {name} ends unknown agent {agent!r}{near}"
                     )
 
     def validate(self) -> None:

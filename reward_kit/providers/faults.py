@@ -203,7 +203,7 @@ class Trouble(NamedTuple):
 
 
 def trouble_of(error: BaseException) -> Trouble | None:
-    """Return the temporary trouble that an error of any client, or its cause, reports; None if there is none."""
+    """Return the temporary trouble that an error of any client, or its cause, reports, or None."""
     each: BaseException | None = error
     for _ in range(_LONGEST_CHAIN):
         if each is None:

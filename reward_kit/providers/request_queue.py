@@ -39,7 +39,7 @@ _MEMORY = 0.1  # the share of the latest answer in a running average
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The rates that the user allows one model of one endpoint; None is no limit.
+    """The rates that the user allows one model of one endpoint; None means unlimited.
 
     Attributes:
         requests_per_minute: attempts that may begin in a minute.

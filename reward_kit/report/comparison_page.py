@@ -38,7 +38,7 @@ _TICKS = 3
 def write_comparison(comparison: Comparison, target: Path) -> Path:
     """Write the page of a comparison, and return its file."""
     if not target.parent.is_dir():
-        raise ConfigError(f"-o {target}: there is no folder {target.parent}; make it first")
+        raise ConfigError(f"-o {target}: folder {target.parent} does not exist; create it first")
     write_atomically(target, comparison_page(comparison).encode("utf-8"), is_private=False)
     return target
 

@@ -39,7 +39,7 @@ def write_report(run: Path, target: Path | None = None) -> Path:
     header = RunHeader.of_folder(run)
     is_private, target = target is None, target or run / FILE
     if not target.parent.is_dir():
-        raise ConfigError(f"-o {target}: there is no folder {target.parent}; make it first")
+        raise ConfigError(f"-o {target}: folder {target.parent} does not exist; create it first")
     if header.training is not None:
         page = training_page(read_training(run))
         write_atomically(target, page.encode("utf-8"), is_private=is_private)

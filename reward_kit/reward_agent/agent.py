@@ -239,7 +239,7 @@ class AsyncRewardAgent:
             RewardError: the agent is not open, or was closed meanwhile.
         """
         if kwargs and hook_func is None:
-            raise ConfigError(f"get: {', '.join(sorted(kwargs))} would be for hook_func, and there is none")
+            raise ConfigError(f"get: {', '.join(sorted(kwargs))} needs a hook_func")
         self._open_tasks()
         chunk_size = _whole("chunk_size", chunk_size)
         if ticket is None:

@@ -375,7 +375,7 @@ def _log_of(log: Any) -> Callable[[Mapping[str, Any], EvaluateResult], Any] | No
 class CustomAnswer(EvaluateResult):
     """The result of an answer in verl's form."""
 
-    # The values of a mapping besides the score, unchanged; files have them as text in `reason` instead.
+    # The values of a mapping other than the score, unchanged; files have them as text in `reason` instead.
     mapping_values: dict[Any, Any] = Field(default_factory=dict, exclude=True, repr=False)
 
 
@@ -416,7 +416,7 @@ def failed(why: str, **kept: str | None) -> CustomAnswer:
 
 
 def _number(score: Any, what: str, forms: str = _FORMS) -> float:
-    """Return a score as a number, NaN if there is none; also one of NumPy, or a tensor of one item."""
+    """Return a score as a number, NaN without one; also one of NumPy, or a tensor of one item."""
     if score is None:
         return math.nan
     if not isinstance(score, int | float) and callable(item := getattr(score, "item", None)):
@@ -431,7 +431,7 @@ def _number(score: Any, what: str, forms: str = _FORMS) -> float:
     except OverflowError:
         number = math.inf
     if math.isinf(number):
-        raise InvalidResultError(f"{what} gave {number} for a score; a score is finite, or None where there is none")
+        raise InvalidResultError(f"{what} gave {number} for a score; return a finite number, or None if unscored")
     return number
 
 
@@ -467,7 +467,7 @@ def finished(results: Sequence[EvaluateResult], processed: Any, what: str) -> li
         raise InvalidResultError(f"{name} returned {kind_of(given)}; return a list of scores")
     if len(given) != len(results):
         raise InvalidResultError(f"{name} returned {len(given)} scores for {len(results)}")
-    forms = "return a list of numbers, with None where there is no score"
+    forms = "return a list of numbers, with None for unscored rollouts"
     done: list[EvaluateResult] = []
     for index, (result, before) in enumerate(zip(results, _scores(results), strict=True)):
         after = _number(given[index], f"{name}, [{index}],", forms)

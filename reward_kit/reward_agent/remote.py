@@ -62,7 +62,7 @@ logger = logging.getLogger("reward_kit.reward_agent")
 
 
 class FailureBody(BaseModel):
-    """Why there is no score."""
+    """The reason for a missing score."""
 
     model_config = ConfigDict(strict=True, title="Failure", populate_by_name=True)
 
@@ -80,7 +80,7 @@ class AnswerBody(BaseModel):
     rollout_id: str
     score: float | None = Field(description="null where the rollout is unscored")
     result: EvaluateResult | None = Field(description="What the reward function returned; null where it failed.")
-    error: FailureBody | None = Field(description="Why there is no score.")
+    error: FailureBody | None = Field(description="The reason for a missing score.")
     duration_s: float = Field(ge=0, description="Of the call, with its wait for a thread or a worker.")
     sandbox: dict[str, str] | None = Field(description="Where the reward ran.")
     stdout: str = ""
@@ -299,7 +299,7 @@ class RemoteReward:
             patience: timeouts and attempts.
 
         Raises:
-            ConfigError: the URL is not a reward's, there is no key, or the server does not know one of them.
+            ConfigError: the URL is not a reward's, the key is missing, or the server does not know one of them.
             ProviderError: it cannot be reached, or is not a reward server.
             DeadlineError: it does not answer.
         """

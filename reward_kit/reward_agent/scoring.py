@@ -141,7 +141,7 @@ class Scored:
     Attributes:
         rollout_id: the rollout.
         result: what the reward function returned; None where it failed.
-        failure: why there is no score.
+        failure: the reason for a missing score.
         duration_s: of the call, with its wait for a thread or a worker; a group is one call.
         sandbox: the level it ran at and the strength of the sandbox; None without a call.
         stdout, stderr: the output of that call, if it was captured.
@@ -166,7 +166,7 @@ class Scored:
 
 
 class Reward(Protocol):
-    """The facts of a reward that are known without calling it, wherever it runs."""
+    """The facts of a reward that are known without calling it."""
 
     @property
     def id(self) -> str: ...

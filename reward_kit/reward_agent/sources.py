@@ -111,7 +111,7 @@ def refuse_network(text: str, name: str, file: str, level: str) -> None:
         for client in _NETWORK_CLIENTS:
             if f"{wanted}.".startswith(f"{client}."):
                 raise ConfigError(
-                    f"reward {name!r}: {file} imports {client}, which needs the network, and there is none at the "
+                    f"reward {name!r}: {file} imports {client}, which needs the network, unavailable at the "
                     f"level {level}: run it with --sandbox in_process"
                 )
 

@@ -52,7 +52,7 @@ _NUMBER = re.compile(
 
 
 class FinalAnswer(NamedTuple):
-    """A final answer: its text, its mark, and the reason why there is none."""
+    """A final answer: its text, its mark, or the reason for its absence."""
 
     text: str
     how: Literal["box", "mark", "whole", "last_number", "none"]
@@ -413,7 +413,7 @@ def list_answer(
         normalise: the steps for each item on both sides, as for `exact_answer`; "numbers" makes 1,000 and 1000.0 equal.
 
     Raises:
-        RewardError: there is no ground truth: the rollout is unscored.
+        RewardError: without a ground truth, the rollout is unscored.
 
     Example:
         ```python
@@ -459,7 +459,7 @@ def list_answer(
 
 
 def read_list(text: str) -> list[Any] | None:
-    """Return the items of a list in a text; None if there is none, or it is too long to be read."""
+    """Return the items of a list in a text; or None if it is missing or too long."""
     text = text.strip()
     if not text or len(text) > LONGEST:
         return None

@@ -219,9 +219,9 @@ async def python_code(
     HumanEval, as `rewards/code_tests.py` describes them. It runs isolated in the sandbox: on a machine that cannot
     confine it the rollout is unscored with the class `refused`.
 
-    1 is earned if every test passes, 0 if none passes or there is no program. Calls are made one after the other in one
-    process, in which the program was run once as an imported module; if it ends, the rest fails. Each run is one of a
-    script, in a process of its own; after one that was too slow the rest is not made and fails.
+    The score is 1 if every test passes, 0 if none does or the program is missing. Calls are made one after the other in
+    one process, in which the program was run once as an imported module; if it ends, the rest fails. Each run is
+    a script, in a process of its own; after one that was too slow the rest is not made and fails.
 
     Args:
         messages: the conversation; the last assistant message counts.

@@ -107,7 +107,7 @@ def clip(reward: Reward, low: float = 0.0, high: float = 1.0, *, id: str = "clip
 def first_of(*rewards: Reward, id: str = "first_of") -> Reward:
     """Return the first reward that gives a score; an unscored one hands on to the next.
 
-    For example an exact comparison if there is a ground truth, and a judge if there is none.
+    For example an exact comparison if there is a ground truth, else a judge.
     """
     if not rewards:
         raise ConfigError("first_of() needs at least one reward")

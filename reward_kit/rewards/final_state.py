@@ -51,7 +51,7 @@ def final_state_matches(
         messages: the conversation; it is not read.
         state: the final state.
         ground_truth: as above.
-        match: "equal": JSON values are equal, there is no other file, each table has these rows and no others;
+        match: "equal": JSON values are equal, no other file exists, each table has these rows and no others;
             "subset": objects may have further fields, folders further files, tables further rows; "paths" is for JSON.
             A mapping gives each resource of a composite its own. Other tables and resources are not compared.
         partial: "things" pays the share of things that are right. An unexpected file counts as a thing.
@@ -62,7 +62,7 @@ def final_state_matches(
         texts: "lines" ignores blanks at the ends of lines and empty lines at the end of a file.
 
     Raises:
-        RewardError: there is no final state or ground truth, or they do not fit: the rollout is unscored.
+        RewardError: final state or ground truth is missing or unsuitable: the rollout is unscored.
         ConfigError: the tolerance is below 0.
 
     Example:
@@ -281,7 +281,7 @@ def _rows_problem(source: str, rows: Any, state: SqliteState, how: Checking) -> 
         if how.tolerance or how.ordered:
             raise RewardError('final_state_matches: rows with match="subset" have neither tolerance nor order')
         first = next((row for row in wanted if row_key(row) in missing), None)
-        return "" if first is None else f"there is no row {_shown_row(first)}"
+        return "" if first is None else f"missing row {_shown_row(first)}"
     width = len(wanted[0]) if wanted else len(got[0]) if got else 0
     result = QueryResult(len(got[0]) if got else width, got)
     if not same_rows([QueryResult(width, wanted)], result, how.ordered, "in_order", how.tolerance):

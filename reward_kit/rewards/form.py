@@ -82,7 +82,7 @@ def tag_format(
     rules = _Rules(tags, allow_outside, allow_empty, strict_lines)
     own = own_messages(messages, assistant_turns)
     if not own:
-        return passed(False, "there is no reply")
+        return passed(False, "the reply is empty")
     verdicts = [_score_tags(message.text, rules, partial) for message in (own if turns == "all" else own[-1:])]
     if turns == "last":
         return EvaluateResult(score=verdicts[-1][0], reason=verdicts[-1][1])
@@ -140,7 +140,7 @@ def regex_format(
     reply = last_reply(messages, assistant_turns, of)
     text = reply.strip() if strip else reply
     if not text.strip():
-        return passed(False, "there is no reply")
+        return passed(False, "the reply is empty")
     fits = (expression.fullmatch(text) if where == "whole" else expression.search(text)) is not None
     verbs = ("fits", "does not fit") if where == "whole" else ("holds a match of", "does not hold a match of")
     return passed(fits, f"{quoted(text)} {verbs[not fits]} {quoted(pattern)}")
@@ -299,7 +299,7 @@ def contains_none(
     unwanted = _checked(keywords)
     text = _plain(last_reply(messages, assistant_turns, of), ignore_case)
     if not text:
-        return passed(False, "there is no reply")
+        return passed(False, "the reply is empty")
     held = [word for word in unwanted if _holds(text, _plain(word, ignore_case), whole_words)]
     listed = ", ".join(quoted(word, 20) for word in held[:5])
     return passed(not held, f"it holds {listed}" if held else f"it holds none of {len(unwanted)} keywords")
@@ -378,7 +378,7 @@ def no_repetition(
         size = len(word) if len(word) <= _LONGEST_WORD else _PIECE
         units += [word[start : start + size] for start in range(0, len(word), size)]
     if not units:
-        return passed(False, "there is no reply")
+        return passed(False, "the reply is empty")
     total = max(0, len(units) - ngram + 1)
     different = _different(units, ngram) if total else 0
     share = 1.0 - different / total if total else 0.0

@@ -63,7 +63,7 @@ def json_answer(
         tolerance: the largest distance of numbers, relative or absolute.
 
     Raises:
-        RewardError: there is no ground truth, or it is not JSON: the rollout is unscored.
+        RewardError: the ground truth is missing or not JSON: the rollout is unscored.
         ConfigError: the tolerance is below 0, or given together with "any_order".
 
     Example:
@@ -120,7 +120,7 @@ def json_schema_answer(
         formats: check `format` too, as far as the library can; the standard makes it a remark.
 
     Raises:
-        RewardError: there is no schema, or it is wrong, or jsonschema is not installed: the rollout is unscored.
+        RewardError: the schema is missing or invalid, or jsonschema is not installed: the rollout is unscored.
         ConfigError: the option `schema` is not a schema; when it is loaded, also if the extra `json` is missing.
 
     Example:

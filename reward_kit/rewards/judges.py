@@ -102,7 +102,7 @@ async def llm_judge(
 
     Raises:
         ConfigError: an option or rubric is wrong.
-        ProviderError: there is no verdict.
+        ProviderError: the judge gave no verdict.
 
     Example:
         ```python
@@ -123,7 +123,7 @@ async def llm_judge(
         chosen = parse_rubric(of_task, "evaluation_criteria.rubric")
     grading, answer = Scale.checked(scale), last_answer(messages)
     if not (answer if judged == "answer" else any(message.role == "assistant" for message in messages)):
-        return passed(False, "there is no answer to judge")
+        return passed(False, "the answer is empty")
     reference = {} if ground_truth is None else {"reference": as_text(ground_truth)}
     if judged == "conversation":
         data: dict[str, Any] = {**reference, "conversation": shown_messages(messages)}
@@ -210,7 +210,7 @@ async def grounded_judge(
     Raises:
         ConfigError: an option is wrong.
         RewardError: the sample has no passages under its key.
-        ProviderError: there is no verdict.
+        ProviderError: the judge gave no verdict.
 
     Example:
         ```python
@@ -226,7 +226,7 @@ async def grounded_judge(
         passages = [_passage(item) for item in (given if isinstance(given, list | tuple) else [given])]
     sentences = sentences_of(last_answer(messages))
     if not sentences:
-        return passed(False, "there is no answer to judge")
+        return passed(False, "the answer is empty")
     names = [f"sentence_{number}" for number in range(1, len(sentences) + 1)]
     data = {
         "request": [entry for entry in shown_messages(before_answer(messages)) if entry["role"] == "user"],
@@ -355,7 +355,7 @@ async def pairwise_judge(
     Raises:
         ConfigError: an option is wrong.
         RewardError: there is nothing to compare with.
-        ProviderError: there is no verdict.
+        ProviderError: the judge gave no verdict.
 
     Example:
         ```python
@@ -373,7 +373,7 @@ async def pairwise_judge(
         other = as_text(require_truth(ground_truth, "pairwise_judge"))
     answer = last_answer(messages)
     if not answer:
-        return passed(False, "there is no answer to compare")
+        return passed(False, "the answer is empty")
     if answer == other.strip():
         return EvaluateResult(score=0.5, reason="both answers are the same")
     conversation, usage = shown_messages(before_answer(messages)), JudgeUsage()
@@ -504,7 +504,7 @@ async def _score_group(
     longest: int,
 ) -> list[EvaluateResult]:
     """Return the results of the rollouts of one group, in their order; `data` are its request and reference."""
-    unanswered = passed(False, "there is no answer to judge")
+    unanswered = passed(False, "the answer is empty")
     distinct = sorted({answer for answer in answers if answer})
     if method == "rank" and len(distinct) == 1:
         problem = "a group without two different answers has no ranks"

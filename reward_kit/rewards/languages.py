@@ -132,7 +132,7 @@ def same_language(
     _check_language({"language": language})
     reply = last_reply(messages, assistant_turns, of)
     if not reply.strip():
-        return passed(False, "there is no reply")
+        return passed(False, "the reply is empty")
     target = _of_prompt(messages, assistant_turns) if language is None else _target(language)
     right, uncertain, others = _count(reply, target)
     if not right + uncertain + others.total():

@@ -62,7 +62,7 @@ def length_within(
         of: the "whole" reply, its "thought", or its "answer".
 
     Raises:
-        ConfigError: there is no bound, or `at_least` is above `at_most`.
+        ConfigError: the bounds are missing, or `at_least` is above `at_most`.
 
     Example:
         ```python
@@ -72,7 +72,7 @@ def length_within(
     _check_bounds({"at_least": at_least, "at_most": at_most})
     length = length_of(messages, assistant_turns, unit, of)
     if not length and not as_penalty:
-        return passed(False, "there is no reply")
+        return passed(False, "the reply is empty")
     outside = max(at_least - length, 0)
     margin = below
     if at_most is not None and length > at_most:

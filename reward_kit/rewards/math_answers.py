@@ -83,7 +83,7 @@ def math_answer(
 
     Raises:
         ConfigError: a tolerance is negative; when it is loaded, also if the extra `math` is not installed.
-        RewardError: there is no ground truth: the rollout is unscored.
+        RewardError: without a ground truth, the rollout is unscored.
 
     Example:
         ```python
@@ -313,9 +313,9 @@ def _scaled(value: str, factor: Fraction) -> str:
 
 
 def _scales(truth: Unit | None, answer: Unit | None, policy: Units) -> list[tuple[Fraction, Fraction]]:
-    """Return pairs of factors of truth and answer; each pair is one reading, no pair is no match.
+    """Return pairs of factors of truth and answer; each pair is one reading, an empty list means no match.
 
-    A unit on both sides must fit, and is converted. A missing or unknown one is no difference if units are ignored. A
+    A unit on both sides must fit, and is converted. A missing or unknown one does not matter if units are ignored. A
     percentage is also the number that it stands for, under either policy.
     """
     one, plain = Fraction(1), (Fraction(1), Fraction(1))

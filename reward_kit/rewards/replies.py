@@ -67,7 +67,7 @@ def own_messages(messages: Sequence[Message], assistant_turns: Sequence[int] | N
 
 
 def last_reply(messages: Sequence[Message], assistant_turns: Sequence[int] | None, part: Part = "whole") -> str:
-    """Return a part of the agent's last message, empty if there is none."""
+    """Return a part of the agent's last message, or ""."""
     own = own_messages(messages, assistant_turns)
     return part_of(own[-1], part) if own else ""
 

@@ -119,7 +119,7 @@ def sql_result(
         max_rows: of one result; more is not an answer, and of a gold query an error.
 
     Raises:
-        RewardError: there is no database, the gold query fails, or its result is left open.
+        RewardError: the database is missing, the gold query fails, or its result is left open.
         ConfigError: an option is invalid.
 
     Example:

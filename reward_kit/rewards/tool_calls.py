@@ -114,7 +114,7 @@ def tool_calls_match(
             make no other.
 
     Raises:
-        RewardError: there is no ground truth, or it or the sample's tools cannot be read: the rollout is unscored.
+        RewardError: the ground truth is missing, or it or the sample's tools cannot be read: the rollout is unscored.
         ConfigError: `tools` cannot be read.
 
     Example:

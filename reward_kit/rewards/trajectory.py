@@ -1,6 +1,6 @@
 """Rewards for the course of an episode: the environment's rewards, the number of steps, failures, milestones.
 
-They read the recorded steps, not the words of a message, wherever the record has them: a failed call is one that its
+They read the recorded steps, not messages, if the record has them: a failed call is one that its
 tool reported, and a milestone is reached in the step whose call or result shows it.
 """
 

@@ -6,7 +6,7 @@ Arguments that they share:
     old_logprobs_BT  of the policy that sampled, or of the same policy before the update
     advantages_BT    one per token
     loss_mask_BT     1 for a token that takes part
-    clip_low         how far below 1 a ratio may be pushed; 1 is no limit
+    clip_low         how far below 1 a ratio may be pushed; 1 means unlimited
     clip_high        how far above
     weights_BT       a factor per token, such as `truncated_importance_weights`; None: 1
     aggregation      how the tokens' losses become one

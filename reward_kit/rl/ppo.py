@@ -248,7 +248,7 @@ class PPOLearner:
         flat = self._learned_from(rows)
         if not flat.count:
             forced = f", and a constraint forced {flat.forced}" if flat.forced else ""
-            raise TrainingError(f"no token of these rows takes part{forced}; there is no gradient")
+            raise TrainingError(f"no token of these rows takes part{forced}, so the gradient is empty")
         flat = self._prepared(flat)
         gap = "recomputed" not in flat.columns
         with no_denormals():

@@ -73,7 +73,7 @@ class ServedPolicy(AgentPolicy):
             raise ConfigError(f"{refused[0]!r} is not for a policy in training, which records all that it samples")
         self.module, tokenizer = load_model(Path(folder))
         if tokenizer is None:
-            raise ConfigError(f"there is no tokenizer in {folder}, and the server needs one beside the weights")
+            raise ConfigError(f"{folder} has no tokenizer, which the server needs beside the weights")
         self.tokenizer = tokenizer
         self.published, self.version = Path(published).resolve(), 0
         self.sampling = Sampling(temperature=temperature)

@@ -94,7 +94,7 @@ def mean_interval(scores: Sequence[float | None], clusters: Sequence[Hashable], 
     check_probability(confidence, "confidence")
     pairs = [(s, c) for s, c in zip(scores, clusters, strict=True) if s is not None]
     if not pairs:
-        raise ValueError("no value is scored, so there is no mean")
+        raise ValueError("no value is scored, so the mean is undefined")
     values = np.array([score for score, _ in pairs], dtype=np.float64)
     if not np.isfinite(values).all():
         raise ValueError("a score is not finite")
@@ -460,7 +460,7 @@ def paired_figures(
         resamples: draws of the bootstrap.
 
     Raises:
-        ValueError: there is no difference, or one is not finite.
+        ValueError: the differences are empty, or one is not finite.
     """
     difference_G = _checked(differences)
     interval = difference_interval(difference_G, reach=reach, confidence=confidence)
@@ -574,7 +574,7 @@ def mcnemar_test(won: int, lost: int) -> float:
 def _checked(differences: Sequence[float] | Floats) -> Floats:
     difference_G = np.asarray(differences, dtype=np.float64)
     if not len(difference_G):
-        raise ValueError("no sample is scored in both, so there is no difference")
+        raise ValueError("no sample is scored in both, so the difference is undefined")
     if not (np.abs(difference_G) <= _SQUARABLE).all():
         raise ValueError("a difference is not finite, or beyond 1e100")
     return difference_G

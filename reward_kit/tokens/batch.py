@@ -103,7 +103,7 @@ def _widened(key: str, arrays: list[Array], all_widths: list[Widths], meta_info:
         listed = ", ".join(map(str, sorted(shapes)))
         raise ConfigError(
             f"{key!r} cannot be padded to one width; its rows have the shapes {listed}. Padding takes arrays (B,T), "
-            "and with padding 'outer' the batches' prompt_ids and completion_ids besides"
+            "and with padding 'outer' the batches' prompt_ids and completion_ids"
         )
     if outer_both:
         lefts = [widths.prompt or 0 for widths in all_widths]
@@ -183,7 +183,7 @@ class TokenBatch:
         """Return the row at an int; the rows of a slice, of a list of ints or of a boolean mask, as a batch.
 
         Raises:
-            IndexError: a row is out of range, a mask is not as long as the batch, or `index` is none of these.
+            IndexError: a row is out of range, a mask is not as long as the batch, or `index` has another type.
         """
         rows = _rows(index)
         batch = {key: values[rows] for key, values in self.batch.items()}

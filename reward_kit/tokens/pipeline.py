@@ -92,7 +92,7 @@ class RowPipeline:
 
     def _find(self, name: str) -> int:
         if name not in self.names:
-            raise ConfigError(f"there is no connector {name!r}{did_you_mean(name, self.names)}")
+            raise ConfigError(f"unknown connector {name!r}{did_you_mean(name, self.names)}")
         return self.names.index(name)
 
 

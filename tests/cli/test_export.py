@@ -73,7 +73,7 @@ def test_tools_can_be_given_where_the_task_is_gone(project: Project, tmp_path: P
         (["--format", "csv", "--min-score", "2"], "no episode is left to export: 6 below 2"),
         (["--format", "csv", "-o", "-"], "-o - takes one table; choose it with --table"),
         (["--format", "csv", "-o", "all.csv"], "3 tables need a folder; or choose one with --table"),
-        (["--format", "csv", "-o", "no/such/place"], "there is no folder no/such; make it first"),
+        (["--format", "csv", "-o", "no/such/place"], "folder no/such does not exist; create it first"),
         (["--format", "parquet", "--table", "steps", "-o", "-"], "Parquet is not text; name a file"),
         (["--format", "parquet", "--raw"], "--raw has no effect with --format parquet; it is for csv"),
         (["--format", "openai-jsonl", "--table", "steps"], "--table has no effect with --format openai-jsonl"),

@@ -68,8 +68,8 @@ def test_a_model_in_a_folder_beside_the_task_acts_and_is_recorded(folder: Path) 
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        ({"model": "./smal"}, "there is no folder"),
-        ({"model": "nobody/no-such-model"}, "there is no such folder, and no model of this name"),
+        ({"model": "./smal"}, "does not exist"),
+        ({"model": "nobody/no-such-model"}, "neither a folder nor a model of this name"),
         ({"temprature": 1}, "unknown key for policy 'hf'; did you mean 'temperature'"),
     ],
 )

@@ -212,7 +212,7 @@ async def test_an_answer_that_does_not_come_is_a_timeout_and_ends_the_session(se
     with pytest.raises(DeadlineError, match=r"step at .*: no answer within 0.1 s") as failed:
         await act(world, 1)
     assert failed.value.failure_class == "timeout"
-    with pytest.raises(EnvironmentFailure, match="there is no session: no answer within"):
+    with pytest.raises(EnvironmentFailure, match="the session is closed: no answer within"):
         await world.state_key() and await world.final_state()
     await world.close()
 
@@ -224,7 +224,7 @@ async def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(server:
     step.cancel()
     with pytest.raises(asyncio.CancelledError):
         await step
-    with pytest.raises(EnvironmentFailure, match="there is no session: an answer was not waited for"):
+    with pytest.raises(EnvironmentFailure, match="the session is closed: an answer was not waited for"):
         await world.final_state()
     await world.close()
 
@@ -235,7 +235,7 @@ async def test_what_nobody_asked_for_is_not_taken_for_an_answer(server: OpenEnvS
     await asyncio.sleep(0.05)
     with pytest.raises(EnvironmentFailure, match=r'step at .*: the server sent an unasked message: {"type": '):
         await act(world, 1)
-    with pytest.raises(EnvironmentFailure, match="there is no session: the server sent an unasked"):
+    with pytest.raises(EnvironmentFailure, match="the session is closed: the server sent an unasked"):
         await world.final_state()
     await world.close()
 

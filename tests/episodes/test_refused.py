@@ -91,9 +91,9 @@ def test_a_step_before_the_reset() -> None:
     [
         (
             {"terminateds": {"__al__": True}},
-            "terminateds ends '__al__', which is no agent here; did you mean '__all__'",
+            "terminateds ends unknown agent '__al__'; did you mean '__all__'",
         ),
-        ({"truncateds": {"bbo": True}}, "truncateds ends 'bbo', which is no agent here; did you mean 'bob'"),
+        ({"truncateds": {"bbo": True}}, "truncateds ends unknown agent 'bbo'; did you mean 'bob'"),
     ],
 )
 def test_a_flag_of_nobody(flags: dict[str, Any], match: str) -> None:

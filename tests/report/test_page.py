@@ -209,5 +209,5 @@ def test_a_training_run_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_in_a_folder_that_is_missing_is_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path, [], [])
-    with pytest.raises(ConfigError, match=r"there is no folder .*nowhere; make it first"):
+    with pytest.raises(ConfigError, match=r"folder .*nowhere does not exist; create it first"):
         write_report(run, tmp_path / "nowhere" / "page.html")

@@ -30,8 +30,8 @@ def test_an_endless_answer_of_a_reward_server_is_cut(kind: str) -> None:
 def test_the_doctor_reads_no_endless_list_of_models(kind: str) -> None:
     with endless(kind) as port:
         ask = f"""
-        (answer,) = await asked(["http://127.0.0.1:{port}/v1"])
+        (answer,) = await ask_endpoints(["http://127.0.0.1:{port}/v1"])
         assert answer.outcome in ("foreign", "failing", "broken"), answer
         """
-        cost = peak("import aiohttp\nfrom reward_kit.cli.doctor import asked", ask)
+        cost = peak("import aiohttp\nfrom reward_kit.cli.doctor import ask_endpoints", ask)
     assert (cost.kind, cost.message, cost.mb < 50) == ("", "", True), cost

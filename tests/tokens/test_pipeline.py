@@ -125,9 +125,9 @@ def test_inserting_and_removing() -> None:
 
 def test_wrong_names_are_refused() -> None:
     pipeline = default_pipeline()
-    with pytest.raises(ConfigError, match="no connector 'identitys'; did you mean 'identities'"):
+    with pytest.raises(ConfigError, match="unknown connector 'identitys'; did you mean 'identities'"):
         pipeline.insert_before("identitys", turn_numbers)
-    with pytest.raises(ConfigError, match="no connector 'nothing'"):
+    with pytest.raises(ConfigError, match="unknown connector 'nothing'"):
         pipeline.remove("nothing")
     with pytest.raises(ConfigError, match="a connector 'identities' already"):
         pipeline.append(identities)

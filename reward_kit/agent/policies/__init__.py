@@ -93,7 +93,9 @@ def _path_hint(kind: type[AgentPolicy], options: Mapping[str, Any], folder: Path
     """Return where a name in the message was looked for as a path, and a similar name there."""
     for key in kind.maybe_path_options:
         value = options.get(key)
-        if not isinstance(value, str) or not (repr(value) in message or message.endswith(f"no folder {value}")):
+        if not isinstance(value, str) or not (
+            repr(value) in message or message.endswith(f"folder {value} does not exist")
+        ):
             continue
         if not (folder / value).exists() and folder.is_dir():
             near = did_you_mean(value, (entry.name for entry in folder.iterdir()))

@@ -45,7 +45,7 @@ _NOT_SERVED = {
     **dict.fromkeys(
         ("logprobs", "top_logprobs"), "log-probabilities go into the record, not to the agent; leave this key out"
     ),
-    **dict.fromkeys(("functions", "function_call"), "this form is no longer served; use tools and tool_choice"),
+    **dict.fromkeys(("functions", "function_call"), "this form is not supported; use tools and tool_choice"),
 }
 
 
@@ -241,7 +241,7 @@ class AgentTask:
     Attributes:
         messages: the conversation so far in chat form; usually a system and a user message.
         tools: the specifications in OpenAI form of the tools of `call_tool`, as they were when the model was last
-            asked; [] if there are none.
+            asked, possibly [].
         call_tool: `await call_tool(name, arguments)` calls a tool of the episode's environment and returns the text
             that answers it; without `await` for an agent that is a plain function. `arguments` is a mapping, or the
             JSON text as the model wrote it. Raises an EpisodeError once the episode is over.
@@ -261,7 +261,7 @@ class AgentTask:
 
     @property
     def prompt(self) -> str:
-        """The text of the last user message, "" if there is none."""
+        """The text of the last user message, or ""."""
         asked = [message for message in self.messages if message["role"] == "user"]
         return Message.model_validate(asked[-1]).text if asked else ""
 

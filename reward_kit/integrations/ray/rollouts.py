@@ -190,7 +190,7 @@ class RolloutPool:
                 tasks.start_soon(_ask, member, lambda handle: handle.publish.remote(version, reference))
 
     async def _start(self) -> Any:
-        # Besides the episodes: the call that ends with the actor, and short ones.
+        # In addition to the episodes: the call that ends with the actor, and short ones.
         calls = self._setup.max_concurrency + 8
         resources = {"num_cpus": self._options.cpus, "num_gpus": self._options.gpus, "max_concurrency": calls}
         handle = await actor_started(RolloutActor, self._setup, resources)

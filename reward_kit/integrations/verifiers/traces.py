@@ -99,7 +99,7 @@ def is_same(message: Message) -> bool:
 
 
 class TokenTurn(NamedTuple):
-    """The context and the sampled tokens of one action; log-probabilities are None if the trace has none."""
+    """The context and the sampled tokens of one action; log-probabilities, or None."""
 
     prompt_ids: list[int]
     token_ids: list[int]

@@ -35,7 +35,7 @@ def widen(module: nn.Module) -> None:
 
 
 def check_critic(config: PPOConfig, *, has_values: bool) -> None:
-    """Raise `ConfigError` for options of a critic if there is none."""
+    """Raise `ConfigError` for options of a critic without one."""
     if config.of_critic and not has_values:
         raise ConfigError(
             f"{', '.join(config.of_critic)}: of a module with a value head, a PolicyWithValue; this one has none "

@@ -226,14 +226,14 @@ def to_tensors(
         only.
 
     Raises:
-        ConfigError: the batch has no array of this name, or there is no accelerator to pin memory for.
+        ConfigError: the batch has no array of this name, or pinning memory needs an accelerator.
     """
     arrays = rows.batch if isinstance(rows, TokenBatch) else {**rows.batch, "cu_seqlens": rows.cu_seqlens}
     for key in keys or ():
         if key not in arrays:
             raise ConfigError(f"there is no {key!r} in these rows{did_you_mean(key, arrays)}")
     if pin_memory and not torch.accelerator.is_available():
-        raise ConfigError("pin_memory is for an accelerator, and there is none on this machine; leave it out")
+        raise ConfigError("pin_memory needs an accelerator; leave it out on this machine")
     tensors = {}
     for key, values in arrays.items():
         if keys is None or key in keys:

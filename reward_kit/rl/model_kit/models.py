@@ -403,7 +403,7 @@ def load_model(
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"there is no model in {folder}: no config.json; give a folder that save_model wrote")
+        raise ConfigError(f"{folder} has no config.json; give a folder that save_model wrote")
     with boundary(ConfigError, f"cannot load the model in {folder}"), no_progress_bars():
         # No code of the folder is run.
         options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}

@@ -69,7 +69,7 @@ class Logs:
 
     Args:
         run: the folder of the run; its name is the id at Weights & Biases, so that a resume continues there.
-        options: the outputs besides `metrics.jsonl`.
+        options: the outputs other than `metrics.jsonl`.
         config: the resolved train file.
         first: the first update that will be written; TensorBoard hides later ones of an earlier process.
         metrics_size: the bytes of `metrics.jsonl` that stay.
@@ -207,7 +207,7 @@ class TrainingDisplay:
 
     def _time_left(self) -> str:
         left = self._updates - self._done
-        # The first update of a process also warms caches, so it is no estimate.
+        # The first update of a process also warms caches, so it is not used as an estimate.
         known = list(self._seconds)[1:] if len(self._seconds) < _RECENT else list(self._seconds)
         if left <= 0 or not known:
             return ""

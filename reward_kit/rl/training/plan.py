@@ -217,9 +217,9 @@ def _check(
         refusals["rollout", "samples_per_minibatch"] = f"a batch has {rollout.samples_per_update} samples"
     if config.evaluation is None:
         if config.early_stop is not None and config.early_stop.metric.startswith(HELD_OUT):
-            refusals["early_stop", "metric"] = "there is no evaluation: block"
+            refusals["early_stop", "metric"] = "needs an evaluation: block"
         if (config.checkpoints.best_by or "").startswith(HELD_OUT):
-            refusals["checkpoints", "best_by"] = "there is no evaluation: block"
+            refusals["checkpoints", "best_by"] = "needs an evaluation: block"
     if credit.estimator not in _WITHOUT_GROUPS and rollout.group_size < 2:
         refusals["rollout", "group_size"] = f"{credit.estimator} compares the episodes of a group, and there is one"
     if (config.engine.workers or 0) > (episodes := rollout.samples_per_update * rollout.group_size):

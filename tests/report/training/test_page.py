@@ -117,5 +117,5 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not the folder of a run"):
         write_report(tmp_path)
     run = make_training(tmp_path, [])
-    with pytest.raises(ConfigError, match="there is no folder"):
+    with pytest.raises(ConfigError, match="does not exist; create it first"):
         write_report(run, tmp_path / "no" / "page.html")

@@ -53,11 +53,11 @@ def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
             "samples_per_minibatch",
             "a batch has 2 samples",
         ),
-        ({"early_stop": {"at_least": 1}, "evaluation": None}, "early_stop", "there is no evaluation: block"),
+        ({"early_stop": {"at_least": 1}, "evaluation": None}, "early_stop", "needs an evaluation: block"),
         (
             {"checkpoints": {"best_by": "held_out/score"}, "evaluation": None},
             "best_by",
-            "there is no evaluation: block",
+            "needs an evaluation: block",
         ),
         ({"early_stop": {"at_least": 1, "metric": "held_out/scor"}}, "metric", "did you mean 'held_out/score'?"),
         ({"checkpoints": {"best_by": "learner/loss"}}, "best_by", "not a figure that can decide"),

@@ -159,7 +159,7 @@ class Choices:
         """Note the token that came; one that continues no choice is a PolicyError."""
         node = self._node.child(token_id)
         if node is None:
-            raise PolicyError(f"token {token_id} is none of the allowed {self._node.allowed.tolist()}")
+            raise PolicyError(f"token {token_id} is not among the allowed {self._node.allowed.tolist()}")
         self._node = node
 
 

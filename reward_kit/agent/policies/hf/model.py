@@ -110,12 +110,12 @@ class ModelSource(NamedTuple):
         is_name = not isinstance(model, Path) and not name.startswith((".", "~", os.sep)) and name.count("/") < 2
         if path.is_dir():
             if not (path / "config.json").is_file():
-                raise ConfigError(f"model: there is no config.json in {path}; give a folder that save_pretrained wrote")
+                raise ConfigError(f"model: {path} has no config.json; give a folder that save_pretrained wrote")
             name = str(path)
         elif not is_name or not name:
             siblings = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
             near = did_you_mean(path.name, siblings)
-            raise ConfigError(f"model: there is no folder {path}{near if near.endswith('?') else ''}")
+            raise ConfigError(f"model: folder {path} does not exist{near if near.endswith('?') else ''}")
         return cls(name, may_download, target, DTYPES.get(dtype, automatic))
 
     def load_model(self) -> PreTrainedModel:
@@ -141,9 +141,7 @@ class ModelSource(NamedTuple):
 
         source = name or self.name
         if Path(source).is_dir() and not any((Path(source) / file).is_file() for file in _TOKENIZER_FILES):
-            raise ConfigError(
-                f"tokenizer: there is none in {source}; write it there with save_pretrained, or say where it is"
-            )
+            raise ConfigError(f"tokenizer: {source} has none; write it there with save_pretrained, or say where it is")
         self._check_present("tokenizer" if name else "model", source)
         with boundary(ConfigError, f"tokenizer {source!r}"):
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, **self._loader_options())
@@ -165,7 +163,7 @@ class ModelSource(NamedTuple):
             is_cached = False
         if not is_cached:
             raise ConfigError(
-                f"{what} {place!r}: there is no such folder, and no {what} of this name in the local cache of the hub; "
+                f"{what} {place!r}: neither a folder nor a {what} of this name exists in the local cache of the hub; "
                 "with download: true it is fetched from there"
             )
 
