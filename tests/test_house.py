@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -184,3 +185,41 @@ def test_the_list_of_slow_tests_names_tests() -> None:
     for one in listed:
         file, *_, function = one.split("::")
         assert f"def {function}(" in (root / file).read_text(encoding="utf-8"), f"{one} is not there any more"
+
+
+DIALECT = re.compile(
+    r"\b(told|tells|said|nobody|somebody|whoever|stranger'?s?|anew|besides|whereby|thereby|of its own accord|"
+    r"there is no such|in the place of|behind walls|mends?|mended|is no longer|is no (?:valid|proof|matter|free))\b",
+    re.IGNORECASE,
+)
+DIALECT_ALLOWED = {
+    "cli/doctor.py",  # the JSON key `told`
+    "report/run_data.py",  # the field `said` of the page's data
+    "checks/reward_cases.py",  # words that a model may write
+    "checks/reward_cheats.py",
+    "rewards/judge_questions.py",  # prompts of judges: their wording was calibrated
+    "rewards/judges.py",
+}
+
+
+def test_docstrings_open_with_a_verb_or_a_noun_phrase() -> None:
+    opening = re.compile(r"(What|Where|Which|Whether|How|Who|Whose|When|Whatever|Whoever)\b")
+    wrong = []
+    for name, tree in MODULES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                docstring = ast.get_docstring(node)
+                if docstring and opening.match(docstring):
+                    wrong.append(f"{name}: {docstring.splitlines()[0]}")
+    assert not wrong, "see development/style.md:\n" + "\n".join(wrong)
+
+
+def test_texts_use_plain_words() -> None:
+    found = []
+    for name, tree in MODULES.items():
+        if name.removeprefix("reward_kit.").replace(".", "/") + ".py" in DIALECT_ALLOWED:
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+                found += [f"{name}:{node.lineno}: {word}" for word in DIALECT.findall(node.value)]
+    assert not found, "see development/style.md:\n" + "\n".join(found)

@@ -109,5 +109,5 @@ def command(
         note.print(f"Its page:  {write_comparison(comparison, output)}")
     for gate in gates:
         outcome, style = ("failed", "red") if gate.failed else ("passed", "")
-        note.print(f"Gate {outcome}: {shown(gate.told, 2_000)}", style=style)
+        note.print(f"Gate {outcome}: {shown(gate.message, 2_000)}", style=style)
     sys.exit(int(any(gate.failed for gate in gates)))

@@ -51,7 +51,7 @@ class EndpointAnswer(NamedTuple):
 
     base_url: str
     outcome: str
-    told: str
+    message: str
     seconds: float | None = None
     models: int | None = None
 
@@ -102,21 +102,21 @@ async def _ask(endpoint: EndpointSettings) -> EndpointAnswer:
     if status == 200:
         try:
             models = len(json.loads(body)["data"])
-            outcome, told = "ok", f"answers, {counted(models, 'model')}"
+            outcome, message = "ok", f"answers, {counted(models, 'model')}"
         except (ValueError, TypeError, KeyError, RecursionError):
-            outcome, told = "foreign", "answers, and not as OpenAI's API does: does the URL end in /v1?"
+            outcome, message = "foreign", "answers, and not as OpenAI's API does: does the URL end in /v1?"
     elif status in (401, 403):
         no_key = endpoint.no_key
         what = f"wants a key, and none was sent: {no_key}" if no_key else f"does not accept the key of {_KEY}"
-        outcome, told = "unauthorised", f"unauthorised (HTTP {status}): it {what}"
+        outcome, message = "unauthorised", f"unauthorised (HTTP {status}): it {what}"
     elif status == 404:
-        outcome, told = "not_found", "not found (HTTP 404): nothing at /models; does the URL end in /v1?"
+        outcome, message = "not_found", "not found (HTTP 404): nothing at /models; does the URL end in /v1?"
     elif 300 <= status < 400:
         host = shown(urlsplit(location).hostname or "elsewhere", 100)
-        outcome, told = "redirected", f"redirects to {host} (HTTP {status}): name that URL instead"
+        outcome, message = "redirected", f"redirects to {host} (HTTP {status}): name that URL instead"
     else:
-        outcome, told = "failing", f"is there and fails: HTTP {status} {shown(reason, 60)}".rstrip()
-    return EndpointAnswer(url, outcome, told, seconds, models)
+        outcome, message = "failing", f"is there and fails: HTTP {status} {shown(reason, 60)}".rstrip()
+    return EndpointAnswer(url, outcome, message, seconds, models)
 
 
 def _trouble(error: Exception) -> tuple[str, str]:
@@ -136,7 +136,7 @@ def _trouble(error: Exception) -> tuple[str, str]:
     return "broken", f"broken: it does not speak HTTP as expected ({type(error).__name__})"
 
 
-_WALLS = {
+_CONFINEMENT = {
     "namespaces": "own users, files, processes and network; Landlock; system call filter; its tree is killed",
     "landlock": "Landlock and system call filter; starts no process; sees that others exist",
     "process": "limits only, confines nothing",
@@ -204,7 +204,11 @@ async def _examine(base_urls: Sequence[str]) -> dict[str, Any]:
             "confines_model_code": best is not None,
             "refusal": refusal,
             "strengths": {
-                one.strength: {"available": one.is_available, "reason": one.reason, "walls": _WALLS[one.strength]}
+                one.strength: {
+                    "available": one.is_available,
+                    "reason": one.reason,
+                    "confinement": _CONFINEMENT[one.strength],
+                }
                 for one in strengths
             },
         },
@@ -281,7 +285,7 @@ def _show(found: dict[str, Any]) -> None:
     echo("Sandbox")
     for name in STRENGTHS:
         one = sandbox["strengths"][name]
-        mark, text = ("yes", one["walls"]) if one["available"] else ("no", one["reason"])
+        mark, text = ("yes", one["confinement"]) if one["available"] else ("no", one["reason"])
         echo(f"  {name:<12} {mark:<4} {text}")
     for name, value in found["kernel"].items():
         echo(f"  {name.replace('_', ' '):<16} {value if value not in ('', 0) else 'none'}")
@@ -300,7 +304,7 @@ def _show(found: dict[str, Any]) -> None:
     echo("Endpoints")
     for one in found["endpoints"]:
         taken = "" if one["seconds"] is None else f"after {one['seconds'] * 1000:.0f} ms: "
-        echo(f"  {one['base_url']}  {taken}{one['told']}")
+        echo(f"  {one['base_url']}  {taken}{one['message']}")
     if not found["endpoints"]:
         echo(f"  {NONE_NAMED}")
     echo("Keys")

@@ -183,7 +183,7 @@ class Participants:
 
     @cached_property
     def sequences(self) -> int:
-        """How many sequences have a token that takes part."""
+        """The number of sequences with a token in the loss."""
         return int(self.sequence_N.max()) + 1 if self.count else 0
 
     def sequence_sums(self, values_N: Tensor) -> Tensor:
@@ -320,7 +320,7 @@ def spread_of(name: str, values_N: Tensor) -> dict[str, Statistic]:
 
 
 def effective_size_of(weights_N: Tensor) -> Statistic:
-    """How many equal weights would be as good (Kish 1965)."""
+    """Return the effective sample size (Kish 1965)."""
     weights_N = weights_N.detach()
     return Statistic("effective", torch.stack([weights_N.sum(), weights_N.square().sum()]))
 

@@ -249,7 +249,7 @@ _SEED_TELLS = (
 
 
 class Mismatch(NamedTuple):
-    """A difference of two runs; `told` is a sentence for readers.
+    """A difference of two runs; `message` is a sentence for readers.
 
     `what` is dataset, reward, pass_threshold, task, task_keys, files, seed, starts or version.
     """
@@ -257,7 +257,7 @@ class Mismatch(NamedTuple):
     what: str
     baseline: Any
     run: Any
-    told: str
+    message: str
 
 
 def mismatches(baseline: Side, side: Side) -> list[Mismatch]:
@@ -527,12 +527,12 @@ def _pair_to_json(pair: SamplePair) -> dict[str, Any]:
 
 
 class Gate(NamedTuple):
-    """A gate on a run; `told` is the reason in words."""
+    """A gate on a run; `message` is the reason in words."""
 
     gate: str
     run: str
     failed: bool
-    told: str
+    message: str
 
 
 def regression_gates(comparison: Comparison, margin: float) -> list[Gate]:

@@ -119,7 +119,7 @@ def notes_of(comparison: Comparison) -> list[str]:
     """Return the limits of the figures, shown beside them."""
     notes = []
     for difference in comparison.differences:
-        notes += [f"{difference.side.label}: {mismatch.told}" for mismatch in difference.mismatches]
+        notes += [f"{difference.side.label}: {mismatch.message}" for mismatch in difference.mismatches]
         notes += [text for text in (_paired_text(difference), _left_out_text(difference)) if text is not None]
     for side in comparison.sides:
         summary = side.summary

@@ -159,8 +159,8 @@ class TestEndpoints:
             again = f"{own.url}/"
             code, told = self.told("--base-url", other.url, "--base-url", locked.url, "--base-url", again)
         assert [one["outcome"] for one in told] == ["ok", "ok", "unauthorised"]
-        assert "wants a key, and none was sent: OPENAI_API_KEY was not sent, because it is not" in told[2]["told"]
-        assert f'export {ORIGINS_VARIABLE}="OPENAI_API_KEY={locked.url.removesuffix("/v1")}"' in told[2]["told"]
+        assert "wants a key, and none was sent: OPENAI_API_KEY was not sent, because it is not" in told[2]["message"]
+        assert f'export {ORIGINS_VARIABLE}="OPENAI_API_KEY={locked.url.removesuffix("/v1")}"' in told[2]["message"]
         assert (own.keys, other.keys, locked.keys) == (["Bearer SECRET"], [None], [None])
         assert code == 1
 
@@ -181,7 +181,7 @@ class TestEndpoints:
             monkeypatch.setenv("OPENAI_BASE_URL", near.url)
             monkeypatch.setenv("OPENAI_API_KEY", "SECRET")
             (one,) = self.told()[1]
-        assert one["outcome"] == "redirected" and "redirects to 127.0.0.1 (HTTP 302)" in one["told"]
+        assert one["outcome"] == "redirected" and "redirects to 127.0.0.1 (HTTP 302)" in one["message"]
         assert far.keys == []
 
     @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ class TestEndpoints:
             monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
             monkeypatch.setenv("OPENAI_API_KEY", "SECRET")
             (one,) = self.told()[1]
-        assert one["outcome"] == outcome and one["told"].startswith(words)
+        assert one["outcome"] == outcome and one["message"].startswith(words)
 
     def test_nobody_there_and_no_such_name(self):
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -228,7 +228,7 @@ class TestEndpoints:
 
             threading.Thread(target=answer, daemon=True).start()
             _, (one,) = self.told("--base-url", f"http://127.0.0.1:{server.getsockname()[1]}/v1")
-        assert words in one["told"] and one["told"].isprintable()
+        assert words in one["message"] and one["message"].isprintable()
 
     def test_what_does_not_speak_http_is_told(self):
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -250,7 +250,7 @@ class TestEndpoints:
     def test_a_wrong_variable_costs_its_line_and_not_the_rest(self, monkeypatch):
         monkeypatch.setenv("OPENAI_BASE_URL", "localhost:8000")
         _, (one,) = self.told()
-        assert one["outcome"] == "misconfigured" and "is not a URL" in one["told"]
+        assert one["outcome"] == "misconfigured" and "is not a URL" in one["message"]
 
     def test_a_file_of_variables_counts(self, tmp_path):
         with Endpoint() as endpoint:

@@ -103,12 +103,12 @@ class TrainingRows:
 
     @property
     def count(self) -> int:
-        """How many tokens take part."""
+        """The number of tokens in the loss."""
         return len(self.flat_N)
 
     @property
     def choices(self) -> int:
-        """How many of them the policy learns from; the others only give the critic its state."""
+        """The number of them that train the policy; the others only give the critic its state."""
         chosen = self.columns.get(CHOICE)
         return self.count if chosen is None else int(np.count_nonzero(chosen))
 

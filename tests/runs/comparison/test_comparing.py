@@ -148,7 +148,7 @@ class TestWhatElseDiffers:
     def told(self, tmp_path: Path, one: dict[str, Any], other: dict[str, Any]) -> dict[str, str]:
         runs = make_run(tmp_path / "b", {"a": [1.0]}, **one), make_run(tmp_path / "a", {"a": [1.0]}, **other)
         (found,) = compared(*runs).differences
-        return {mismatch.what: mismatch.told for mismatch in found.mismatches}
+        return {mismatch.what: mismatch.message for mismatch in found.mismatches}
 
     def test_nothing(self, tmp_path: Path) -> None:
         assert self.told(tmp_path, {}, {"task": {"policy": {"type": "random"}, "run_limits": {"cost": 1}}}) == {}
@@ -189,7 +189,7 @@ class TestWhatElseDiffers:
         (found,) = compared(before, after).differences
         (starts,) = found.mismatches
         assert (starts.what, starts.baseline, starts.run) == ("starts", {"b": ["two"]}, {"b": ["other"]})
-        assert starts.told.startswith("1 of 2 samples began in another state than in the baseline, such as b")
+        assert starts.message.startswith("1 of 2 samples began in another state than in the baseline, such as b")
 
     def test_another_reward(self, tmp_path: Path) -> None:
         runs = [make_run(tmp_path / name, {"a": [1.0]}) for name in ("b", "a")]

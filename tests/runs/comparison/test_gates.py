@@ -28,16 +28,16 @@ class TestRegression:
         (gate,) = regression_gates(comparison, margin)
         high = comparison.differences[0].figures.interval.high
         assert high is not None and gate.failed == fails == (high < -margin)
-        assert ("is worse than" in gate.told) == fails
+        assert ("is worse than" in gate.message) == fails
 
     def test_a_gain_and_a_loss_that_is_not_shown_pass(self, tmp_path: Path) -> None:
         for place, differences in enumerate(([-value for value in LOST], [-0.5, 0.5, -0.5, 0.0], [0.0] * 4)):
             (gate,) = regression_gates(compared(*pair(tmp_path / str(place), differences)), 0.0)
-            assert not gate.failed and "not shown to be worse" in gate.told
+            assert not gate.failed and "not shown to be worse" in gate.message
 
     def test_what_cannot_be_told_falls(self, tmp_path: Path) -> None:
         (gate,) = regression_gates(compared(*pair(tmp_path, [0.5])), 0.0)
-        assert gate.failed and "gives no interval" in gate.told
+        assert gate.failed and "gives no interval" in gate.message
 
     def test_each_run_has_its_own(self, tmp_path: Path) -> None:
         runs = pair(tmp_path, LOST)
@@ -58,4 +58,4 @@ class TestUnder:
         side = compared(before, after).sides[-1]
         assert not under_gate(side, 0.9).failed
         assert under_gate(side, -5.0, by_lower_bound=True).failed
-        assert "not known" in under_gate(side, -5.0, by_lower_bound=True).told
+        assert "not known" in under_gate(side, -5.0, by_lower_bound=True).message
