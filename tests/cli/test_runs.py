@@ -114,5 +114,5 @@ def test_a_rule_that_says_nothing_is_refused(shelf: Path, rule: list[str], said:
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no folder"):
+    with pytest.raises(ConfigError, match="does not exist; name"):
         call(tmp_path / "nosuch", "list")

@@ -394,7 +394,7 @@ class TestHooks:
     @virtual
     async def test_arguments_for_no_hook_are_refused(self=None):
         async with AsyncRewardAgent(HeldScorer()) as agent:
-            with pytest.raises(ConfigError, match="get: scale would be for hook_func"):
+            with pytest.raises(ConfigError, match="get: scale needs a hook_func"):
                 await agent.get(1, scale=3.0)
 
 

@@ -108,7 +108,7 @@ JUDGES = (
 @pytest.mark.parametrize("text", JUDGES)
 def test_a_judge_behind_walls_is_refused_with_the_key_that_lets_it_run(tmp_path: Path, text: str) -> None:
     (tmp_path / "reward.py").write_text(text)
-    with pytest.raises(ConfigError, match=r"no.* at the level warm: .*--sandbox in_process"):
+    with pytest.raises(ConfigError, match=r"unavailable at the level warm: .*--sandbox in_process"):
         load_custom_reward("reward.py", folder=tmp_path)
     assert load_custom_reward("reward.py", folder=tmp_path, choice=IN_PROCESS).reward.id == "compute_score"
 
