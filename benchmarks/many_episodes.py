@@ -75,7 +75,7 @@ def play(concurrency: int, waves: int, turns: int, delay_s: float) -> None:
         write_task(folder, episodes)
         command = [sys.executable, "-m", "reward_kit.cli.main", "run", "task.yaml", "--model", "openai/bench"]
         options = ["--base-url", url, "--max-concurrency", str(concurrency), "--display", "none", "--json"]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "REWARD_KIT_TRUST": "1"}
         with subprocess.Popen(
             [*command, *options], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
         ) as run:

@@ -31,12 +31,12 @@ from typing import Any
 from click.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parent.parent
+os.environ["REWARD_KIT_TRUST"] = "1"  # the task is this benchmark's own
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from instant_server import running_server  # noqa: E402
 from rollouts import TOOLS  # noqa: E402
 
-import reward_kit.cli.outcome  # noqa: E402
 import reward_kit.runs.runner  # noqa: E402
 from reward_kit.cli.main import program  # noqa: E402
 from reward_kit.report.run_page import write_report  # noqa: E402
@@ -151,8 +151,8 @@ def share_of_a_run(folder: Path, options: list[str]) -> tuple[float, dict[str, f
     watch.over(RunFolder, "write_header", "header")
     watch.over(reward_kit.runs.runner, "score_record", "scores")
     watch.over(EpisodeRow, "of_episode", "summary")
-    watch.over(reward_kit.cli.outcome, "summarise", "summary")
-    watch.over(reward_kit.cli.outcome, "write_page", "page")
+    watch.over(reward_kit.runs.runner, "summarise", "summary")
+    watch.over(reward_kit.runs.runner, "write_page", "page")
     shutil.rmtree(folder / "runs", ignore_errors=True)
     began = processor_s()
     try:

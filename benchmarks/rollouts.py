@@ -128,7 +128,7 @@ def ours(kind: str, count: int, url: str) -> float:
         (folder / "task.yaml").write_text(task + "on_text: end\nreward_function_path: reward.py:is_four\n")
         command = [sys.executable, "-m", "reward_kit.cli.main", "run", "task.yaml", "--model", "openai/bench"]
         options = ["--base-url", url, "--max-concurrency", "32", "--display", "none", "--json"]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "REWARD_KIT_TRUST": "1"}
         finished = subprocess.run(
             [*command, *options], cwd=folder, env=environment, capture_output=True, text=True, check=True
         )
