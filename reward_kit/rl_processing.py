@@ -223,9 +223,8 @@ class CreditAssigner:
 
     Args:
         estimator: a name of `rl_helpers.ESTIMATORS`.
-        step_rewards: the source of base rewards for an episode whose result has no step outputs. "reward_function":
-        they
-            stay unset; "environment": the rewards that the environment gave.
+        step_rewards: the source of base rewards for an episode whose result has no step outputs. "reward_function"
+            leaves them unset; "environment" takes the environment's rewards.
         **options: the estimator's own, by keyword (for "gigpo": omega, gamma, state_hash, …). Required ones have the
             defaults of `USUAL_OPTIONS`.
 

@@ -45,9 +45,10 @@ class ServedPolicy(AgentPolicy):
         server: "vllm" or "sglang".
         base_url: of the server's OpenAI API, such as "http://127.0.0.1:8000/v1".
         model: the model's name at the server; by default `published`.
-        temperature: of sampling. Filters such as top_p are refused, since the tokens that they leave out are not
-        recorded. publish_timeout_s: how long the server may take to load the weights. api_key: as for
-        `OpenAIAgentPolicy`; also sent when weights are published. options: further options of `OpenAIAgentPolicy`.
+        temperature: of sampling. Filters such as top_p are refused, because they are not recorded.
+        publish_timeout_s: time limit for the server to load the weights.
+        api_key: as for `OpenAIAgentPolicy`; also sent when weights are published.
+        **options: further options of `OpenAIAgentPolicy`.
 
     Raises:
         ConfigError: the kind of server is unknown, the folder holds no model, or an option is wrong.

@@ -65,8 +65,7 @@ class Demonstrations:
         tokenizer: of the model, with its chat template.
         action_format: how it writes tool calls.
         constrain: record the ids that the policy's constraint would have allowed at each token, so that `SFTConfig`
-        with
-            `use_allowed_ids` trains under the masks under which the model will act.
+            with `use_allowed_ids` trains under the masks under which the model will act.
         tools_in_prompt: the template is shown the tools.
         tool_role: the role under which results of tools appear, "tool" or "user".
         chat_template: if it is not the tokenizer's own.
