@@ -50,7 +50,7 @@ def test_nothing_in_it_contradicts(core: dict[str, object]) -> None:
 def test_it_does_what_the_first_page_says(core: dict[str, object], tmp_path: Path) -> None:
     python, program = core["bin"] / "python", core["bin"] / "reward-kit"
     run(python, "-c", "import reward_kit; [getattr(reward_kit, name) for name in reward_kit.__all__]", cwd=tmp_path)
-    assert "Commands:" in run(program, "--help", cwd=tmp_path)
+    assert "\nEvaluate:\n" in run(program, "--help", cwd=tmp_path)
     run(program, "init", "mine", cwd=tmp_path)
     told = json.loads(run(program, "run", "task.yaml", "--json", cwd=tmp_path / "mine"))
     assert told["policies"][0]["score"]["mean"] == 1.0
