@@ -193,12 +193,8 @@ DIALECT = re.compile(
     re.IGNORECASE,
 )
 DIALECT_ALLOWED = {
-    "cli/doctor.py",  # the JSON key `told`
-    "report/run_data.py",  # the field `said` of the page's data
-    "checks/reward_cases.py",  # words that a model may write
     "checks/reward_cheats.py",
     "rewards/judge_questions.py",  # prompts of judges: their wording was calibrated
-    "rewards/judges.py",
 }
 
 
