@@ -18,7 +18,7 @@ import anyio
 from pydantic import BaseModel, ConfigDict
 
 from reward_kit.environments.base import ForkableResource, ForkKind, StateSnapshot, StepOutcome, ToolSpec, hash_key
-from reward_kit.environments.config import overlaid, read_config, resource_class
+from reward_kit.environments.config import deep_merge, read_config, resource_class
 from reward_kit.environments.snapshots import compose
 from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, ToolError, boundary, did_you_mean
 from reward_kit.task_parts import ResourceParts
@@ -279,7 +279,7 @@ def read_parts(config: Mapping[str, Any]) -> dict[str, tuple[type[ForkableResour
             kind = resource_class(part.type)
             if issubclass(kind, CompositeResource):
                 raise ConfigError("a composite within a composite; put all resources into one list")
-        parts[part.name] = (kind, overlaid(part.config, over.get(part.name, {})))
+        parts[part.name] = (kind, deep_merge(part.config, over.get(part.name, {})))
     return parts
 
 

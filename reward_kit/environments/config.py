@@ -129,7 +129,7 @@ def merged_config(
         ConfigError: the row sets a key that is not per-sample data of this resource.
     """
     check_row_config(kind, base, row, where)
-    return overlaid(base, row)
+    return deep_merge(base, row)
 
 
 def check_row_config(kind: type[ForkableResource], base: Mapping[str, Any], row: Mapping[str, Any], where: str) -> None:
@@ -143,11 +143,11 @@ def check_row_config(kind: type[ForkableResource], base: Mapping[str, Any], row:
         raise ConfigError(f"{where}: resource_config.{key}: a row cannot set this key ({keys}){remedy}")
 
 
-def overlaid(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def deep_merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Return `base` with `over` laid on it, key by key, at every depth. Both come from the task's author."""
     merged = dict(base)
     for key, value in over.items():
         inner = merged.get(key)
         both = isinstance(inner, Mapping) and isinstance(value, Mapping)
-        merged[key] = overlaid(inner, value) if both else value  # type: ignore[arg-type] # both are mappings then
+        merged[key] = deep_merge(inner, value) if both else value  # type: ignore[arg-type] # both are mappings then
     return merged

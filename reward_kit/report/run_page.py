@@ -138,7 +138,9 @@ def _notes(run: RunFacts, summaries: Iterable[PolicySummary]) -> list[str]:
     for summary in summaries:
         if unscored := summary.episodes - summary.scored:
             policy = shown(summary.policy, NAME_LENGTH)
-            notes.append(f"{policy}: {unscored:,} of {summary.episodes:,} episodes are unscored, and in no average.")
+            notes.append(
+                f"{policy}: {unscored:,} of {summary.episodes:,} episodes are unscored, and excluded from means."
+            )
     return notes
 
 

@@ -131,7 +131,7 @@ def test_what_else_differs_is_told(project: Project, own: Project) -> None:
         "the reward differs (right ",
         "the pass_threshold differs (1 and 0.5)",
         "the task files differ in max_episode_steps",
-        "the seed differs (0 and 5): models drew other chances, and where worlds are drawn from it",
+        "the seed differs (0 and 5): models sampled differently, and where environments are generated from it",
         "samples that are left out: 2 in the baseline only",
     ):
         assert f"warning: after: {word}" in done.stderr
@@ -160,7 +160,7 @@ def test_runs_of_score_where_a_sample_broke(project: Project, own: Project) -> N
     assert found["common_samples"] == 7 and found["left_out"]["unscored_in_run"] == 1
     assert found["difference"] == pytest.approx(4 / 7), "what is unscored is not zero"
     assert [mismatch["what"] for mismatch in found["mismatches"]] == ["reward"]
-    assert "2 of 16 episodes are unscored, and in no average" in done.stderr
+    assert "2 of 16 episodes are unscored, and excluded from means" in done.stderr
 
 
 COUNTING = """

@@ -38,7 +38,7 @@ def test_rows_read_the_same_from_every_kind_of_file(tmp_path: Path, name: str, t
         ("r.csv", "id,q,r\na,b\n", r"r\.csv:2: the row does not have the header's 3 columns"),
         ("r.csv", "id,q\na,b,c\n", r"r\.csv:2: the row does not have the header's 2 columns"),
         ("r.yaml", "a: 1\n", "a list of rows"),
-        ("r.txt", "x", "unknown kind '.txt'"),
+        ("r.txt", "x", "unknown format '.txt'"),
     ],
 )
 def test_a_bad_row_is_named_with_its_line(tmp_path: Path, name: str, text: str, message: str) -> None:

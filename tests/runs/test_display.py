@@ -73,7 +73,7 @@ def test_several_policies_are_told_apart() -> None:
 def test_a_name_in_brackets_is_shown_as_it_is() -> None:
     progress = Progress(2, "plain").tell(row("a", 0, 1.0, policy="[bold]"), row("a", 1, 1.0, policy="[/b]"))
     with progress.display:
-        progress.display.say("note of [/b]")
+        progress.display.notify("note of [/b]")
     text = progress.console.export_text()
     assert "[bold] 1.000" in text and "[/b] 1.000" in text and "note of [/b]" in text
 
@@ -81,7 +81,7 @@ def test_a_name_in_brackets_is_shown_as_it_is() -> None:
 @pytest.mark.parametrize("rows", [[broken("a", 0)], [unscored("a", 0)]], ids=["an episode", "a score"])
 def test_what_broke_is_counted_and_is_no_zero(rows: list[EpisodeRow]) -> None:
     text = Progress().tell(*rows, row("b", 0, 1.0)).shown()
-    assert "2/10" in text and "1 broken" in text and "score 1.000" in text
+    assert "2/10" in text and "1 errors" in text and "score 1.000" in text
     assert "waiting" not in text
 
 
@@ -146,13 +146,13 @@ class TestKinds:
         progress = Progress(1, "none")
         with progress.display:
             progress.tell(row("a", 0, 1.0))
-            progress.display.say("a note")
+            progress.display.notify("a note")
         assert progress.console.export_text() == ""
 
     def test_plain_ends_with_the_last_line_and_shows_notes(self) -> None:
         progress = Progress(1, "plain")
         with progress.display:
-            progress.display.say("a note")
+            progress.display.notify("a note")
             progress.tell(row("a", 0, 1.0))
         first, last = progress.console.export_text().splitlines()
         assert first == "a note" and last.startswith("1/1  score 1.000  ")
@@ -162,7 +162,7 @@ class TestKinds:
         display = Display("rich", 1, SafeConsole(width=80, file=file, force_terminal=True))
         with display:
             display.episode_stopped(row("a", 0))
-            display.say("a note")
+            display.notify("a note")
         assert "a note" in file.getvalue() and "1/1" in file.getvalue()
         assert file.getvalue().endswith("\x1b[2K"), "the last thing is that the line is erased"
 

@@ -63,7 +63,7 @@ def test_it_says_what_the_command_says(task: Path, tmp_path: Path) -> None:
     theirs = Path(tmp_path, json.loads(told.stdout)["run"])
     assert {path.name for path in run.path.iterdir()} - {"run.log"} == {path.name for path in theirs.iterdir()}
     assert run.page.is_file() and json.loads((run.path / "summary.json").read_text())["policies"] == [policy]
-    assert [row.sample_id for row in run.failed] == ["i", "i"] and run.broken == []
+    assert [row.sample_id for row in run.failed] == ["i", "i"] and run.errors == []
     assert [result.score["score"] for result in run.results() if result.score] == [1.0, 1.0, 0.0, 0.0]
 
 
@@ -78,10 +78,10 @@ def test_it_is_called_where_a_loop_runs_and_awaited_there(task: Path, tmp_path: 
 def test_what_broke_is_not_what_failed_and_html_shows_no_html_of_a_stranger(task: Path, tmp_path: Path) -> None:
     write_rows(tmp_path, [ROWS[0], {**ROWS[1], "ground_truth": "broken"}])
     run = evaluate(str(task), rollouts=1, log_dir=tmp_path / "runs")
-    assert (run.score, len(run.broken), run.failed) == (1.0, 1, [])
+    assert (run.score, len(run.errors), run.failed) == (1.0, 1, [])
     assert "mean score" in str(run) and "1 (crash)" not in str(run)
     assert "<b>score</b>" in str(run) and "<b>" not in run._repr_html_()
-    assert "no <b>score</b>" in (run.path / "run.log").read_text() or run.broken[0].score_error == "crash"
+    assert "no <b>score</b>" in (run.path / "run.log").read_text() or run.errors[0].score_error == "crash"
 
 
 def test_the_policies_are_told_apart(task: Path, tmp_path: Path) -> None:

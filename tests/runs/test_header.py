@@ -31,7 +31,7 @@ def test_a_key_of_a_later_release_stays_where_the_run_goes_on(tmp_path: Path) ->
     later = {**written(store.path), "colour": "green"}
     (store.path / "run.json").write_text(json.dumps(later))
     with RunFolder(store.path) as again:
-        again.note(status="complete", worked_s=again.header.timing.worked_s + 2.5)
+        again.update_status(status="complete", worked_s=again.header.timing.worked_s + 2.5)
     timing = {**later["timing"], "worked_s": 2.5}
     assert written(store.path) == {**later, "status": "complete", "timing": timing}
 
@@ -39,7 +39,7 @@ def test_a_key_of_a_later_release_stays_where_the_run_goes_on(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"schema_version": 2}, "is of version 2; this release reads version 1"),
+        ({"schema_version": 2}, "has schema version 2; this release reads version 1"),
         ({"total": "many"}, r"total: .*\(got 'many'\)"),
         ({"task_name": None}, "task_name: "),
         ({"timing": {}}, "timing.started_at: missing"),

@@ -134,7 +134,7 @@ BAD = {
     ),
     "half a pair": (["winner", "prompt", "response_a"], ["A", "x", "1"], "csv:2: missing column 'response_b'"),
     "a short row": (["label", "messages"], ["1"], "csv:2"),
-    "a column twice": (["label", "label"], ["1", "2"], "csv:1: the column 'label' is given twice"),
+    "a column twice": (["label", "label"], ["1", "2"], "csv:1: duplicate column 'label'"),
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from reward_kit.cli.runs import remove, stored_runs
 from reward_kit.errors import StoreError
-from reward_kit.runs.events import logged_to
+from reward_kit.runs.events import log_to_file
 from reward_kit.runs.files import state_name
 from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.run_folder import RunFolder, RunHeader, load_episode, read_episodes
@@ -121,7 +121,7 @@ def test_nothing_is_read_or_written_through_a_link_that_leads_out(
     replaced_by_link(received, name, Path(os.path.relpath(target, received)) if is_relative else target)
     before = contents(outside)
     for use in (RunHeader.read, lambda run: RunFolder(run).__enter__(), lambda run: _trained(run).__enter__()):
-        with pytest.raises(StoreError, match=f"{name} is a symbolic link that leads out of the run's folder"):
+        with pytest.raises(StoreError, match=f"{name} is a symbolic link out of the run's folder"):
             use(received)
     assert contents(outside) == before and (outside / "deadbeef").is_dir()
 
@@ -153,7 +153,7 @@ def test_commands_refuse_a_run_whose_episodes_are_a_link(
     before = lines.read_bytes()
     project = Project(tmp_path)
     done = project.call(*(part.replace("RUN", "runs/run") for part in arguments))
-    assert done.returncode in (1, 2, 3) and "leads out of the run's folder" in done.stderr + done.stdout
+    assert done.returncode in (1, 2, 3) and "link out of the run's folder" in done.stderr + done.stdout
     assert lines.read_bytes() == before
     assert {path.name for path in received.iterdir()} <= {"run.json", "episodes.jsonl", *ENTRIES, "states"}
 
@@ -203,7 +203,7 @@ def test_the_log_of_a_run_that_is_refused_is_not_begun(received: Path, tmp_path:
     (tmp_path / "elsewhere").write_text("mine\n")
     (received / "run.log").symlink_to(tmp_path / "elsewhere")
     store = RunFolder(received)
-    with pytest.raises(StoreError), store, logged_to(received / "run.log", Redaction()):
+    with pytest.raises(StoreError), store, log_to_file(received / "run.log", Redaction()):
         pytest.fail("the run is open")
     assert (tmp_path / "elsewhere").read_text() == "mine\n"
 

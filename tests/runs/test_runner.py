@@ -407,7 +407,7 @@ class TestRunLimits:
         path = tmp_path / "run"
         plan = plan_of([text("x")], reward=None, run_limits={"wall_time_s": 0.2})
         with open_store(path) as store:
-            store.note(status="interrupted", worked_s=0.3)
+            store.update_status(status="interrupted", worked_s=0.3)
         control = Control()
         run = await run_in(path, plan, control=control)
         assert not run.rows and "0 of 0.2 s (run_limits.wall_time_s)" in str(control.stop_reason)
@@ -426,7 +426,7 @@ class TestErrorLimit:
         assert len(run.rows) == episodes
         assert (control.stop_reason is None) == (limit == 10)
         if control.stop_reason:
-            assert control.stop_reason.startswith(f"--fail-on-error {limit:g}: {episodes} episodes broke")
+            assert control.stop_reason.startswith(f"--fail-on-error {limit:g}: {episodes} episodes ended with an error")
         assert status(tmp_path / "run") == ("complete" if episodes == 10 else "interrupted")
 
     async def test_without_one_everything_is_run(self, tmp_path: Path) -> None:

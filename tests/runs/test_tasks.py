@@ -34,7 +34,7 @@ def test_a_task_without_a_dataset_is_its_own_only_sample(tmp_path: Path) -> None
 
 def test_two_samples_of_one_id_are_refused_with_both_places(tmp_path: Path) -> None:
     write(tmp_path, '{"id": "a"}\n{"id": "a"}\n', "rows.jsonl")
-    with pytest.raises(ConfigError, match=r"rows\.jsonl:2.*'a' is used already at .*rows\.jsonl:1"):
+    with pytest.raises(ConfigError, match=r"rows\.jsonl:2.*'a' is already used at .*rows\.jsonl:1"):
         load_task(write(tmp_path, MINIMAL + "dataset_path: rows.jsonl\n"))
 
 
@@ -57,8 +57,8 @@ def test_every_problem_is_named_with_its_own_line(tmp_path: Path) -> None:
         ("name: [", r"task\.yaml:\d+: not YAML"),
         ("- a\n", "a mapping of keys"),
         ("", "a mapping of keys"),
-        ("name: t\nname: u\n", r"task\.yaml:2: 'name' is given twice"),
-        ("name: t\n", "nothing to begin with"),
+        ("name: t\nname: u\n", r"task\.yaml:2: duplicate key 'name'"),
+        ("name: t\n", "no first message"),
         ("name: t\npoc_max_turns: 3\nmax_episode_steps: 4\ninitial_user_prompt: x\n", "two names of one key"),
     ],
 )
@@ -96,7 +96,7 @@ def test_paths_are_relative_to_the_task_file(tmp_path: Path, monkeypatch: pytest
         ),
         (
             "resource_server: {start_command: x, health_check_url: y}\nresource_type: python_state\n",
-            "resource_server has no effect: resource 'python_state' starts no server",
+            "resource_server has no effect: resource 'python_state' does not start a server",
         ),
     ],
 )
@@ -245,7 +245,7 @@ class TestSeveralResources:
             assert (start.fork, start.resource.parts["Shop"].state) == ("native", {"till": 5})
             await start.resource.close()
         write(tmp_path, '{"id": "a", "resource_config": {"shop": {}}}\n', "rows.jsonl")
-        with pytest.raises(ConfigError, match=r"rows\.jsonl:1: resource_config: no resource is called 'shop'"):
+        with pytest.raises(ConfigError, match=r"rows\.jsonl:1: resource_config: unknown resource 'shop'"):
             load_task(tmp_path / "task.yaml")
 
     def test_overrides_reach_into_the_list(self, tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ class TestSeveralResources:
         with pytest.raises(ConfigError, match=r"yaml:3: resource_server has no effect: 'Served' and 'second' could"):
             load_task(write(tmp_path, MINIMAL + server + two))
         none = "resources:\n  - {type: python_state}\n  - {type: sqlite}\n"
-        with pytest.raises(ConfigError, match="'python_state', 'sqlite' starts no server"):
+        with pytest.raises(ConfigError, match="'python_state', 'sqlite' does not start a server"):
             load_task(write(tmp_path, MINIMAL + server + none))
 
 
@@ -317,5 +317,5 @@ def test_a_column_in_single_braces_is_told_of(tmp_path: Path) -> None:
     prompt = '{order} {{order}} {{ order }} {other} {\\"order\\": 1}'
     (tmp_path / "t.yaml").write_text(f'name: t\ndataset_path: rows.jsonl\ninitial_user_prompt: "{prompt}"\n')
     assert load_task(tmp_path / "t.yaml").notes == (
-        "the prompt has {order} as it stands; a column is written {{ order }}",
+        "the prompt has {order} in single braces, which is not a template; write {{ order }}",
     )

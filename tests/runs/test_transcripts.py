@@ -163,7 +163,7 @@ class TestEpisodesOfARun:
         path = self.store(tmp_path, "a-0", "a-1", "a-0") / "episodes.jsonl"
         with pytest.raises(ConfigError) as caught:
             read_transcripts(path)
-        assert str(caught.value) == f"{path}:3: rollout 'a-0' is used already at {path}:1"
+        assert str(caught.value) == f"{path}:3: rollout 'a-0' is already used at {path}:1"
 
     def test_a_file_taken_away_from_its_final_states_says_so(self, tmp_path: Path) -> None:
         path = self.store(tmp_path, "a-0") / "episodes.jsonl"

@@ -73,9 +73,9 @@ def test_dates_stay_the_text_they_are_written_as(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1\nb: 2\na: 3\n", r"task\.yaml:3: 'a' is given twice"),
-        ("a:\n  b: 1\n  b: 2\n", r"task\.yaml:3: 'b' is given twice"),
-        ("- x: 1\n- {y: 1,\n   y: 2}\n", r"task\.yaml:3: 'y' is given twice"),
+        ("a: 1\nb: 2\na: 3\n", r"task\.yaml:3: duplicate key 'a'"),
+        ("a:\n  b: 1\n  b: 2\n", r"task\.yaml:3: duplicate key 'b'"),
+        ("- x: 1\n- {y: 1,\n   y: 2}\n", r"task\.yaml:3: duplicate key 'y'"),
         ("a: [1,\nb: 2\n", r"task\.yaml:\d+: not YAML"),
         ("a: 1\n\tb: 2\n", r"task\.yaml:2: not YAML"),
         ("a: !!python/object:os.system x\n", r"task\.yaml:1: not YAML: could not determine a constructor"),
