@@ -482,7 +482,7 @@ def difference_interval(
 ) -> Interval:
     """Return the mean difference with its interval: m ± t · s/√G, with Student's t for G − 1 degrees of freedom.
 
-    If all differences are equal, the spread is unknown. With a known `reach` the interval then allows for unseen samples:
+    If all differences are equal, the spread is unknown; with a known `reach` the interval allows for unseen ones:
     at most a share u = z²/(G + z²) of the samples differs (Wilson 1927), by up to `reach` either way, which gives
     m(1 − u) ± u · reach.
     """

@@ -462,7 +462,7 @@ class TestOneLineAndNoTraceback:
         done = project.call("run", "task.yaml")
         assert done.returncode == 2
         (line,) = done.stderr.splitlines()
-        assert "Unfinished' cannot be made: it does not define get_tools_spec, reset" in line
+        assert "Unfinished' is abstract: it does not define get_tools_spec, reset" in line
         assert not project.runs()
 
     def test_ctrl_c_while_the_files_are_loaded(self, project: Project) -> None:

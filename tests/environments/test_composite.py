@@ -187,13 +187,16 @@ class TestConfiguration:
             ({"resources": [{"type": "sqlite", "name": "a b"}]}, "the name 'a b' must be"),
             ({"resources": [{"type": "sqlite", "name": "resources"}]}, "the name 'resources' must be"),
             ({"resources": [{"type": "sqlit"}]}, "part 'sqlit': unknown resource 'sqlit'; did you mean 'sqlite'"),
-            ({"resources": [FILES], "filesytem": {}}, "no part is called 'filesytem'; did you mean 'filesystem'"),
+            ({"resources": [FILES], "filesytem": {}}, "unknown part 'filesytem'; did you mean 'filesystem'"),
             ({"resources": [DB], "db": 3}, "db: must be a mapping of keys, got 3"),
             (
                 {"resources": [DB], "db": {"max_row": 3}},
                 "part 'db': sqlite resource: max_row: unknown key; did you mean",
             ),
-            ({"resources": [{"type": "composite", "config": {"resources": [DB]}}]}, "a composite within a composite"),
+            (
+                {"resources": [{"type": "composite", "config": {"resources": [DB]}}]},
+                "a composite cannot contain a composite",
+            ),
         ],
     )
     async def test_what_is_wrong_is_named_with_its_part(self, config: dict[str, Any], message: str) -> None:
@@ -231,7 +234,7 @@ class TestTools:
         assert names(tools.offer({"a": [go], "b": [look]})) == ["go", "look"]
         assert names(tools.offer({"a": [go], "b": [look, go]})) == ["a_go", "look", "b_go"]
         assert names(tools.offer({"a": [go], "b": [look]})) == ["a_go", "look"]
-        assert tools.meant.get("a_go") == ("a", "go") and tools.meant.get("b_go") is None
+        assert tools.tools.get("a_go") == ("a", "go") and tools.tools.get("b_go") is None
 
     def test_a_name_with_a_prefix_may_clash_too_and_is_never_too_long(self) -> None:
         tools = ToolNames()
@@ -244,7 +247,7 @@ class TestTools:
         )
         found = names(offered)
         assert len(set(found)) == len(found) == 7 and all(len(name) <= 64 for name in found)
-        assert [tools.meant.get(name) for name in found] == [
+        assert [tools.tools.get(name) for name in found] == [
             *(("a", tool) for tool in ("b_go", "go", long)),
             *(("a_b", tool) for tool in ("go", "b_go", "a_go", long)),
         ]
@@ -255,7 +258,7 @@ class TestTools:
         tools.offer({"a": [spec], "b": []})
         kept = copy(tools)
         tools.offer({"a": [], "b": [spec]})
-        assert (kept.meant.get("go"), tools.meant.get("go")) == (("a", "go"), ("b", "go"))
+        assert (kept.tools.get("go"), tools.tools.get("go")) == (("a", "go"), ("b", "go"))
         assert spec["function"]["name"] == "go"
 
     async def test_the_end_of_one_part_is_the_end_of_all_and_rewards_are_its_own(self) -> None:

@@ -196,7 +196,7 @@ async def test_what_a_server_does_wrong_is_one_failure_that_names_the_address(sh
 async def test_a_key_that_comes_and_goes_is_refused(shared) -> None:
     resource = await made(**shared, config={"fault": "no_key"})
     await add(resource, 1)
-    with pytest.raises(EnvironmentFailure, match="state_key: missing, and was there before"):
+    with pytest.raises(EnvironmentFailure, match="state_key: missing, but an earlier answer had it"):
         await add(resource, 1)
     await resource.close()
 
@@ -262,8 +262,11 @@ async def test_the_older_form_of_actions_and_tools(shared) -> None:
     [
         ({"base_ur": "x"}, "base_ur: unknown key; did you mean 'base_url'"),
         ({"resource_server": None}, "base_url: missing"),
-        ({"base_url": "localhost:80"}, "'localhost:80' is not an address of http or https"),
-        ({"resource_server": None, "base_url": "http://x:{port}"}, "that of a resource_server, and the task has none"),
+        ({"base_url": "localhost:80"}, "'localhost:80' is not a http or https URL"),
+        (
+            {"resource_server": None, "base_url": "http://x:{port}"},
+            "needs a resource_server with {port}, which the task does not have",
+        ),
         ({"tools": []}, "give tools or tools_endpoint, not both"),
         ({"tools_endpoint": None, "tools": [{"type": "function"}]}, "a tool is {type: function"),
         ({"tools_endpoint": None, "tools": [{"name": "a", "parameters": []}]}, "tool 'a': parameters"),

@@ -224,7 +224,9 @@ async def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(server:
     step.cancel()
     with pytest.raises(asyncio.CancelledError):
         await step
-    with pytest.raises(EnvironmentFailure, match="the session is closed: an answer was not waited for"):
+    with pytest.raises(
+        EnvironmentFailure, match="the session is closed: an earlier request was cancelled before its answer"
+    ):
         await resource.final_state()
     await resource.close()
 
@@ -233,9 +235,9 @@ async def test_what_nobody_asked_for_is_not_taken_for_an_answer(server: OpenEnvS
     resource = await made(server, reset={"fault": "twice"})
     assert (await act(resource, 1)).observation == {"value": 7}
     await asyncio.sleep(0.05)
-    with pytest.raises(EnvironmentFailure, match=r'step at .*: the server sent an unasked message: {"type": '):
+    with pytest.raises(EnvironmentFailure, match=r'step at .*: the server sent an unrequested message: {"type": '):
         await act(resource, 1)
-    with pytest.raises(EnvironmentFailure, match="the session is closed: the server sent an unasked"):
+    with pytest.raises(EnvironmentFailure, match="the session is closed: the server sent an unrequested"):
         await resource.final_state()
     await resource.close()
 
@@ -246,7 +248,7 @@ async def test_a_server_that_floods_waits_with_what_nobody_reads(server: OpenEnv
     await asyncio.sleep(0.3)
     assert resource._session is not None
     assert resource._session._answers.qsize() <= 3  # two messages, and that nothing more is read
-    with pytest.raises(EnvironmentFailure, match="the server sent an unasked message"):
+    with pytest.raises(EnvironmentFailure, match="the server sent an unrequested message"):
         await act(resource, 1)
     await resource.close()
 
@@ -306,19 +308,19 @@ async def test_headers_open_the_connection(server: OpenEnvServer, monkeypatch: p
 async def test_a_redirect_is_not_followed_since_the_headers_would_go_with_it(server: OpenEnvServer) -> None:
     async with OpenEnvServer().running() as other:
         server.redirects_to = f"{other.url}/ws"
-        with pytest.raises(EnvironmentFailure, match=r"it redirects \(HTTP 302\) to http.*/ws; name that address"):
+        with pytest.raises(EnvironmentFailure, match=r"redirect \(HTTP 302\) to http.*/ws; use that address"):
             await made(server, headers={"X-Api-Key": "secret"})
         assert other.headers == {} and server.open == 0
 
 
 WRONG = {
     "base_url: missing": {},
-    "'ftp://x' is not an address of http or https or ws or wss": {"base_url": "ftp://x"},
-    "base_url: no user name and no password belong in it; use headers_env": {
+    "'ftp://x' is not a http or https or ws or wss URL": {"base_url": "ftp://x"},
+    "base_url: must not contain a user name or password; use headers_env": {
         "base_url": "http://me:hunter2@127.0.0.1:1"
     },
-    "that of a resource_server, and the task has none": {"base_url": "http://x:{port}"},
-    "reset: seed: the run chooses it": {"base_url": "http://x", "reset": {"seed": 1}},
+    "needs a resource_server with {port}, which the task does not have": {"base_url": "http://x:{port}"},
+    "reset: seed is set by the run": {"base_url": "http://x", "reset": {"seed": 1}},
     "headers_env: A: the environment variable NO_SUCH_ONE is not set": {
         "base_url": "http://x",
         "headers_env": {"A": "NO_SUCH_ONE"},

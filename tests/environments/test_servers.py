@@ -97,10 +97,10 @@ async def test_a_server_that_died_is_started_again() -> None:
     async with ServerPool() as pool:
         first = await pool.lease(*spec())
         first.process._process.kill()
-        assert "the server ended with exit code -9" in await first.obituary()
+        assert "the server ended with exit code -9" in await first.describe_exit()
         second = await pool.lease(*spec())
         assert second is not first
-        assert await second.obituary() == ""
+        assert await second.describe_exit() == ""
         assert (await get(second, "/seen"))["open"] == 0
 
 
@@ -164,7 +164,7 @@ async def test_a_fixed_port_of_somebody_else_is_refused() -> None:
         address = f"http://127.0.0.1:{taken.getsockname()[1]}"
         config = ResourceServerConfig(start_command="sleep 100", health_check_url=f"{address}/health")
         async with ServerPool() as pool:
-            with pytest.raises(ConfigError, match=f"something else listens at {address} already"):
+            with pytest.raises(ConfigError, match=f"another program already listens at {address}"):
                 await pool.lease(config, HERE)
     assert ours() == []
 

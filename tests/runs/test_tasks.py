@@ -11,7 +11,7 @@ import pytest
 from reward_kit.agent.starts import GroupStart
 from reward_kit.errors import ConfigError
 from reward_kit.runs.task_file import parse_override
-from reward_kit.runs.tasks import LoadedTask, check_resource_starts, load_task, selected
+from reward_kit.runs.tasks import LoadedTask, check_resource_starts, load_task, select_samples
 
 MINIMAL = "name: t\ninitial_user_prompt: hello\n"
 
@@ -141,10 +141,10 @@ def test_overrides_reach_inner_keys_and_are_validated(tmp_path: Path) -> None:
 def test_selection(tmp_path: Path) -> None:
     write(tmp_path, "".join(json.dumps({"id": f"s{n}"}) + "\n" for n in range(5)), "rows.jsonl")
     task = load_task(write(tmp_path, MINIMAL + "dataset_path: rows.jsonl\n"))
-    assert [sample.id for sample in selected(task, limit=2)] == ["s0", "s1"]
-    assert [sample.id for sample in selected(task, sample_ids=["s3", "s1"])] == ["s3", "s1"]
+    assert [sample.id for sample in select_samples(task, limit=2)] == ["s0", "s1"]
+    assert [sample.id for sample in select_samples(task, sample_ids=["s3", "s1"])] == ["s3", "s1"]
     with pytest.raises(ConfigError, match="no sample 's9'"):
-        selected(task, sample_ids=["s9"])
+        select_samples(task, sample_ids=["s9"])
 
 
 @pytest.mark.parametrize(
