@@ -132,7 +132,7 @@ def test_what_else_differs_is_told(project: Project, own: Project) -> None:
         "the pass_threshold differs (1 and 0.5)",
         "the task files differ in max_episode_steps",
         "the seed differs (0 and 5): models sampled differently, and where environments are generated from it",
-        "samples that are left out: 2 in the baseline only",
+        "left out: 2 in the baseline only",
     ):
         assert f"warning: after: {word}" in done.stderr
 
@@ -209,7 +209,7 @@ class TestRefused:
         [
             (
                 ["runs/done", "runs/don"],
-                "runs/don is not the folder of a run: it has no run.json; did you mean 'runs/done'?",
+                "runs/don is not a run folder: it has no run.json; did you mean 'runs/done'?",
             ),
             (
                 ["--fail-on-regression", "runs/done"],
@@ -227,4 +227,4 @@ class TestRefused:
         own.write_rows([{"id": "x", "number": 1, "ground_truth": "done"}])
         done = own.call("compare", str(project.folder / "runs" / "done"), run(own, "done", "after"))
         assert done.returncode == 2 and done.stderr.count("\n") == 1
-        assert "error: after and the baseline done have no sample in common" in done.stderr
+        assert "error: after and the baseline done have no sample scored in both" in done.stderr

@@ -114,9 +114,9 @@ def test_a_score_that_is_a_text_is_named_and_never_compared(project: Project, tm
     text = (run / "scores.jsonl").read_text()
     (run / "scores.jsonl").write_text(text.replace('"score":1.0', '"score":"1.0"', 1))
     done = project.call("export", str(run), "--format", "csv", "--only-passed", "-o", str(tmp_path / "out"))
-    assert done.returncode == 3 and "is a finite number or null; got '1.0'" in done.stderr, done.stderr
+    assert done.returncode == 3 and "must be a finite number or null; got '1.0'" in done.stderr, done.stderr
 
 
 def test_what_is_no_run_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not the folder of a run"):
+    with pytest.raises(ConfigError, match="is not a run folder"):
         command.main([str(tmp_path), "--format", "csv"], standalone_mode=False)

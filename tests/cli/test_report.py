@@ -95,7 +95,7 @@ def test_report_writes_the_page_again_and_prints_where(project: Project) -> None
 def test_report_of_what_is_no_run_is_refused(project: Project) -> None:
     done = project.call("view", ".", "-o", "page.html")
     assert done.returncode == 2
-    assert "error: . is not the folder of a run: it has no run.json" in done.stderr
+    assert "error: . is not a run folder: it has no run.json" in done.stderr
 
 
 def test_report_of_a_damaged_run_names_the_line(project: Project) -> None:

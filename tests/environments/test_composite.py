@@ -158,7 +158,7 @@ def dice(name: str, kind: str = DICE, **config: Any) -> dict[str, Any]:
 
 
 class TestConfiguration:
-    def test_the_weakest_part_decides_how_the_world_forks(self) -> None:
+    def test_weakest_part_decides_the_fork_kind(self) -> None:
         kinds = {
             "native": [DB, FILES],
             "replay": [DB, dice("dice")],
@@ -199,7 +199,7 @@ class TestConfiguration:
             ),
         ],
     )
-    async def test_what_is_wrong_is_named_with_its_part(self, config: dict[str, Any], message: str) -> None:
+    async def test_error_names_its_part(self, config: dict[str, Any], message: str) -> None:
         resource = CompositeResource()
         with pytest.raises(ConfigError) as caught:
             await resource.setup(config)
@@ -252,7 +252,7 @@ class TestTools:
             *(("a_b", tool) for tool in ("go", "b_go", "a_go", long)),
         ]
 
-    def test_what_the_agent_was_told_last_is_what_a_name_means(self) -> None:
+    def test_tool_names_mean_what_was_offered_last(self) -> None:
         tools = ToolNames()
         spec = tool_spec("go", "Go.")
         tools.offer({"a": [spec], "b": []})
@@ -298,7 +298,7 @@ class TestTogether:
         await two.step("red_roll", {})
         assert await one.state_key() == await two.state_key()
 
-    async def test_only_parts_with_something_to_tell_are_heard(self) -> None:
+    async def test_only_parts_with_an_observation_are_shown(self) -> None:
         silent = {"type": "filesystem", "name": "desk"}
         resource = await made(FILES, silent)
         assert await resource.get_observation() is None
@@ -397,7 +397,7 @@ class TestForks:
         await resource.close()
         assert not Slow.open_resources
 
-    async def test_a_world_that_is_given_forks_as_its_parts_do(self) -> None:
+    async def test_composite_object_forks_as_its_parts(self) -> None:
         resource = await made(DB, dice("dice"))
         task = TaskDefinitionModel(name="t", initial_user_prompt="x")
         worker = RLRolloutWorker(task, ScriptedPolicy([{"type": "terminate"}]), environment=resource)
@@ -416,7 +416,7 @@ class TestFailures:
         await resource.close()
         assert ok.closed
 
-    async def test_every_part_is_closed_and_what_failed_is_told(self) -> None:
+    async def test_every_part_is_closed_and_failures_are_raised(self) -> None:
         resource = await made(dice("bad", FAILS, label="close"), dice("ok"))
         ok = resource.parts["ok"]
         with pytest.raises(EnvironmentFailure, match="part 'bad': close: RuntimeError: the lid is stuck"):
@@ -426,7 +426,7 @@ class TestFailures:
         with pytest.raises(EnvironmentFailure, match="closed, or was not set up"):
             await resource.state_key()
 
-    async def test_what_breaks_in_a_step_is_named_and_keeps_its_kind(self) -> None:
+    async def test_step_error_names_the_part_and_keeps_its_class(self) -> None:
         resource = await made(DB, dice("bad", FAILS))
         with pytest.raises(DeadlineError, match="part 'bad': timed out: rolled off the table"):
             await resource.step("roll", {})

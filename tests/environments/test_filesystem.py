@@ -195,7 +195,7 @@ async def test_a_named_pipe_is_refused_and_does_not_hang(resource) -> None:
         ("make_directory", {"path": "readme"}, "not a directory"),
     ],
 )
-async def test_a_refused_call_says_why_and_changes_nothing(resource, tool, arguments, message) -> None:
+async def test_refused_call_gives_the_reason_and_changes_nothing(resource, tool, arguments, message) -> None:
     before = await resource.state_key()
     with pytest.raises(ToolError, match=message):
         await resource.step(tool, arguments)
@@ -308,7 +308,7 @@ async def test_there_is_no_key_for_the_place_so_no_foreign_directory_can_be_remo
     assert tmp_path.exists()
 
 
-async def test_worlds_live_among_temporary_files_and_close_removes_them(tmp_path, monkeypatch) -> None:
+async def test_directories_are_temporary_and_removed_on_close(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     resource = FilesystemResource()
     await resource.setup({"files": FILES})
@@ -325,7 +325,7 @@ async def test_worlds_live_among_temporary_files_and_close_removes_them(tmp_path
         await resource.state_key()
 
 
-async def test_a_world_that_nobody_closed_is_removed_when_it_is_collected() -> None:
+async def test_unclosed_directory_is_removed_by_garbage_collection() -> None:
     resource = FilesystemResource()
     await resource.setup({})
     place = resource.root

@@ -137,7 +137,7 @@ async def test_a_fork_is_an_episode_of_its_own_that_took_the_same_actions() -> N
         await twin.close()
 
 
-async def test_without_a_pool_a_world_has_a_server_of_its_own() -> None:
+async def test_without_a_pool_a_resource_has_its_own_server() -> None:
     resource = await made()
     assert len(running(child_environment()[MARK])) == 1
     await resource.close()
@@ -186,7 +186,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("fault", "message"), FAULTS.items(), ids=FAULTS)
-async def test_what_a_server_does_wrong_is_one_failure_that_names_the_address(shared, fault: str, message: str) -> None:
+async def test_server_fault_is_one_failure_that_names_the_address(shared, fault: str, message: str) -> None:
     resource = await made(**shared, config={"fault": fault}, timeout=0.2 if fault == "hang" else 30)
     with pytest.raises(EnvironmentFailure, match=message):
         await add(resource, 1)

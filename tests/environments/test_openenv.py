@@ -67,7 +67,7 @@ async def test_a_seed_is_one_that_every_generator_takes(server: OpenEnvServer) -
     await resource.close()
 
 
-async def test_an_end_that_says_truncated_is_one(server: OpenEnvServer) -> None:
+async def test_truncated_end_is_truncated(server: OpenEnvServer) -> None:
     resource = await made(server, seed=1)
     for amount in (2, 2):
         await act(resource, amount)
@@ -105,7 +105,7 @@ async def test_a_tool_that_failed_is_read_by_the_agent_and_keeps_its_reward() ->
         await resource.close()
 
 
-async def test_what_was_done_and_seen_names_a_state_unless_another_is_declared(server: OpenEnvServer) -> None:
+async def test_state_key_is_the_history_by_default(server: OpenEnvServer) -> None:
     names: dict[str, list[str]] = {}
     for kind in ("history", "observation", "state"):
         for amounts in ((1, 2), (2, 1), (1, 2)):
@@ -199,7 +199,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("fault", "message"), FAULTS.items(), ids=FAULTS)
-async def test_what_a_server_does_wrong_is_one_failure(server: OpenEnvServer, fault: str, message: str) -> None:
+async def test_server_fault_is_one_failure(server: OpenEnvServer, fault: str, message: str) -> None:
     resource = await made(server, reset={"fault": fault})
     with pytest.raises(EnvironmentFailure, match=message):
         await act(resource, 1)
@@ -217,7 +217,7 @@ async def test_an_answer_that_does_not_come_is_a_timeout_and_ends_the_session(se
     await resource.close()
 
 
-async def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(server: OpenEnvServer) -> None:
+async def test_answer_of_a_cancelled_call_is_not_used(server: OpenEnvServer) -> None:
     resource = await made(server, reset={"fault": "hang"})
     step = asyncio.create_task(act(resource, 1))
     await asyncio.sleep(0)
@@ -231,7 +231,7 @@ async def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(server:
     await resource.close()
 
 
-async def test_what_nobody_asked_for_is_not_taken_for_an_answer(server: OpenEnvServer) -> None:
+async def test_unrequested_messages_are_not_answers(server: OpenEnvServer) -> None:
     resource = await made(server, reset={"fault": "twice"})
     assert (await act(resource, 1)).observation == {"value": 7}
     await asyncio.sleep(0.05)
@@ -242,7 +242,7 @@ async def test_what_nobody_asked_for_is_not_taken_for_an_answer(server: OpenEnvS
     await resource.close()
 
 
-async def test_a_server_that_floods_waits_with_what_nobody_reads(server: OpenEnvServer) -> None:
+async def test_flooding_server_is_blocked_by_backpressure(server: OpenEnvServer) -> None:
     resource = await made(server, reset={"fault": "flood"})
     await act(resource, 1)
     await asyncio.sleep(0.3)
@@ -349,7 +349,7 @@ async def test_an_action_that_is_no_object_needs_a_schema(server: OpenEnvServer)
     await resource.close()
 
 
-async def test_where_nobody_serves_that_is_told() -> None:
+async def test_unserved_address_is_reported() -> None:
     async with OpenEnvServer().running() as server:
         pass
     with pytest.raises(EnvironmentFailure, match=r"ws://127.0.0.1:\d+/ws: ClientConnectorError"):

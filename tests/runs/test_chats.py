@@ -55,7 +55,7 @@ def test_a_call_without_text_has_no_content() -> None:
     assert said == {"role": "assistant", "tool_calls": [call()]}
 
 
-def test_what_follows_the_last_word_of_the_assistant_is_left_out_and_named() -> None:
+def test_messages_after_the_last_assistant_message_are_left_out() -> None:
     chat = make_chat([USER, calling(call()), answer(), {"role": "user", "content": "go on"}])
     assert [message["role"] for message in chat.messages] == ["user", "assistant"]
     assert chat.dropped == {"messages after the last one of the assistant": 2}
@@ -95,11 +95,11 @@ def test_pictures_of_the_user_are_kept_and_lone_surrogates_survive() -> None:
         ([USER, calling(call(None)), ANSWER], "without unique ids"),
     ],
 )
-def test_what_cannot_be_said_is_refused_with_its_reason(messages: list[Any], told: str) -> None:
+def test_unsupported_chat_is_refused_with_its_reason(messages: list[Any], told: str) -> None:
     with pytest.raises(Unfit, match=told):
         make_chat(messages)
 
 
-def test_a_call_of_a_tool_that_nobody_defines_is_refused() -> None:
+def test_call_of_undefined_tool_is_refused() -> None:
     with pytest.raises(Unfit, match="calls 'watch', which is not one of the tools"):
         make_chat([USER, calling(call(name="watch")), answer(), ANSWER]).line(TOOLS)

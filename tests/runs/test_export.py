@@ -142,7 +142,7 @@ def test_raw_csv_leaves_texts_as_they_are() -> None:
     assert file.getvalue().decode().splitlines() == ['"a","b"', '"\'=1",-1.5', '"a","b"', '"=1",-1.5']
 
 
-def test_a_file_is_there_as_a_whole_or_as_it_was(tmp_path: Path) -> None:
+def test_file_replacement_is_atomic(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("earlier")
     with pytest.raises(KeyboardInterrupt), open_table(path, "csv", STEPS, {}) as sink:
@@ -161,7 +161,7 @@ def test_a_file_is_there_as_a_whole_or_as_it_was(tmp_path: Path) -> None:
         ({"policies": ("other",)}, ["r2"], {"from another policy": 2}),
     ],
 )
-def test_what_is_not_taken_is_counted(run: Path, chosen: dict[str, Any], taken: list[str], left_out: Any) -> None:
+def test_left_out_episodes_are_counted(run: Path, chosen: dict[str, Any], taken: list[str], left_out: Any) -> None:
     selection = Selection(pass_threshold=1.0, **chosen)
     assert [result.episode["rollout_id"] for result in selected(run, selection)] == taken
     assert selection.left_out == left_out

@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> FinishedRun:
     return capitals(reward=judged).run(policies=policies, rollouts=2, log_dir=tmp_path)
 
 
-def test_the_table_has_every_policy_and_no_html_of_a_stranger(run: FinishedRun) -> None:
+def test_table_has_every_policy_and_no_untrusted_html(run: FinishedRun) -> None:
     seen = harmless(run._repr_html_())
     for told in (
         "capitals",
@@ -59,13 +59,13 @@ def test_one_episode_is_asked_for_by_its_row(run: FinishedRun) -> None:
     assert "unscored: crash: reward 'judged': ValueError" in harmless(broken._repr_html_()).text
 
 
-def test_an_episode_that_is_not_there_is_told(run: FinishedRun) -> None:
+def test_missing_episode_is_reported(run: FinishedRun) -> None:
     near = run.failed[0].rollout_id[:-1]
     with pytest.raises(ConfigError, match=rf"has no episode '{near}'; did you mean '{near}[01]'\?"):
         run.result(near)
 
 
-def test_a_limit_of_the_run_is_told(tmp_path: Path) -> None:
+def test_run_limit_is_shown(tmp_path: Path) -> None:
     rows = [{**ROWS[0], "id": str(i)} for i in range(6)]
     run = capitals(dataset=rows, run_limits={"steps": 2}).run(max_concurrency=1, log_dir=tmp_path)
     assert run.status == "interrupted"

@@ -45,16 +45,14 @@ def test_a_key_of_a_later_release_stays_where_the_run_goes_on(tmp_path: Path) ->
         ({"timing": {}}, "timing.started_at: missing"),
     ],
 )
-def test_what_cannot_be_read_is_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+def test_unreadable_file_is_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     store = RunFolder.create(tmp_path / "run", RunHeader(task_name="t"))
     (store.path / "run.json").write_text(json.dumps({**written(store.path), **change}))
     with pytest.raises(StoreError, match=rf"run\.json.*{said}"):
         RunHeader.read(store.path)
 
 
-def test_a_folder_that_is_no_run_is_answered_with_what_may_be_meant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_without_run_suggests_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = RunFolder.create(Path("runs") / "lake-1", RunHeader(task_name="t")).path
     assert RunHeader.read_folder(run) == RunHeader.read(run)
@@ -72,5 +70,5 @@ def test_a_folder_that_is_no_run_is_answered_with_what_may_be_meant(
     ("status", "is_open", "told"),
     [("running", True, "running"), ("running", False, "killed"), ("failed", False, "failed")],
 )
-def test_a_run_that_runs_nowhere_was_killed(status: str, is_open: bool, told: str) -> None:
+def test_running_status_without_a_process_is_killed(status: str, is_open: bool, told: str) -> None:
     assert RunHeader(task_name="t", status=status).status_now(is_open) == told

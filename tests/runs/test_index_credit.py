@@ -38,7 +38,7 @@ def test_without_credit_there_is_none(tmp_path: Path) -> None:
     assert index_credit(run) == {} and CreditLines(run).read("r1") == []
 
 
-def test_of_lines_that_somebody_parted_an_export_takes_those_that_the_page_shows(tmp_path: Path) -> None:
+def test_export_uses_the_same_split_lines_as_the_page(tmp_path: Path) -> None:
     lines = [credit("r1", 0, 1.0), credit("r2", 0, 2.0), credit("r1", 0, 3.0)]
     run = run_with(tmp_path, *lines)
     assert CreditLines(run).read("r1") == lines[2:] and CreditLines(run).read("r2") == lines[1:2]

@@ -22,7 +22,7 @@ def test_the_value_is_yaml(text: str, parsed: tuple[str, object]) -> None:
 
 
 @pytest.mark.parametrize("text", ["novalue", "=3", "a=["])
-def test_what_is_none_is_named_with_its_option(text: str) -> None:
+def test_invalid_value_is_named_with_its_option(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^-c "):
         parse_override(text, "-c")
 

@@ -62,7 +62,7 @@ def test_the_name_of_a_final_state_leads_nowhere_else(received: Path, tmp_path: 
     stored = {key: value.replace("{outside}", str(outside)) for key, value in stored.items()}
     with_state(received, **stored)
     (line,) = read_episodes(received)
-    with pytest.raises(StoreError, match=r"episode a: a final state is named by its SHA-256"):
+    with pytest.raises(StoreError, match=r"episode a: expected a final state named by its SHA-256"):
         load_episode(received, line)
 
 
@@ -76,10 +76,10 @@ def test_scoring_a_run_again_copies_no_state_to_or_from_elsewhere(received: Path
     (tmp_path / "reward.py").write_text(REWARD)
     done = project.call("score", "runs/run", "--reward", "reward.py:one", "--log-dir", "other/deep/runs")
     assert not (tmp_path / "other" / "deep" / "private.json").exists()
-    assert done.returncode == 3 and "a final state is named by its SHA-256" in done.stderr
+    assert done.returncode == 3 and "expected a final state named by its SHA-256" in done.stderr
 
 
-def test_a_link_in_the_place_of_a_state_is_not_followed(received: Path, tmp_path: Path) -> None:
+def test_link_instead_of_a_state_is_not_followed(received: Path, tmp_path: Path) -> None:
     (tmp_path / "private.json").write_bytes(PAYLOAD)
     (state,) = (received / "states").iterdir()
     state.unlink()
@@ -179,7 +179,7 @@ def test_links_within_the_folder_and_to_the_folder_are_fine(received: Path, tmp_
 class TestRemoving:
     """`runs prune` deletes the folder of a run, and nothing that a link in it leads to."""
 
-    def test_what_links_in_a_run_lead_to_stays(self, received: Path, tmp_path: Path) -> None:
+    def test_link_targets_are_not_removed(self, received: Path, tmp_path: Path) -> None:
         kept = tmp_path / "kept"
         kept.mkdir()
         (kept / "file").write_text("mine")

@@ -43,7 +43,7 @@ def test_a_group_comes_with_its_last_episode_in_its_own_order_and_without_those_
     assert unit.is_scored == (len(broken) == 5), "where all broke there is nothing to score"
 
 
-def test_where_nobody_knows_how_large_groups_are_the_end_of_all_tells() -> None:
+def test_unknown_group_size_is_complete_at_the_end() -> None:
     units = ScoringUnits("batch", None)
     assert units.add("a", stopped(1)) == units.add("b", stopped(0)) == units.add("a", stopped(0)) == []
     assert [ids(unit) for unit in units.remaining()] == [["r0", "r1"], ["r0"]]

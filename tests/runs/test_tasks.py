@@ -222,7 +222,7 @@ class TestSeveralResources:
             ),
         ],
     )
-    def test_what_is_wrong_is_named_with_its_line(self, tmp_path: Path, text: str, message: str) -> None:
+    def test_error_has_its_line(self, tmp_path: Path, text: str, message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             load_task(write(tmp_path, MINIMAL + text))
 
@@ -232,7 +232,7 @@ class TestSeveralResources:
         with pytest.raises(ConfigError, match=rf"{where}resources: part 'sqlite': sqlite resource: seed_sq: unknown"):
             await check(load_task(path))
 
-    async def test_a_resource_that_lacks_its_configuration_is_told_with_its_own_line(self, tmp_path: Path) -> None:
+    async def test_missing_resource_configuration_is_reported_with_its_line(self, tmp_path: Path) -> None:
         path = write(tmp_path, MINIMAL + "resource_type: gymnasium\n")
         with pytest.raises(ConfigError, match=re.escape(f"{path}:3: resource 'gymnasium': env_id: missing")):
             await check(load_task(path))
@@ -306,13 +306,13 @@ class TestSeveralResources:
         ("reward_options:\n  n: many\n", r"task\.yaml:5: reward_options\.n: .*whole number"),
     ],
 )
-def test_what_is_wrong_about_a_rewards_surroundings_has_its_own_line(tmp_path: Path, keys: str, message: str) -> None:
+def test_sandbox_errors_of_a_reward_have_their_line(tmp_path: Path, keys: str, message: str) -> None:
     write(tmp_path, "def r(messages, *, n: int = 3):\n    return 1.0\n", "reward.py")
     with pytest.raises(ConfigError, match=message):
         load_task(write(tmp_path, f"{MINIMAL}reward_function_path: reward.py:r\n{keys}"))
 
 
-def test_a_column_in_single_braces_is_told_of(tmp_path: Path) -> None:
+def test_column_in_single_braces_is_noted(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"order": "tea"}\n')
     prompt = '{order} {{order}} {{ order }} {other} {\\"order\\": 1}'
     (tmp_path / "t.yaml").write_text(f'name: t\ndataset_path: rows.jsonl\ninitial_user_prompt: "{prompt}"\n')
