@@ -83,7 +83,7 @@ async def test_it_answers_whatever_its_libraries_print_and_a_wrong_request_ends_
         await engine.ask({"op": "double", "value": "x"})
     assert await engine.ask({"op": "double", "value": -1}) == -2
     assert len(await engine.ask({"op": "text", "size": 3_000_000})) == 3_000_000
-    with pytest.raises(EnvironmentFailure, match="more than 16 MiB"):
+    with pytest.raises(EnvironmentFailure, match="limit of 16 MiB"):
         await engine.ask({"op": "text", "size": 17_000_000})
     with pytest.raises(EnvironmentFailure, match="test engine: not running"):
         await engine.ask({"op": "double", "value": 1})

@@ -150,7 +150,7 @@ async def test_no_fork_where_it_is_none(shared) -> None:
     assert HttpResource.fork_kind_for({}) == "replay"
     resource = await made(**shared, fork="none")
     for call in (resource.fork, resource.checkpoint):
-        with pytest.raises(NotImplementedError, match="not to be forked"):
+        with pytest.raises(NotImplementedError, match="cannot be forked"):
             await call()
     await resource.close()
 
@@ -179,7 +179,7 @@ FAULTS = {
     "not_json": "/step: the answer is not JSON .NaN is not JSON.",
     "nested": "/step: the answer is not JSON",
     "list": r"/step: expected a JSON object, got \[1\]",
-    "no_observation": "/step: observation: missing; there are reward",
+    "no_observation": "/step: observation: missing; the answer has reward",
     "bad_reward": "/step: reward: expected a finite number, got 'high'",
     "hang": r"/step: no answer within 0.2 s",
 }
@@ -205,7 +205,7 @@ async def test_an_observation_of_50_mb_arrives_whole_and_more_than_the_limit_is_
     resource = await made(**shared, config={"fault": "large"})
     assert len((await add(resource, 1)).observation) == 50_000_000
     monkeypatch.setattr(http_client, "ENVIRONMENT_ANSWER_BYTES", 40 * 2**20)
-    with pytest.raises(EnvironmentFailure, match="/step: the answer has more than 40 MiB"):
+    with pytest.raises(EnvironmentFailure, match="/step: the answer is larger than the limit of 40 MiB"):
         await add(resource, 1)
     await resource.close()
 

@@ -322,8 +322,8 @@ async def test_large_requests_and_results_pass(sandbox):
     [
         ({"imports": ("os; evil",)}, "is not a module name"),
         ({"read_paths": ("relative",)}, "absolute"),
-        ({"read_paths": ("/",)}, "never shown"),
-        ({"read_paths": ("/usr/../etc",)}, "plain"),
+        ({"read_paths": ("/",)}, "never readable"),
+        ({"read_paths": ("/usr/../etc",)}, "normalized"),
         ({"function": "a b"}, "is not a function name"),
     ],
 )
