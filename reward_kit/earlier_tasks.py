@@ -55,7 +55,7 @@ def read_as_now(data: Any) -> Any:
     return {**data, "ground_truth": {now: criteria.get(then) for then, now in _CRITERIA.items()}}
 
 
-def notes_on(data: Any) -> list[str]:
+def reward_notes(data: Any) -> list[str]:
     """Return notes for the user of such a file."""
     name = _RESOURCES.get(str(data.get("resource_type"))) if isinstance(data, Mapping) else None
     if name is None:

@@ -37,7 +37,7 @@ OFFERED = frozenset(
 """Every value of a rollout that a reward function may name."""
 REFERENCE = re.compile(r"[^\s:]+\.py:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
 """A text that names a factory of a resource."""
-Caller = Callable[[Callable[[], Any]], Awaitable[Any]]
+CallScheduler = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 def with_options(reward: Callable[..., Any], /, **options: Any) -> Callable[..., Any]:
@@ -121,7 +121,7 @@ class OpenReward:
     """
 
     def __init__(
-        self, spec: RewardSpec, load: Callable[[str], Any], run: Caller, run_score: Caller | None = None
+        self, spec: RewardSpec, load: Callable[[str], Any], run: CallScheduler, run_score: CallScheduler | None = None
     ) -> None:
         self.spec = spec
         self._load, self._run, self._run_score = load, run, run_score or run

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reward_kit.earlier_tasks import notes_on, read_as_now
+from reward_kit.earlier_tasks import read_as_now, reward_notes
 from reward_kit.errors import ConfigError
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.runs.evaluation import evaluate
@@ -138,7 +138,7 @@ def test_a_truth_that_is_given_stays() -> None:
 
 @pytest.mark.parametrize("data", [None, [], "x", {}, {"resource_type": "sqlite"}, {"resource_type": ["SQLResource"]}])
 def test_anything_else_is_left_as_it_is(data: object) -> None:
-    assert read_as_now(data) == data and notes_on(data) == []
+    assert read_as_now(data) == data and reward_notes(data) == []
 
 
 def test_resources_that_are_gone_are_told_so(folder: Path) -> None:

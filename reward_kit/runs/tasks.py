@@ -17,7 +17,7 @@ import pydantic
 
 from reward_kit.agent.samples import Prompt, PromptError, Sample
 from reward_kit.agent.starts import GroupStart
-from reward_kit.earlier_tasks import notes_on
+from reward_kit.earlier_tasks import reward_notes
 from reward_kit.environments.config import check_row_config, read_config, resource_class
 from reward_kit.environments.servers import ServerPool
 from reward_kit.environments.tools import ToolRegistry
@@ -26,7 +26,7 @@ from reward_kit.loading import load_module, load_object
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.providers.keys import NO_KEY
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, key_variable_for
-from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice, load_reward
+from reward_kit.reward_agent.loading import LoadedReward, SandboxChoice, load_reward
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.runs.datasets import check_dataset, read_samples
 from reward_kit.runs.inputs import TASK_FILE, digest_of, inputs_of
@@ -149,7 +149,7 @@ def resolve_task(
         reward=reward,
         inputs=inputs,
         digests={**digests, **objects.digests(), TASK_FILE: hashlib.sha256(located.source).hexdigest()},
-        notes=(*notes_on(located.data), *_check_prompts(definition, located, samples), *notes),
+        notes=(*reward_notes(located.data), *_check_prompts(definition, located, samples), *notes),
         objects=objects,
         of_user=of_user,
     )

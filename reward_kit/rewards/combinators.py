@@ -13,7 +13,7 @@ from typing import Any
 
 from reward_kit.errors import ConfigError, InvalidResultError, RewardKitError
 from reward_kit.models import EvaluateResult, MetricResult, StepOutput
-from reward_kit.reward_calls import Caller, OpenReward, fixed
+from reward_kit.reward_calls import CallScheduler, OpenReward, fixed
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import RewardSpec, as_function, reward_spec
 
@@ -135,7 +135,7 @@ class CombinedReward:
         self._stack = AsyncExitStack()
         self._opened: dict[str, OpenReward] = {}
 
-    async def open_parts(self, load: Callable[[str], Any], run: Caller) -> None:
+    async def open_parts(self, load: Callable[[str], Any], run: CallScheduler) -> None:
         """Open each part. Roll back on error."""
         async with AsyncExitStack() as stack:
             for name, spec in self.made_of.items():
