@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from reward_kit.display_text import shown
+from reward_kit.display_text import escape_text
 from reward_kit.episodes.json_codec import TAG, from_json_value
 from reward_kit.errors import StoreError
 from reward_kit.private_files import make_private_folder
@@ -289,7 +289,7 @@ def token_rows(record: Mapping[str, Any], texts: TokenTexts | None = None) -> di
         is_hidden = HIDDEN in json.dumps(record.get("messages"))
         return {"texts": None if texts is None or is_hidden else texts.of(used), "steps": steps}
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        return {"texts": None, "steps": [], "damaged": shown(repr(error), _MOST_CONTEXT)}
+        return {"texts": None, "steps": [], "damaged": escape_text(repr(error), _MOST_CONTEXT)}
 
 
 def _steps(stored: Mapping[str, Any], training: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from reward_kit.episodes.json_codec import from_json_value
-from reward_kit.episodes.record import LatestAttempts, attempt_of
+from reward_kit.episodes.record import LatestAttempts, get_attempt
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.reward_agent.stats import cost_of
 from reward_kit.rewards.judge_questions import METRIC
@@ -95,11 +95,11 @@ def read_run(path: Path) -> RunFacts:
     file = path / "scores.jsonl"
     for number, (offset, line) in enumerate(placed_lines(file), 1):
         score = lean_score(line_record(file, number, line, check_score), Place(offset, len(line)))
-        scores[score["rollout_id"], attempt_of(score)] = score
+        scores[score["rollout_id"], get_attempt(score)] = score
     latest, file = LatestAttempts[EpisodeOutline](), path / "episodes.jsonl"
     for number, (offset, line) in enumerate(placed_lines(file), 1):
         record = _outlined(line) or line_record(file, number, line)
-        scored = scores.get((record["rollout_id"], attempt_of(record)))
+        scored = scores.get((record["rollout_id"], get_attempt(record)))
         facts = episode_outline(record, header, scored, Place(offset, len(line)))
         latest.put(facts.row.rollout_id, facts.row.attempt, facts)
     episodes = latest.values()

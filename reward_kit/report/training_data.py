@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reward_kit.display_text import shown
+from reward_kit.display_text import escape_text
 from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.report.episode_chunks import ChunkData, GroupPart, LineFitter, StoredLines, group_text
@@ -267,11 +267,11 @@ def _episode(record: Mapping[str, Any], file: Path) -> KeptEpisode:
     said = [_said(message) for message in messages]
     if (cut := len(messages) - 2 * half) > 0:
         said[half:-half] = [ShownMessage("…", f"{cut:,} messages are left out")]
-    steps, reason = record.get("num_steps"), shown(record.get("stop_reason") or "", NAME_LENGTH)
+    steps, reason = record.get("num_steps"), escape_text(record.get("stop_reason") or "", NAME_LENGTH)
     facts = [f"{steps} steps", reason] if isinstance(steps, int) else [reason]
     gave = record.get("environment_return")
     facts += [f"return {number(gave)}"] if isinstance(gave, int | float) else []
-    return KeptEpisode(shown(record.get("rollout_id") or file.stem, NAME_LENGTH), ", ".join(facts), said)
+    return KeptEpisode(escape_text(record.get("rollout_id") or file.stem, NAME_LENGTH), ", ".join(facts), said)
 
 
 def _said(message: Mapping[str, Any]) -> ShownMessage:
@@ -280,7 +280,9 @@ def _said(message: Mapping[str, Any]) -> ShownMessage:
     text = content if isinstance(content, str) else "" if content is None else json.dumps(message["content"])
     calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
     parts = [text, *(f"{call.get('name')}({call.get('arguments')})" for call in calls)]
-    return ShownMessage(shown(message.get("role") or "", NAME_LENGTH), shown("\n".join(filter(None, parts)), _TEXT))
+    return ShownMessage(
+        escape_text(message.get("role") or "", NAME_LENGTH), escape_text("\n".join(filter(None, parts)), _TEXT)
+    )
 
 
 # Groups of the latest kept update

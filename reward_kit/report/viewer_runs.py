@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reward_kit.display_text import shown
-from reward_kit.episodes.record import attempt_of
+from reward_kit.display_text import escape_text
+from reward_kit.episodes.record import get_attempt
 from reward_kit.errors import ConfigError, RewardKitError, StoreError, boundary
 from reward_kit.report.episode_chunks import StoredLines, parts_of
 from reward_kit.report.rendering import NAME_LENGTH
@@ -266,7 +266,7 @@ class WatchedRun:
             self._forget()
             return False
         for place, record in scores.lines:
-            name, attempt = record["rollout_id"], attempt_of(record)
+            name, attempt = record["rollout_id"], get_attempt(record)
             memory.scores_of[name, attempt] = lean_score(record, place)
             scored = memory.known.get(name)
             if scored is not None and scored.facts.row.attempt == attempt:
@@ -303,7 +303,7 @@ class WatchedRun:
         self.change += 1
 
     def _facts_of(self, record: Mapping[str, Any], place: Place | None) -> EpisodeOutline:
-        score = self._memory.scores_of.get((record["rollout_id"], attempt_of(record)))
+        score = self._memory.scores_of.get((record["rollout_id"], get_attempt(record)))
         return episode_outline(record, self.header, score, place)
 
     def _note(self, rollout_id: str, known: _Known) -> None:
@@ -410,13 +410,13 @@ class RunCatalogue:
     @property
     def title(self) -> str:
         """The name of the folder, as a page shows it."""
-        return shown(self._only or self._folder.resolve().name, NAME_LENGTH)
+        return escape_text(self._only or self._folder.resolve().name, NAME_LENGTH)
 
     @property
     def names(self) -> list[str]:
         """The names of the runs, as they are shown."""
         with self._lock:
-            return [shown(name, NAME_LENGTH) for name in self._entries]
+            return [escape_text(name, NAME_LENGTH) for name in self._entries]
 
     def changed_since(self, change: int) -> list[RunRow]:
         """The rows of the runs of which one changed after that."""
@@ -472,7 +472,7 @@ class RunCatalogue:
         except (StoreError, ConfigError) as error:
             entry.watch = None
             begun = entry.rows[0] if entry.rows else RunRow(run=path.name, task="?")
-            note = shown(str(error), _NOTE_LENGTH)
+            note = escape_text(str(error), _NOTE_LENGTH)
             rows = [RunRow(run=path.name, task=begun.task, began=begun.began, note=note)]
         if rows is not None and list(rows) != list(entry.rows):
             self.change += 1
@@ -487,7 +487,7 @@ class RunCatalogue:
         header = RunHeader.read(path)
         known = RunRow(
             run=path.name,
-            task=shown(header.task_name, NAME_LENGTH),
+            task=escape_text(header.task_name, NAME_LENGTH),
             status=header.status_now(entry.is_open),
             total=header.total,
             began=f"{header.timing.started_at.astimezone(datetime.UTC):%Y-%m-%d %H:%M}",
@@ -536,7 +536,7 @@ def _with_figures(known: RunRow, summaries: Sequence[PolicySummary]) -> list[Run
     known = known._replace(note=f"{done:,} of {total:,} episodes" if done < total else "")
     return [
         known._replace(
-            policy=shown(summary.policy, NAME_LENGTH),
+            policy=escape_text(summary.policy, NAME_LENGTH),
             episodes=summary.episodes,
             mean=summary.score.mean if summary.score else None,
             low=summary.score.low if summary.score else None,

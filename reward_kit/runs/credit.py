@@ -21,7 +21,7 @@ import pydantic
 from reward_kit.agent.models import StopReason
 from reward_kit.credit.diagnostics import credit_diagnostics
 from reward_kit.episodes.json_codec import TAG
-from reward_kit.episodes.record import LatestAttempts, attempt_of, episode_from_record
+from reward_kit.episodes.record import LatestAttempts, episode_from_record, get_attempt
 from reward_kit.errors import ConfigError, EpisodeError, Failure, StoreError, boundary
 from reward_kit.models import EvaluateResult
 from reward_kit.reward_agent.scoring import Scored
@@ -121,13 +121,13 @@ def _stored(path: Path, assigner: CreditAssigner, *, keeps_steps: bool = True) -
 
     An episode that the run's budget cut off is not a result, and is left out.
     """
-    scores = {(score["rollout_id"], attempt_of(score)): score for score in read_scores(path)}
+    scores = {(score["rollout_id"], get_attempt(score)): score for score in read_scores(path)}
     state_hash = assigner.options.get("state_hash")
     name = state_hash.get("name") if isinstance(state_hash, Mapping) else state_hash
     is_lean = name in (None, "state_key")  # states are identified by the keys that resources gave, or not at all
     latest = LatestAttempts[_StoredEpisode | None]()
     for number, (offset, record) in enumerate(placed_episodes(path), 1):
-        rollout_id, attempt = record["rollout_id"], attempt_of(record)
+        rollout_id, attempt = record["rollout_id"], get_attempt(record)
         if latest.is_outdated(rollout_id, attempt):
             continue
         scored, found = _scored(path, rollout_id, scores.get((rollout_id, attempt))), None

@@ -14,13 +14,13 @@ from typing import Any, Self
 
 from reward_kit.agent.samples import Prompt, Sample
 from reward_kit.blocking import run_blocking
-from reward_kit.display_text import counted
+from reward_kit.display_text import pluralize
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, ProviderError, kind_of
+from reward_kit.errors import ConfigError, ProviderError, type_name
 from reward_kit.models import Message, TaskDefinitionModel
-from reward_kit.notebook_html import code, folded, line, strong, table, whole
+from reward_kit.notebook_html import code, details, line, root, strong, table
 from reward_kit.providers.session import ProviderSession
 from reward_kit.runs.finished import FinishedRun
 from reward_kit.runs.plan import Control, RunArgs, RunPlan, begin_run, label_each, plan_run
@@ -122,7 +122,7 @@ async def evaluate_async(
         plan = plan_run(loaded, args, max_concurrency=max_concurrency, traffic=traffic, live=live)
         await check_world(loaded.definition, loaded.samples, loaded.located)
         folder = begin_run(Path(log_dir), loaded, plan, args, live)
-        title = f"{loaded.definition.name}  ({counted(len(plan.samples), 'sample')} × {plan.rollouts})"
+        title = f"{loaded.definition.name}  ({pluralize(len(plan.samples), 'sample')} × {plan.rollouts})"
         finished = await _run(plan, folder, title, traffic)
     finally:
         traffic.close()
@@ -159,7 +159,7 @@ def score_transcripts(
     """
     data, own = _path("data", data), _keys("options", options)
     if not isinstance(reward, str):
-        raise ConfigError(f"reward is 'file.py:function', not {kind_of(reward)}; AsyncRewardAgent takes functions")
+        raise ConfigError(f"reward is 'file.py:function', not {type_name(reward)}; AsyncRewardAgent takes functions")
     changes = {**_keys("overrides", overrides), **{f"reward_options.{key}": value for key, value in own.items()}}
     origin = origin_of_data(data)
     with given_in_python():
@@ -198,7 +198,7 @@ def _chosen(policies: object) -> tuple[tuple[str, ...], dict[str, LivePolicy]]:
     """Policies by their names, and those that are Python objects by their labels."""
     if isinstance(policies, Mapping):
         if wrong := [one for one in policies.values() if not is_live(one)]:
-            raise ConfigError(f"policies: a dict has a label for each AgentPolicy; {kind_of(wrong[0])} is not one")
+            raise ConfigError(f"policies: a dict has a label for each AgentPolicy; {type_name(wrong[0])} is not one")
         return (), {str(label): one for label, one in policies.items()}
     several = list(policies) if isinstance(policies, list | tuple) else [policies]
     live = [one for one in several if is_live(one)]
@@ -207,20 +207,20 @@ def _chosen(policies: object) -> tuple[tuple[str, ...], dict[str, LivePolicy]]:
 
 def _path(name: str, given: object) -> Path:
     if not isinstance(given, str | Path):
-        raise ConfigError(f"{name} is the path of a file, not {kind_of(given)}")
+        raise ConfigError(f"{name} is the path of a file, not {type_name(given)}")
     return Path(given)
 
 
 def _keys(name: str, given: object) -> dict[str, Any]:
     if given is not None and not isinstance(given, Mapping):
-        raise ConfigError(f"{name} is a dict of keys and values, not {kind_of(given)}")
+        raise ConfigError(f"{name} is a dict of keys and values, not {type_name(given)}")
     return dict(given or {})
 
 
 def _several(name: str, given: object) -> tuple[str, ...]:
     several = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list | tuple) else (given,)
     if wrong := [one for one in several if not isinstance(one, str)]:
-        raise ConfigError(f"{name} is a name or a list of names; {kind_of(wrong[0])} is not one")
+        raise ConfigError(f"{name} is a name or a list of names; {type_name(wrong[0])} is not one")
     return several
 
 
@@ -271,7 +271,7 @@ class Task:
         **keys: Any,
     ) -> None:
         if not isinstance(name, str):
-            raise ConfigError(f"a task's name is a text, not {kind_of(name)}; Task.from_file reads a task file")
+            raise ConfigError(f"a task's name is a text, not {type_name(name)}; Task.from_file reads a task file")
         objects = {"reward": reward, "tools": tools, "dataset": dataset, "resource": resource}
         values, given = _read(name, objects, policy, keys)
         place = place_of_task(Path(folder) if folder is not None else None, name)
@@ -348,7 +348,7 @@ class Task:
         return await evaluate_async(self, **options)
 
     def __repr__(self) -> str:
-        return f"Task({self.name!r}, {counted(len(self.samples), 'sample')})"
+        return f"Task({self.name!r}, {pluralize(len(self.samples), 'sample')})"
 
     def _repr_html_(self) -> str:
         task, definition, given = self._loaded, self._loaded.definition, self._loaded.objects.policy
@@ -363,8 +363,8 @@ class Task:
         parts = [line(strong(f"Task {definition.name}"))]
         parts.append(table(["", ""], [(name, value) for name, value in facts.items() if value]))
         if definition.initial_user_prompt:
-            parts.append(folded("prompt", code(definition.initial_user_prompt)))
-        return whole(*parts, *map(line, task.notes))
+            parts.append(details("prompt", code(definition.initial_user_prompt)))
+        return root(*parts, *map(line, task.notes))
 
 
 _options = list(inspect.signature(evaluate_async).parameters.values())[1:]
@@ -394,10 +394,10 @@ def _read(
     rows = None
     if "dataset" in live:
         rows = given_rows(live["dataset"])
-        names["dataset"], kept["dataset"] = counted(len(rows), "row"), kept_rows(rows)
+        names["dataset"], kept["dataset"] = pluralize(len(rows), "row"), kept_rows(rows)
     if "tools" in live:
         if not isinstance(live["tools"], ToolRegistry):
-            raise ConfigError(f"tools: expected a ToolRegistry or the file of one, got {kind_of(live['tools'])}")
+            raise ConfigError(f"tools: expected a ToolRegistry or the file of one, got {type_name(live['tools'])}")
         names["tools"] = sorted(live["tools"].get_tools())
     if isinstance(policy, Mapping):
         values["policy"] = dict(policy)
@@ -406,6 +406,6 @@ def _read(
         is_model = bool(separator) and provider == "openai"
         values["policy"] = {"type": "openai", "model": model} if is_model else {"type": policy}
     elif policy is not None and not is_live(policy):
-        raise ConfigError(f"policy: expected an AgentPolicy, a name or a dict of keys, got {kind_of(policy)}")
+        raise ConfigError(f"policy: expected an AgentPolicy, a name or a dict of keys, got {type_name(policy)}")
     given = policy if is_live(policy) else None
     return values, TaskObjects(live.get("reward"), live.get("tools"), rows, given, names, kept)

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from reward_kit.errors import ConfigError
-from reward_kit.loading import module_name_of, split_reference
+from reward_kit.loading import split_reference, user_module_name
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.private_files import make_private_folder
 from reward_kit.reward_agent.confined import ConfinedReward
@@ -62,7 +62,7 @@ def inputs_of(
     named = ((folder / text).resolve() if (folder / text).is_file() else _file_of_code(text, folder) for text in texts)
     further = [file for file in named if file is not None]
     for file in [*files.values(), *(file for file in further if file.suffix == ".py")]:
-        further += own_modules(file, module_name_of(file)) if file != files.get("reward") else []
+        further += own_modules(file, user_module_name(file)) if file != files.get("reward") else []
     further += files_of(reward) if reward is not None else ()
     files |= {TASK_FILE: path.resolve()} if path is not None else {}
     files |= {"dataset": folder / definition.dataset_path} if definition.dataset_path else {}

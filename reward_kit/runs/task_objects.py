@@ -21,7 +21,7 @@ from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.json_codec import to_json_value
-from reward_kit.errors import ConfigError, EpisodeError, RewardKitError, kind_of
+from reward_kit.errors import ConfigError, EpisodeError, RewardKitError, type_name
 from reward_kit.loading import load_object
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.levels import reward_here
@@ -124,7 +124,7 @@ def live_reward(reward: Any, definition: TaskDefinitionModel) -> tuple[RewardSpe
 def given_rows(dataset: Any) -> list[dict[str, Any]]:
     """A dataset that is given as rows."""
     if isinstance(dataset, Mapping) or not isinstance(dataset, Iterable):
-        raise ConfigError(f"dataset: expected a file's path or a list of rows, got {kind_of(dataset)}")
+        raise ConfigError(f"dataset: expected a file's path or a list of rows, got {type_name(dataset)}")
     rows = list(dataset)
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping) or not all(isinstance(key, str) for key in row):
@@ -153,7 +153,7 @@ def name_of(value: Any) -> str:
 def named_resource(kind: Any) -> str:
     """The reference by which a resource's class is found again in this process."""
     if not (isinstance(kind, type) and issubclass(kind, ForkableResource)):
-        raise ConfigError(f"resource: expected a name or a subclass of ForkableResource, got {kind_of(kind)}")
+        raise ConfigError(f"resource: expected a name or a subclass of ForkableResource, got {type_name(kind)}")
     reference = name_of(kind)
     try:
         is_found = load_object(reference) is kind

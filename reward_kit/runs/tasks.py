@@ -17,11 +17,11 @@ import pydantic
 
 from reward_kit.agent.samples import Prompt, PromptError, Sample
 from reward_kit.agent.starts import GroupStart
-from reward_kit.earlier_tasks import notes_on
 from reward_kit.environments.config import check_row_config, read_config, resource_class
 from reward_kit.environments.servers import ServerPool
 from reward_kit.environments.tools import ToolRegistry
-from reward_kit.errors import ConfigError, EnvironmentFailure, boundary, did_you_mean, kind_of
+from reward_kit.errors import ConfigError, EnvironmentFailure, boundary, did_you_mean, type_name
+from reward_kit.legacy_tasks import upgrade_notes
 from reward_kit.loading import load_module, load_object
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.providers.keys import NO_KEY
@@ -149,7 +149,7 @@ def resolve_task(
         reward=reward,
         inputs=inputs,
         digests={**digests, **objects.digests(), TASK_FILE: hashlib.sha256(located.source).hexdigest()},
-        notes=(*notes_on(located.data), *_check_prompts(definition, located, samples), *notes),
+        notes=(*upgrade_notes(located.data), *_check_prompts(definition, located, samples), *notes),
         objects=objects,
         of_user=of_user,
     )
@@ -251,7 +251,7 @@ def load_tools(location: str, folder: Path) -> ToolRegistry:
     if not location.endswith(".py") and ":" in location:
         registry = load_object(location, folder)
         if not isinstance(registry, ToolRegistry):
-            raise ConfigError(f"{location} is {kind_of(registry)}, not a ToolRegistry")
+            raise ConfigError(f"{location} is {type_name(registry)}, not a ToolRegistry")
         return registry
     module = load_module(location, folder)
     found = {name: value for name, value in vars(module).items() if isinstance(value, ToolRegistry)}
