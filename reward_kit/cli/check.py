@@ -45,7 +45,7 @@ from reward_kit.reward_agent.sources import read_source
 from reward_kit.runs.plan import RunArgs, plan_run
 from reward_kit.runs.scoring import read_transcripts
 from reward_kit.runs.task_file import parse_override
-from reward_kit.runs.tasks import check_world, load_task, read_task, selected
+from reward_kit.runs.tasks import check_resource_starts, load_task, read_task, selected
 from reward_kit.runs.trust import code_of_file
 
 _FOR = {
@@ -209,7 +209,7 @@ def _check_task(path: Path, options: Mapping[str, Any], seed: int) -> None:
     plan = plan_run(task, RunArgs(task_path=path), needs_policy=False)
     for note in task.notes:
         echo(note, err=True)
-    if not anyio.run(check_world, task.definition, task.samples, task.located) and task.tools is None:
+    if not anyio.run(check_resource_starts, task.definition, task.samples, task.located) and task.tools is None:
         kind = task.definition.resource_type
         echo(f"warning: resource {kind!r} offers no tools, and an agent can only write texts", err=as_json)
     episodes = len(task.samples) * task.rollouts_per_sample

@@ -108,12 +108,12 @@ class OperatorHandler(logging.StreamHandler[Any]):
         document |= {"pid": record.process, **extras, **({"traceback": trace} if trace else {})}
         line = self._hidden(json.dumps(document, default=repr))
         for redaction in self._redactions:  # a secret may be escaped in it
-            line = redaction.of_line(line.encode("ascii")).decode("ascii")
+            line = redaction.redact_line(line.encode("ascii")).decode("ascii")
         return line
 
     def _hidden(self, text: str) -> str:
         for redaction in self._redactions:
-            text = redaction.of_text(text)
+            text = redaction.redact_text(text)
         return text
 
 

@@ -100,7 +100,7 @@ def _plan_to_resume(args: TrainArgs, given: dict[str, object]) -> tuple[Path, Tr
     else:
         path = Path(str(args.resume))
     header = RunHeader.to_resume(path)
-    training = header.training_of(path)
+    training = header.require_training(path)
     train_file = Path(training.train_path)
     is_agreed = require_trust_in_file(train_file, given, training.overrides)
     hidden = report_hidden_secrets(training.overrides, given)

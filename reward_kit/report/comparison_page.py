@@ -11,7 +11,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.report.rendering import NAME_LENGTH, Drawing, as_script_data, bundle, r2, render, round_step
 from reward_kit.report.run_figures import Cell, DataTable, TableColumn, digits, tables_data
 from reward_kit.runs.comparison import CONFIDENCE, Comparison, Difference, SampleScores, Side
-from reward_kit.runs.comparison_table import lines, notes_of, sentence
+from reward_kit.runs.comparison_table import comparison_notes, lines, sentence
 from reward_kit.runs.display import signed
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.run_folder import this_software
@@ -64,7 +64,7 @@ def comparison_page(comparison: Comparison) -> str:
             f"{CONFIDENCE:.0%} intervals, paired by sample",
             f"seed of what is drawn: {comparison.seed}",
         ],
-        "notes": [escape_text(note, _SENTENCE_LENGTH) for note in notes_of(comparison)],
+        "notes": [escape_text(note, _SENTENCE_LENGTH) for note in comparison_notes(comparison)],
         "sentences": [
             (one.verdict.replace(" ", "-"), escape_text(sentence(comparison, one), _SENTENCE_LENGTH))
             for one in comparison.differences

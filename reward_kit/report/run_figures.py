@@ -15,7 +15,7 @@ from reward_kit.display_text import escape_text
 from reward_kit.report.rendering import NAME_LENGTH, Drawing, number, r2
 from reward_kit.report.run_data import EpisodeOutline, RunFacts, grouped
 from reward_kit.report.timeline import RunTimeline, groups_complete
-from reward_kit.runs.statistics import mean_of
+from reward_kit.runs.statistics import safe_mean
 
 _BINS = 20
 _EXTREMES = 10
@@ -373,7 +373,7 @@ def samples_table(episodes: Iterable[EpisodeOutline], pass_threshold: float) -> 
             len(scores),
             sum(score >= pass_threshold for score in scores),
             sum(facts.row.is_error for facts in own),
-            mean_of(scores) if scores else None,
+            safe_mean(scores) if scores else None,
             min(scores, default=None),
             max(scores, default=None),
             sum(facts.row.num_steps for facts in own) / len(own),
@@ -396,7 +396,7 @@ def groups_table(episodes: Iterable[EpisodeOutline]) -> DataTable:
         figures = (
             len(own),
             len(scores),
-            mean_of(scores) if scores else None,
+            safe_mean(scores) if scores else None,
             min(scores, default=None),
             max(scores, default=None),
             spread if math.isfinite(spread) else None,

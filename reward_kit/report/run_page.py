@@ -36,7 +36,7 @@ FILE = "report.html"
 
 def write_report(run: Path, target: Path | None = None) -> Path:
     """Write the page of a run or of a training run, and beside it the episodes that are too many for one file."""
-    header = RunHeader.of_folder(run)
+    header = RunHeader.read_folder(run)
     is_private, target = target is None, target or run / FILE
     if not target.parent.is_dir():
         raise ConfigError(f"-o {target}: folder {target.parent} does not exist; create it first")

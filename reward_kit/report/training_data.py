@@ -22,7 +22,7 @@ from reward_kit.errors import ConfigError, StoreError
 from reward_kit.report.episode_chunks import ChunkData, GroupPart, LineFitter, StoredLines, group_text
 from reward_kit.report.rendering import NAME_LENGTH, number
 from reward_kit.report.run_data import EpisodeOutline, episode_outline
-from reward_kit.runs.files import HELD_OUT_SCORE, METRICS, TRAINING, kept_files, read_json, told_of
+from reward_kit.runs.files import HELD_OUT_SCORE, METRICS, TRAINING, episodes_files, read_json, wrap_os_errors
 from reward_kit.runs.run_folder import RunHeader, line_record
 
 # Figures
@@ -142,7 +142,7 @@ def _metrics(file: Path) -> Iterator[dict[str, Any]]:
     """Yield the whole lines of a `metrics.jsonl`, which may be missing."""
     if not file.exists():
         return
-    with told_of("read", file), file.open("rb") as lines:
+    with wrap_os_errors("read", file), file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):
                 continue
@@ -236,7 +236,7 @@ class ShownUpdate(NamedTuple):
 
 def kept_updates(run: Path) -> list[ShownUpdate]:
     """Some of the updates whose episodes were kept, the first and the last among them."""
-    files, found = list(kept_files(run).items()), []
+    files, found = list(episodes_files(run).items()), []
     chosen = {round(index * (len(files) - 1) / (_MOST_UPDATES - 1)) for index in range(_MOST_UPDATES)} if files else ()
     for index in sorted(chosen):
         (update, file), total, episodes = files[index], 0, list[KeptEpisode]()
@@ -250,7 +250,7 @@ def kept_updates(run: Path) -> list[ShownUpdate]:
 
 def kept_records(file: Path) -> Iterator[dict[str, Any]]:
     """The episodes that a training run kept of one update."""
-    with told_of("read", file), file.open("rb") as lines:
+    with wrap_os_errors("read", file), file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             yield line_record(file, number, line, _has_messages)
 
@@ -310,7 +310,7 @@ class KeptGroups(NamedTuple):
 
 def kept_groups(run: Path, header: RunHeader) -> KeptGroups | None:
     """The groups of the latest kept update, as many as fit a page; None if nothing was kept of them."""
-    files = kept_files(run)
+    files = episodes_files(run)
     if not files:
         return None
     latest = max(files)

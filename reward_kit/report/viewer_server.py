@@ -380,7 +380,7 @@ def training_mark(run: Path) -> str:
 
 
 def _is_training(run: Path) -> bool:
-    return RunHeader.of_folder(run).training is not None
+    return RunHeader.read_folder(run).training is not None
 
 
 def _decoded(name: str) -> str:

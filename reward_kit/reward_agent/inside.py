@@ -211,7 +211,7 @@ def _to_json(result: EvaluateResult | RewardKitError, name: str) -> dict[str, An
 def _raise_limit(error: RewardKitError) -> None:
     """Raise the cause that hit a limit, which the harness and the host describe better."""
     cause = error.__cause__
-    if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and harness.kind_of(cause) is not None):
+    if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and harness.errno_kind(cause) is not None):
         raise cause from None
 
 

@@ -115,7 +115,7 @@ def _below(comparison: Comparison, difference: Difference) -> list[str]:
     return [escape_text(text, _LINE_LENGTH) for text in texts]
 
 
-def notes_of(comparison: Comparison) -> list[str]:
+def comparison_notes(comparison: Comparison) -> list[str]:
     """Return the limits of the figures, shown beside them."""
     notes = []
     for difference in comparison.differences:

@@ -28,7 +28,7 @@ from reward_kit.reward_agent.scoring import Scored
 from reward_kit.rl_processing import Aligned, CreditAssigner, CreditBatch
 from reward_kit.runs.files import read_json, write_atomically
 from reward_kit.runs.run_folder import RunFolder, placed_episodes, read_credit, read_scores
-from reward_kit.runs.tasks import assigner_of
+from reward_kit.runs.tasks import make_assigner
 from reward_kit.task_parts import CreditModel
 from reward_kit.validation import describe_validation_error
 
@@ -51,7 +51,7 @@ class RunCredit:
 
 def assign_credit(path: Path, credit: CreditModel) -> RunCredit:
     """Write the `credit.jsonl` of the run at `path`, in place of an earlier one."""
-    assigner = assigner_of(credit)
+    assigner = make_assigner(credit)
     stored = _stored(path, assigner)
     if all(episode.aligned.score is None for episode in stored):
         raise ConfigError(f"none of the {len(stored)} episodes in {path} is scored, so no step can be credited")
@@ -69,7 +69,7 @@ def write_section(path: Path, credit: RunCredit) -> None:
     RunFolder(path).write_summary({"policies": [], **summary, "credit": credit.section})
 
 
-def settings_of(path: Path) -> CreditModel | None:
+def credit_settings(path: Path) -> CreditModel | None:
     """The settings with which the steps of a run were credited last; None if they never were, or if that is unknown."""
     try:
         section = read_json(path / "summary.json").get("credit")
@@ -83,7 +83,7 @@ def settings_of(path: Path) -> CreditModel | None:
 
 def scores_digest(path: Path, credit: CreditModel) -> str:
     """The `scores_sha256` that credit of the run's present scores has."""
-    return _digest(_stored(path, assigner_of(credit), keeps_steps=False))
+    return _digest(_stored(path, make_assigner(credit), keeps_steps=False))
 
 
 def headline(section: Mapping[str, Any]) -> str:

@@ -26,21 +26,21 @@ from reward_kit.runs.finished import FinishedRun
 from reward_kit.runs.plan import Control, RunArgs, RunPlan, begin_run, label_each, plan_run
 from reward_kit.runs.run_folder import RunFolder
 from reward_kit.runs.runner import run
-from reward_kit.runs.scoring import origin_of_data, ready_to_score, scoring_run
-from reward_kit.runs.task_file import LocatedYaml, given_in_python
+from reward_kit.runs.scoring import data_origin, load_scoring_setup, scoring_run
+from reward_kit.runs.task_file import LocatedYaml, overrides_in_python
 from reward_kit.runs.task_objects import (
-    Kept,
+    InputCopy,
     LivePolicy,
     TaskObjects,
+    copy_rows,
+    copy_sources,
     given_rows,
     is_live,
-    kept_rows,
-    kept_sources,
-    name_of,
     named_resource,
-    place_of_task,
+    object_reference,
+    placeholder_path,
 )
-from reward_kit.runs.tasks import LoadedTask, check_world, load_task, resolve_task
+from reward_kit.runs.tasks import LoadedTask, check_resource_starts, load_task, resolve_task
 from reward_kit.validation import check_number
 
 Policies = str | LivePolicy | Sequence[str | LivePolicy] | Mapping[str, LivePolicy]
@@ -102,7 +102,7 @@ async def evaluate_async(
             check_number(name, count, whole=True)
     models, names, live = _several("models", models), *_chosen(policies)
     keys = _keys("overrides", overrides)
-    with given_in_python():
+    with overrides_in_python():
         loaded = _loaded(task, keys)
     if not (models or names or live) and loaded.objects.policy is not None:
         live = label_each([loaded.objects.policy])
@@ -120,7 +120,7 @@ async def evaluate_async(
     traffic = ProviderSession()
     try:
         plan = plan_run(loaded, args, max_concurrency=max_concurrency, traffic=traffic, live=live)
-        await check_world(loaded.definition, loaded.samples, loaded.located)
+        await check_resource_starts(loaded.definition, loaded.samples, loaded.located)
         folder = begin_run(Path(log_dir), loaded, plan, args, live)
         title = f"{loaded.definition.name}  ({pluralize(len(plan.samples), 'sample')} × {plan.rollouts})"
         finished = await _run(plan, folder, title, traffic)
@@ -161,9 +161,10 @@ def score_transcripts(
     if not isinstance(reward, str):
         raise ConfigError(f"reward is 'file.py:function', not {type_name(reward)}; AsyncRewardAgent takes functions")
     changes = {**_keys("overrides", overrides), **{f"reward_options.{key}": value for key, value in own.items()}}
-    origin = origin_of_data(data)
-    with given_in_python():
-        ready = ready_to_score(origin, reward, changes, pass_threshold, Path(folder) if folder is not None else None)
+    origin = data_origin(data)
+    with overrides_in_python():
+        chosen = Path(folder) if folder is not None else None
+        ready = load_scoring_setup(origin, reward, changes, pass_threshold, chosen)
     scored = scoring_run(data, ready, reward, Path(log_dir))
     finished: FinishedRun = run_blocking(_run(scored.plan, scored.store, scored.title, None, scored.episodes))
     return replace(finished, notes=ready.notes)
@@ -274,7 +275,7 @@ class Task:
             raise ConfigError(f"a task's name is a text, not {type_name(name)}; Task.from_file reads a task file")
         objects = {"reward": reward, "tools": tools, "dataset": dataset, "resource": resource}
         values, given = _read(name, objects, policy, keys)
-        place = place_of_task(Path(folder) if folder is not None else None, name)
+        place = placeholder_path(Path(folder) if folder is not None else None, name)
         self._begin(lambda overrides: resolve_task(LocatedYaml.of_values(values, place), overrides, given))
 
     def _begin(self, load: Callable[[Mapping[str, Any]], LoadedTask]) -> None:
@@ -386,15 +387,15 @@ def _read(
         if isinstance(one, str | Path) and what in _PLAIN:
             values[key] = str(one)
     names: dict[str, Any] = {"task": name}
-    kept: dict[str, Kept] = {**kept_sources({what: live[what] for what in ("reward", "resource") if what in live})}
+    kept: dict[str, InputCopy] = {**copy_sources({what: live[what] for what in ("reward", "resource") if what in live})}
     if "reward" in live:
-        values["reward_function_path"] = names["reward"] = name_of(live["reward"])
+        values["reward_function_path"] = names["reward"] = object_reference(live["reward"])
     if "resource" in live:
         values["resource_type"] = names["resource"] = named_resource(live["resource"])
     rows = None
     if "dataset" in live:
         rows = given_rows(live["dataset"])
-        names["dataset"], kept["dataset"] = pluralize(len(rows), "row"), kept_rows(rows)
+        names["dataset"], kept["dataset"] = pluralize(len(rows), "row"), copy_rows(rows)
     if "tools" in live:
         if not isinstance(live["tools"], ToolRegistry):
             raise ConfigError(f"tools: expected a ToolRegistry or the file of one, got {type_name(live['tools'])}")

@@ -25,7 +25,7 @@ from reward_kit.errors import StoreError
 from reward_kit.loading import is_built_in, user_module_name
 from reward_kit.reward_agent.sources import find_module
 from reward_kit.runs.files import write_atomically
-from reward_kit.runs.inputs import digest_of, own_modules
+from reward_kit.runs.inputs import hash_path, own_modules
 from reward_kit.runs.task_file import LocatedYaml, overlaid
 from reward_kit.sandbox.program import library_path
 
@@ -165,7 +165,7 @@ class _Search:
         for file, module in self.code.items():
             imported = own_modules(file, module) if file.suffix == ".py" else ()
             files.update(one.resolve() for one in imported if _came_with(one.resolve(), file.parent))
-        return {file: digest_of(file) for file in sorted(files) if file.is_file()}
+        return {file: hash_path(file) for file in sorted(files) if file.is_file()}
 
 
 def _came_with(file: Path, folder: Path) -> bool:

@@ -201,8 +201,8 @@ class TestGroups:
         plan = RunPlan(task_of(initial_user_prompt="go"), reward=reward_spec(share), given=len(episodes))
         with open_store(tmp_path / "run") as store:
             run = Run(plan, store)
-            run.take_stock()
-            run.take_given(episodes)
+            run.load_stored()
+            run.add_episodes(episodes)
             with anyio.fail_after(30):
                 await run.execute()
         assert run.missing() == 0

@@ -37,7 +37,7 @@ from reward_kit.rl.trainer import TrainablePolicy, trainable
 from reward_kit.rl.training.rollouts import Collector, LockstepBarrier
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.runs.plan import make_user
-from reward_kit.runs.tasks import LoadedTask, assigner_of, load_task
+from reward_kit.runs.tasks import LoadedTask, load_task, make_assigner
 
 SampleOf = Callable[[Any], Sample]
 logger = logging.getLogger("reward_kit.integrations.trl")
@@ -92,7 +92,7 @@ def as_rollout_func(
     trainable(policy)
     scored_by: Reward | None = spec_of(reward) if reward is not None else getattr(loaded, "reward", None)
     if credit is None and definition.credit is not None:
-        credit = assigner_of(definition.credit)
+        credit = make_assigner(definition.credit)
     if credit is not None and scored_by is None:
         raise ConfigError("credit is made of scores, and the task has no reward; give reward=…")
     known = list(samples) if samples is not None else list(getattr(loaded, "samples", [Sample.of_task(definition)]))

@@ -222,11 +222,11 @@ class KeptUpdate:
             # Redacted before it becomes Base64.
             clean = redacted_state(state, redaction)
             record["final_state"] = to_json_value({"kind": clean.kind, "payload": clean.payload})
-        hooked = dict(redaction.of_record({key: value for key, value in record.items() if key != TRAINING}))
+        hooked = dict(redaction.redact_record({key: value for key, value in record.items() if key != TRAINING}))
         if made := record.get(TRAINING):
-            credit = {"credit": [redaction.of_record(row) for row in made["credit"]]} if "credit" in made else {}
+            credit = {"credit": [redaction.redact_record(row) for row in made["credit"]]} if "credit" in made else {}
             hooked[TRAINING] = made | credit
-        return redaction.of_line(json.dumps(hooked).encode("ascii")) + b"\n"
+        return redaction.redact_line(json.dumps(hooked).encode("ascii")) + b"\n"
 
     def record(self, episode: SingleAgentEpisode) -> dict[str, Any]:
         """The record of an episode as in `episodes.jsonl`, with the update's part under `training`.
