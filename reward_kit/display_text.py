@@ -21,7 +21,7 @@ def truncate(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
-def shown(text: object, limit: int, length: int | None = None) -> str:
+def escape_text(text: object, limit: int, length: int | None = None) -> str:
     """Return untrusted text of at most about `limit` characters, with invisible characters escaped.
 
     Args:
@@ -57,7 +57,7 @@ def one_line(text: str) -> str:
     return _UNSHOWN_IN_LINE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
-def counted(count: int, what: str) -> str:
+def pluralize(count: int, what: str) -> str:
     """Return a count with its noun: "1 error", "2 errors"."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
@@ -79,10 +79,10 @@ class SafeFormatter(logging.Formatter):
         safe = {"msg": one_line(self._hide(record.getMessage())), "args": None}
         bare = {"exc_info": None, "exc_text": None, "stack_info": None}
         line = super().format(logging.makeLogRecord({**vars(record), **safe, **bare}))
-        return self._hide(line + indented(self._hide(traceback_of(record))))
+        return self._hide(line + indent_traceback(self._hide(format_traceback(record))))
 
 
-def traceback_of(record: logging.LogRecord) -> str:
+def format_traceback(record: logging.LogRecord) -> str:
     """Return the traceback of a record and the stack that was logged with it; "" without either."""
     parts = [record.exc_text or "", record.stack_info or ""]
     if record.exc_info and record.exc_info[0]:
@@ -90,7 +90,7 @@ def traceback_of(record: logging.LogRecord) -> str:
     return "\n".join(filter(None, parts))
 
 
-def indented(traceback: str) -> str:
+def indent_traceback(traceback: str) -> str:
     """Return a traceback as lines to append to a record's line."""
     return "".join(f"\n    {one_line(line)}" for line in traceback.splitlines())
 

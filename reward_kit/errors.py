@@ -308,7 +308,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; known: {', '.join(shown)}" if names else ""
 
 
-def why_unreadable(path: Path, error: OSError | UnicodeError) -> str:
+def describe_read_error(path: Path, error: OSError | UnicodeError) -> str:
     """Return the reason why a file cannot be read; for a missing file with the nearest name in its folder."""
     if not isinstance(error, OSError):
         return f"not UTF-8 text ({error})"
@@ -319,13 +319,13 @@ def why_unreadable(path: Path, error: OSError | UnicodeError) -> str:
     return f"{reason}{near}" if near.endswith("?") else reason
 
 
-def kind_of(value: Any) -> str:
+def type_name(value: Any) -> str:
     """Return the type of a value with its article: "a str", "an int"."""
     name = type(value).__name__ or "value"
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
-def how_to_install(extra: str) -> str:
+def install_hint(extra: str) -> str:
     """Return the command that installs an extra; no package index has this version."""
     return f"install the extra {extra!r}: pip install '/path/to/reward-kit[{extra}]' (in the clone: '.[{extra}]')"
 
@@ -342,4 +342,4 @@ def requires_extra(extra: str, what: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("reward_kit"):
             raise
-        raise ConfigError(f"{what} needs {error.name}; {how_to_install(extra)}") from error
+        raise ConfigError(f"{what} needs {error.name}; {install_hint(extra)}") from error

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from reward_kit.safe_input import NESTING, YAML_BYTES, YAML_VALUES, shown_size
+from reward_kit.safe_input import NESTING, YAML_BYTES, YAML_VALUES, format_size
 
 _TOO_DEEP = f"a value is nested more than {NESTING} levels deep"
 
@@ -28,7 +28,7 @@ class LimitedLoader(yaml.SafeLoader):
 
     def __init__(self, text: str) -> None:
         if len(text) > YAML_BYTES:
-            problem = f"the file has more than {shown_size(YAML_BYTES)}, which is the limit; write a dataset as JSONL"
+            problem = f"the file has more than {format_size(YAML_BYTES)}, which is the limit; write a dataset as JSONL"
             raise YamlLimitError(problem=problem)
         super().__init__(text)
         self._depth = self._nodes = 0

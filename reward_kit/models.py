@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from reward_kit.earlier_tasks import read_as_now
-from reward_kit.errors import AlignmentError, did_you_mean, kind_of
+from reward_kit.errors import AlignmentError, did_you_mean, type_name
+from reward_kit.legacy_tasks import upgrade_task
 from reward_kit.task_parts import (
     CreditModel,
     CustomRewardModel,
@@ -108,7 +108,7 @@ class Message(BaseModel):
 def _finite_number(value: Any) -> float:
     # NumPy's numbers are registered as Real, its bool is not.
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ValueError(f"a score is a number, not {kind_of(value)}")
+        raise ValueError(f"a score is a number, not {type_name(value)}")
     try:
         number = float(value)
     except OverflowError:
@@ -290,7 +290,7 @@ class TaskDefinitionModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _as_it_is_named_now(cls, data: Any) -> Any:
-        return read_as_now(data)
+        return upgrade_task(data)
 
     @model_validator(mode="before")
     @classmethod

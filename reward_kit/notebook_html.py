@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from reward_kit.display_text import counted, shown
+from reward_kit.display_text import escape_text, pluralize
 from reward_kit.errors import safe_str
 
 _LONGEST = 1_000
@@ -30,21 +30,21 @@ class Html(str):
     __slots__ = ()
 
 
-def escaped(value: object, limit: int = _LONGEST) -> Html:
+def escape(value: object, limit: int = _LONGEST) -> Html:
     """Any value as text that means nothing to a browser, cut where it is longer than `limit` characters."""
     if isinstance(value, Html):
         return value
-    return Html(html.escape(shown(value if isinstance(value, str) else safe_str(value), limit)))
+    return Html(html.escape(escape_text(value if isinstance(value, str) else safe_str(value), limit)))
 
 
 def element(name: str, *children: object, style: str = "", **attributes: str) -> Html:
     """An element; what is not `Html` among its children is escaped."""
     given = {**({"style": style} if style else {}), **attributes}
     pairs = "".join(f' {key}="{html.escape(value)}"' for key, value in given.items())
-    return Html(f"<{name}{pairs}>{''.join(map(escaped, children))}</{name}>")
+    return Html(f"<{name}{pairs}>{''.join(map(escape, children))}</{name}>")
 
 
-def whole(*children: object) -> str:
+def root(*children: object) -> str:
     """The outermost element."""
     return element("div", *children, style="line-height:1.4; max-width:60em; text-align:left;")
 
@@ -67,7 +67,7 @@ def strong(*children: object) -> Html:
 def code(value: object, limit: int = _LONGEST) -> Html:
     """Text as it was written, with its line breaks, in a block of its own."""
     style = f"margin:0.2em 0; padding:0.3em 0.6em; background:{_FAINT}; color:inherit; max-height:24em; overflow:auto;"
-    return element("pre", escaped(value, limit), style=f"{style} {_WRAPPED}")
+    return element("pre", escape(value, limit), style=f"{style} {_WRAPPED}")
 
 
 def block(*children: object) -> Html:
@@ -75,7 +75,7 @@ def block(*children: object) -> Html:
     return element("div", *children, style=f"margin:0.5em 0; padding:0 0 0 0.8em; border-left:{_LINE};")
 
 
-def folded(summary: object, *children: object, is_open: bool = False) -> Html:
+def details(summary: object, *children: object, is_open: bool = False) -> Html:
     """Return parts that a click on the summary shows, without a script."""
     opened = {"open": ""} if is_open else {}
     head = element("summary", summary, style="cursor:pointer;")
@@ -92,7 +92,7 @@ def table(names: Sequence[str], rows: Sequence[Any], cells: Callable[[Any], Iter
     """
     header = element("tr", *(element("th", name, style=f"{_CELL} opacity:0.7;") for name in names))
     body = [
-        element("tr", *(element("td", escaped(cell, _CELL_CHARS), style=_CELL) for cell in cells(row)))
+        element("tr", *(element("td", escape(cell, _CELL_CHARS), style=_CELL) for cell in cells(row)))
         if row is not None
         else element("tr", element("td", left_out, colspan=str(len(names)), style=_CELL))
         for left_out, row in first_and_last(rows, "rows")
@@ -135,11 +135,13 @@ def result_html(result: Mapping[str, Any]) -> str:
         parts.append(table(["metric", "score", "reason"], rows))
     if steps := result["step_outputs"]:
         rows = [(one["step_index"], f"{one['base_reward']:g}", one["reason"] or "") for one in steps]
-        parts.append(folded(f"{counted(len(steps), 'step')} with a reward", table(["step", "reward", "reason"], rows)))
+        parts.append(
+            details(f"{pluralize(len(steps), 'step')} with a reward", table(["step", "reward", "reason"], rows))
+        )
     for name in ("query", "response"):
         if result[name] is not None:
-            parts.append(folded(f"the judge's {name}", code(result[name])))
-    return whole(*parts)
+            parts.append(details(f"the judge's {name}", code(result[name])))
+    return root(*parts)
 
 
 def _metric(metric: Mapping[str, Any]) -> str:

@@ -43,7 +43,7 @@ def kill_all(token: str, sessions: Collection[int] = (), *, quiet_looks: int = 1
     quiet, end = 0, time.monotonic() + _LONGEST_S
     out_of_reach: set[int] = set()
     while time.monotonic() < end:
-        pids = set(running(token, sessions)) - out_of_reach
+        pids = set(find_processes(token, sessions)) - out_of_reach
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -57,7 +57,7 @@ def kill_all(token: str, sessions: Collection[int] = (), *, quiet_looks: int = 1
         time.sleep(0.01 if pids else 0.05)
 
 
-def running(token: str, sessions: Collection[int] = ()) -> list[int]:
+def find_processes(token: str, sessions: Collection[int] = ()) -> list[int]:
     """Return what carries the token or belongs to a session, as ids for `kill`; no zombies, and not this process."""
     if not os.path.isdir("/proc/self"):  # noqa: PTH112
         return [-session for session in sessions if _has_members(session)]

@@ -36,7 +36,7 @@ SECRET_NAME = re.compile(
     r"api[_-]?key$|access_?key|private_?key|token$|secret|password|passwd|credential|authorization", re.IGNORECASE
 )
 """Names, of environment variables and configuration keys, whose values are secrets and not shown."""
-HANDED_ON = re.compile(
+INHERITED_VARIABLES = re.compile(
     # Where programs, the user's files and temporary files are, and who the user is.
     r"PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|TEMP|TMP|XDG_[A-Z_]+"
     # How text is written, and what the terminal shows.
@@ -142,7 +142,7 @@ def _guard() -> _Guard:
 
 
 def child_environment(extra: Mapping[str, str] | None = None, *, pass_names: Sequence[str] = ()) -> dict[str, str]:
-    """Return the environment of a child process: `extra`, the variables of `HANDED_ON` and `pass_names`, and the mark.
+    """Return a child's environment: `extra`, the variables of `INHERITED_VARIABLES` and `pass_names`, and the mark.
 
     This keeps keys out of programs that have no use for them, and so out of their logs and crash reports. It is not a
     boundary: a program that runs as the same user can read what this user can.
@@ -153,7 +153,7 @@ def child_environment(extra: Mapping[str, str] | None = None, *, pass_names: Seq
     kept = {
         name: value
         for name, value in os.environ.items()
-        if name in pass_names or ("@" not in value if name.lower() in _PROXIES else HANDED_ON.fullmatch(name))
+        if name in pass_names or ("@" not in value if name.lower() in _PROXIES else INHERITED_VARIABLES.fullmatch(name))
     }
     return {**kept, **(extra or {}), MARK: _guard().mark()}
 
@@ -206,13 +206,13 @@ class LogLimit:
         while not self._ended.wait(_LOG_CHECK_S):
             with contextlib.suppress(OSError):
                 if self._log.stat().st_size > PROCESS_LOG_BYTES:
-                    kept = log_end(self._log, _LOG_KEPT_BYTES)
+                    kept = read_log_end(self._log, _LOG_KEPT_BYTES)
                     os.truncate(self._log, 0)
                     with self._log.open("ab") as file:
                         file.write(_LOG_NOTICE % (PROCESS_LOG_BYTES // MIB) + kept.partition(b"\n")[2])
 
 
-def log_end(log: Path, size: int = _LOG_TAIL_BYTES) -> bytes:
+def read_log_end(log: Path, size: int = _LOG_TAIL_BYTES) -> bytes:
     """Return the last bytes of a log; nothing if it cannot be read."""
     try:
         with log.open("rb") as file:
@@ -261,7 +261,7 @@ class ChildProcess:
 
     def log_tail(self, lines: int = 10) -> str:
         """Return the last lines of its output, each cut to 500 characters."""
-        output = log_end(self._log) if self._last_output is None else self._last_output
+        output = read_log_end(self._log) if self._last_output is None else self._last_output
         written = output.decode("utf-8", "replace").replace("\0", "").rstrip().splitlines()
         return "\n".join(
             line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…" for line in written[-lines:]
@@ -283,7 +283,7 @@ class ChildProcess:
             _guard().forget(self.pid)
             await anyio.to_thread.run_sync(self._process.wait)
         self._log_limit.stop()
-        self._last_output = log_end(self._log)
+        self._last_output = read_log_end(self._log)
         if not self._keep_log:
             remove_folder(self._log.parent)
         elif not self._last_output:
@@ -291,7 +291,7 @@ class ChildProcess:
 
     def _family(self) -> list[int]:
         """Return the child and all it has started, as far as they run."""
-        return process_guardian.running(self._token, (self.pid,))
+        return process_guardian.find_processes(self._token, (self.pid,))
 
 
 async def start_process(
@@ -332,7 +332,7 @@ def _new_log(folder: Path, name: str) -> Path:
         return path
 
 
-def lock_for_this_process(descriptor: int) -> None:
+def lock_file(descriptor: int) -> None:
     """Lock an open file until it is closed, also by the death of this process; OSError if another holds it."""
     if sys.platform == "win32":
         import msvcrt

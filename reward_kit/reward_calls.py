@@ -20,7 +20,7 @@ import pydantic
 
 from reward_kit.errors import ConfigError, InvalidResultError, RewardError, RewardKitError, did_you_mean
 from reward_kit.models import EvaluateResult, MetricResult, StepOutput
-from reward_kit.typed_interface import RewardSpec, as_function, as_result, as_results, code_of, reward_spec
+from reward_kit.typed_interface import RewardSpec, as_function, as_result, as_results, reward_spec, scoring_function
 from reward_kit.validation import describe_validation_error
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -37,7 +37,7 @@ OFFERED = frozenset(
 """Every value of a rollout that a reward function may name."""
 REFERENCE = re.compile(r"[^\s:]+\.py:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
 """A text that names a factory of a resource."""
-CallScheduler = Callable[[Callable[[], Any]], Awaitable[Any]]
+Caller = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 def with_options(reward: Callable[..., Any], /, **options: Any) -> Callable[..., Any]:
@@ -55,15 +55,15 @@ def with_options(reward: Callable[..., Any], /, **options: Any) -> Callable[...,
         strict = with_options(math_answer, tolerance=0.0)
         ```
     """
-    return as_function(fixed(reward_spec(reward), options))
+    return as_function(fix_options(reward_spec(reward), options))
 
 
-def fixed(spec: RewardSpec, options: Mapping[str, Any]) -> RewardSpec:
+def fix_options(spec: RewardSpec, options: Mapping[str, Any]) -> RewardSpec:
     """Return the spec with these options, as `with_options` does.
 
     The reward's own check, see `checks_options`, runs also without any options.
     """
-    code = code_of(spec.function)
+    code = scoring_function(spec.function)
     hints = typing.get_type_hints(code, include_extras=True)
     values: dict[str, Any] = {}
     for name, value in options.items():
@@ -121,7 +121,7 @@ class OpenReward:
     """
 
     def __init__(
-        self, spec: RewardSpec, load: Callable[[str], Any], run: CallScheduler, run_score: CallScheduler | None = None
+        self, spec: RewardSpec, load: Callable[[str], Any], run: Caller, run_score: Caller | None = None
     ) -> None:
         self.spec = spec
         self._load, self._run, self._run_score = load, run, run_score or run
@@ -245,11 +245,11 @@ class OpenReward:
         return await result if inspect.isawaitable(result) else result
 
 
-def calls_out(spec: RewardSpec) -> bool:
+def needs_host(spec: RewardSpec) -> bool:
     """Report whether it or a part of it calls a model or has a sandbox of its own; neither works in the sandbox."""
     if any(hasattr(resource, "check_options") for resource in spec.resources.values()):
         return True
-    return any(calls_out(part) for part in getattr(spec.function, "made_of", {}).values())
+    return any(needs_host(part) for part in getattr(spec.function, "made_of", {}).values())
 
 
 def _needs_truth(spec: RewardSpec) -> bool:
@@ -257,7 +257,7 @@ def _needs_truth(spec: RewardSpec) -> bool:
     name = BATCH_NAMES["ground_truth"] if spec.mode == "batch" else "ground_truth"
     if name not in spec.required:
         return False
-    hint = typing.get_type_hints(code_of(spec.function)).get(name, Any)
+    hint = typing.get_type_hints(scoring_function(spec.function)).get(name, Any)
     return _excludes_none(next(iter(typing.get_args(hint)), Any) if spec.mode == "batch" else hint)
 
 

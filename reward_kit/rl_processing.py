@@ -18,18 +18,18 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import numpy as np
 import pydantic
 
-from reward_kit.agent.models import StepData, steps_of
+from reward_kit.agent.models import StepData, episode_steps
 from reward_kit.credit.state_hashes import readable_keys
-from reward_kit.credit.step_arrays import codes_of
+from reward_kit.credit.step_arrays import factorize
 from reward_kit.credit.step_credit import StepCredit, known_value, with_credit
-from reward_kit.episodes.record import facts_of
+from reward_kit.episodes.record import get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import AlignmentError, ConfigError, Failure, InvalidResultError, did_you_mean
 from reward_kit.models import EvaluateResult, match_to_steps
 from reward_kit.reward_agent.scoring import Scored
 from reward_kit.rl_helpers import ESTIMATORS
 from reward_kit.task_parts import StepRewards
-from reward_kit.validation import in_words
+from reward_kit.validation import describe_problem
 
 USUAL_OPTIONS: Mapping[str, float] = {"omega": 0.5, "gamma": 0.95, "lam": 0.95}
 """Defaults of options that an estimator requires; `omega` only if the combination uses it."""
@@ -183,7 +183,7 @@ class CreditBatch:
         anchors: list[int | None] = [None] * len(credit.anchors_S)
         peers = anchors
         if not (credit.anchors_S < 0).any():
-            anchors_S, is_scored_S = codes_of(credit.anchors_S.tolist()), ~np.isnan(credit.advantages_S)
+            anchors_S, is_scored_S = factorize(credit.anchors_S.tolist()), ~np.isnan(credit.advantages_S)
             sizes_S = np.bincount(anchors_S, is_scored_S)[anchors_S].astype(np.int64) if len(anchors_S) else anchors_S
             anchors = anchors_S.tolist()
             pairs = zip(sizes_S.tolist(), is_scored_S.tolist(), strict=True)
@@ -292,8 +292,8 @@ class CreditAssigner:
 
     def align_one(self, episode: SingleAgentEpisode, scored: Scored) -> Aligned:
         """Align one episode of a batch, for batches that do not fit into memory; see `align`."""
-        steps, result, score = steps_of(episode), scored.result, scored.score
-        recorded = facts_of(episode).get("failure")
+        steps, result, score = episode_steps(episode), scored.result, scored.score
+        recorded = get_facts(episode).get("failure")
         failure = Failure.from_json(recorded) if recorded else scored.failure
         try:
             if failure is None and result is not None and result.step_outputs:
@@ -302,7 +302,7 @@ class CreditAssigner:
                 _take_environment_rewards(steps, episode)
         except (AlignmentError, InvalidResultError) as error:
             failure = failure or Failure.from_exception(error)
-        group_id = str(facts_of(episode).get("group_id") or episode.id_)
+        group_id = str(get_facts(episode).get("group_id") or episode.id_)
         return Aligned(episode.id_, group_id, steps, score if failure is None else None, failure)
 
 
@@ -337,6 +337,6 @@ def _resolved_options(estimator: str, given: Mapping[str, Any]) -> dict[str, Any
         try:
             pydantic.TypeAdapter(hints[name], config=config).validate_python(value)
         except pydantic.ValidationError as error:
-            expected = " or ".join(dict.fromkeys(map(in_words, error.errors())))
+            expected = " or ".join(dict.fromkeys(map(describe_problem, error.errors())))
             raise ConfigError(f"{estimator}, option {name!r}: {expected} (got {value!r:.80})") from None
     return {name: options[name] for name in known}

@@ -78,7 +78,7 @@ class TooLargeError(Exception):
     """
 
 
-def shown_size(size: int) -> str:
+def format_size(size: int) -> str:
     """Return a limit for people: "32 MiB"."""
     return f"{size // MIB} MiB" if size >= MIB else f"{size // 1024} KiB"
 
@@ -110,13 +110,13 @@ def is_nested_too_deeply(value: Any) -> bool:
 
 async def read_body(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
     """Return the whole body of an answer, decompressed."""
-    body = await read_beginning(response, most_bytes)
+    body = await read_prefix(response, most_bytes)
     if len(body) > most_bytes:
-        raise TooLargeError(shown_size(most_bytes))
+        raise TooLargeError(format_size(most_bytes))
     return body
 
 
-async def read_beginning(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
+async def read_prefix(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
     """Return the body of an answer, or a little more than its first `most_bytes`; the connection is closed then."""
     body = bytearray()  # a list of pieces would cost 40 bytes for each, and a server may send single bytes
     async for piece in response.content.iter_any():
@@ -135,7 +135,7 @@ def strict_decoder(object_pairs_hook: Callable[[Pairs], Any] | None = None) -> j
     return json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, object_pairs_hook=object_pairs_hook)
 
 
-def read_strictly(text: str | bytes) -> Any:
+def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text, as RFC 8259 has it; bytes are UTF-8, UTF-16 or UTF-32."""
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text), "surrogatepass")
@@ -167,7 +167,7 @@ def complete_lines(path: Path, most_bytes: int = -1) -> Iterator[tuple[int, byte
     with path.open("rb", buffering=1 << 18) as file:  # lines are longer than Python's own buffer
         while line := file.readline(limit):
             if 0 <= most_bytes < len(line):
-                raise TooLargeError(shown_size(most_bytes))
+                raise TooLargeError(format_size(most_bytes))
             if not line.endswith(b"\n"):  # its writer was killed
                 return
             yield offset, line

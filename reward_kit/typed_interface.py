@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, get_args, overload
 
 import pydantic
 
-from reward_kit.errors import ConfigError, InvalidResultError, kind_of
+from reward_kit.errors import ConfigError, InvalidResultError, type_name
 from reward_kit.models import EvaluateResult, Message
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.validation import describe_validation_error
@@ -156,7 +156,7 @@ def reward_function(
             spec = _read_signature(function, mode, id, requirements, dict(resources or {}), sandbox)
         except ConfigError as error:
             plain = inspect.unwrap(getattr(function, "score", function) if isinstance(function, type) else function)
-            raise ConfigError(f"{line_of(plain)}{error}") from error
+            raise ConfigError(f"{source_location(plain)}{error}") from error
         if isinstance(function, type):
             setattr(function, _SPEC, spec)
             return function
@@ -176,7 +176,7 @@ def reward_spec(function: Function) -> RewardSpec:
     if isinstance(spec, RewardSpec):
         return spec
     if not callable(function):
-        raise ConfigError(f"a reward is a function or a class, not {kind_of(function)}")
+        raise ConfigError(f"a reward is a function or a class, not {type_name(function)}")
     return reward_spec(reward_function(function))
 
 
@@ -216,7 +216,7 @@ def as_function(spec: RewardSpec) -> Function:
     return wrapper
 
 
-def code_of(function: Function) -> Function:
+def scoring_function(function: Function) -> Function:
     """Return the function with a reward's signature: a class's `score`, that of a partial, an object's `__call__`."""
     if isinstance(function, type):
         score: Function = function.score  # type: ignore[attr-defined]
@@ -226,13 +226,13 @@ def code_of(function: Function) -> Function:
     return function if inspect.isroutine(function) else type(function).__call__
 
 
-def line_of(code: Any) -> str:
+def source_location(code: Any) -> str:
     """Return "file:line: " of a function for the front of a message; "" for one without code."""
     plain = getattr(inspect.unwrap(code), "__code__", None)
     return f"{plain.co_filename}:{plain.co_firstlineno}: " if plain is not None else ""
 
 
-def origin_of(function: Function, code: Function) -> Origin | None:
+def function_origin(function: Function, code: Function) -> Origin | None:
     """Return the origin of a function or class whose signature is that of `code`; None if it is not in a file."""
     plain = inspect.unwrap(code)
     text = getattr(getattr(plain, "__code__", None), "co_filename", "")
@@ -281,7 +281,7 @@ def _read_signature(
         parameters = dict(inspect.signature(vars(function).get("score") or code).parameters)
         parameters.pop(next(iter(parameters), ""), None)  # self
     else:
-        code = code_of(function)
+        code = scoring_function(function)
         parameters = dict(inspect.signature(function).parameters)
     kinds = {p.name: p.kind for p in parameters.values()}
     for parameter, kind in kinds.items():
@@ -311,7 +311,7 @@ def _read_signature(
         is_async=inspect.iscoroutinefunction(code),
         _converters={each: _converter(hints[each], f"reward {name!r}, {each}") for each in converted},
         sandbox=sandbox,
-        origin=origin_of(function, code),
+        origin=function_origin(function, code),
     )
 
 
@@ -374,7 +374,7 @@ def as_result(returned: Any, what: str) -> EvaluateResult:
             raise InvalidResultError(f"{what}: {problems}") from None
     if inspect.isawaitable(returned):
         raise InvalidResultError(f"{what} returned a coroutine; declare the function with `async def`")
-    came = "nothing (None)" if returned is None else kind_of(returned)
+    came = "nothing (None)" if returned is None else type_name(returned)
     raise InvalidResultError(f"{what} returned {came}; return an EvaluateResult(score=…)")
 
 
@@ -387,7 +387,7 @@ def as_results(returned: Any, count: int | None, what: str) -> list[EvaluateResu
         InvalidResultError: it is not a list, or has another length.
     """
     if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
-        raise InvalidResultError(f"{what}: a batch reward returns a list, not {kind_of(returned)}")
+        raise InvalidResultError(f"{what}: a batch reward returns a list, not {type_name(returned)}")
     if count is not None and len(returned) != count:
         raise InvalidResultError(f"{what}: {len(returned)} results for {count} rollouts")
     results: list[EvaluateResult | InvalidResultError] = []

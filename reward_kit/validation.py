@@ -24,7 +24,7 @@ def describe_validation_error(error: pydantic.ValidationError, known: type[BaseM
         elif problem["type"] == "missing":
             lines.append(f"{field}: missing")
         else:
-            lines.append(f"{field}: {in_words(problem)} (got {truncate(repr(problem['input']), 80)})")
+            lines.append(f"{field}: {describe_problem(problem)} (got {truncate(repr(problem['input']), 80)})")
     return lines
 
 
@@ -51,7 +51,7 @@ _WORDS = {
 """Our wording of the problems that users meet, by pydantic's kind."""
 
 
-def in_words(problem: ErrorDetails) -> str:
+def describe_problem(problem: ErrorDetails) -> str:
     """Describe a problem, without the field and the value."""
     words = _WORDS.get(problem["type"])
     if words is None:

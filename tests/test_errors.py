@@ -22,8 +22,8 @@ from reward_kit.errors import (
     ToolError,
     boundary,
     did_you_mean,
-    kind_of,
     safe_str,
+    type_name,
     user_traceback,
 )
 
@@ -209,4 +209,4 @@ def test_the_nearest_word_is_offered_else_all_of_them_once():
 
 
 def test_a_kind_has_its_article_and_a_type_without_a_name_is_a_value():
-    assert [kind_of(value) for value in (1, "", type("", (), {})())] == ["an int", "a str", "a value"]
+    assert [type_name(value) for value in (1, "", type("", (), {})())] == ["an int", "a str", "a value"]

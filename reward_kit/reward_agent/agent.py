@@ -21,7 +21,7 @@ import anyio
 import anyio.abc
 
 from reward_kit.blocking import LoopThread
-from reward_kit.errors import ConfigError, RewardError, kind_of
+from reward_kit.errors import ConfigError, RewardError, type_name
 from reward_kit.providers.request_queue import Rates
 from reward_kit.reward_agent.call_scheduler import CallScheduler, Retries
 from reward_kit.reward_agent.custom_scorer import in_process_scorer
@@ -165,7 +165,7 @@ class AsyncRewardAgent:
         for index, request in enumerate(batch):
             if not isinstance(request, ScoringRequest):
                 raise ConfigError(
-                    f"submit: item {index} is {kind_of(request)}; pass requests, as made by "
+                    f"submit: item {index} is {type_name(request)}; pass requests, as made by "
                     "ScoringRequest.from_episode(episode)"
                 )
         group_size = _whole("group_size", group_size)
@@ -246,7 +246,7 @@ class AsyncRewardAgent:
         if ticket is None:
             ticket = self._oldest(chunk_size)
         elif not isinstance(ticket, Ticket):
-            raise ConfigError(f"ticket is the result of submit; got {kind_of(ticket)}")
+            raise ConfigError(f"ticket is the result of submit; got {type_name(ticket)}")
         elif not ticket.belongs_to(self) and ticket.requests:
             raise ConfigError("the ticket is of another agent, or of one that was closed since")
         chunk = self._handed_out(ticket, await ticket.deliveries.take(chunk_size, order, cut_groups=cut_groups))

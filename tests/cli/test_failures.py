@@ -323,7 +323,7 @@ def test_an_endpoint_of_which_a_secret_was_hidden_must_be_given_again(
     project.call("run", "task.yaml", "--limit", "1")
     file = project.run_path() / "run.json"
     header = RunHeader.read(file.parent).with_(base_url="http://gateway.example/of-a-gateway/v1")
-    file.write_bytes(Redaction(["of-a-gateway"]).of_line(header.to_bytes()))
+    file.write_bytes(Redaction(["of-a-gateway"]).redact_line(header.to_bytes()))
     assert RunHeader.read(file.parent).base_url == "http://gateway.example/(hidden)/v1"
     monkeypatch.chdir(project.folder)
     assert "of which a secret was not stored; give --base-url" in refused("run", "--resume")

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from reward_kit.environments import servers
 from reward_kit.environments.servers import Server, ServerPool
 from reward_kit.errors import ConfigError, EnvironmentFailure
-from reward_kit.process_guardian import MARK, running
+from reward_kit.process_guardian import MARK, find_processes
 from reward_kit.processes import child_environment
 from reward_kit.task_parts import ResourceServerConfig
 
@@ -32,7 +32,7 @@ def spec(*options: str, health: str = HEALTH, timeout: float = 20.0, **more) -> 
 
 
 def ours() -> list[int]:
-    return running(child_environment()[MARK])
+    return find_processes(child_environment()[MARK])
 
 
 async def get(server: Server, path: str) -> dict:

@@ -25,7 +25,7 @@ from reward_kit.agent.policies.hf.model import OPTIONS, ModelSource, PolicyWithV
 from reward_kit.agent.policies.hf.sampling import Sampling
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
 from reward_kit.environments.base import ToolSpec
-from reward_kit.errors import ConfigError, PolicyError, kind_of
+from reward_kit.errors import ConfigError, PolicyError, type_name
 from reward_kit.models import Message
 from reward_kit.validation import check_number
 
@@ -109,7 +109,7 @@ class HFAgentPolicy(AgentPolicy):
         switches = {"constrain": constrain, "lockstep": lockstep, "value_head": value_head, "download": download}
         for name, switch in {**switches, "tools_in_prompt": tools_in_prompt}.items():
             if not isinstance(switch, bool) and not (name == "tools_in_prompt" and switch is None):
-                raise ConfigError(f"{name}: expected true or false, got {switch!r}, {kind_of(switch)}")
+                raise ConfigError(f"{name}: expected true or false, got {switch!r}, {type_name(switch)}")
         self.sampling = Sampling(temperature, top_p, top_k).check()
         self.lockstep = lockstep
         self._max_new_tokens, self._constrains = max_new_tokens, constrain

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reward_kit.agent.actions import action_of
+from reward_kit.agent.actions import parse_action
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, ProviderError
@@ -213,7 +213,7 @@ def policy_output(completion: ChatCompletion) -> PolicyOutput:
             facts["usage"]["cost"] = usage.cost
     facts["finish_reason"] = completion.finish_reason
     raw = message.text if message.text or not message.tool_calls else None
-    return PolicyOutput(action_of(message), raw, {key: value for key, value in facts.items() if value is not None})
+    return PolicyOutput(parse_action(message), raw, {key: value for key, value in facts.items() if value is not None})
 
 
 def _check_extra_body(extra_body: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from reward_kit.errors import ConfigError, RewardKitError, why_unreadable
+from reward_kit.errors import ConfigError, RewardKitError, describe_read_error
 from reward_kit.providers.keys import read_dotenv
 from reward_kit.validation import check_number
 
@@ -88,7 +88,7 @@ def read_keys(file: Path | None) -> tuple[list[str], str]:
         lines = file.read_text(encoding="utf-8").splitlines()
         mode = file.stat().st_mode
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--api-key-file {file}: {why_unreadable(file, error)}") from error
+        raise ConfigError(f"--api-key-file {file}: {describe_read_error(file, error)}") from error
     keys = {number: key for number, line in enumerate(lines, 1) if (key := line.strip()) and not key.startswith("#")}
     for number, key in keys.items():
         check_key(key, f"--api-key-file {file}:{number}: the key")

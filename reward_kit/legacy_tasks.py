@@ -27,7 +27,7 @@ _WITHOUT_EFFECT = {
 _CRITERIA = {"ground_truth_function_calls": "function_calls", "ground_truth_comparable_state": "comparable_state"}
 
 
-def read_as_now(data: Any) -> Any:
+def upgrade_task(data: Any) -> Any:
     """Return a copy of a task file's keys with today's names; anything else as it is."""
     if not isinstance(data, Mapping):
         return data
@@ -55,7 +55,7 @@ def read_as_now(data: Any) -> Any:
     return {**data, "ground_truth": {now: criteria.get(then) for then, now in _CRITERIA.items()}}
 
 
-def reward_notes(data: Any) -> list[str]:
+def upgrade_notes(data: Any) -> list[str]:
     """Return notes for the user of such a file."""
     name = _RESOURCES.get(str(data.get("resource_type"))) if isinstance(data, Mapping) else None
     if name is None:
