@@ -24,7 +24,7 @@ def load_object(reference: str, folder: Path | None = None) -> Any:
 
 
 def get_attribute(module: ModuleType, name: str, reference: str, location: str) -> Any:
-    """Return the object of a dotted name in a module; `reference` and `location` are for the message."""
+    """Return the object of a dotted name in a module; `reference` and `location` are for messages."""
     value: Any = module
     for part in name.split("."):
         if not hasattr(value, part):
@@ -52,7 +52,7 @@ def split_reference(reference: str) -> tuple[str, str]:
     if not separator:
         location, separator, name = reference.rpartition(".")
     if reference.endswith(".py"):
-        raise ConfigError(f"{reference!r} names a file, and nothing in it; write {reference}:NAME")
+        raise ConfigError(f"{reference!r} names a file without an object; write {reference}:NAME")
     if not location or not name:
         raise ConfigError(f"{reference!r} names no object; write file.py:name or package.module:name")
     return location, name
@@ -64,7 +64,7 @@ def is_built_in(location: str) -> bool:
 
 
 def user_module_name(path: Path) -> str:
-    """Return the module name of a user's file, which holds its whole path so that two called reward.py stay apart."""
+    """Return the module name of a user's file, with a hash of its path, so that two files called reward.py differ."""
     return f"{MODULE_PREFIX}{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()}"
 
 
@@ -87,8 +87,8 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
-def import_user_code(load: Callable[[], ModuleType], what: str) -> ModuleType:
-    """Return the module that `load` imports."""
+def import_user_code(load: Callable[[], ModuleType], location: str) -> ModuleType:
+    """Return the module that `load` imports; raise a ConfigError with the user's frames if it fails."""
     try:
         module: ModuleType = load()
     except ConfigError:
@@ -96,5 +96,5 @@ def import_user_code(load: Callable[[], ModuleType], what: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         message = f"{type(error).__name__}: {safe_str(error)}"
         frames = user_traceback(error).removeprefix(message.splitlines()[0])  # which is in the message already
-        raise ConfigError(f"{what} cannot be imported: {message}{frames}") from error
+        raise ConfigError(f"{location} cannot be imported: {message}{frames}") from error
     return module

@@ -86,7 +86,7 @@ async def test_the_cancellation_of_the_running_task_passes_through():
 async def test_a_cancellation_that_leaks_out_of_foreign_code_is_its_failure():
     inner = asyncio.create_task(asyncio.sleep(30))
     inner.cancel()
-    told = "the call: what it waited for was cancelled"
+    told = "the call: a task it awaited was cancelled"
     with pytest.raises(RewardError, match=told), boundary(RewardError, "the call"):
         await inner
 

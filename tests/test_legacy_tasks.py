@@ -104,7 +104,9 @@ def test_what_has_no_effect_any_more_is_told(folder: Path) -> None:
     (folder / "task.yaml").write_text(SQL)
     named, left_out = load_task(folder / "task.yaml", {"sandbox.level": "in_process"}).notes[:2]
     assert named == "resource_type SQLResource of reward-kit 0.4 is read as sqlite"
-    assert left_out.startswith("base_resource_config.db_name of reward-kit 0.4 has no effect: each episode has a data")
+    assert left_out.startswith(
+        "base_resource_config.db_name of reward-kit 0.4 has no effect: each episode has its own data"
+    )
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ def test_rows_say_what_each_step_was_credited_with() -> None:
     assert rows[0] == {**first, "base_reward": 1.0, "return_to_go": 1.0, "A_E": half, "A_S": half, "A": half}
     last = {"rollout_id": "c", "group_id": "g1", "step": 0, "state_key": "s0", "anchor": 0, "peers": None}
     assert rows[2] == {**last, "base_reward": 0.0, "return_to_go": None, "A_E": None, "A_S": None, "A": None}
-    with pytest.raises(ConfigError, match="nothing is credited yet"):
+    with pytest.raises(ConfigError, match="the batch has no credit yet"):
         next(CreditAssigner(**options).align(episodes, results).rows())
 
 

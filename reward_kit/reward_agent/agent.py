@@ -74,7 +74,7 @@ class AsyncRewardAgent:
         if deadline_s is not None:
             check_number("deadline_s", deadline_s)
         if max_pending is not None:
-            check_number("max_pending", max_pending, whole=True)
+            check_number("max_pending", max_pending, is_integer=True)
         if isinstance(scorer, type) or (callable(scorer) and not hasattr(scorer, "score")):
             scorer = reward_spec(scorer)
         if isinstance(scorer, RewardSpec):

@@ -45,7 +45,7 @@ class CustomScorer(InProcessScorer):
             for name, value in policy.items():
                 if name not in known:
                     raise ConfigError(f"{what}: unknown key {name!r}{did_you_mean(str(name), known)}")
-                check_number(f"{what}[{name!r}]", value, whole=name == "max_attempts")
+                check_number(f"{what}[{name!r}]", value, is_integer=name == "max_attempts")
             self.retries = Retries(RetryPolicy(**policy))
 
 

@@ -162,7 +162,7 @@ def load_custom_reward(
         name: of the function or class in it.
         folder: the base of a relative path, by default the working directory.
         choice: of its sandbox; a reward that calls an endpoint runs at the level `in_process` alone.
-        reward_kwargs: its further keyword parameters.
+        reward_kwargs: further keyword parameters.
 
     Raises:
         ConfigError: it cannot be loaded, or not at that level.

@@ -170,7 +170,7 @@ class RequestOptions:
     def __post_init__(self) -> None:
         check_number("timeout_s", self.timeout_s)
         check_number("connect_timeout_s", self.connect_timeout_s)
-        check_number("max_attempts", self.policy.max_attempts, whole=True)
+        check_number("max_attempts", self.policy.max_attempts, is_integer=True)
         check_number("budget_s", self.policy.budget_s)
 
 

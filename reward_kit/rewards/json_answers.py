@@ -212,8 +212,8 @@ def read_json(text: str) -> Any:
     """Return the value of a JSON text (RFC 8259).
 
     Raises:
-        ValueError: it is not JSON, names a field of one object twice, has a number beyond every float, or is too long
-            or too deep.
+        ValueError: it is not JSON, names a field of one object twice, has a number out of the range of floats, or is
+            too long or too deep.
     """
     if len(text) > LONGEST:
         raise ValueError(f"it is longer than {LONGEST:,} characters")

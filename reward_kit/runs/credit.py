@@ -25,7 +25,7 @@ from reward_kit.episodes.record import LatestAttempts, episode_from_record, get_
 from reward_kit.errors import ConfigError, EpisodeError, Failure, StoreError, boundary
 from reward_kit.models import EvaluateResult
 from reward_kit.reward_agent.scoring import Scored
-from reward_kit.rl_processing import Aligned, CreditAssigner, CreditBatch
+from reward_kit.rl_processing import AlignedEpisode, CreditAssigner, CreditBatch
 from reward_kit.runs.files import read_json, write_atomically
 from reward_kit.runs.run_folder import RunFolder, placed_episodes, read_credit, read_scores
 from reward_kit.runs.tasks import make_assigner
@@ -55,7 +55,7 @@ def assign_credit(path: Path, credit: CreditModel) -> RunCredit:
     stored = _stored(path, assigner)
     if all(episode.aligned.score is None for episode in stored):
         raise ConfigError(f"none of the {len(stored)} episodes in {path} is scored, so no step can be credited")
-    batch = assigner.advantages(CreditBatch.of(episode.aligned for episode in stored))
+    batch = assigner.advantages(CreditBatch.from_episodes(episode.aligned for episode in stored))
     lines = ({"schema_version": SCHEMA_VERSION, **row} for row in batch.rows())
     texts = (json.dumps(line, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n" for line in lines)
     write_atomically(path / FILE, texts)
@@ -110,7 +110,7 @@ def extreme_steps(path: Path, count: int) -> tuple[list[dict[str, Any]], list[di
 class _StoredEpisode(NamedTuple):
     """The latest attempt of one episode."""
 
-    aligned: Aligned
+    aligned: AlignedEpisode
     attempt: int
     rollout_index: int
     offset: int

@@ -99,7 +99,7 @@ async def evaluate_async(
     """
     for name, count in (("rollouts", rollouts), ("limit", limit), ("max_concurrency", max_concurrency)):
         if count is not None:
-            check_number(name, count, whole=True)
+            check_number(name, count, is_integer=True)
     models, names, live = _several("models", models), *_chosen(policies)
     keys = _keys("overrides", overrides)
     with overrides_in_python():

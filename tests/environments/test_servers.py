@@ -184,9 +184,9 @@ async def test_a_fixed_port_that_is_free_is_used() -> None:
         ("sleep {port}", "127.0.0.1:{port}/health", "is not an http address"),
         ("sleep {port}", "http://127.0.0.1:{port}x/health", "is not an http address"),
         ("sleep 'x {port}", HEALTH, "start_command: cannot be split into words: No closing quotation"),
-        ("", "http://127.0.0.1:80", "start_command: names no program"),
-        ("sleep 100", HEALTH, r"\{port\} must stand in health_check_url and in start_command"),
-        ("sleep {port}", "http://127.0.0.1:80", r"\{port\} must stand in health_check_url and in start_command"),
+        ("", "http://127.0.0.1:80", "start_command: the command is empty"),
+        ("sleep 100", HEALTH, r"\{port\} must be in both health_check_url and start_command"),
+        ("sleep {port}", "http://127.0.0.1:80", r"\{port\} must be in both health_check_url and start_command"),
     ],
 )
 async def test_a_wrong_configuration_is_named(command: str, health: str, problem: str) -> None:

@@ -99,13 +99,13 @@ class HFAgentPolicy(AgentPolicy):
     ) -> None:
         if tool_role not in (None, *_TOOL_ROLES):
             raise ConfigError(f"tool_role: expected tool or user, got {tool_role!r}")
-        check_number("temperature", temperature, zero=True)
+        check_number("temperature", temperature, allow_zero=True)
         check_number("top_p", top_p)
-        check_number("top_k", top_k, whole=True, zero=True)
+        check_number("top_k", top_k, is_integer=True, allow_zero=True)
         counts = {"max_new_tokens": max_new_tokens, "max_sessions": max_sessions, "max_context": max_context}
         for name, count in counts.items():
             if name != "max_context" or count is not None:
-                check_number(name, count, whole=True)
+                check_number(name, count, is_integer=True)
         switches = {"constrain": constrain, "lockstep": lockstep, "value_head": value_head, "download": download}
         for name, switch in {**switches, "tools_in_prompt": tools_in_prompt}.items():
             if not isinstance(switch, bool) and not (name == "tools_in_prompt" and switch is None):

@@ -100,7 +100,7 @@ class OpenAIAgentPolicy(AgentPolicy):
         sampling = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
         sampling = {key: value for key, value in sampling.items() if value is not None}
         for key, value in sampling.items():
-            check_number(key, value, whole=key == "max_tokens", zero=key == "temperature")
+            check_number(key, value, is_integer=key == "max_tokens", allow_zero=key == "temperature")
         self._request: dict[str, Any] = {
             "model": model,
             **sampling,
@@ -111,7 +111,7 @@ class OpenAIAgentPolicy(AgentPolicy):
         check_number("idle_timeout_s", idle_timeout_s)
         check_number("retry_budget_s", retry_budget_s)
         check_number("retry_base_s", retry_base_s)
-        check_number("max_attempts", max_attempts, whole=True)
+        check_number("max_attempts", max_attempts, is_integer=True)
         settings = endpoint_for(traffic, base_url, api_key, api_key_env)
         self._prices = load_prices(price_file) if price_file is not None else None
         self._endpoint = ChatEndpoint(

@@ -143,7 +143,7 @@ class ServerOptions:
     def __post_init__(self) -> None:
         for field in fields(self):
             if field.name not in ("host", "port"):
-                check_number(field.name, getattr(self, field.name), whole=field.type == "int")
+                check_number(field.name, getattr(self, field.name), is_integer=field.type == "int")
         for larger, smaller in AT_LEAST:
             if getattr(self, smaller) > getattr(self, larger):
                 raise ConfigError(f"{smaller} is at most {larger}, {getattr(self, larger):g}; raise that too")
