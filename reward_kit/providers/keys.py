@@ -198,7 +198,7 @@ def resolve_endpoint(
     if needs_key and not key and (api_key_env or url == OPENAI_BASE_URL):
         raise ConfigError(f"no API key for {url}: {no_key}")
     if not (key.isascii() and key.isprintable()):
-        raise ConfigError(f"the API key for {url} ({key_name}) holds characters that no HTTP header can carry")
+        raise ConfigError(f"the API key for {url} ({key_name}) contains characters that an HTTP header cannot carry")
     return EndpointSettings(url, key or None, no_key)
 
 

@@ -615,7 +615,7 @@ async def with_retries(
             if is_last:
                 why = f"; gave up after {counted} attempts (max_attempts)" if counted > 1 else ""
             elif asked_s is not None and asked_s > left_s:
-                why = f"; its Retry-After of {asked_s:g} s is more than what is left of {budget}"
+                why = f"; its Retry-After of {asked_s:g} s exceeds the rest of {budget}"
                 why += "; raise retry_budget_s to wait for it"
             else:
                 wait_s = policy.wait_s(counted - 1, asked_s, jitter)

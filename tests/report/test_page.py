@@ -156,7 +156,7 @@ def test_without_any_time_there_is_nothing_to_draw_and_the_page_says_so(tmp_path
 
 def test_an_empty_run_has_a_page(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path, [], [], total=8))
-    assert "No episode is there." in page.text and "8 of 8 episodes are missing" in page.text
+    assert "No episodes yet." in page.text and "8 of 8 episodes are missing" in page.text
 
 
 def test_an_episode_that_ran_again_stands_where_its_latest_line_does_in_every_reader(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ async def test_all_of_an_empty_batch_is_nothing():
 async def test_a_chunk_of_a_negative_size_is_refused():
     async with agent() as scorer:
         await scorer.submit(batch(0))
-        with pytest.raises(ConfigError, match=r"get\(-1\): a chunk has no negative size"):
+        with pytest.raises(ConfigError, match=r"get\(-1\): chunk_size must not be negative"):
             await scorer.get(-1)
 
 
@@ -206,7 +206,7 @@ class TestRefusals:
             await scorer.submit(batch(0))
             with pytest.raises(ConfigError, match=r"chunk_size is a whole number; got 1\.5"):
                 await scorer.get(1.5)
-            with pytest.raises(ConfigError, match="ticket is the result of submit; got a str"):
+            with pytest.raises(ConfigError, match="ticket must be the result of submit; got a str"):
                 await scorer.get(1, ticket="the first")
             assert (await scorer.get(1)).data_idxs == [0]
 
