@@ -151,7 +151,7 @@ def _metrics(file: Path) -> Iterator[dict[str, Any]]:
             except ValueError as error:
                 raise StoreError(f"{file}:{number}: not JSON: {error}") from None
             if not isinstance(record, dict) or not isinstance(record.get("update"), int):
-                why = "expected an object with an integer "update"; was the file edited?"
+                why = "expected an object with an integer 'update'; was the file edited?"
                 raise StoreError(f"{file}:{number}: {why}")
             yield record
 
@@ -257,7 +257,7 @@ def kept_records(file: Path) -> Iterator[dict[str, Any]]:
 
 def _has_messages(record: Mapping[str, Any]) -> None:
     if not isinstance(record.get("messages"), list):
-        raise StoreError("expected an episode, an object with "messages"; was the file edited?")
+        raise StoreError("expected an episode, an object with 'messages'; was the file edited?")
 
 
 def _episode(record: Mapping[str, Any], file: Path) -> KeptEpisode:

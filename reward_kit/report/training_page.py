@@ -571,7 +571,7 @@ def _notes(run: TrainingFacts) -> list[str]:
         more = " and more" if len(broken) > 5 else ""
         notes.append(f"First non-finite values: {', '.join(broken[:5])}{more}.")
     if HELD_OUT_SCORE not in run.series and "score/mean" in run.series:
-        notes.append("No samples are held out: the score is that of the training batch, which changes every update.")
+        notes.append("No samples are held out: the score is that of the training batch.")
     if unscored := run.last("held_out/unscored"):
         notes.append(
             f"{unscored:,.0f} held-out episodes of the latest evaluation are unscored and excluded from means."

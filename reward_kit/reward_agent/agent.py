@@ -85,9 +85,7 @@ class AsyncRewardAgent:
             deadline_s = None
         rates = rates or getattr(scorer, "rates", None) or Rates()
         if rates.tokens_per_minute is not None:
-            raise ConfigError(
-                "rates.tokens_per_minute applies to model endpoints only: the tokens of a reward's calls are unknown"
-            )
+            raise ConfigError("rates.tokens_per_minute is for model endpoints: a reward's token use is unknown")
         self.scorer = cast(Scorer, scorer)
         retries = retries or getattr(scorer, "retries", None)
         width = min(max_concurrency, rates.max_connections or max_concurrency)

@@ -429,7 +429,7 @@ def _number(score: Any, what: str, forms: str = _FORMS) -> float:
         try:
             score = item()
         except (TypeError, ValueError, RuntimeError):  # an array of several items
-            raise InvalidResultError(f"{what} gave {type_name(score)}of several items as the score") from None
+            raise InvalidResultError(f"{what} gave {type_name(score)} of several items as the score") from None
     if not isinstance(score, int | float):
         raise InvalidResultError(f"{what} gave {type_name(score)}as the score; {forms}")
     try:

@@ -92,9 +92,7 @@ def load_reward(
     if level == "in_process":
         return LoadedReward(load_in_process(load_object(reference, folder), options))
     if is_built_in(location) and needs_host(spec := reward_spec(load_object(reference, folder))):
-        raise ConfigError(
-            f"reward {spec.id!r} makes calls through the host and cannot run {level}: remove sandbox.level"
-        )
+        raise ConfigError(f"reward {spec.id!r} calls out and cannot run {level}: remove sandbox.level")
     from reward_kit.sandbox.host import best_strength
 
     try:
