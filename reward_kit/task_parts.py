@@ -130,7 +130,7 @@ class LimitsModel(BaseModel):
     )
     tool_time_s: float | None = Field(default=60.0, gt=0, description="one call of one tool")
     policy_time_s: float | None = Field(default=None, gt=0, description="one action of the policy")
-    reward_time_s: float | None = Field(default=600.0, gt=0, description="one reward call function")
+    reward_time_s: float | None = Field(default=600.0, gt=0, description="one call of the reward function")
     tool_output_chars: int = Field(default=16_000, gt=0, description="a longer tool output is cut and marked")
 
 

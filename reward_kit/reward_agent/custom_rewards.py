@@ -431,13 +431,13 @@ def _number(score: Any, what: str, forms: str = _FORMS) -> float:
         except (TypeError, ValueError, RuntimeError):  # an array of several items
             raise InvalidResultError(f"{what} gave {type_name(score)} of several items as the score") from None
     if not isinstance(score, int | float):
-        raise InvalidResultError(f"{what} gave {type_name(score)}as the score; {forms}")
+        raise InvalidResultError(f"{what} gave {type_name(score)} as the score; {forms}")
     try:
         number = float(score)
     except OverflowError:
         number = math.inf
     if math.isinf(number):
-        raise InvalidResultError(f"{what} gave {number}as the score; return a finite number, or None if unscored")
+        raise InvalidResultError(f"{what} gave {number} as the score; return a finite number, or None if unscored")
     return number
 
 
