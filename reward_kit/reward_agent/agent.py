@@ -284,7 +284,7 @@ class AsyncRewardAgent:
             while True:
                 self._open_tasks()
                 if not self._tickets:
-                    raise ConfigError("get_group() cannot return: no results are outstanding")
+                    raise ConfigError("get_group() cannot return: 0 results are outstanding")
                 if self._group_takers[0] is wake_up and (ticket := self._with_ready_group()) is not None:
                     return self._handed_out(ticket, ticket.deliveries.take_group())
                 await wake_up.wait()
@@ -317,7 +317,7 @@ class AsyncRewardAgent:
                 return ticket
         if chunk_size == 0:  # all of an empty batch
             return Ticket((), 1, self)
-        raise ConfigError(f"get({chunk_size}) cannot return: no results are outstanding")
+        raise ConfigError(f"get({chunk_size}) cannot return: 0 results are outstanding")
 
     def _with_ready_group(self) -> Ticket | None:
         """Return the batch of the first complete group that no `get` waits for."""

@@ -539,7 +539,7 @@ def regression_gates(comparison: Comparison, margin: float) -> list[Gate]:
     """Return a gate for each run but the baseline, which fails if its interval shows a loss of more than `margin`.
 
     It does if the upper bound of the difference (run less baseline, 95%) is below -`margin`. Without such a loss that
-    comes about once in forty times. A difference without an interval fails, since unknown.
+    comes about once in forty times. A difference without an interval fails, since nothing is known of it.
     """
     gates = []
     for difference in comparison.differences:

@@ -479,7 +479,7 @@ def line_record(
     if not isinstance(record, dict) or not isinstance(record.get("rollout_id"), str):
         raise StoreError(f"{path}:{number}: a line is an object with a rollout_id, a text; edited by hand?")
     if not isinstance(record.get("attempt"), int | None):
-        raise StoreError(f"{path}:{number}: attempt must be an integer; got {record['attempt']!r}")
+        raise StoreError(f"{path}:{number}: attempt is a whole number; got {record['attempt']!r}")
     if check is not None:
         try:
             check(record)

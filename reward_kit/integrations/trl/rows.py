@@ -44,7 +44,7 @@ def rollout_output(
     `prompt_ids`, `completion_ids`, `env_mask` and `logprobs`; and for reward functions `rollout_id`, `sample_id`,
     `messages`, `assistant_turns`, `stop_reason`, `failure`, `environment_return` and `num_steps`; with scores `score`,
     None for an unscored episode; with credit `token_advantages`. Unscored episodes, and actions without an advantage,
-    do not train: their `env_mask` is 0. An failed episode before anything was sampled is a row of two filler tokens
+    do not train: their `env_mask` is 0. An episode that broke before anything was sampled is a row of two filler tokens
     that does not train either, because TRL wants a row for each prompt and no empty completion.
 
     Args:
