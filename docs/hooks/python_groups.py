@@ -121,7 +121,7 @@ GROUPS = (
             "Steps": (
                 "reward_kit.agent.models:StepData",
                 "reward_kit.agent.models:StopReason",
-                "reward_kit.agent.models:steps_of",
+                "reward_kit.agent.models:episode_steps",
                 "reward_kit.agent.rl_rollout_worker:collect_group",
             ),
             "Check them": ("reward_kit.checks.episode:check_episode", "reward_kit.checks"),

@@ -17,14 +17,14 @@ import anyio
 from reward_kit.task_parts import RunLimitsModel
 
 
-class Used(NamedTuple):
+class ActionUsage(NamedTuple):
     """The usage of one action: tokens read and written, and US dollars, None if the price is unknown."""
 
     tokens: int = 0
     cost: float | None = None
 
 
-class Exhausted(NamedTuple):
+class ReachedLimit(NamedTuple):
     """A limit that is reached: its key among the run's limits, and a description."""
 
     key: str
@@ -44,7 +44,7 @@ class RunBudget:
         self.tokens, self.cost, self.steps = 0, 0.0, 0
         self._began = time.monotonic() - seconds
 
-    def spend(self, used: Used, steps: int = 0) -> None:
+    def spend(self, used: ActionUsage, steps: int = 0) -> None:
         """Add the usage of an action."""
         self.tokens += used.tokens
         self.cost += used.cost or 0.0
@@ -55,17 +55,17 @@ class RunBudget:
         """Time worked on the run."""
         return time.monotonic() - self._began
 
-    def exhausted(self) -> Exhausted | None:
+    def exhausted(self) -> ReachedLimit | None:
         """Return the limit that is reached, if any."""
         limits = self.limits
         if limits.cost is not None and self.cost >= limits.cost:
-            return Exhausted("cost", f"{self.cost:.4f} of {limits.cost:g} US dollars")
+            return ReachedLimit("cost", f"{self.cost:.4f} of {limits.cost:g} US dollars")
         if limits.total_tokens is not None and self.tokens >= limits.total_tokens:
-            return Exhausted("total_tokens", f"{self.tokens:,} of {limits.total_tokens:,} tokens")
+            return ReachedLimit("total_tokens", f"{self.tokens:,} of {limits.total_tokens:,} tokens")
         if limits.steps is not None and self.steps >= limits.steps:
-            return Exhausted("steps", f"{self.steps:,} of {limits.steps:,} steps")
+            return ReachedLimit("steps", f"{self.steps:,} of {limits.steps:,} steps")
         if limits.wall_time_s is not None and (seconds := self.seconds) >= limits.wall_time_s:
-            return Exhausted("wall_time_s", f"{seconds:.0f} of {limits.wall_time_s:g} s")
+            return ReachedLimit("wall_time_s", f"{seconds:.0f} of {limits.wall_time_s:g} s")
         return None
 
 

@@ -14,7 +14,7 @@ from typing import Any, overload
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
-from reward_kit.episodes.record import facts_of
+from reward_kit.episodes.record import get_facts
 from reward_kit.episodes.segments import REWRITTEN, UNKNOWN_VERSION, Turn
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.models import Message
@@ -159,10 +159,10 @@ class StepData(BaseModel):
         return logprobs and {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in logprobs.items()}
 
 
-def steps_of(episode: SingleAgentEpisode) -> list[StepData]:
+def episode_steps(episode: SingleAgentEpisode) -> list[StepData]:
     """Return the steps of an episode, as views: messages and tokens are shared, not copied for each step."""
     turns, rewards = episode.tokens.turns(), episode.environment_rewards()
-    group_id = facts_of(episode).get("group_id")
+    group_id = get_facts(episode).get("group_id")
 
     def output(key: str, t: int) -> Any:
         return episode.get_extra_model_outputs(key, t) if key in episode.extra_model_outputs else None

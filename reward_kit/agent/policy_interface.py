@@ -122,7 +122,7 @@ class AgentPolicy(ABC):
             available_tools_specs: the tools that can be called now, in OpenAI form; or None.
         """
 
-    async def see_end(self, messages: Sequence[Message]) -> None:
+    async def on_episode_end(self, messages: Sequence[Message]) -> None:
         """Inspect the whole conversation of an episode that did not fail, before `close`; an error breaks it."""
         return
 
@@ -183,7 +183,7 @@ def check_output(output: object) -> PolicyOutput:
         if key in action:
             with boundary(PolicyError, f"{key!r} of an action is a list of chat messages"):
                 _MESSAGES.validate_python(action[key])
-    for call in tool_calls_of(action):
+    for call in get_tool_calls(action):
         if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
             raise PolicyError(f"a tool call needs a 'name' string, got {call!r}")
     return output
@@ -203,7 +203,7 @@ def _check_log_probs(log_probs: Any) -> None:
                 array(typecode, values)
 
 
-def tool_calls_of(action: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def get_tool_calls(action: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the tool calls of an action, in order; [] for text and terminate."""
     if action["type"] == "tool_call":
         return [action]

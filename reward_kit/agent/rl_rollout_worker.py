@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from reward_kit.agent.actions import as_text, assistant_message, plain
-from reward_kit.agent.limits import EpisodeClock, RunBudget, Used
-from reward_kit.agent.models import History, StepData, StopReason, steps_of, write_log_probs
+from reward_kit.agent.actions import as_text, assistant_message, to_plain_data
+from reward_kit.agent.limits import ActionUsage, EpisodeClock, RunBudget
+from reward_kit.agent.models import History, StepData, StopReason, episode_steps, write_log_probs
 from reward_kit.agent.policy_interface import (
     OWN_ACCOUNT,
     AgentPolicy,
@@ -36,7 +36,7 @@ from reward_kit.agent.tool_execution import Execution, Toolbox
 from reward_kit.environments.base import ForkableResource, hash_key
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.json_codec import to_json_value
-from reward_kit.episodes.record import EpisodeFacts, facts_of
+from reward_kit.episodes.record import EpisodeFacts, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, Failure, LimitError, PolicyError, RewardKitError, boundary
 from reward_kit.models import Message, TaskDefinitionModel
@@ -104,7 +104,7 @@ class RLRolloutWorker:
             step's `step_info["failure"]`.
         """
         episode = await self.collect_episode(seed=seed)
-        steps, facts = steps_of(episode), facts_of(episode)
+        steps, facts = episode_steps(episode), get_facts(episode)
         if failure := facts["failure"]:
             logger.warning("episode %s failed: %s", episode.id_, failure["message"])
             if steps:
@@ -172,7 +172,7 @@ class RLRolloutWorker:
                 await self._step(live, session, tools, user)
             if live.failure is None:
                 with boundary(PolicyError, self.policy_label), anyio.fail_after(CLOSE_SECONDS):
-                    await session.see_end(History(live.episode.messages, len(live.episode.messages)))
+                    await session.on_episode_end(History(live.episode.messages, len(live.episode.messages)))
         finally:
             for opened in (user, session):
                 if opened is None or opened is self.agent_policy:
@@ -187,7 +187,7 @@ class RLRolloutWorker:
             with self._environment_call("final_state", resource):
                 snapshot = await resource.final_state()
             if snapshot is not None:
-                facts_of(live.episode)["final_state"] = {"kind": snapshot.kind, "payload": snapshot.payload}
+                get_facts(live.episode)["final_state"] = {"kind": snapshot.kind, "payload": snapshot.payload}
 
     def _context(self, live: LiveEpisode, tools: Toolbox) -> EpisodeContext:
         """Return what the policy's session may know, and the function with which it calls tools while it acts."""
@@ -202,7 +202,7 @@ class RLRolloutWorker:
             )
             live.is_state_known = was_known and not done.is_interrupted
             answer = done.messages[-1].text
-            stored = arguments if isinstance(arguments, str) else plain(dict(arguments))
+            stored = arguments if isinstance(arguments, str) else to_plain_data(dict(arguments))
             call = {"name": name, "arguments": stored, "answer": hash_key(answer)}  # for a replay
             done.info.setdefault("own_calls", []).append(call)
             return ToolAnswer(answer, done.is_over)
@@ -342,7 +342,7 @@ class RLRolloutWorker:
         )
         return next((reason for reason, holds in checks if holds), None)
 
-    def _check_cost_known(self, used: Used, who: str, *, is_free: bool) -> None:
+    def _check_cost_known(self, used: ActionUsage, who: str, *, is_free: bool) -> None:
         bounded = self.task_definition.limits.cost is not None or self.budget.limits.cost is not None
         if bounded and used.cost is None and not is_free:
             raise PolicyError(f"{who} did not say what this action cost, so the limit on cost cannot be kept")
@@ -388,7 +388,7 @@ class LiveEpisode:
         self.stop_reason, self.failure = reason, failure or self.failure
         self.episode.is_terminated, self.episode.is_truncated = reason.is_terminal, not reason.is_terminal
 
-    def count_usage(self, facts: Mapping[str, Any] | None, account: dict[str, float]) -> Used:
+    def count_usage(self, facts: Mapping[str, Any] | None, account: dict[str, float]) -> ActionUsage:
         """Add the usage of one action to `usage` or `user_usage`; token ids count if no endpoint reports it."""
         facts = facts or {}
         usage = facts.get("usage") or {}
@@ -399,7 +399,7 @@ class LiveEpisode:
         ids = (facts.get("prompt_ids"), facts.get("token_ids"))
         tokens = int(reported) or sum(len(known) for known in ids if known is not None)
         self.tokens_used += tokens
-        return Used(tokens, usage.get("cost"))
+        return ActionUsage(tokens, usage.get("cost"))
 
     def add_step(self, output: PolicyOutput, message: Message, execution: Execution, stop: StopReason | None) -> None:
         """Record one action and its results."""
@@ -429,7 +429,7 @@ class LiveEpisode:
         """Record the episode's identity, start, end and timing."""
         start, reason = self.start, self.stop_reason or StopReason.ERROR
         facts = EpisodeFacts(
-            final_state=facts_of(self.episode).get("final_state"),
+            final_state=get_facts(self.episode).get("final_state"),
             sample_id=start.sample.id,
             group_id=start.group_id,
             rollout_index=start.rollout_index,

@@ -4,7 +4,7 @@ The user's policy sees the conversation from its own side: the agent's texts are
 "assistant". Tool calls, tool results, the environment's observation and the task's system message are the agent's
 alone. This is the arrangement of τ-bench (https://arxiv.org/abs/2406.12045), its stop signal included.
 
-`dialogue_of` shows a recorded conversation as an episode of two agents.
+`build_dialogue` shows a recorded conversation as an episode of two agents.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reward_kit.agent.actions import plain
+from reward_kit.agent.actions import to_plain_data
 from reward_kit.agent.models import write_log_probs
 from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, next_action, open_session
@@ -222,7 +222,7 @@ class UserSession:
         stops = action["type"] == "terminate" or self._stop_phrase in text
         known = {key: value for key, value in (output.log_probs or {}).items() if value is not None}
         raw = text if output.raw_policy_output is None else output.raw_policy_output
-        facts: dict[str, Any] = plain({"raw": raw, **known})
+        facts: dict[str, Any] = to_plain_data({"raw": raw, **known})
         if self._unrecorded:  # recorded with the first answer, since they are not in the conversation
             facts["instructions"], self._unrecorded = self._unrecorded, ""
         if stops:  # one gap is left where the phrase had gaps on both sides
@@ -287,7 +287,7 @@ class _UserTurn(NamedTuple):
     facts: Mapping[str, Any]
 
 
-def dialogue_of(episode: SingleAgentEpisode) -> MultiAgentEpisode:
+def build_dialogue(episode: SingleAgentEpisode) -> MultiAgentEpisode:
     """Return the recorded conversation as an episode of the agents "agent" and "user", to inspect or train either.
 
     The environment's time advances with each action of either. The agent's part is the recorded episode itself, whose

@@ -41,7 +41,7 @@ from reward_kit.checks.reward_bench import (
 )
 from reward_kit.checks.reward_cases import FORMS, clearly_different, text_of
 from reward_kit.checks.source_facts import SourceFacts, facts_of, kind_in
-from reward_kit.display_text import counted
+from reward_kit.display_text import pluralize
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.config import resource_class
 from reward_kit.environments.servers import ServerPool
@@ -319,9 +319,9 @@ class TaskReport:
         right = sum(proof.gold is not None and not proof.problems for proof in self.proofs)
         nothing = sum(not any("nothing" in problem for problem in proof.problems) for proof in self.proofs)
         by = ", ".join(sorted({proof.by for proof in self.proofs if proof.by})) or "unknown"
-        errors = f"{counted(wrong, 'error')}; " if wrong else ""
+        errors = f"{pluralize(wrong, 'error')}; " if wrong else ""
         yield (
-            f"{self.task.path}: {errors}of {counted(count, 'sample')}, what is right ({by}) scores 1 and nothing "
+            f"{self.task.path}: {errors}of {pluralize(count, 'sample')}, what is right ({by}) scores 1 and nothing "
             f"scores 0 on {right}; nothing scores 0 on {nothing}"
         )
 

@@ -26,7 +26,7 @@ from reward_kit.checks.reward_cases import (
 )
 from reward_kit.checks.source_facts import SourceFacts
 from reward_kit.checks.watched import Watch
-from reward_kit.display_text import counted, one_line, truncate
+from reward_kit.display_text import one_line, pluralize, truncate
 from reward_kit.errors import ConfigError, Failure
 from reward_kit.models import EvaluateResult, Message
 from reward_kit.reward_agent.confined import ConfinedReward, ConfinedScorer
@@ -404,7 +404,7 @@ class RewardReport(Report):
             yield f"{'fact:':9}{name}: {text}"
         for check, why in self.unchecked.items():
             yield f"{'not checked:':13}{check}: {why}"
-        left = f", {counted(len(self.unchecked), 'question')} could not be asked" if self.unchecked else ""
+        left = f", {pluralize(len(self.unchecked), 'question')} could not be asked" if self.unchecked else ""
         yield f"{self.target}: {self.verdict()}{left} (run {self.level}, seed {self.seed})"
 
     def _worst_first(self) -> list[Finding]:

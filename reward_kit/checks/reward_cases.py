@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from reward_kit.agent.actions import episode_of
+from reward_kit.agent.actions import episode_from_messages
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.models import Message
 from reward_kit.reward_agent.scoring import ScoringRequest
@@ -50,7 +50,7 @@ def _turns(messages: Sequence[Message]) -> list[int]:
 
 
 def _episode(rollout_id: str, messages: Sequence[Message]) -> SingleAgentEpisode:
-    episode = episode_of(rollout_id, messages)
+    episode = episode_from_messages(rollout_id, messages)
     episode.custom_data = {"stop_reason": "recorded", "failure": None}
     return episode
 

@@ -27,7 +27,7 @@ from reward_kit.checks.reward_cases import (
     user,
     with_messages,
 )
-from reward_kit.display_text import counted
+from reward_kit.display_text import pluralize
 from reward_kit.errors import Failure
 from reward_kit.reward_agent.scoring import ScoringRequest
 
@@ -423,7 +423,7 @@ async def odd(checkup: Checkup) -> None:
             report.note("slow", "warning", text)
     for kind, (level, text) in _BROKEN.items():
         if cases := broken.get(kind):
-            count = counted(len({name for name, _ in cases}), "rollout")
+            count = pluralize(len({name for name, _ in cases}), "rollout")
             report.note(kind, level, text.format(n=count), [evidence(*case) for case in cases], most=6)
     lines = [f"line {line}: a score is returned where any exception is caught" for line in checkup.source.zeros]
     text = (

@@ -12,12 +12,12 @@ from typing import Any
 from reward_kit.checks.episode import BatchChecks, check_episode
 from reward_kit.checks.findings import Finding, Findings, Report
 from reward_kit.checks.rows import FORMATS, check_foreign_file
-from reward_kit.episodes.record import attempt_of, environment_return, episode_from_record
+from reward_kit.episodes.record import environment_return, episode_from_record, get_attempt
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, EpisodeError, RewardKitError, StoreError, boundary, did_you_mean
 from reward_kit.runs.credit import FILE as CREDIT
-from reward_kit.runs.credit import scores_digest, settings_of
-from reward_kit.runs.files import read_json, state_file, told_of
+from reward_kit.runs.credit import credit_settings, scores_digest
+from reward_kit.runs.files import read_json, state_file, wrap_os_errors
 from reward_kit.runs.run_folder import FILE, RunHeader, placed_lines, read_scores
 
 SUMMARY = "summary.json"
@@ -64,7 +64,7 @@ def check_run(run: Path, progress: Callable[[int, float], None] = lambda number,
     _require_run(run)
     report, credit, groups = Report(str(run)), _CreditLines(run), BatchChecks()
     # Of scores one bit is kept, of credit the positions of its lines.
-    is_scored = {(one["rollout_id"], attempt_of(one)): one.get("score") is not None for one in read_scores(run)}
+    is_scored = {(one["rollout_id"], get_attempt(one)): one.get("score") is not None for one in read_scores(run)}
     size, read, seen = (run / _EPISODES).stat().st_size, 0, set()
     for number, (_, line) in enumerate(placed_lines(run / _EPISODES), 1):
         read += len(line)
@@ -73,7 +73,7 @@ def check_run(run: Path, progress: Callable[[int, float], None] = lambda number,
             with boundary(EpisodeError, "it cannot be read as an episode"):
                 record = json.loads(line)
                 episode = episode_from_record(record)
-                findings, attempt = Findings.about_episode(episode.id_), operator.index(attempt_of(record))
+                findings, attempt = Findings.about_episode(episode.id_), operator.index(get_attempt(record))
                 seen.add(episode.id_)
                 _check_record(findings, run, record, episode)
                 if not findings:
@@ -173,7 +173,7 @@ def _check_summary(run: Path) -> Findings:
     if section is None or not has_lines:
         return findings
     try:
-        settings = settings_of(run)
+        settings = credit_settings(run)
         digest = scores_digest(run, settings) if settings is not None else None
     except RewardKitError as error:
         findings.error("credit-scores", f"the scores that were credited cannot be read: {error}")
@@ -199,13 +199,13 @@ class _CreditLines:
         for _, line in placed_lines(run / _EPISODES):
             try:
                 record = json.loads(line)
-                rollout_id, attempt = str(record["rollout_id"]), operator.index(attempt_of(record))
+                rollout_id, attempt = str(record["rollout_id"]), operator.index(get_attempt(record))
             except (ValueError, KeyError, TypeError, AttributeError):
                 self._is_damaged = True  # which is a finding about that line
             else:
                 self._attempts[rollout_id] = max(attempt, self._attempts.get(rollout_id, 0))
         last, offset = None, 0
-        with told_of("read", self._path), self._path.open("rb") as lines:
+        with wrap_os_errors("read", self._path), self._path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 rollout_id = _credit_line(line, f"{self._path}:{number}")["rollout_id"]
                 if rollout_id != last:
@@ -217,7 +217,7 @@ class _CreditLines:
         if rollout_id not in self._offsets or self._attempts.get(rollout_id) != attempt:
             return None
         rows: list[dict[str, Any]] = []
-        with told_of("read", self._path), self._path.open("rb") as lines:
+        with wrap_os_errors("read", self._path), self._path.open("rb") as lines:
             for offset in self._offsets[rollout_id]:
                 lines.seek(offset)
                 for line in lines:
@@ -255,7 +255,7 @@ class _CreditLines:
 
 def _combination_weights(run: Path) -> tuple[float, float] | None:
     """Return the weights of A_E and A_S in A; None if the run has no credit, or they are unknown."""
-    if (settings := settings_of(run)) is None:
+    if (settings := credit_settings(run)) is None:
         return None
     if settings.estimator != "gigpo":
         return 1.0, 1.0

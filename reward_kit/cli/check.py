@@ -36,7 +36,7 @@ from reward_kit.cli.options import (
     set_option,
 )
 from reward_kit.cli.trust import described, require_trust_in, require_trust_in_file, trust_option
-from reward_kit.display_text import counted
+from reward_kit.display_text import pluralize
 from reward_kit.environments.config import resource_class
 from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, boundary
 from reward_kit.reward_agent.levels import SandboxChoice
@@ -45,7 +45,7 @@ from reward_kit.reward_agent.sources import read_source
 from reward_kit.runs.plan import RunArgs, plan_run
 from reward_kit.runs.scoring import read_transcripts
 from reward_kit.runs.task_file import parse_override
-from reward_kit.runs.tasks import check_world, load_task, read_task, selected
+from reward_kit.runs.tasks import check_resource_starts, load_task, read_task, selected
 from reward_kit.runs.trust import code_of_file
 
 _FOR = {
@@ -149,7 +149,7 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
         if more["no_run"]:
             _, samples = read_task(Path(target))
             code = code_of_file(Path(target))
-            echo(f"{target}: the file is ok as far as reading shows. {counted(len(samples), 'sample')}.")
+            echo(f"{target}: the file is ok as far as reading shows. {pluralize(len(samples), 'sample')}.")
             echo("\n".join(["It would run:", *described(code)]) if code.files else "It names no code to run.")
             echo("Nothing was run.")
             return
@@ -163,7 +163,7 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
             nonlocal due, is_shown
             if time.monotonic() >= due:
                 due, is_shown = time.monotonic() + _SECONDS_BETWEEN, True
-                echo(f"{counted(number, 'episode')}, {share:.0%}", err=True)
+                echo(f"{pluralize(number, 'episode')}, {share:.0%}", err=True)
 
         report = check_run(Path(target), show)
         if is_shown:
@@ -209,13 +209,13 @@ def _check_task(path: Path, options: Mapping[str, Any], seed: int) -> None:
     plan = plan_run(task, RunArgs(task_path=path), needs_policy=False)
     for note in task.notes:
         echo(note, err=True)
-    if not anyio.run(check_world, task.definition, task.samples, task.located) and task.tools is None:
+    if not anyio.run(check_resource_starts, task.definition, task.samples, task.located) and task.tools is None:
         kind = task.definition.resource_type
         echo(f"warning: resource {kind!r} offers no tools, and an agent can only write texts", err=as_json)
     episodes = len(task.samples) * task.rollouts_per_sample
     reward = f"scored by {task.reward.id}" if task.reward else "not scored"
     by = f"by {', '.join(named.label for named in plan.policies)}" if plan.policies else "by the policy that you name"
-    size = f"{counted(len(task.samples), 'sample')}, {counted(episodes, 'episode')}"
+    size = f"{pluralize(len(task.samples), 'sample')}, {pluralize(episodes, 'episode')}"
     echo(f"{path}: the file is ok. {size} {by}, {reward}.", err=as_json)
     if task.reward is None:
         return
@@ -312,7 +312,7 @@ def _check_resource(target: str, config: dict[str, Any], steps: int, seed: int) 
     for line in (*problems, *([f"rows may set: {of_rows}"] if of_rows else []), *look):
         echo(line)
     errors = sum(finding.level == "error" for finding in findings)
-    verdict = counted(errors, "error") if errors else "ok"
+    verdict = pluralize(errors, "error") if errors else "ok"
     echo(f"{target}: {verdict} ({kind.fork_kind_for(config)} fork, {steps} steps)")
     if errors:
         sys.exit(1)

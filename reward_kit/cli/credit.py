@@ -68,7 +68,7 @@ def command(
       reward-kit credit runs/my-run -O omega=0.3 -O 'state_hash={name: last_messages, count: 2}'
     """
     run = run_or_newest(run, log_dir)
-    header = RunHeader.of_folder(run)
+    header = RunHeader.read_folder(run)
     if header.training is not None:
         raise ConfigError(
             f"{run} is a training run, which has no episodes.jsonl; the credit of the episodes that it kept "

@@ -18,7 +18,7 @@ from reward_kit.cli.options import Number, complete_runs, newest_run_option, run
 from reward_kit.cli.trust import require_trust_in_file, trust_option
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.private_files import make_private_folder
-from reward_kit.runs.chats import Unfit, chat_of
+from reward_kit.runs.chats import Unfit, make_chat
 from reward_kit.runs.export import (
     STDOUT,
     STEPS,
@@ -28,8 +28,8 @@ from reward_kit.runs.export import (
     binary_file,
     header_of_run,
     opened,
-    rows_of,
     selected,
+    table_rows,
 )
 from reward_kit.runs.results import Result
 from reward_kit.runs.run_folder import RunHeader
@@ -156,7 +156,7 @@ def _write_tables(
             for name, sink in sinks.items():
                 lines = credit.of(result.episode["rollout_id"]) if credit is not None and name == STEPS.name else []
                 with boundary(StoreError, _UNREADABLE.format(result.episode["rollout_id"])):
-                    made = rows_of(TABLES[name], result, selection.pass_threshold, lines)
+                    made = table_rows(TABLES[name], result, selection.pass_threshold, lines)
                 for row in made:
                     sink.write(row)
                 rows[name] += len(made)
@@ -193,7 +193,7 @@ def _write_chats(
                 if result.episode.get("failure"):
                     raise Unfit("broke")
                 with boundary(StoreError, _UNREADABLE.format(rollout_id)):
-                    chat = chat_of(result.episode["messages"])
+                    chat = make_chat(result.episode["messages"])
                     line = chat.line(tools)
             except Unfit as reason:
                 unfit[str(reason)] += 1

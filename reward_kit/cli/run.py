@@ -35,7 +35,7 @@ from reward_kit.cli.options import (
 )
 from reward_kit.cli.outcome import Ending, run_into
 from reward_kit.cli.trust import require_trust_in_file, trust_option
-from reward_kit.display_text import counted
+from reward_kit.display_text import pluralize
 from reward_kit.errors import ConfigError
 from reward_kit.providers.cassette import Cassette
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
@@ -44,7 +44,7 @@ from reward_kit.runs.plan import RunArgs, RunPlan, begin_run, header_to_resume, 
 from reward_kit.runs.redaction import is_hidden
 from reward_kit.runs.run_folder import RunFolder, RunHeader, latest_run
 from reward_kit.runs.task_file import LocatedYaml, parse_override, parse_task
-from reward_kit.runs.tasks import LoadedTask, check_world, load_task
+from reward_kit.runs.tasks import LoadedTask, check_resource_starts, load_task
 from reward_kit.task_parts import RunLimitsModel
 from reward_kit.validation import describe_validation_error
 
@@ -181,7 +181,7 @@ def command(**options: Any) -> None:
         planned = outline_of_own_model(task) if asked.engine == "ray" else task
         plan = plan_run(planned, args, max_concurrency=asked.max_concurrency, traffic=traffic)
         engine = _ray_engine(asked, task, args, plan, traffic) if asked.engine == "ray" else None
-        anyio.run(check_world, task.definition, task.samples, task.located)
+        anyio.run(check_resource_starts, task.definition, task.samples, task.located)
         # Opened last, so that bad input leaves no file behind; a dry run begins no recording.
         if asked.record is not None and (not asked.dry_run or asked.record.exists()):
             traffic.cassette = Cassette.replay(asked.record) if asked.dry_run else Cassette.record(asked.record)
@@ -194,7 +194,7 @@ def command(**options: Any) -> None:
         return
     folder = RunFolder(path, plan.redaction) if path is not None else begin_run(asked.log_dir, task, plan, args)
     ending = Ending(
-        title=f"{plan.definition.name}  ({counted(len(plan.samples), 'sample')} × {plan.rollouts})",
+        title=f"{plan.definition.name}  ({pluralize(len(plan.samples), 'sample')} × {plan.rollouts})",
         expected=plan.total,
         fail_under=asked.fail_under,
         as_json=asked.as_json,
@@ -238,7 +238,7 @@ def _resumed(asked: RunOptions, overrides: Mapping[str, Any]) -> tuple[Path, Run
             f"the run's endpoint was {header.base_url}, of which a secret was not stored; give --base-url"
         )
     hidden = report_hidden_secrets(header.overrides, overrides, ", or set it in the environment")
-    args = RunArgs.of_run(header).changed(overrides, asked.base_url, hidden)
+    args = RunArgs.from_header(header).changed(overrides, asked.base_url, hidden)
     typed = {**overrides, **_keys_for_trust((), asked.base_url)}
     stored = {**header.overrides, **_keys_for_trust(header.policies, None if asked.base_url else header.base_url)}
     if require_trust_in_file(args.task_path, typed, stored):

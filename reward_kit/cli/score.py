@@ -36,23 +36,23 @@ from reward_kit.display_text import printable
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.processes import SECRET_NAME
 from reward_kit.runs.display import difference_text, figure, interval_text
-from reward_kit.runs.inputs import digest_of, scorer_hash
+from reward_kit.runs.inputs import hash_path, scorer_hash
 from reward_kit.runs.plan import RunPlan
 from reward_kit.runs.redaction import HIDDEN, without_secrets
-from reward_kit.runs.rescoring import ScoreChanges, changes_of, scores_of
+from reward_kit.runs.rescoring import ScoreChanges, compare_scores, earlier_scores
 from reward_kit.runs.run_folder import FILE, RunFolder, RunHeader, is_open_elsewhere, new_run_path
 from reward_kit.runs.scoring import (
-    Ready,
     ScoreOrigin,
-    Source,
+    ScoringSetup,
+    SourceRun,
     check_reward,
     checked_facts,
     copy_results,
-    origin_of,
-    origin_of_data,
-    ready_to_score,
+    data_origin,
+    load_scoring_setup,
+    open_source_run,
+    run_origin,
     scoring_run,
-    source_of,
 )
 from reward_kit.runs.summary import EpisodeRow
 from reward_kit.runs.task_file import parse_override
@@ -133,31 +133,31 @@ def command(data: Path | None, output: Path | None, only_failed: bool, **options
         sys.exit(_score_run(run_or_newest(data, args.log_dir, except_for=output), args, output, only_failed))
     if output is not None or only_failed:
         raise click.UsageError(f"{'-o' if output is not None else '--only-failed'} goes with RUN, the folder of a run")
-    ready = _load_reward(origin_of_data(data), args)
+    ready = _load_reward(data_origin(data), args)
     scored = scoring_run(data, ready, args.reward, args.log_dir)
     ending = Ending(scored.title, scored.plan.total, args.fail_under, args.as_json)
     sys.exit(run_into(scored.plan, scored.store, ending, display=args.display, given=scored.episodes))
 
 
-def _load_reward(origin: ScoreOrigin, args: ScoreArgs) -> Ready:
+def _load_reward(origin: ScoreOrigin, args: ScoreArgs) -> ScoringSetup:
     """Load the reward, once the user trusts it; notes on it go to standard error."""
     hook = args.changes.get("redact")
     require_trust_in([args.reward, *([hook] if isinstance(hook, str) else [])])
     with contextlib.redirect_stdout(sys.stderr):  # a user's module may print when it is loaded
-        ready = ready_to_score(origin, args.reward, args.changes, args.pass_threshold)
+        ready = load_scoring_setup(origin, args.reward, args.changes, args.pass_threshold)
     for note in ready.notes:
         echo(note, err=True)
     return ready
 
 
 def _score_run(run: Path, args: ScoreArgs, output: Path | None, only_failed: bool) -> int:
-    source = source_of(run)
-    ready = _load_reward(origin_of(source.header) or ScoreOrigin({"name": source.header.task_name}, Path.cwd()), args)
+    source = open_source_run(run)
+    ready = _load_reward(run_origin(source.header) or ScoreOrigin({"name": source.header.task_name}, Path.cwd()), args)
     # The model's costs and limits were those of the run; here nothing but the reward runs.
     definition = ready.definition.model_copy(update={"run_limits": type(ready.definition.run_limits)()})
     ready = ready._replace(definition=definition)
     check_reward(ready.reward, checked_facts(source))
-    plan = RunPlan(definition, reward=ready.reward, given=len(source.places.episodes), redaction=ready.redaction)
+    plan = RunPlan(definition, reward=ready.reward, given=len(source.index.episodes), redaction=ready.redaction)
     folder = _open_folder(source, args, ready, plan, output)
     if only_failed and output is None:
         raise ConfigError("--only-failed scores again what an earlier scoring failed on; name its folder with -o")
@@ -166,12 +166,12 @@ def _score_run(run: Path, args: ScoreArgs, output: Path | None, only_failed: boo
         if source.redact:
             echo(f"the texts went through {source.redact} when they were stored; they are scored as stored", err=True)
         if hidden:
-            of = f"{hidden:,} of {len(source.places.episodes):,} episodes"
+            of = f"{hidden:,} of {len(source.index.episodes):,} episodes"
             echo(f"secrets are hidden in {of}; they are scored as stored, with {HIDDEN!r} there", err=True)
-    before = scores_of(source)
+    before = earlier_scores(source)
 
     def changes(rows: Sequence[EpisodeRow]) -> ScoreChanges:
-        return changes_of(before, rows, definition.pass_threshold)
+        return compare_scores(before, rows, definition.pass_threshold)
 
     again = ["reward-kit", "score", str(run), "--reward", args.reward]
     for key, value in args.changes.items():
@@ -192,7 +192,9 @@ def _score_run(run: Path, args: ScoreArgs, output: Path | None, only_failed: boo
     return run_into(plan, folder, ending, display=args.display, only_failed=only_failed)
 
 
-def _open_folder(source: Source, args: ScoreArgs, ready: Ready, plan: RunPlan, output: Path | None) -> RunFolder:
+def _open_folder(
+    source: SourceRun, args: ScoreArgs, ready: ScoringSetup, plan: RunPlan, output: Path | None
+) -> RunFolder:
     """Return the new run's folder, or the one that an earlier call of the same command began."""
     earlier = source.header
     files = {name: source.path / name for name in ("episodes.jsonl", "scores.jsonl")}
@@ -200,7 +202,7 @@ def _open_folder(source: Source, args: ScoreArgs, ready: Ready, plan: RunPlan, o
         "run": str(source.path.resolve()),
         "run_id": earlier.run_id or source.path.name,
         "task_path": earlier.task_path or (earlier.rescored_from or {}).get("task_path"),
-        "files": {name: digest_of(file) for name, file in files.items() if file.exists()},
+        "files": {name: hash_path(file) for name, file in files.items() if file.exists()},
         "scorer": {"id": ready.reward.id, "hash": scorer_hash(ready.reward)},
         "options": without_secrets(dict(args.options)),
     }

@@ -51,7 +51,7 @@ def init(directory: Path) -> None:
     \b
     Example: reward-kit init my_evaluation
     """
-    from reward_kit.runs.files import told_of, write_atomically
+    from reward_kit.runs.files import wrap_os_errors, write_atomically
 
     starter = files("reward_kit.cli") / "starter"
     texts = {to: (starter / name).read_text(encoding="utf-8") for name, to in _FILES.items()}
@@ -62,7 +62,7 @@ def init(directory: Path) -> None:
         raise ConfigError(f"{directory} has {', '.join(existing)} already; name an empty or a new folder")
     for name, text in texts.items():
         path = directory / name
-        with told_of("write", path):
+        with wrap_os_errors("write", path):
             path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text.encode("utf-8"), is_private=False)
     trust_new_folder(directory)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reward_kit.credit.step_arrays import Codes, Flags, Floats, codes_of
+from reward_kit.credit.step_arrays import Codes, Flags, Floats, factorize
 from reward_kit.credit.step_credit import StepCredit
 
 FEW_SHARED = 0.05
@@ -129,7 +129,7 @@ def credit_diagnostics(
     lengths_B = np.asarray(lengths_B, dtype=np.int64)
     # As float64, None is NaN.
     scores_B = np.array(scores, dtype=np.float64)
-    groups_B = codes_of(group_ids) if group_ids is not None else np.zeros(len(scores_B), dtype=np.int64)
+    groups_B = factorize(group_ids) if group_ids is not None else np.zeros(len(scores_B), dtype=np.int64)
     is_scored_B = ~np.isnan(scores_B)
     scored_S = np.repeat(is_scored_B, lengths_B)
     anchors_S = credit.anchors_S[scored_S]

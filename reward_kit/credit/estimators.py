@@ -23,10 +23,10 @@ from reward_kit.credit.step_arrays import (
     Batch,
     StepArrays,
     discounted,
-    first_of_each,
+    first_positions,
     overflow_allowed,
     relative,
-    without_gaps,
+    renumber_groups,
 )
 from reward_kit.credit.step_credit import StepCredit, check_advantages, episode_credit, step_credit
 from reward_kit.errors import ConfigError
@@ -153,7 +153,7 @@ def opo_credit(
         tokens_S = np.array([math.nan if ids is None else float(len(ids)) for ids in token_ids], dtype=np.float64)
         is_missing_S = np.isnan(tokens_S) & arrays.is_scored_S
         if length == "tokens" and is_missing_S.any():
-            where = arrays.name_of(int(np.argmax(is_missing_S)))
+            where = arrays.describe_step(int(np.argmax(is_missing_S)))
             raise ConfigError(f"{where} records no policy_logprobs['token_ids']; give length 'steps' or 'recorded'")
         tokens_B = arrays.sums_B(np.nan_to_num(tokens_S))
         is_known_G = np.bincount(arrays.groups_B, arrays.sums_B(is_missing_S.astype(np.float64))) == 0
@@ -300,8 +300,8 @@ def gae_credit(
         position = int(np.argmax(bad_S))
         value = arrays.steps[position].policy_value_estimate
         raise ConfigError(
-            f"{arrays.name_of(position)} has the policy_value_estimate {value}; gae needs a finite one on every step: "
-            "take a policy with a critic, or another estimator"
+            f"{arrays.describe_step(position)} has the policy_value_estimate {value}; gae needs a finite one on every "
+            "step: use a policy with a critic, or another estimator"
         )
     has_steps_B = arrays.lengths_B > 0
     lasts_B = np.cumsum(arrays.lengths_B)[has_steps_B] - 1
@@ -311,7 +311,9 @@ def gae_credit(
         value = arrays.steps[last].step_info.get("bootstrap_value")
         is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
         if value is not None and not (is_number and math.isfinite(value)):
-            raise ConfigError(f"{arrays.name_of(last)}: step_info['bootstrap_value'] is a finite number; got {value!r}")
+            raise ConfigError(
+                f"{arrays.describe_step(last)}: step_info['bootstrap_value'] is a finite number; got {value!r}"
+            )
         next_values_S[last] = values_S[last] if value is None else value
     with overflow_allowed():
         deltas_S = arrays.earned_S(default_step_reward) + gamma * next_values_S - values_S
@@ -355,9 +357,9 @@ def turn_level_grpo_credit(
     is_scored_S = arrays.is_scored_S
     # (N,) the scored steps: each value less the mean of the others of its cell, filled up with zeros to the size of its
     # group. Values count from the cell's first one, as in `relative`, so that equal values give exact zeros.
-    values_N, cells_N = returns_S[is_scored_S], without_gaps(cells_S[is_scored_S])
+    values_N, cells_N = returns_S[is_scored_S], renumber_groups(cells_S[is_scored_S])
     sizes_N = np.bincount(arrays.groups_B, ~np.isnan(arrays.scores_B))[groups_S[is_scored_S]]
-    first_N = values_N[first_of_each(cells_N)][cells_N]
+    first_N = values_N[first_positions(cells_N)][cells_N]
     present_N = np.bincount(cells_N)[cells_N]
     advantages_S = np.full(len(returns_S), np.nan)
     with overflow_allowed():

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from reward_kit.agent.models import StepData
 from reward_kit.credit.step_arrays import Batch, Codes
-from reward_kit.errors import ConfigError, boundary, did_you_mean, how_to_install, kind_of
+from reward_kit.errors import ConfigError, boundary, did_you_mean, install_hint, type_name
 
 
 def typed_key(value: Any) -> Hashable:
@@ -31,7 +31,7 @@ def typed_key(value: Any) -> Hashable:
     try:
         return _key(value)
     except RecursionError as error:
-        raise ConfigError(f"a state hash gave {kind_of(value)} nested too deeply to be a key") from error
+        raise ConfigError(f"a state hash gave {type_name(value)} nested too deeply to be a key") from error
 
 
 def _key(value: Any) -> Hashable:
@@ -66,7 +66,7 @@ def _key(value: Any) -> Hashable:
         return kind, frozenset(map(_key, value))
     if isinstance(value, Mapping):
         return kind, frozenset((_key(key), _key(item)) for key, item in value.items())
-    raise ConfigError(f"a state hash gave {kind_of(value)}; give text, plain data, an array, a tensor or a model")
+    raise ConfigError(f"a state hash gave {type_name(value)}; give text, plain data, an array, a tensor or a model")
 
 
 def stable_text(key: Hashable) -> str:
@@ -356,7 +356,7 @@ def _similarity(*, threshold: float = 0.95, of: str = "observation_text") -> Nam
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0.0 < threshold <= 1.0:
         raise ConfigError(f"state hash 'similarity': threshold is in (0, 1]; got {threshold!r}")
     if importlib.util.find_spec("rapidfuzz") is None:
-        raise ConfigError(f"state hash 'similarity' needs rapidfuzz; {how_to_install('similarity')}")
+        raise ConfigError(f"state hash 'similarity' needs rapidfuzz; {install_hint('similarity')}")
     return NamedHash(_reader("similarity", of), float(threshold))
 
 
@@ -365,7 +365,7 @@ def _texts(batch: Batch, prepared: NamedHash) -> list[str]:
     for source, value in _read(batch, prepared):
         if not isinstance(value, str):
             raise ConfigError(
-                f"state hash 'similarity' compares texts; step {len(texts)} of the batch has {kind_of(value)} "
+                f"state hash 'similarity' compares texts; step {len(texts)} of the batch has {type_name(value)} "
                 f"({source}); use 'observation_text' or 'canonical_json', or a function that gives text"
             )
         texts.append(value)

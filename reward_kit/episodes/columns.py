@@ -12,7 +12,16 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from reward_kit.episodes.storage import Records, as_list, compact, is_compact, items_of, joined, stacked, stacks
+from reward_kit.episodes.storage import (
+    Records,
+    compact,
+    concat_columns,
+    is_compact,
+    read_items,
+    read_list,
+    stacked,
+    stacks,
+)
 from reward_kit.errors import EpisodeError
 
 
@@ -129,7 +138,7 @@ class Column(Generic[T]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        items = as_list(self.data)
+        items = read_list(self.data)
         return f"Column({items[: self.lookback]!r} <- lookback({self.lookback}) | {items[self.lookback :]!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -148,15 +157,15 @@ class Column(Generic[T]):
 
     def extend(self, items: Iterable[T]) -> None:
         """Add items at the end; compact storage is rewritten."""
-        items = as_list(items) if is_compact(items) else list(items)
+        items = read_list(items) if is_compact(items) else list(items)
         if isinstance(self.data, list):
             self.data.extend(items)
         else:
-            self._replace(joined(self.data, compact(items)))
+            self._replace(concat_columns(self.data, compact(items)))
 
     def pop(self, index: int = -1) -> T:
         """Remove and return the item at a position, the lookback counted."""
-        items = as_list(self.data)
+        items = read_list(self.data)
         item: T = items.pop(index)
         if not isinstance(self.data, list):
             self._replace(compact(items))
@@ -278,7 +287,7 @@ def _stretch(data: Any, start: int, stop: int) -> Any:
         return data[start:stop]
     if isinstance(data, Records):
         return data.stacked(slice(start, stop)) if data.stacks else data.part(start, stop)
-    return items_of(data, start, stop)
+    return read_items(data, start, stop)
 
 
 def _filler(fill: Any, space: Any, as_one_hot: bool) -> Any:
@@ -372,7 +381,7 @@ def written(data: Any, lookback: int, new_data: Any, at_indices: Indices, neg_in
         new_items = list(new_data)
     if len(new_items) != len(positions):
         raise IndexError(f"{len(new_items)} new items for the {len(positions)} places of {at_indices!r}")
-    items = as_list(data)
+    items = read_list(data)
     for position, item in zip(positions, new_items, strict=True):
         items[position] = item
     return data if isinstance(data, list) else compact(items)
@@ -402,5 +411,5 @@ def _same_items(left: Any, right: Any) -> bool:
         return False
     if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
         return _same_array(left, right)
-    lists = (as_list(side) if is_compact(side) else side for side in (left, right))
+    lists = (read_list(side) if is_compact(side) else side for side in (left, right))
     return all(map(same_value, *lists))

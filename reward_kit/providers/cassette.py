@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from reward_kit.display_text import first_difference
-from reward_kit.errors import ConfigError, DeadlineError, LimitError, ProviderError, why_unreadable
+from reward_kit.errors import ConfigError, DeadlineError, LimitError, ProviderError, describe_read_error
 from reward_kit.private_files import private_opener
-from reward_kit.processes import lock_for_this_process
+from reward_kit.processes import lock_file
 from reward_kit.providers.faults import EndpointError, excerpt
 from reward_kit.safe_input import RECORDED_LINE_BYTES, TooLargeError, complete_lines
 
@@ -88,7 +88,7 @@ class Cassette:
         with ExitStack() as undo:
             undo.callback(file.close)
             try:
-                lock_for_this_process(file.fileno())
+                lock_file(file.fileno())
             except OSError as error:
                 raise ConfigError(f"cassette {path} is being recorded by another process") from error
             cassette = cls(path, file, None)
@@ -115,7 +115,7 @@ class Cassette:
         try:
             file = path.open("rb")
         except OSError as error:
-            raise ConfigError(f"cassette {path} cannot be read: {why_unreadable(path, error)}") from error
+            raise ConfigError(f"cassette {path} cannot be read: {describe_read_error(path, error)}") from error
         with ExitStack() as undo:
             undo.callback(file.close)
             cassette = cls(path, file, CassetteIndex.read(path, file))
@@ -281,7 +281,7 @@ def _check_header(path: Path, file: IO[bytes]) -> None:
         file.seek(0)
         first = file.readline(_LONGEST_HEADER)
     except OSError as error:
-        raise ConfigError(f"cassette {path} cannot be read: {why_unreadable(path, error)}") from error
+        raise ConfigError(f"cassette {path} cannot be read: {describe_read_error(path, error)}") from error
     if not first.endswith(b"\n") and _HEADER_START.startswith(first[: len(_HEADER_START)]):
         return  # nothing, or a header whose writer was killed
     header = _parsed(first)

@@ -57,7 +57,7 @@ class Rates:
     def __post_init__(self) -> None:
         for name in ("requests_per_minute", "tokens_per_minute", "max_connections"):
             if (value := getattr(self, name)) is not None:
-                check_number(name, value, whole=name == "max_connections")
+                check_number(name, value, is_integer=name == "max_connections")
 
     @property
     def is_unlimited(self) -> bool:

@@ -23,14 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from reward_kit.display_text import shown
+from reward_kit.display_text import escape_text
 from reward_kit.episodes.json_codec import TAG, from_json_value
 from reward_kit.errors import StoreError
 from reward_kit.private_files import make_private_folder
 from reward_kit.report.run_data import EpisodeOutline, RunFacts, grouped
-from reward_kit.runs.files import TRAINING, read_json, told_of, write_atomically
+from reward_kit.runs.files import TRAINING, read_json, wrap_os_errors, write_atomically
 from reward_kit.runs.redaction import HIDDEN
-from reward_kit.runs.results import STEP, Place, credit_places
+from reward_kit.runs.results import STEP, LineRange, index_credit
 from reward_kit.runs.run_folder import RunHeader
 
 MOST_TOGETHER = 64
@@ -110,7 +110,7 @@ class ChunkReader:
 
     def __init__(self, run: RunFacts) -> None:
         self._path, self._fitter = run.path, LineFitter(run.header)
-        self._credit = credit_places(run.path)
+        self._credit = index_credit(run.path)
         self.chunks = chunks_of(parts_of(run.episodes))
         lines = sum(_size(facts) for facts in run.episodes)
         self.stored_bytes = lines + sum(place.length for place in self._credit.values())
@@ -121,7 +121,7 @@ class ChunkReader:
             for name in ("episodes.jsonl", "scores.jsonl", "credit.jsonl"):
                 descriptors.append(-1)
                 if (path := self._path / name).exists():
-                    with told_of("open", path):
+                    with wrap_os_errors("open", path):
                         descriptors[-1] = os.open(path, os.O_RDONLY)
                     opened.callback(os.close, descriptors[-1])
             self._episodes, self._scores, self._steps = descriptors
@@ -134,7 +134,7 @@ class ChunkReader:
     def texts(self) -> Iterator[bytes]:
         """The text of each chunk, read as it is asked for."""
         for chunk in self.chunks:
-            with told_of("read", self._path):
+            with wrap_os_errors("read", self._path):
                 text = b"".join(group_text(map(self._stored, part.episodes), self._fitter) for part in chunk)
             yield text
 
@@ -147,7 +147,7 @@ class ChunkReader:
         )
 
 
-def _read(descriptor: int, place: Place | None) -> bytes | None:
+def _read(descriptor: int, place: LineRange | None) -> bytes | None:
     return os.pread(descriptor, place.length, place.offset) if place is not None else None
 
 
@@ -289,7 +289,7 @@ def token_rows(record: Mapping[str, Any], texts: TokenTexts | None = None) -> di
         is_hidden = HIDDEN in json.dumps(record.get("messages"))
         return {"texts": None if texts is None or is_hidden else texts.of(used), "steps": steps}
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        return {"texts": None, "steps": [], "damaged": shown(repr(error), _MOST_CONTEXT)}
+        return {"texts": None, "steps": [], "damaged": escape_text(repr(error), _MOST_CONTEXT)}
 
 
 def _steps(stored: Mapping[str, Any], training: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -392,7 +392,7 @@ def beside(run: Path, reader: ChunkReader, page: Path, *, is_private: bool) -> C
     """All chunks as files in a new folder next to those of earlier writings, which `forget_others` removes."""
     stamp = secrets.token_hex(_STAMP_BYTES)
     folder = page.with_name(f"{page.stem}_data") / stamp
-    with told_of("write", folder):
+    with wrap_os_errors("write", folder):
         for new in (folder.parent, folder):
             (make_private_folder if is_private else Path.mkdir)(new, exist_ok=new != folder)
     for number, text in enumerate(reader.texts()):
@@ -416,7 +416,7 @@ def forget_others(page: Path, data: ChunkData) -> None:
     folder = page.with_name(f"{page.stem}_data")
     if not folder.is_dir():
         return
-    with told_of("remove", folder):
+    with wrap_os_errors("remove", folder):
         for old in folder.iterdir():
             is_stamp = len(old.name) == 2 * _STAMP_BYTES and not set(old.name) - set("0123456789abcdef")
             if is_stamp and f"{folder.name}/{old.name}" != data.folder:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from reward_kit.episodes.json_codec import from_json_value
-from reward_kit.episodes.record import LatestAttempts, attempt_of
+from reward_kit.episodes.record import LatestAttempts, get_attempt
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.reward_agent.stats import cost_of
 from reward_kit.rewards.judge_questions import METRIC
 from reward_kit.runs.files import read_line
-from reward_kit.runs.results import Place
+from reward_kit.runs.results import LineRange
 from reward_kit.runs.run_folder import RunHeader, check_score, line_record, placed_lines
 from reward_kit.runs.summary import EpisodeRow
 
@@ -46,7 +46,7 @@ class ScoreFacts:
     done_s: float | None = None  # when the score arrived
     usage: str = ""  # what a judge reports that the score took
     cost_usd: float | None = None  # None if no price is known
-    place: Place | None = None  # of its line, to read it again
+    place: LineRange | None = None  # of its line, to read it again
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class EpisodeOutline:
     said: Said  # the error, else the reason of the score
     score: ScoreFacts | None  # None until it is scored
     rollout_index: int = 0  # within its group
-    place: Place | None = None  # of its line, to read it again
+    place: LineRange | None = None  # of its line, to read it again
 
     @property
     def end_s(self) -> float | None:
@@ -94,13 +94,13 @@ def read_run(path: Path) -> RunFacts:
     scores: dict[tuple[str, int], dict[str, Any]] = {}
     file = path / "scores.jsonl"
     for number, (offset, line) in enumerate(placed_lines(file), 1):
-        score = lean_score(line_record(file, number, line, check_score), Place(offset, len(line)))
-        scores[score["rollout_id"], attempt_of(score)] = score
+        score = lean_score(line_record(file, number, line, check_score), LineRange(offset, len(line)))
+        scores[score["rollout_id"], get_attempt(score)] = score
     latest, file = LatestAttempts[EpisodeOutline](), path / "episodes.jsonl"
     for number, (offset, line) in enumerate(placed_lines(file), 1):
         record = _outlined(line) or line_record(file, number, line)
-        scored = scores.get((record["rollout_id"], attempt_of(record)))
-        facts = episode_outline(record, header, scored, Place(offset, len(line)))
+        scored = scores.get((record["rollout_id"], get_attempt(record)))
+        facts = episode_outline(record, header, scored, LineRange(offset, len(line)))
         latest.put(facts.row.rollout_id, facts.row.attempt, facts)
     episodes = latest.values()
     finished = [facts for facts in episodes if not facts.row.is_unfinished]
@@ -134,11 +134,11 @@ def grouped(episodes: Iterable[EpisodeOutline], key: Callable[[EpisodeOutline], 
 
 
 def episode_outline(
-    record: Mapping[str, Any], header: RunHeader, score: Mapping[str, Any] | None, place: Place | None = None
+    record: Mapping[str, Any], header: RunHeader, score: Mapping[str, Any] | None, place: LineRange | None = None
 ) -> EpisodeOutline:
     """Return the facts of one episode."""
     with boundary(StoreError, f"episodes.jsonl: {record['rollout_id']} cannot be read as an episode"):
-        row = EpisodeRow.of(record)
+        row = EpisodeRow.from_record(record)
         if score is not None:
             row.add_score(score)
         said = _said(row.error_message) if row.error_message else score["said"] if score is not None else Said()
@@ -159,7 +159,7 @@ def episode_outline(
         )
 
 
-def lean_score(line: Mapping[str, Any], place: Place | None = None) -> dict[str, Any]:
+def lean_score(line: Mapping[str, Any], place: LineRange | None = None) -> dict[str, Any]:
     """A line of `scores.jsonl` without what the page does not show, and with texts of a bounded length."""
     result, failure = line.get("result") or {}, line.get("failure")
     usage = (result.get("metrics") or {}).get(METRIC) or {}
@@ -212,5 +212,5 @@ def _number(value: Any) -> float | None:
         return None
     try:
         return float(value) if math.isfinite(value) else None
-    except OverflowError:  # a whole number beyond every float
+    except OverflowError:  # a whole number out of the range of floats
         return None

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from reward_kit.agent.models import StopReason
-from reward_kit.display_text import shown
+from reward_kit.display_text import escape_text
 from reward_kit.report.rendering import NAME_LENGTH, Drawing, number, r2
 from reward_kit.report.run_data import EpisodeOutline, RunFacts, grouped
 from reward_kit.report.timeline import RunTimeline, groups_complete
-from reward_kit.runs.statistics import mean_of
+from reward_kit.runs.statistics import safe_mean
 
 _BINS = 20
 _EXTREMES = 10
@@ -373,7 +373,7 @@ def samples_table(episodes: Iterable[EpisodeOutline], pass_threshold: float) -> 
             len(scores),
             sum(score >= pass_threshold for score in scores),
             sum(facts.row.is_error for facts in own),
-            mean_of(scores) if scores else None,
+            safe_mean(scores) if scores else None,
             min(scores, default=None),
             max(scores, default=None),
             sum(facts.row.num_steps for facts in own) / len(own),
@@ -381,7 +381,7 @@ def samples_table(episodes: Iterable[EpisodeOutline], pass_threshold: float) -> 
             _sum(facts.row.usage.get("cost") for facts in own),
             _sum(facts.duration_s for facts in own),
         )
-        rows.append([shown(sample_id, NAME_LENGTH), shown(policy, NAME_LENGTH), *map(digits, figures)])
+        rows.append([escape_text(sample_id, NAME_LENGTH), escape_text(policy, NAME_LENGTH), *map(digits, figures)])
     return DataTable("samples", "Samples", _SAMPLE_COLUMNS, rows, key=2).with_choices("policy")
 
 
@@ -396,13 +396,13 @@ def groups_table(episodes: Iterable[EpisodeOutline]) -> DataTable:
         figures = (
             len(own),
             len(scores),
-            mean_of(scores) if scores else None,
+            safe_mean(scores) if scores else None,
             min(scores, default=None),
             max(scores, default=None),
             spread if math.isfinite(spread) else None,
             sum(facts.row.num_steps for facts in own) / len(own),
         )
-        names: list[Cell] = [_named(group_id), shown(sample_id, NAME_LENGTH), shown(policy, NAME_LENGTH)]
+        names: list[Cell] = [_named(group_id), escape_text(sample_id, NAME_LENGTH), escape_text(policy, NAME_LENGTH)]
         order = (-spread if math.isfinite(spread) else 1.0, sample_id, policy, group_id)
         rows.append((order, [*names, *map(digits, figures)]))
     cells = [row for _, row in sorted(rows, key=lambda row: row[0])]
@@ -419,13 +419,13 @@ def episodes_table(episodes: Sequence[EpisodeOutline], pass_threshold: float) ->
         rows.append(
             [
                 _named(row.rollout_id),
-                shown(row.sample_id, NAME_LENGTH),
-                shown(row.policy, NAME_LENGTH),
+                escape_text(row.sample_id, NAME_LENGTH),
+                escape_text(row.policy, NAME_LENGTH),
                 digits(row.score),
                 outcome if row.score is None else "passed" if passed else "failed",
-                shown(row.stop_reason, NAME_LENGTH),
-                shown(error_of(facts), NAME_LENGTH),
-                shown(facts.said.text, length, facts.said.length),
+                escape_text(row.stop_reason, NAME_LENGTH),
+                escape_text(error_of(facts), NAME_LENGTH),
+                escape_text(facts.said.text, length, facts.said.length),
                 row.num_steps,
                 tokens_of(facts),
                 digits(row.usage.get("cost")),
@@ -439,7 +439,7 @@ def episodes_table(episodes: Sequence[EpisodeOutline], pass_threshold: float) ->
 
 def _named(name: str) -> Cell:
     """A name as it is shown, and if that differs also as it is stored."""
-    text = shown(name, NAME_LENGTH)
+    text = escape_text(name, NAME_LENGTH)
     return text if text == name else [text, name]
 
 

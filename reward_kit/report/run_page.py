@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from reward_kit.display_text import shown
+from reward_kit.display_text import escape_text
 from reward_kit.errors import ConfigError
 from reward_kit.report import run_figures as figures
 from reward_kit.report.episode_chunks import MOST_INLINE, ChunkData, ChunkReader, beside, forget_others, within
@@ -36,7 +36,7 @@ FILE = "report.html"
 
 def write_report(run: Path, target: Path | None = None) -> Path:
     """Write the page of a run or of a training run, and beside it the episodes that are too many for one file."""
-    header = RunHeader.of_folder(run)
+    header = RunHeader.read_folder(run)
     is_private, target = target is None, target or run / FILE
     if not target.parent.is_dir():
         raise ConfigError(f"-o {target}: folder {target.parent} does not exist; create it first")
@@ -67,17 +67,17 @@ def run_page(run: RunFacts, data: ChunkData, extra_script: str = "", *, has_rows
     )
     spent = [figures.spent_by(policy, run.episodes) for policy in policies]
     page = {
-        "title": shown(header.task_name, NAME_LENGTH),
-        "run_id": shown(header.run_id or run.path.name, NAME_LENGTH),
+        "title": escape_text(header.task_name, NAME_LENGTH),
+        "run_id": escape_text(header.run_id or run.path.name, NAME_LENGTH),
         "status": status_text(header.status),
         "version": header.versions.get("reward_kit", ""),
         "facts": _facts(run),
         "notes": _notes(run, summaries),
-        "policies": [shown(policy, NAME_LENGTH) for policy in policies],
+        "policies": [escape_text(policy, NAME_LENGTH) for policy in policies],
         "summaries": [(one, _is_share(one.score)) for one in summaries],
         "histograms": [
             (
-                shown(found.policy, NAME_LENGTH),
+                escape_text(found.policy, NAME_LENGTH),
                 figures.draw_histogram(found),
                 f"{found.scored:,} scores" + (f", {found.unscored:,} unscored" if found.unscored else ""),
             )
@@ -111,14 +111,14 @@ def run_page(run: RunFacts, data: ChunkData, extra_script: str = "", *, has_rows
 def _facts(run: RunFacts) -> list[str]:
     header = run.header
     facts = [
-        shown(header.run_id or run.path.name, NAME_LENGTH),
+        escape_text(header.run_id or run.path.name, NAME_LENGTH),
         f"began {header.timing.started_at:%Y-%m-%d %H:%M} UTC",
         f"took {seconds(header.timing.worked_s)}",
         f"{len(run.episodes):,} of {header.total:,} episodes",
         f"pass threshold {run.pass_threshold:g}",
     ]
     if header.data is not None:
-        return [*facts, f"scored with {shown(header.reward, NAME_LENGTH)}"]
+        return [*facts, f"scored with {escape_text(header.reward, NAME_LENGTH)}"]
     facts.append(f"seed {header.seed}")
     return [*facts, f"concurrency {header.max_concurrency}"] if header.max_concurrency is not None else facts
 
@@ -137,7 +137,7 @@ def _notes(run: RunFacts, summaries: Iterable[PolicySummary]) -> list[str]:
         notes.append(f"{run.earlier_attempts:,} earlier attempts of episodes were run again; the latest ones count.")
     for summary in summaries:
         if unscored := summary.episodes - summary.scored:
-            policy = shown(summary.policy, NAME_LENGTH)
+            policy = escape_text(summary.policy, NAME_LENGTH)
             notes.append(f"{policy}: {unscored:,} of {summary.episodes:,} episodes are unscored, and in no average.")
     return notes
 

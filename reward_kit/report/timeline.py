@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from reward_kit.display_text import shown
+from reward_kit.display_text import escape_text
 from reward_kit.report.rendering import Drawing, r2, round_step, seconds
 from reward_kit.report.run_data import EpisodeOutline, RunFacts, grouped
 
@@ -386,7 +386,7 @@ def _draw_band(drawing: Drawing, band: Band, scale: float) -> None:
         if bar.kind == "waiting":  # thin, so that it differs from a call without its colour too
             y, tall = y + tall * 0.35, tall * 0.3
         lasted_s, what = bar.end_s - bar.begin_s, _BAR_KINDS[bar.kind]
-        note = f"{shown(bar.episode, 80)}: {what}, at {seconds(bar.begin_s)} for {seconds(lasted_s)}"
+        note = f"{escape_text(bar.episode, 80)}: {what}, at {seconds(bar.begin_s)} for {seconds(lasted_s)}"
         drawing.rect(_LEFT + bar.begin_s * scale, y, max(_LEAST_WIDTH, lasted_s * scale), tall, bar.kind, note)
         drawing.legend[bar.kind] = what
     drawing.height = top + max(26.0, band.lanes * pitch) + _BAND_GAP

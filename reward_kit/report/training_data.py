@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reward_kit.display_text import shown
+from reward_kit.display_text import escape_text
 from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.report.episode_chunks import ChunkData, GroupPart, LineFitter, StoredLines, group_text
 from reward_kit.report.rendering import NAME_LENGTH, number
 from reward_kit.report.run_data import EpisodeOutline, episode_outline
-from reward_kit.runs.files import HELD_OUT_SCORE, METRICS, TRAINING, kept_files, read_json, told_of
+from reward_kit.runs.files import HELD_OUT_SCORE, METRICS, TRAINING, episodes_files, read_json, wrap_os_errors
 from reward_kit.runs.run_folder import RunHeader, line_record
 
 # Figures
@@ -142,7 +142,7 @@ def _metrics(file: Path) -> Iterator[dict[str, Any]]:
     """Yield the whole lines of a `metrics.jsonl`, which may be missing."""
     if not file.exists():
         return
-    with told_of("read", file), file.open("rb") as lines:
+    with wrap_os_errors("read", file), file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):
                 continue
@@ -236,7 +236,7 @@ class ShownUpdate(NamedTuple):
 
 def kept_updates(run: Path) -> list[ShownUpdate]:
     """Some of the updates whose episodes were kept, the first and the last among them."""
-    files, found = list(kept_files(run).items()), []
+    files, found = list(episodes_files(run).items()), []
     chosen = {round(index * (len(files) - 1) / (_MOST_UPDATES - 1)) for index in range(_MOST_UPDATES)} if files else ()
     for index in sorted(chosen):
         (update, file), total, episodes = files[index], 0, list[KeptEpisode]()
@@ -250,7 +250,7 @@ def kept_updates(run: Path) -> list[ShownUpdate]:
 
 def kept_records(file: Path) -> Iterator[dict[str, Any]]:
     """The episodes that a training run kept of one update."""
-    with told_of("read", file), file.open("rb") as lines:
+    with wrap_os_errors("read", file), file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             yield line_record(file, number, line, _has_messages)
 
@@ -267,11 +267,11 @@ def _episode(record: Mapping[str, Any], file: Path) -> KeptEpisode:
     said = [_said(message) for message in messages]
     if (cut := len(messages) - 2 * half) > 0:
         said[half:-half] = [ShownMessage("…", f"{cut:,} messages are left out")]
-    steps, reason = record.get("num_steps"), shown(record.get("stop_reason") or "", NAME_LENGTH)
+    steps, reason = record.get("num_steps"), escape_text(record.get("stop_reason") or "", NAME_LENGTH)
     facts = [f"{steps} steps", reason] if isinstance(steps, int) else [reason]
     gave = record.get("environment_return")
     facts += [f"return {number(gave)}"] if isinstance(gave, int | float) else []
-    return KeptEpisode(shown(record.get("rollout_id") or file.stem, NAME_LENGTH), ", ".join(facts), said)
+    return KeptEpisode(escape_text(record.get("rollout_id") or file.stem, NAME_LENGTH), ", ".join(facts), said)
 
 
 def _said(message: Mapping[str, Any]) -> ShownMessage:
@@ -280,7 +280,9 @@ def _said(message: Mapping[str, Any]) -> ShownMessage:
     text = content if isinstance(content, str) else "" if content is None else json.dumps(message["content"])
     calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
     parts = [text, *(f"{call.get('name')}({call.get('arguments')})" for call in calls)]
-    return ShownMessage(shown(message.get("role") or "", NAME_LENGTH), shown("\n".join(filter(None, parts)), _TEXT))
+    return ShownMessage(
+        escape_text(message.get("role") or "", NAME_LENGTH), escape_text("\n".join(filter(None, parts)), _TEXT)
+    )
 
 
 # Groups of the latest kept update
@@ -308,7 +310,7 @@ class KeptGroups(NamedTuple):
 
 def kept_groups(run: Path, header: RunHeader) -> KeptGroups | None:
     """The groups of the latest kept update, as many as fit a page; None if nothing was kept of them."""
-    files = kept_files(run)
+    files = episodes_files(run)
     if not files:
         return None
     latest = max(files)

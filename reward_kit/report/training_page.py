@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from reward_kit.display_text import shown
+from reward_kit.display_text import escape_text
 from reward_kit.report.rendering import (
     NAME_LENGTH,
     RUN_SCRIPTS,
@@ -510,8 +510,8 @@ def training_page(run: TrainingFacts, extra_script: str = "", *, is_served: bool
     charts = [*([score] if score else []), *(chart for _, _, drawn in parts for chart in drawn)]
     data = as_script_data({"charts": {chart.key: chart.data for chart in charts}, "axes": _axes(run)})
     page = {
-        "title": shown(header.task_name, NAME_LENGTH),
-        "run_id": shown(header.run_id or run.path.name, NAME_LENGTH),
+        "title": escape_text(header.task_name, NAME_LENGTH),
+        "run_id": escape_text(header.run_id or run.path.name, NAME_LENGTH),
         "status": status_text(header.status),
         "version": header.versions.get("reward_kit", ""),
         "facts": _facts(run),
@@ -525,7 +525,7 @@ def training_page(run: TrainingFacts, extra_script: str = "", *, is_served: bool
         "kept": kept_updates(run.path),
         "groups": groups,
         "figures": [_figure_row(name, run.series[name]) for name in sorted(run.series)],
-        "config": shown(yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True), _CONFIG_LENGTH),
+        "config": escape_text(yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True), _CONFIG_LENGTH),
     }
     styles, scripts = (RUN_STYLES, RUN_SCRIPTS) if groups is not None else (("page.css",), ("base.js",))
     return render(
@@ -547,7 +547,7 @@ def _updates_asked(run: TrainingFacts) -> int | None:
 def _facts(run: TrainingFacts) -> list[str]:
     header, asked = run.header, _updates_asked(run)
     return [
-        shown(header.run_id or run.path.name, NAME_LENGTH),
+        escape_text(header.run_id or run.path.name, NAME_LENGTH),
         f"began {header.timing.started_at:%Y-%m-%d %H:%M} UTC",
         f"{run.updates:,}{f' of {asked:,}' if asked is not None else ''} updates",
         f"took {seconds(run.last('time/worked_s') or header.timing.worked_s)}",
@@ -560,11 +560,11 @@ def _notes(run: TrainingFacts) -> list[str]:
     notes, asked = [], _updates_asked(run)
     if run.header.status == "interrupted" or (run.header.status == "failed" and run.updates):
         again = shlex.join(["reward-kit", "train", "--resume", str(run.path)])
-        notes.append(f"It ended before its last update. Go on with: {shown(again, 400)}")
+        notes.append(f"It ended before its last update. Go on with: {escape_text(again, 400)}")
     elif run.stopped and asked is not None and run.updates < asked:
-        notes.append(f"It ended early: {shown(run.stopped, 400)}.")
+        notes.append(f"It ended early: {escape_text(run.stopped, 400)}.")
     broken = [
-        f"{shown(name, NAME_LENGTH)} (update {series.updates_N[bad[0]]:,})"
+        f"{escape_text(name, NAME_LENGTH)} (update {series.updates_N[bad[0]]:,})"
         for name, series in run.series.items()
         if len(bad := np.flatnonzero(~np.isfinite(series.values_N)))
     ]
@@ -620,7 +620,9 @@ def _drawn(part: PictureGroup, run: TrainingFacts) -> list[Chart]:
             stops = {name: series.finite.values_N for name, series in run.series.items() if name.startswith(STOPS)}
             most = sorted((name for name in stops if len(stops[name])), key=lambda name: -float(stops[name].sum()))
             labels = [(name, name.removeprefix(STOPS).removesuffix("_share")) for name in most[:_MOST_STOPS]]
-            picture = picture._replace(lines=tuple(Line(name, shown(label, NAME_LENGTH)) for name, label in labels))
+            picture = picture._replace(
+                lines=tuple(Line(name, escape_text(label, NAME_LENGTH)) for name, label in labels)
+            )
         charts.append(draw(f"{part.anchor}-{index}", picture, run))
     return [chart for chart in charts if chart is not None]
 
@@ -634,7 +636,7 @@ def _alarms(run: TrainingFacts) -> list[tuple[str, int, int, int, str]]:
             worst = float(finite.min() if bare == "effective_share" else finite.max()) if len(finite) else math.nan
             text = short(worst) if math.isfinite(worst) else "not finite"
             first, last = int(series.updates_N[0]), int(series.updates_N[-1])
-            alarms.append((shown(bare, NAME_LENGTH), len(series.values_N), first, last, text))
+            alarms.append((escape_text(bare, NAME_LENGTH), len(series.values_N), first, last, text))
     return sorted(alarms, key=lambda alarm: -alarm[1])
 
 
@@ -642,9 +644,9 @@ def _figure_row(name: str, series: Series) -> tuple[str, int, list[str]]:
     """A figure in numbers: its name, how often it was measured, and its first, last, least and greatest value."""
     values = series.finite.values_N
     if not len(values):
-        return shown(name, NAME_LENGTH), 0, ["not finite"] * 4
+        return escape_text(name, NAME_LENGTH), 0, ["not finite"] * 4
     texts = [short(float(value)) for value in (values[0], values[-1], values.min(), values.max())]
-    return shown(name, NAME_LENGTH), len(series.values_N), texts
+    return escape_text(name, NAME_LENGTH), len(series.values_N), texts
 
 
 def _axes(run: TrainingFacts) -> dict[str, Any]:

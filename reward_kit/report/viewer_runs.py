@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reward_kit.display_text import shown
-from reward_kit.episodes.record import attempt_of
+from reward_kit.display_text import escape_text
+from reward_kit.episodes.record import get_attempt
 from reward_kit.errors import ConfigError, RewardKitError, StoreError, boundary
 from reward_kit.report.episode_chunks import StoredLines, parts_of
 from reward_kit.report.rendering import NAME_LENGTH
 from reward_kit.report.run_data import EpisodeOutline, RunFacts, episode_outline, lean_score
-from reward_kit.runs.files import EPISODES, HELD_OUT_SCORE, METRICS, read_json, told_of
-from reward_kit.runs.results import Place, credit_places
+from reward_kit.runs.files import EPISODES, HELD_OUT_SCORE, METRICS, read_json, wrap_os_errors
+from reward_kit.runs.results import LineRange, index_credit
 from reward_kit.runs.run_folder import FILE, RunHeader, check_score, is_open_elsewhere, line_record
 from reward_kit.runs.summary import PolicySummary, summarise, summary_from_json
 
@@ -40,7 +40,7 @@ Check = Callable[[Mapping[str, Any]], None]
 class PlacedRecord(NamedTuple):
     """A line, with its place."""
 
-    place: Place
+    place: LineRange
     record: dict[str, Any]
 
 
@@ -88,7 +88,7 @@ class TailReader:
             return News([], is_new_file, True)
         parts: list[bytes] = []
         size, has_line, part = 0, False, b"\n"
-        with told_of("read", self.path), self.path.open("rb", buffering=0) as file:
+        with wrap_os_errors("read", self.path), self.path.open("rb", buffering=0) as file:
             file.seek(self._offset)
             while part and (size < self._most_bytes or not has_line):
                 part = file.read(_PART) or b""
@@ -101,7 +101,7 @@ class TailReader:
         for line in b"".join(parts).split(b"\n")[:-1]:
             number += 1
             record = line_record(self.path, number, line, self._check)
-            placed.append(PlacedRecord(Place(offset, len(line) + 1), record))
+            placed.append(PlacedRecord(LineRange(offset, len(line) + 1), record))
             offset += len(line) + 1
         self._offset, self._lines = offset, number
         self._seen_size = -1 if part else facts.st_size
@@ -159,7 +159,7 @@ class WatchedRun:
         self._lock = threading.RLock()
         self._header_is_from: tuple[int, int] | None = None
         self._memory = _ReadLines(path)
-        self._credit: tuple[tuple[int, int, int] | None, Mapping[str, Place]] = (None, {})
+        self._credit: tuple[tuple[int, int, int] | None, Mapping[str, LineRange]] = (None, {})
         self._read_header()
 
     @property
@@ -227,7 +227,7 @@ class WatchedRun:
             if not parts:
                 raise ConfigError(f"no episode of group {group_id!r} is there yet")
             named = (part for part in parts if around in {facts.row.rollout_id for facts in part.episodes})
-            part, credit = next(named, parts[0]), self._credit_places()
+            part, credit = next(named, parts[0]), self._index_credit()
             files = {name: self.path / f"{name}.jsonl" for name in ("episodes", "scores", "credit")}
             lines = [
                 StoredLines(
@@ -247,7 +247,7 @@ class WatchedRun:
                 raise ConfigError(f"episode {rollout_id!r} is not there yet")
             return self.lines_of_group(known.facts.group_id, rollout_id)
 
-    def _credit_places(self) -> Mapping[str, Place]:
+    def _index_credit(self) -> Mapping[str, LineRange]:
         """The lines of `credit.jsonl` by episode. The file is written as a whole, and so it is read."""
         try:
             facts = (self.path / "credit.jsonl").stat()
@@ -255,7 +255,7 @@ class WatchedRun:
             return {}
         is_from = (facts.st_ino, facts.st_size, facts.st_mtime_ns)
         if is_from != self._credit[0]:
-            self._credit = is_from, credit_places(self.path)
+            self._credit = is_from, index_credit(self.path)
         return self._credit[1]
 
     def _read_lines(self) -> bool:
@@ -266,7 +266,7 @@ class WatchedRun:
             self._forget()
             return False
         for place, record in scores.lines:
-            name, attempt = record["rollout_id"], attempt_of(record)
+            name, attempt = record["rollout_id"], get_attempt(record)
             memory.scores_of[name, attempt] = lean_score(record, place)
             scored = memory.known.get(name)
             if scored is not None and scored.facts.row.attempt == attempt:
@@ -291,7 +291,7 @@ class WatchedRun:
         self.change += 1
 
     def _read_header(self) -> None:
-        with told_of("read", self.path / FILE):
+        with wrap_os_errors("read", self.path / FILE):
             facts = (self.path / FILE).stat()
         is_from = (facts.st_ino, facts.st_mtime_ns)
         if is_from == self._header_is_from:
@@ -302,8 +302,8 @@ class WatchedRun:
         self._header_is_from = is_from
         self.change += 1
 
-    def _facts_of(self, record: Mapping[str, Any], place: Place | None) -> EpisodeOutline:
-        score = self._memory.scores_of.get((record["rollout_id"], attempt_of(record)))
+    def _facts_of(self, record: Mapping[str, Any], place: LineRange | None) -> EpisodeOutline:
+        score = self._memory.scores_of.get((record["rollout_id"], get_attempt(record)))
         return episode_outline(record, self.header, score, place)
 
     def _note(self, rollout_id: str, known: _Known) -> None:
@@ -313,11 +313,11 @@ class WatchedRun:
         self._memory.by_change[rollout_id] = None
 
 
-def _read(path: Path, place: Place | None) -> bytes:
+def _read(path: Path, place: LineRange | None) -> bytes:
     """The bytes at a place of a file; nothing without a place."""
     if place is None:
         return b""
-    with told_of("read", path), path.open("rb") as file:
+    with wrap_os_errors("read", path), path.open("rb") as file:
         file.seek(place.offset)
         return file.read(place.length)
 
@@ -332,7 +332,7 @@ def last_held_out(run: Path) -> float | None:
     path = run / METRICS
     if not path.exists():
         return None
-    with told_of("read", path), path.open("rb") as file:
+    with wrap_os_errors("read", path), path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _END))
         data = file.read()
@@ -410,13 +410,13 @@ class RunCatalogue:
     @property
     def title(self) -> str:
         """The name of the folder, as a page shows it."""
-        return shown(self._only or self._folder.resolve().name, NAME_LENGTH)
+        return escape_text(self._only or self._folder.resolve().name, NAME_LENGTH)
 
     @property
     def names(self) -> list[str]:
         """The names of the runs, as they are shown."""
         with self._lock:
-            return [shown(name, NAME_LENGTH) for name in self._entries]
+            return [escape_text(name, NAME_LENGTH) for name in self._entries]
 
     def changed_since(self, change: int) -> list[RunRow]:
         """The rows of the runs of which one changed after that."""
@@ -472,7 +472,7 @@ class RunCatalogue:
         except (StoreError, ConfigError) as error:
             entry.watch = None
             begun = entry.rows[0] if entry.rows else RunRow(run=path.name, task="?")
-            note = shown(str(error), _NOTE_LENGTH)
+            note = escape_text(str(error), _NOTE_LENGTH)
             rows = [RunRow(run=path.name, task=begun.task, began=begun.began, note=note)]
         if rows is not None and list(rows) != list(entry.rows):
             self.change += 1
@@ -487,7 +487,7 @@ class RunCatalogue:
         header = RunHeader.read(path)
         known = RunRow(
             run=path.name,
-            task=shown(header.task_name, NAME_LENGTH),
+            task=escape_text(header.task_name, NAME_LENGTH),
             status=header.status_now(entry.is_open),
             total=header.total,
             began=f"{header.timing.started_at.astimezone(datetime.UTC):%Y-%m-%d %H:%M}",
@@ -536,7 +536,7 @@ def _with_figures(known: RunRow, summaries: Sequence[PolicySummary]) -> list[Run
     known = known._replace(note=f"{done:,} of {total:,} episodes" if done < total else "")
     return [
         known._replace(
-            policy=shown(summary.policy, NAME_LENGTH),
+            policy=escape_text(summary.policy, NAME_LENGTH),
             episodes=summary.episodes,
             mean=summary.score.mean if summary.score else None,
             low=summary.score.low if summary.score else None,

@@ -17,7 +17,7 @@ import anyio
 from aiohttp import web
 from anyio.to_thread import run_sync
 
-from reward_kit.display_text import shown
+from reward_kit.display_text import escape_text
 from reward_kit.errors import ConfigError, RewardKitError, StoreError, boundary
 from reward_kit.report.episode_chunks import LineFitter, group_text, served
 from reward_kit.report.rendering import NAME_LENGTH, as_script_data, asset, bundle, name_from_link, render
@@ -224,7 +224,7 @@ def _viewer_page(template: str, script: str, data: str = "", **values: Any) -> s
 
 def _cells(row: RunRow) -> list[Cell]:
     figures = (row.episodes, row.mean, row.low, row.high, row.cost, row.began, row.note)
-    return [[shown(row.run, NAME_LENGTH), f"./{_quoted(row.run)}/"], row.policy, row.task, row.status, *figures]
+    return [[escape_text(row.run, NAME_LENGTH), f"./{_quoted(row.run)}/"], row.policy, row.task, row.status, *figures]
 
 
 def _live_script(mark: str) -> str:
@@ -238,7 +238,7 @@ def _mark_script(mark: str) -> str:
 
 
 def _message(error: RewardKitError) -> str:
-    return shown(str(error), _MESSAGE_LENGTH)
+    return escape_text(str(error), _MESSAGE_LENGTH)
 
 
 def _quoted(name: str) -> str:
@@ -380,7 +380,7 @@ def training_mark(run: Path) -> str:
 
 
 def _is_training(run: Path) -> bool:
-    return RunHeader.of_folder(run).training is not None
+    return RunHeader.read_folder(run).training is not None
 
 
 def _decoded(name: str) -> str:

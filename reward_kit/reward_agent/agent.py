@@ -20,7 +20,7 @@ import anyio
 import anyio.abc
 
 from reward_kit.blocking import LoopThread
-from reward_kit.errors import ConfigError, RewardError, kind_of
+from reward_kit.errors import ConfigError, RewardError, type_name
 from reward_kit.providers.request_queue import Rates
 from reward_kit.reward_agent.calling import Caller, Retries
 from reward_kit.reward_agent.custom_scorer import scorer_here
@@ -73,7 +73,7 @@ class AsyncRewardAgent:
         if deadline_s is not None:
             check_number("deadline_s", deadline_s)
         if max_pending is not None:
-            check_number("max_pending", max_pending, whole=True)
+            check_number("max_pending", max_pending, is_integer=True)
         if isinstance(scorer, type) or (callable(scorer) and not hasattr(scorer, "score")):
             scorer = reward_spec(scorer)
         if isinstance(scorer, RewardSpec):
@@ -164,7 +164,7 @@ class AsyncRewardAgent:
         for index, request in enumerate(batch):
             if not isinstance(request, ScoringRequest):
                 raise ConfigError(
-                    f"submit: item {index} is {kind_of(request)}; give requests, as ScoringRequest.of(episode) makes "
+                    f"submit: item {index} is {type_name(request)}; give requests, as ScoringRequest.of(episode) makes "
                     "them"
                 )
         group_size = _whole("group_size", group_size)
@@ -245,7 +245,7 @@ class AsyncRewardAgent:
         if ticket is None:
             ticket = self._oldest(chunk_size)
         elif not isinstance(ticket, Ticket):
-            raise ConfigError(f"ticket is the result of submit; got {kind_of(ticket)}")
+            raise ConfigError(f"ticket is the result of submit; got {type_name(ticket)}")
         elif not ticket.is_of(self) and ticket.requests:
             raise ConfigError("the ticket is of another agent, or of one that was closed since")
         chunk = self._handed_out(ticket, await ticket.deliveries.take(chunk_size, order, cut_groups=cut_groups))

@@ -26,17 +26,17 @@ from typing import Any
 
 from pydantic import Field
 
-from reward_kit.errors import ConfigError, InvalidResultError, RewardKitError, kind_of, safe_str
+from reward_kit.errors import ConfigError, InvalidResultError, RewardKitError, safe_str, type_name
 from reward_kit.models import EvaluateResult
 from reward_kit.reward_calls import BATCH_NAMES
 from reward_kit.typed_interface import (
     Mode,
     RewardSpec,
     argument_without_default,
-    code_of,
-    line_of,
-    origin_of,
+    function_origin,
     reward_spec,
+    scoring_function,
+    source_location,
 )
 
 _GIVEN = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -78,7 +78,7 @@ def spec_of(given: Any) -> RewardSpec:
 def _function_spec(function: Callable[..., Any]) -> RewardSpec:
     name = getattr(function, "__name__", type(function).__name__)
     is_partial = isinstance(function, functools.partial)
-    code = code_of(function)
+    code = scoring_function(function)
     form = ScoreForm.read(function if is_partial else code, name, has_self=not is_partial and code is not function)
     calls = Calls(function, form)
     call = calls.all if form.is_batch else calls.one
@@ -100,7 +100,7 @@ def _class_spec(kind: type) -> RewardSpec:
     for method in ("__init__", "setup", "close"):
         if argument := argument_without_default(kind, method):
             raise ConfigError(
-                f"{line_of(getattr(kind, method))}{name}.{method} is called without arguments; give "
+                f"{source_location(getattr(kind, method))}{name}.{method} is called without arguments; give "
                 f"{argument!r} a default, or take it in compute_score, where reward_options fix it"
             )
     post = getattr(kind, post_name, None)
@@ -108,13 +108,15 @@ def _class_spec(kind: type) -> RewardSpec:
         if near := _misspelt(kind, post_name):
             raise ConfigError(f"{name} has an unused method {near!r}; did you mean {post_name!r}?")
     elif not callable(post):
-        raise ConfigError(f"{name}.{post_name} is {kind_of(post)}; write def {post_name}(self, scores)")
+        raise ConfigError(f"{name}.{post_name} is {type_name(post)}; write def {post_name}(self, scores)")
     else:
         is_bound = isinstance(inspect.getattr_static(kind, post_name), staticmethod | classmethod)
         try:
             inspect.signature(post).bind(*(() if is_bound else (None,)), [])
         except TypeError as error:
-            raise ConfigError(f"{line_of(post)}{name}.{post_name}(self, scores) takes the scores: {error}") from None
+            raise ConfigError(
+                f"{source_location(post)}{name}.{post_name}(self, scores) takes the scores: {error}"
+            ) from None
     for method in (post_name, "log"):
         if inspect.iscoroutinefunction(getattr(kind, method, None)) and not form.is_async:
             raise ConfigError(f"{name}: {method} is async and compute_score is not; make both the same")
@@ -177,7 +179,7 @@ def _spec(form: ScoreForm, function: Any, code: Any, given: Any, mode: Mode | No
         required=(form.required & form.own) | ({named_truth} if truth in form.required else set()),
         is_async=form.is_async,
         _converters={},
-        origin=origin_of(given, code),
+        origin=function_origin(given, code),
     )
 
 
@@ -209,7 +211,7 @@ class ScoreForm:
         """Read a signature."""
         parameters = list(inspect.signature(code).parameters.values())
         code = code.func if isinstance(code, functools.partial) else code
-        where = f"{line_of(code)}{id}"
+        where = f"{source_location(code)}{id}"
         if has_self and parameters and (first := parameters[0].name) in (*_GIVEN, *_GIVEN_TO_BATCH):
             raise ConfigError(f"{where}: its first parameter is {first!r}; a method begins with self")
         parameters = parameters[has_self:]
@@ -341,7 +343,9 @@ class Calls:
     def _read_all(self, returned: Any, count: int) -> list[EvaluateResult]:
         answers = returned.tolist() if hasattr(returned, "tolist") else returned
         if not isinstance(answers, list | tuple):
-            raise InvalidResultError(f"{self.form.id}: for several solutions it returns a list, not {kind_of(answers)}")
+            raise InvalidResultError(
+                f"{self.form.id}: for several solutions it returns a list, not {type_name(answers)}"
+            )
         if len(answers) != count:
             raise InvalidResultError(f"{self.form.id}: {len(answers)} scores for {count} solutions")
         results = []
@@ -423,9 +427,9 @@ def _number(score: Any, what: str, forms: str = _FORMS) -> float:
         try:
             score = item()
         except (TypeError, ValueError, RuntimeError):  # an array of several items
-            raise InvalidResultError(f"{what} gave {kind_of(score)} of several items for a score") from None
+            raise InvalidResultError(f"{what} gave {type_name(score)} of several items for a score") from None
     if not isinstance(score, int | float):
-        raise InvalidResultError(f"{what} gave {kind_of(score)} for a score; {forms}")
+        raise InvalidResultError(f"{what} gave {type_name(score)} for a score; {forms}")
     try:
         number = float(score)
     except OverflowError:
@@ -464,7 +468,7 @@ def finished(results: Sequence[EvaluateResult], processed: Any, what: str) -> li
     given = processed.tolist() if hasattr(processed, "tolist") else processed
     name = f"post_process_scores of {what}"
     if not isinstance(given, list | tuple):
-        raise InvalidResultError(f"{name} returned {kind_of(given)}; return a list of scores")
+        raise InvalidResultError(f"{name} returned {type_name(given)}; return a list of scores")
     if len(given) != len(results):
         raise InvalidResultError(f"{name} returned {len(given)} scores for {len(results)}")
     forms = "return a list of numbers, with None for unscored rollouts"

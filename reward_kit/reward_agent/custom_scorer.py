@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from reward_kit.errors import ConfigError, Failure, RewardError, RewardKitError, boundary, did_you_mean, kind_of
+from reward_kit.errors import ConfigError, Failure, RewardError, RewardKitError, boundary, did_you_mean, type_name
 from reward_kit.providers.request_queue import Rates, RetryPolicy
 from reward_kit.reward_agent.calling import Retries
 from reward_kit.reward_agent.custom_rewards import NO_SCORE, Calls, failed, finished
@@ -41,11 +41,11 @@ class CustomScorer(InProcessScorer):
         if (policy := getattr(kind, "call_retries", None)) is not None:
             what, known = f"{kind.__name__}.call_retries", [each.name for each in fields(RetryPolicy)]
             if not isinstance(policy, Mapping):
-                raise ConfigError(f"{what} is a mapping with some of {', '.join(known)}, not {kind_of(policy)}")
+                raise ConfigError(f"{what} is a mapping with some of {', '.join(known)}, not {type_name(policy)}")
             for name, value in policy.items():
                 if name not in known:
                     raise ConfigError(f"{what}: unknown key {name!r}{did_you_mean(str(name), known)}")
-                check_number(f"{what}[{name!r}]", value, whole=name == "max_attempts")
+                check_number(f"{what}[{name!r}]", value, is_integer=name == "max_attempts")
             self.retries = Retries(RetryPolicy(**policy))
 
 

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from reward_kit.blocking import run_blocking
 from reward_kit.errors import ConfigError, DeadlineError, ProviderError
-from reward_kit.loading import is_built_in, load_object, module_name_of, split_reference
+from reward_kit.loading import is_built_in, load_object, split_reference, user_module_name
 from reward_kit.reward_agent.custom_rewards import spec_of
 from reward_kit.reward_agent.custom_scorer import scorer_here
 from reward_kit.reward_agent.in_process import warn_unconfined
 from reward_kit.reward_agent.requirements import check_installed
 from reward_kit.reward_agent.scoring import Reward, Scorer
-from reward_kit.reward_calls import calls_out, fixed
+from reward_kit.reward_calls import fix_options, needs_host
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import Origin, RewardSpec, reward_spec
 
@@ -91,7 +91,7 @@ def load_reward(
         level = (reward_spec(load_object(reference, folder)).sandbox or "in_process") if is_ours else "warm"
     if level == "in_process":
         return LoadedReward(reward_here(load_object(reference, folder), options))
-    if is_built_in(location) and calls_out(spec := reward_spec(load_object(reference, folder))):
+    if is_built_in(location) and needs_host(spec := reward_spec(load_object(reference, folder))):
         raise ConfigError(f"reward {spec.id!r} calls out and cannot run {level}: leave out sandbox.level")
     from reward_kit.sandbox.host import best_strength
 
@@ -112,7 +112,7 @@ def load_reward(
 
 def reward_here(reward: Any, options: Mapping[str, Any]) -> RewardSpec:
     """Return the spec of a reward function or class, ready to be called in this process."""
-    spec = fixed(spec_of(reward), options)
+    spec = fix_options(spec_of(reward), options)
     check_installed(spec.requirements, f"reward {spec.id!r}")
     for resource in spec.resources.values():
         if (check := getattr(resource, "check_options", None)) is not None:
@@ -139,7 +139,7 @@ def reward_given(
     for name, has_no_effect in ((choice_is, is_chosen), ("folder", folder is not None)):
         if has_no_effect:
             raise ConfigError(f"{name} has no effect on a reward that is loaded already; name it: 'file.py:function'")
-    spec = fixed(given if isinstance(given, RewardSpec) else spec_of(given), options or {})
+    spec = fix_options(given if isinstance(given, RewardSpec) else spec_of(given), options or {})
     check_installed(spec.requirements, f"reward {spec.id!r}")
     warn_unconfined(spec)
     return spec
@@ -162,7 +162,7 @@ def load_custom_reward(
         name: of the function or class in it.
         folder: the base of a relative path, by default the working directory.
         choice: of its sandbox; a reward that calls an endpoint runs at the level `in_process` alone.
-        reward_kwargs: its further keyword parameters.
+        reward_kwargs: further keyword parameters.
 
     Raises:
         ConfigError: it cannot be loaded, or not at that level.
@@ -243,7 +243,7 @@ def _described(
         raise ConfigError(f"sandbox.read_paths: {missing} does not exist")
     # An untrusted file may import from its own folder only.
     roots = [*([file.parent] if is_file else []), *([] if is_file and level == "isolated" else user_roots())]
-    sources = sources_of(file, module_name_of(file) if is_file else location, roots)
+    sources = sources_of(file, user_module_name(file) if is_file else location, roots)
     preload = (*choice.preload, *sorted(built_in_imports(f"{location}.{name}")))
     readable = tuple(map(str, read_paths))
     program = program_of(reference, folder, sources, read_paths=readable, preload=preload, options=options)

@@ -43,7 +43,7 @@ from reward_kit.providers.keys import check_allowed, read_dotenv
 from reward_kit.providers.request_queue import RetryPolicy, with_retries
 from reward_kit.reward_agent.confined import state_record, steps_record
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest, failure_of, scored_together
-from reward_kit.safe_input import REWARD_ANSWER_BYTES, TooLargeError, read_body, read_strictly
+from reward_kit.safe_input import REWARD_ANSWER_BYTES, TooLargeError, parse_json, read_body
 from reward_kit.typed_interface import Mode, Origin
 from reward_kit.validation import check_number, describe_validation_error
 
@@ -170,7 +170,7 @@ class Patience:
     def __post_init__(self) -> None:
         check_number("timeout_s", self.timeout_s)
         check_number("connect_timeout_s", self.connect_timeout_s)
-        check_number("max_attempts", self.policy.max_attempts, whole=True)
+        check_number("max_attempts", self.policy.max_attempts, is_integer=True)
         check_number("budget_s", self.policy.budget_s)
 
 
@@ -252,7 +252,7 @@ class RewardEndpoint:
             raise TransientError(f"{url} dropped the connection: {self._excerpt(error)}") from error
         if status == 200:
             try:
-                return read_strictly(answer)
+                return parse_json(answer)
             except (ValueError, RecursionError) as error:
                 raise TransientError(f"{url} answered something that is not JSON: {self._excerpt(error)}") from None
         if 300 <= status < 400:

@@ -32,7 +32,7 @@ class ScoreCache:
     """
 
     def __init__(self, max_entries: int = 100_000) -> None:
-        check_number("max_entries", max_entries, whole=True)
+        check_number("max_entries", max_entries, is_integer=True)
         self._max_entries = max_entries
         self._entries: OrderedDict[str, tuple[Scored, ...]] = OrderedDict()
 

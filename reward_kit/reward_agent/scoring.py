@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from types import NoneType, TracebackType
 from typing import Any, Protocol, Self
 
-from reward_kit.agent.models import steps_of
+from reward_kit.agent.models import episode_steps
 from reward_kit.environments.base import StateSnapshot
 from reward_kit.environments.snapshots import open_snapshot
-from reward_kit.episodes.record import environment_return, facts_of
+from reward_kit.episodes.record import environment_return, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import AlignmentError, ConfigError, Failure, InvalidResultError, RewardKitError, did_you_mean
 from reward_kit.models import EvaluateResult, Message, TaskDefinitionModel, match_to_steps
-from reward_kit.providers.faults import trouble_of
+from reward_kit.providers.faults import find_transient_failure
 from reward_kit.reward_agent.requirements import check_installed
 from reward_kit.reward_calls import BATCH_NAMES, OFFERED
 from reward_kit.typed_interface import Mode, Origin
@@ -62,7 +62,7 @@ class ScoringRequest:
     @classmethod
     def of(cls, episode: SingleAgentEpisode, task: TaskDefinitionModel | None = None) -> ScoringRequest:
         """Return the request for an episode."""
-        facts = facts_of(episode)
+        facts = get_facts(episode)
         stored, broke = facts.get("final_state"), facts.get("failure")
         extra = {}
         if task is not None:
@@ -96,7 +96,7 @@ class ScoringRequest:
             if name == "messages":
                 values[name] = [_copy(message) for message in self.messages]
             elif name == "step_data":
-                values[name] = copy.deepcopy(steps_of(self.episode)) if self.episode is not None else []
+                values[name] = copy.deepcopy(episode_steps(self.episode)) if self.episode is not None else []
             elif name == "state":
                 values[name] = open_snapshot(self.final_state) if self.final_state else None
             else:
@@ -236,7 +236,7 @@ def check_truth(reward: Reward, truths: Iterable[Any], fields: Iterable[str], wh
 
 def failure_of(error: RewardKitError) -> tuple[Failure, float | None]:
     """Return the failure of a call, and the Retry-After of the endpoint behind it."""
-    failure, trouble = Failure.from_exception(error), trouble_of(error)
+    failure, trouble = Failure.from_exception(error), find_transient_failure(error)
     if trouble is None:
         return failure, None
     if failure.failure_class == "crash":

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from reward_kit import rewards
 from reward_kit.errors import ConfigError
-from reward_kit.loading import MODULE_PREFIX, is_built_in, module_name_of
+from reward_kit.loading import MODULE_PREFIX, is_built_in, user_module_name
 from reward_kit.reward_calls import REFERENCE
 from reward_kit.sandbox.program import SOURCE_LIMIT, library_path
 
@@ -158,7 +158,7 @@ def sources_of(file: Path, name: str, roots: Sequence[Path]) -> Sources:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and REFERENCE.match(node.value):
                 factory = (file.parent / node.value.partition(":")[0]).resolve()
                 if _is_within(factory, file.parent):
-                    pending.append((module_name_of(factory), factory, False))
+                    pending.append((user_module_name(factory), factory, False))
     return sources
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from reward_kit.environments.snapshots import CompositeState, FilesState, SqliteState
-from reward_kit.errors import ConfigError, EnvironmentFailure, RewardError, did_you_mean, kind_of
+from reward_kit.errors import ConfigError, EnvironmentFailure, RewardError, did_you_mean, type_name
 from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.rewards.json_answers import Comparing, as_json, difference, in_short, read_json
 from reward_kit.rewards.option_types import Closeness, check_closeness
@@ -99,7 +99,7 @@ def _compare(expected: Any, state: Any, how: Checking, match: Match | dict[str, 
     if isinstance(state, CompositeState):
         if not isinstance(expected, Mapping):
             raise RewardError(
-                f"final_state_matches: several resources are expected by name, not as {kind_of(expected)}"
+                f"final_state_matches: several resources are expected by name, not as {type_name(expected)}"
             )
         for name in (*expected, *(match if isinstance(match, dict) else ())):
             if name not in state:
@@ -118,7 +118,7 @@ def _compare(expected: Any, state: Any, how: Checking, match: Match | dict[str, 
         yield from _compare_files(expected, state, how)
     elif isinstance(state, SqliteState):
         if not isinstance(expected, Mapping):
-            problem = f"rows are expected as {{table or query: rows}}, not {kind_of(expected)}"
+            problem = f"rows are expected as {{table or query: rows}}, not {type_name(expected)}"
             raise RewardError(f"final_state_matches: {problem}")
         for source, rows in expected.items():
             yield StateMismatch(source, _rows_problem(source, rows, state, how))
@@ -173,7 +173,7 @@ def _compare_json(expected: Any, state: Any, how: Checking) -> Iterator[StateMis
 def _compare_files(expected: Any, state: FilesState, how: Checking) -> Iterator[StateMismatch]:
     """Compare files by path or pattern, and under "equal" find those that are not expected."""
     if not isinstance(expected, Mapping):
-        raise RewardError(f"final_state_matches: files are expected as {{path: text}}, not as {kind_of(expected)}")
+        raise RewardError(f"final_state_matches: files are expected as {{path: text}}, not as {type_name(expected)}")
     known: set[str] = set()
     for path, content in expected.items():
         paths = [path] if path in state else []
@@ -223,8 +223,8 @@ def _file_problem(expected: Any, files: Mapping[str, str | bytes], how: Checking
             raise RewardError("final_state_matches: an expected file's base64 cannot be decoded") from None
     else:
         raise RewardError(
-            f"final_state_matches: a file is expected as {kind_of(expected)}; write its text, null for none, true for "
-            'any content, or {"base64": …}'
+            f"final_state_matches: a file is expected as {type_name(expected)}; write its text, null for none, true "
+            'for any content, or {"base64": …}'
         )
 
     def as_read(content: str | bytes) -> str | bytes:
@@ -238,7 +238,9 @@ def _file_problem(expected: Any, files: Mapping[str, str | bytes], how: Checking
         if as_read(content) == as_read(wanted):
             continue
         if isinstance(content, bytes) or isinstance(wanted, bytes):
-            sizes = f"{kind_of(content)} of length {len(content)}, expected {kind_of(wanted)} of length {len(wanted)}"
+            sizes = (
+                f"{type_name(content)} of length {len(content)}, expected {type_name(wanted)} of length {len(wanted)}"
+            )
             return f"{quoted(path)} holds {sizes}"
         lines, others = content.splitlines(keepends=True), wanted.splitlines(keepends=True)
         for number, (line, other) in enumerate(zip(lines, others, strict=False), start=1):
@@ -306,7 +308,7 @@ def _wanted_rows(source: str, rows: Any) -> tuple[list[tuple[Any, ...]], list[st
         raise RewardError(f"final_state_matches: the rows of {source!r} are not of one length")
     for cell in (cell for row in wanted for cell in row):
         if isinstance(cell, bool) or not isinstance(cell, _CELL_TYPES):
-            raise RewardError(f"final_state_matches: a row of {source!r} holds {kind_of(cell)}; SQLite has 0 and 1")
+            raise RewardError(f"final_state_matches: a row of {source!r} holds {type_name(cell)}; SQLite has 0 and 1")
     return wanted, columns
 
 

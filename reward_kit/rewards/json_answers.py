@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from reward_kit.display_text import counted
-from reward_kit.errors import ConfigError, RewardError, how_to_install
+from reward_kit.display_text import pluralize
+from reward_kit.errors import ConfigError, RewardError, install_hint
 from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.option_types import Closeness, check_closeness, check_extra, is_close
@@ -212,8 +212,8 @@ def read_json(text: str) -> Any:
     """Return the value of a JSON text (RFC 8259).
 
     Raises:
-        ValueError: it is not JSON, names a field of one object twice, has a number beyond every float, or is too long
-            or too deep.
+        ValueError: it is not JSON, names a field of one object twice, has a number out of the range of floats, or is
+            too long or too deep.
     """
     if len(text) > LONGEST:
         raise ValueError(f"it is longer than {LONGEST:,} characters")
@@ -323,9 +323,9 @@ def in_short(value: Any) -> str:
     if isinstance(value, str):
         return quoted(value)
     if isinstance(value, Mapping):
-        return f"an object of {counted(len(value), 'field')}"
+        return f"an object of {pluralize(len(value), 'field')}"
     if isinstance(value, list | tuple):
-        return f"an array of {counted(len(value), 'item')}"
+        return f"an array of {pluralize(len(value), 'item')}"
     if isinstance(value, int) and abs(value) >= 10**30:
         return "a number of more than 30 digits"
     return json.dumps(value)
@@ -397,7 +397,7 @@ def _validator(text: str, formats: bool) -> jsonschema.protocols.Validator:
         import jsonschema.validators  # type: ignore[import-untyped, unused-ignore]
         import jsonschema_specifications  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
-        raise RewardError(f"json_schema_answer needs jsonschema; {how_to_install('json')}") from None
+        raise RewardError(f"json_schema_answer needs jsonschema; {install_hint('json')}") from None
     schema = json.loads(text)
     draft = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:

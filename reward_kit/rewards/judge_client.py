@@ -27,7 +27,7 @@ from typing import IO, Any, Literal, NamedTuple, TypeVar
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from reward_kit.errors import ConfigError, DeadlineError, ProviderError, RewardKitError, why_unreadable
+from reward_kit.errors import ConfigError, DeadlineError, ProviderError, RewardKitError, describe_read_error
 from reward_kit.models import MetricResult
 from reward_kit.private_files import private_opener
 from reward_kit.providers.chat import ChatEndpoint
@@ -183,7 +183,7 @@ class AnswerCache:
                 self._file = undo.enter_context(open(path, "a+b", buffering=0, opener=private_opener))
                 self._read(path, self._file)
             except OSError as error:
-                raise ConfigError(f"cache {path} cannot be written: {why_unreadable(path, error)}") from error
+                raise ConfigError(f"cache {path} cannot be written: {describe_read_error(path, error)}") from error
             undo.pop_all()
 
     def get(self, key: str) -> Answer | None:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-from reward_kit.errors import ConfigError, RewardError, boundary, kind_of
+from reward_kit.errors import ConfigError, RewardError, boundary, type_name
 from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.json_answers import array_key, as_json, in_short, is_number, read_json
@@ -583,14 +583,14 @@ def read_expected(ground_truth: Any) -> list[ExpectedCall]:
     if isinstance(value, Mapping):
         value = value["tool_calls"] or [] if "tool_calls" in value else [value]
     if not isinstance(value, list | tuple):
-        raise RewardError(f"tool_calls_match: the ground_truth is {kind_of(value)}; {_FORMS}")
+        raise RewardError(f"tool_calls_match: the ground_truth is {type_name(value)}; {_FORMS}")
     if len(value) > MOST_EXPECTED:
         raise RewardError(f"tool_calls_match: the ground_truth has {len(value)} calls; at most {MOST_EXPECTED} are")
     calls = []
     for index, item in enumerate(value):
         where = f"tool_calls_match: ground_truth[{index}]"
         if not isinstance(item, Mapping):
-            raise RewardError(f"{where} is {kind_of(item)}; {_FORMS}")
+            raise RewardError(f"{where} is {type_name(item)}; {_FORMS}")
         if len(item) == 1:
             ((name, choices),) = item.items()
             if isinstance(choices, Mapping) and _are_choices(choices) and (choices or name not in _KEYS):
@@ -607,7 +607,7 @@ def read_expected(ground_truth: Any) -> list[ExpectedCall]:
         except ValueError as error:
             raise RewardError(f"{where}: its arguments cannot be read: {error}") from None
         if not isinstance(arguments, Mapping):
-            raise RewardError(f"{where}: its arguments are {kind_of(arguments)}; write an object")
+            raise RewardError(f"{where}: its arguments are {type_name(arguments)}; write an object")
         calls.append(ExpectedCall(call["name"], arguments))
     return calls
 

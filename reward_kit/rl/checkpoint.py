@@ -44,9 +44,9 @@ from safetensors.torch import load_file, save_file
 
 from reward_kit.agent.policies.hf.model import no_progress_bars
 from reward_kit.episodes.allowed_ids import AllowedIds
-from reward_kit.errors import ConfigError, StoreError, boundary, kind_of
+from reward_kit.errors import ConfigError, StoreError, boundary, type_name
 from reward_kit.private_files import make_private, make_private_folder
-from reward_kit.runs.files import read_json, told_of
+from reward_kit.runs.files import read_json, wrap_os_errors
 from reward_kit.tokens import TokenBatch
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def check_whole(path: Path) -> dict[str, Any]:
         file = path / name
         if not file.is_file():
             raise StoreError(f"{file} is missing")
-        with told_of("read", file):
+        with wrap_os_errors("read", file):
             if known != _fingerprint(file):
                 raise StoreError(f"{file} is not as it was written; it was cut off or changed")
     return manifest
@@ -236,7 +236,7 @@ def prune(folder: Path, *, keep: int) -> list[Path]:
     kept = {*checkpoints(folder)[-keep:], best(folder), latest(folder).path}
     removed = [path for path in checkpoints(folder) if path not in kept]
     for path in removed:
-        with told_of("remove", path):
+        with wrap_os_errors("remove", path):
             if path.is_symlink():
                 path.unlink()
                 continue
@@ -301,7 +301,7 @@ def atomic_folder(path: Path, *, is_private: bool = False) -> Iterator[Path]:
     """
     path = Path(os.path.realpath(path))
     make = make_private_folder if is_private else Path.mkdir
-    with told_of("write", path):
+    with wrap_os_errors("write", path):
         make(path.parent, parents=True, exist_ok=True)
         part = _hidden(path, PART)
         make(part)
@@ -360,7 +360,7 @@ def write_tree(folder: Path, name: str, tree: Any, *, as_text: bool = False) -> 
     """
     tensors: Tensors = {}
     plain = _Writer(tensors, as_text).plain(tree, name)
-    with told_of("write", folder / name), boundary(StoreError, f"cannot write {folder / name}"):
+    with wrap_os_errors("write", folder / name), boundary(StoreError, f"cannot write {folder / name}"):
         (folder / f"{name}.json").write_text(json.dumps(plain, allow_nan=False), encoding="utf-8")
         save_file(tensors, folder / f"{name}.safetensors")
 
@@ -368,7 +368,7 @@ def write_tree(folder: Path, name: str, tree: Any, *, as_text: bool = False) -> 
 def read_tree(folder: Path, name: str) -> Any:
     """Read the tree that `write_tree` wrote, on the CPU; a missing or damaged file raises `StoreError`."""
     path = folder / f"{name}.json"
-    with told_of("read", path), boundary(StoreError, f"cannot read {path} and its safetensors"):
+    with wrap_os_errors("read", path), boundary(StoreError, f"cannot read {path} and its safetensors"):
         plain = json.loads(path.read_text(encoding="utf-8"))
         return _restored(plain, load_file(folder / f"{name}.safetensors"))
 
@@ -403,7 +403,9 @@ class _Writer:
             return {"$allowed_ids": self.plain((value.places, value.which, list(value.sets)), where)}
         if self._as_text:
             return {"$text": repr(value)}
-        raise ConfigError(f"{where} is {kind_of(value)}, which a checkpoint cannot hold; give numbers, texts or arrays")
+        raise ConfigError(
+            f"{where} is {type_name(value)}, which a checkpoint cannot hold; give numbers, texts or arrays"
+        )
 
     def _tensor(self, value: torch.Tensor) -> str:
         tensor = value.detach()

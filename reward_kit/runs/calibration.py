@@ -108,7 +108,7 @@ class Pairwise:
     clusters: Sequence[Hashable]
 
 
-def scale_of(labels: Sequence[float], given: tuple[float, ...] | None = None) -> LabelScale:
+def infer_scale(labels: Sequence[float], given: tuple[float, ...] | None = None) -> LabelScale:
     """The scale of labels."""
     found = sorted(set(given if given is not None else labels))
     if given is not None and (odd := sorted(set(labels) - set(given))):
@@ -285,7 +285,7 @@ async def calibrate(
 ) -> Calibration:
     """Score rows and set the scores against their labels."""
     settings, is_pairs = settings or Settings(), rows[0].is_pair
-    scale = None if is_pairs else scale_of([row.label for row in rows], settings.levels)
+    scale = None if is_pairs else infer_scale([row.label for row in rows], settings.levels)
     async with AsyncRewardAgent(scorer, max_concurrency=max_concurrency) as agent:
         scored = iter(await agent.score_all([request for row in rows for request in row.requests]))
     results = [[next(scored) for _ in row.requests] for row in rows]

@@ -54,7 +54,7 @@ class Chat(NamedTuple):
         return json.dumps({"messages": self.messages, **({"tools": list(tools)} if tools else {})}) + "\n"
 
 
-def chat_of(messages: Sequence[Any]) -> Chat:
+def make_chat(messages: Sequence[Any]) -> Chat:
     """Return the chat of an episode's stored messages."""
     stored = [from_json_value(message) for message in messages]
     while stored and stored[-1].get("role") != "assistant":

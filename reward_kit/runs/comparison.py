@@ -17,8 +17,8 @@ from reward_kit.runs.statistics import (
     benjamini_hochberg,
     holm,
     mcnemar_test,
-    mean_of,
     paired_figures,
+    safe_mean,
 )
 from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise
 
@@ -116,7 +116,7 @@ def read_sides(runs: Sequence[Path], policies: Sequence[str] = ()) -> list[Side]
 
 def _sides_of(path: Path) -> dict[str, Side]:
     """A side for each policy of a run, with the policy as its label."""
-    header = RunHeader.of_folder(path)
+    header = RunHeader.read_folder(path)
     if header.training is not None:
         raise ConfigError(
             f"{path} is a training run, whose metrics.jsonl has means and no scores of single samples: nothing can be "
@@ -170,7 +170,7 @@ def _sides_of(path: Path) -> dict[str, Side]:
 def _sample_scores(rollouts: Mapping[str, float | None], threshold: float) -> SampleScores | None:
     """The scores of one sample's rollouts; None if all are unscored."""
     scores = [score for score in rollouts.values() if score is not None]
-    return SampleScores(mean_of(scores), len(scores), sum(score >= threshold for score in scores)) if scores else None
+    return SampleScores(safe_mean(scores), len(scores), sum(score >= threshold for score in scores)) if scores else None
 
 
 class SamplePair(NamedTuple):
@@ -435,8 +435,8 @@ def _difference(baseline: Side, side: Side, seed: int) -> Difference:
             only_in_run=len(theirs - ours),
             no_rollout_in_both=pairing.without_rollout,
         ),
-        baseline_mean=mean_of([pair.baseline.mean for pair in pairs]),
-        run_mean=mean_of([pair.run.mean for pair in pairs]),
+        baseline_mean=safe_mean([pair.baseline.mean for pair in pairs]),
+        run_mean=safe_mean([pair.run.mean for pair in pairs]),
         figures=figures,
         p_mcnemar=mcnemar_test(flips.count("won"), flips.count("lost")),
         p_holm=figures.permutation.p,

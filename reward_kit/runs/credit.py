@@ -21,14 +21,14 @@ import pydantic
 from reward_kit.agent.models import StopReason
 from reward_kit.credit.diagnostics import credit_diagnostics
 from reward_kit.episodes.json_codec import TAG
-from reward_kit.episodes.record import LatestAttempts, attempt_of, episode_from_record
+from reward_kit.episodes.record import LatestAttempts, episode_from_record, get_attempt
 from reward_kit.errors import ConfigError, EpisodeError, Failure, StoreError, boundary
 from reward_kit.models import EvaluateResult
 from reward_kit.reward_agent.scoring import Scored
-from reward_kit.rl_processing import Aligned, CreditAssigner, CreditBatch
+from reward_kit.rl_processing import AlignedEpisode, CreditAssigner, CreditBatch
 from reward_kit.runs.files import read_json, write_atomically
 from reward_kit.runs.run_folder import RunFolder, placed_episodes, read_credit, read_scores
-from reward_kit.runs.tasks import assigner_of
+from reward_kit.runs.tasks import make_assigner
 from reward_kit.task_parts import CreditModel
 from reward_kit.validation import describe_validation_error
 
@@ -51,11 +51,11 @@ class RunCredit:
 
 def assign_credit(path: Path, credit: CreditModel) -> RunCredit:
     """Write the `credit.jsonl` of the run at `path`, in place of an earlier one."""
-    assigner = assigner_of(credit)
+    assigner = make_assigner(credit)
     stored = _stored(path, assigner)
     if all(episode.aligned.score is None for episode in stored):
         raise ConfigError(f"none of the {len(stored)} episodes in {path} is scored, so no step can be credited")
-    batch = assigner.advantages(CreditBatch.of(episode.aligned for episode in stored))
+    batch = assigner.advantages(CreditBatch.from_episodes(episode.aligned for episode in stored))
     lines = ({"schema_version": SCHEMA_VERSION, **row} for row in batch.rows())
     texts = (json.dumps(line, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n" for line in lines)
     write_atomically(path / FILE, texts)
@@ -69,7 +69,7 @@ def write_section(path: Path, credit: RunCredit) -> None:
     RunFolder(path).write_summary({"policies": [], **summary, "credit": credit.section})
 
 
-def settings_of(path: Path) -> CreditModel | None:
+def credit_settings(path: Path) -> CreditModel | None:
     """The settings with which the steps of a run were credited last; None if they never were, or if that is unknown."""
     try:
         section = read_json(path / "summary.json").get("credit")
@@ -83,7 +83,7 @@ def settings_of(path: Path) -> CreditModel | None:
 
 def scores_digest(path: Path, credit: CreditModel) -> str:
     """The `scores_sha256` that credit of the run's present scores has."""
-    return _digest(_stored(path, assigner_of(credit), keeps_steps=False))
+    return _digest(_stored(path, make_assigner(credit), keeps_steps=False))
 
 
 def headline(section: Mapping[str, Any]) -> str:
@@ -110,7 +110,7 @@ def extreme_steps(path: Path, count: int) -> tuple[list[dict[str, Any]], list[di
 class _StoredEpisode(NamedTuple):
     """The latest attempt of one episode."""
 
-    aligned: Aligned
+    aligned: AlignedEpisode
     attempt: int
     rollout_index: int
     offset: int
@@ -121,13 +121,13 @@ def _stored(path: Path, assigner: CreditAssigner, *, keeps_steps: bool = True) -
 
     An episode that the run's budget cut off is not a result, and is left out.
     """
-    scores = {(score["rollout_id"], attempt_of(score)): score for score in read_scores(path)}
+    scores = {(score["rollout_id"], get_attempt(score)): score for score in read_scores(path)}
     state_hash = assigner.options.get("state_hash")
     name = state_hash.get("name") if isinstance(state_hash, Mapping) else state_hash
     is_lean = name in (None, "state_key")  # states are identified by the keys that resources gave, or not at all
     latest = LatestAttempts[_StoredEpisode | None]()
     for number, (offset, record) in enumerate(placed_episodes(path), 1):
-        rollout_id, attempt = record["rollout_id"], attempt_of(record)
+        rollout_id, attempt = record["rollout_id"], get_attempt(record)
         if latest.is_outdated(rollout_id, attempt):
             continue
         scored, found = _scored(path, rollout_id, scores.get((rollout_id, attempt))), None

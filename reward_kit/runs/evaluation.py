@@ -14,33 +14,33 @@ from typing import Any, Self
 
 from reward_kit.agent.samples import Prompt, Sample
 from reward_kit.blocking import run_blocking
-from reward_kit.display_text import counted
+from reward_kit.display_text import pluralize
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, ProviderError, kind_of
+from reward_kit.errors import ConfigError, ProviderError, type_name
 from reward_kit.models import Message, TaskDefinitionModel
-from reward_kit.notebook_html import code, folded, line, strong, table, whole
+from reward_kit.notebook_html import code, details, line, root, strong, table
 from reward_kit.providers.session import ProviderSession
 from reward_kit.runs.finished import FinishedRun
 from reward_kit.runs.plan import Control, RunArgs, RunPlan, begin_run, label_each, plan_run
 from reward_kit.runs.run_folder import RunFolder
 from reward_kit.runs.runner import run
-from reward_kit.runs.scoring import origin_of_data, ready_to_score, scoring_run
-from reward_kit.runs.task_file import LocatedYaml, given_in_python
+from reward_kit.runs.scoring import data_origin, load_scoring_setup, scoring_run
+from reward_kit.runs.task_file import LocatedYaml, overrides_in_python
 from reward_kit.runs.task_objects import (
-    Kept,
+    InputCopy,
     LivePolicy,
     TaskObjects,
+    copy_rows,
+    copy_sources,
     given_rows,
     is_live,
-    kept_rows,
-    kept_sources,
-    name_of,
     named_resource,
-    place_of_task,
+    object_reference,
+    placeholder_path,
 )
-from reward_kit.runs.tasks import LoadedTask, check_world, load_task, resolve_task
+from reward_kit.runs.tasks import LoadedTask, check_resource_starts, load_task, resolve_task
 from reward_kit.validation import check_number
 
 Policies = str | LivePolicy | Sequence[str | LivePolicy] | Mapping[str, LivePolicy]
@@ -99,10 +99,10 @@ async def evaluate_async(
     """
     for name, count in (("rollouts", rollouts), ("limit", limit), ("max_concurrency", max_concurrency)):
         if count is not None:
-            check_number(name, count, whole=True)
+            check_number(name, count, is_integer=True)
     models, names, live = _several("models", models), *_chosen(policies)
     keys = _keys("overrides", overrides)
-    with given_in_python():
+    with overrides_in_python():
         loaded = _loaded(task, keys)
     if not (models or names or live) and loaded.objects.policy is not None:
         live = label_each([loaded.objects.policy])
@@ -120,9 +120,9 @@ async def evaluate_async(
     traffic = ProviderSession()
     try:
         plan = plan_run(loaded, args, max_concurrency=max_concurrency, traffic=traffic, live=live)
-        await check_world(loaded.definition, loaded.samples, loaded.located)
+        await check_resource_starts(loaded.definition, loaded.samples, loaded.located)
         folder = begin_run(Path(log_dir), loaded, plan, args, live)
-        title = f"{loaded.definition.name}  ({counted(len(plan.samples), 'sample')} × {plan.rollouts})"
+        title = f"{loaded.definition.name}  ({pluralize(len(plan.samples), 'sample')} × {plan.rollouts})"
         finished = await _run(plan, folder, title, traffic)
     finally:
         traffic.close()
@@ -159,11 +159,12 @@ def score_transcripts(
     """
     data, own = _path("data", data), _keys("options", options)
     if not isinstance(reward, str):
-        raise ConfigError(f"reward is 'file.py:function', not {kind_of(reward)}; AsyncRewardAgent takes functions")
+        raise ConfigError(f"reward is 'file.py:function', not {type_name(reward)}; AsyncRewardAgent takes functions")
     changes = {**_keys("overrides", overrides), **{f"reward_options.{key}": value for key, value in own.items()}}
-    origin = origin_of_data(data)
-    with given_in_python():
-        ready = ready_to_score(origin, reward, changes, pass_threshold, Path(folder) if folder is not None else None)
+    origin = data_origin(data)
+    with overrides_in_python():
+        chosen = Path(folder) if folder is not None else None
+        ready = load_scoring_setup(origin, reward, changes, pass_threshold, chosen)
     scored = scoring_run(data, ready, reward, Path(log_dir))
     finished: FinishedRun = run_blocking(_run(scored.plan, scored.store, scored.title, None, scored.episodes))
     return replace(finished, notes=ready.notes)
@@ -198,7 +199,7 @@ def _chosen(policies: object) -> tuple[tuple[str, ...], dict[str, LivePolicy]]:
     """Policies by their names, and those that are Python objects by their labels."""
     if isinstance(policies, Mapping):
         if wrong := [one for one in policies.values() if not is_live(one)]:
-            raise ConfigError(f"policies: a dict has a label for each AgentPolicy; {kind_of(wrong[0])} is not one")
+            raise ConfigError(f"policies: a dict has a label for each AgentPolicy; {type_name(wrong[0])} is not one")
         return (), {str(label): one for label, one in policies.items()}
     several = list(policies) if isinstance(policies, list | tuple) else [policies]
     live = [one for one in several if is_live(one)]
@@ -207,20 +208,20 @@ def _chosen(policies: object) -> tuple[tuple[str, ...], dict[str, LivePolicy]]:
 
 def _path(name: str, given: object) -> Path:
     if not isinstance(given, str | Path):
-        raise ConfigError(f"{name} is the path of a file, not {kind_of(given)}")
+        raise ConfigError(f"{name} is the path of a file, not {type_name(given)}")
     return Path(given)
 
 
 def _keys(name: str, given: object) -> dict[str, Any]:
     if given is not None and not isinstance(given, Mapping):
-        raise ConfigError(f"{name} is a dict of keys and values, not {kind_of(given)}")
+        raise ConfigError(f"{name} is a dict of keys and values, not {type_name(given)}")
     return dict(given or {})
 
 
 def _several(name: str, given: object) -> tuple[str, ...]:
     several = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list | tuple) else (given,)
     if wrong := [one for one in several if not isinstance(one, str)]:
-        raise ConfigError(f"{name} is a name or a list of names; {kind_of(wrong[0])} is not one")
+        raise ConfigError(f"{name} is a name or a list of names; {type_name(wrong[0])} is not one")
     return several
 
 
@@ -271,10 +272,10 @@ class Task:
         **keys: Any,
     ) -> None:
         if not isinstance(name, str):
-            raise ConfigError(f"a task's name is a text, not {kind_of(name)}; Task.from_file reads a task file")
+            raise ConfigError(f"a task's name is a text, not {type_name(name)}; Task.from_file reads a task file")
         objects = {"reward": reward, "tools": tools, "dataset": dataset, "resource": resource}
         values, given = _read(name, objects, policy, keys)
-        place = place_of_task(Path(folder) if folder is not None else None, name)
+        place = placeholder_path(Path(folder) if folder is not None else None, name)
         self._begin(lambda overrides: resolve_task(LocatedYaml.of_values(values, place), overrides, given))
 
     def _begin(self, load: Callable[[Mapping[str, Any]], LoadedTask]) -> None:
@@ -348,7 +349,7 @@ class Task:
         return await evaluate_async(self, **options)
 
     def __repr__(self) -> str:
-        return f"Task({self.name!r}, {counted(len(self.samples), 'sample')})"
+        return f"Task({self.name!r}, {pluralize(len(self.samples), 'sample')})"
 
     def _repr_html_(self) -> str:
         task, definition, given = self._loaded, self._loaded.definition, self._loaded.objects.policy
@@ -363,8 +364,8 @@ class Task:
         parts = [line(strong(f"Task {definition.name}"))]
         parts.append(table(["", ""], [(name, value) for name, value in facts.items() if value]))
         if definition.initial_user_prompt:
-            parts.append(folded("prompt", code(definition.initial_user_prompt)))
-        return whole(*parts, *map(line, task.notes))
+            parts.append(details("prompt", code(definition.initial_user_prompt)))
+        return root(*parts, *map(line, task.notes))
 
 
 _options = list(inspect.signature(evaluate_async).parameters.values())[1:]
@@ -386,18 +387,18 @@ def _read(
         if isinstance(one, str | Path) and what in _PLAIN:
             values[key] = str(one)
     names: dict[str, Any] = {"task": name}
-    kept: dict[str, Kept] = {**kept_sources({what: live[what] for what in ("reward", "resource") if what in live})}
+    kept: dict[str, InputCopy] = {**copy_sources({what: live[what] for what in ("reward", "resource") if what in live})}
     if "reward" in live:
-        values["reward_function_path"] = names["reward"] = name_of(live["reward"])
+        values["reward_function_path"] = names["reward"] = object_reference(live["reward"])
     if "resource" in live:
         values["resource_type"] = names["resource"] = named_resource(live["resource"])
     rows = None
     if "dataset" in live:
         rows = given_rows(live["dataset"])
-        names["dataset"], kept["dataset"] = counted(len(rows), "row"), kept_rows(rows)
+        names["dataset"], kept["dataset"] = pluralize(len(rows), "row"), copy_rows(rows)
     if "tools" in live:
         if not isinstance(live["tools"], ToolRegistry):
-            raise ConfigError(f"tools: expected a ToolRegistry or the file of one, got {kind_of(live['tools'])}")
+            raise ConfigError(f"tools: expected a ToolRegistry or the file of one, got {type_name(live['tools'])}")
         names["tools"] = sorted(live["tools"].get_tools())
     if isinstance(policy, Mapping):
         values["policy"] = dict(policy)
@@ -406,6 +407,6 @@ def _read(
         is_model = bool(separator) and provider == "openai"
         values["policy"] = {"type": "openai", "model": model} if is_model else {"type": policy}
     elif policy is not None and not is_live(policy):
-        raise ConfigError(f"policy: expected an AgentPolicy, a name or a dict of keys, got {kind_of(policy)}")
+        raise ConfigError(f"policy: expected an AgentPolicy, a name or a dict of keys, got {type_name(policy)}")
     given = policy if is_live(policy) else None
     return values, TaskObjects(live.get("reward"), live.get("tools"), rows, given, names, kept)

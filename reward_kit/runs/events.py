@@ -80,7 +80,7 @@ class _LogFile(logging.FileHandler):
 def log_handler(path: Path, redaction: Redaction) -> logging.Handler:
     """Return the handler that writes the log of a run."""
     handler = _LogFile(path, encoding="utf-8", errors="backslashreplace", delay=True)
-    handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", redaction.of_text))
+    handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", redaction.redact_text))
     handler.addFilter(lambda record: record.name != NAME)  # the run's own files say it already
     return handler
 

@@ -21,9 +21,9 @@ from typing import IO, Any, Literal, NamedTuple, cast
 
 from reward_kit.display_text import printable
 from reward_kit.episodes.json_codec import from_json_value
-from reward_kit.errors import ConfigError, StoreError, did_you_mean, how_to_install
-from reward_kit.runs.files import replacing, told_of
-from reward_kit.runs.results import Result, credit_places, read_results
+from reward_kit.errors import ConfigError, StoreError, did_you_mean, install_hint
+from reward_kit.runs.files import replacing, wrap_os_errors
+from reward_kit.runs.results import Result, index_credit, read_results
 from reward_kit.runs.run_folder import RunHeader
 from reward_kit.runs.summary import whole_usage
 
@@ -90,7 +90,7 @@ def selected(run: Path, selection: Selection) -> Iterator[Result]:
 
 def header_of_run(run: Path) -> RunHeader:
     """The header of a run that has episodes."""
-    header = RunHeader.of_folder(run)
+    header = RunHeader.read_folder(run)
     if header.training is not None:
         raise ConfigError(f"{run} is a training run; its figures are in metrics.jsonl, one JSON object a line")
     return header
@@ -101,13 +101,13 @@ class CreditLines:
 
     def __init__(self, run: Path) -> None:
         self._path = run / "credit.jsonl"
-        self._places = credit_places(run)
+        self._places = index_credit(run)
 
     def of(self, rollout_id: str) -> list[Mapping[str, Any]]:
         """The lines of one episode."""
         if (place := self._places.get(rollout_id)) is None:
             return []
-        with told_of("read", self._path), self._path.open("rb") as lines:
+        with wrap_os_errors("read", self._path), self._path.open("rb") as lines:
             lines.seek(place.offset)
             block = lines.read(place.length)
         try:
@@ -160,7 +160,7 @@ STEPS = _table(
 TABLES = {table.name: table for table in (EPISODES, SCORES, STEPS)}
 
 
-def rows_of(table: Table, result: Result, pass_threshold: float, credit: Sequence[Mapping[str, Any]]) -> list[Row]:
+def table_rows(table: Table, result: Result, pass_threshold: float, credit: Sequence[Mapping[str, Any]]) -> list[Row]:
     """The rows of one episode."""
     if table is EPISODES:
         rows = [_episode(result, pass_threshold)]
@@ -254,7 +254,7 @@ def _number(value: Any) -> float | None:
         return None
     try:
         return float(value) if math.isfinite(value) else None
-    except OverflowError:  # a whole number beyond every float
+    except OverflowError:  # a whole number out of the range of floats
         return None
 
 
@@ -292,7 +292,7 @@ class TableWriter:
         self, file: IO[bytes], form: str, table: Table, metadata: Mapping[str, str], *, is_raw: bool = False
     ) -> None:
         if find_spec("pyarrow") is None:
-            raise ConfigError(f"--format {form} needs pyarrow; {how_to_install('export')}")
+            raise ConfigError(f"--format {form} needs pyarrow; {install_hint('export')}")
         self._arrow: Any = import_module("pyarrow")
         kinds = {"text": "string", "number": "double", "count": "int64", "flag": "bool"}
         fields = [(column.name, self._arrow.type_for_alias(kinds[column.kind])) for column in table.columns]

@@ -22,7 +22,7 @@ _STATE_NAME = re.compile(r"[0-9a-f]{64}\.[A-Za-z0-9_-]{1,64}")
 
 
 @contextmanager
-def told_of(verb: str, path: Path) -> Iterator[None]:
+def wrap_os_errors(verb: str, path: Path) -> Iterator[None]:
     """Turn an OSError into an error that names the file."""
     try:
         yield
@@ -81,7 +81,7 @@ def state_file(run: Path, rollout_id: str, stored: Mapping[str, Any]) -> Path:
 def read_json(path: Path) -> dict[str, Any]:
     """Read one JSON object."""
     try:
-        with told_of("read", path):
+        with wrap_os_errors("read", path):
             data = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise StoreError(f"cannot read {path}: {error}") from None
@@ -132,7 +132,7 @@ def open_part(part: Path, path: Path, *, is_private: bool) -> IO[bytes]:
 def replacing(path: Path, *, is_private: bool = True) -> Iterator[IO[bytes]]:
     """Open a file that replaces `path` once the block is left without an error; `is_private` as of `open_part`."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with told_of("write", path):
+    with wrap_os_errors("write", path):
         try:
             with open_part(part, path, is_private=is_private) as file:
                 yield file
@@ -157,12 +157,12 @@ TRAINING: Final = "training"
 """The key of a kept episode's line under which stands what the update made of it; see `rl/training/kept.py`."""
 
 
-def kept_file(run: Path, update: int) -> Path:
+def episodes_file(run: Path, update: int) -> Path:
     """Return the file of the kept episodes of an update."""
     return run / EPISODES / f"update-{update:06d}.jsonl"
 
 
-def kept_files(run: Path) -> dict[int, Path]:
+def episodes_files(run: Path) -> dict[int, Path]:
     """The files of the updates whose episodes were kept, by the number of the update, ascending."""
     named = {file.stem.removeprefix("update-"): file for file in (run / EPISODES).glob("update-*.jsonl")}
     return dict(sorted((int(number), file) for number, file in named.items() if number.isdecimal()))

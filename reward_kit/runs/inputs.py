@@ -17,16 +17,16 @@ from typing import Any
 from urllib.parse import quote
 
 from reward_kit.errors import ConfigError
-from reward_kit.loading import module_name_of, split_reference
+from reward_kit.loading import split_reference, user_module_name
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.private_files import make_private_folder
 from reward_kit.reward_agent.confined import ConfinedReward
 from reward_kit.reward_agent.scoring import Reward
 from reward_kit.reward_agent.sources import sources_of, user_roots
 from reward_kit.reward_calls import REFERENCE
-from reward_kit.runs.files import told_of, write_atomically
+from reward_kit.runs.files import wrap_os_errors, write_atomically
 from reward_kit.runs.run_folder import RunFolder
-from reward_kit.runs.task_objects import source_of
+from reward_kit.runs.task_objects import source_text
 from reward_kit.typed_interface import RewardSpec
 
 FOLDER = "inputs"
@@ -39,7 +39,7 @@ _LINES_SHOWN = 20
 _LINE_CHARS = 160
 
 
-def inputs_of(
+def find_inputs(
     path: Path | None, folder: Path, definition: TaskDefinitionModel, reward: Reward | None
 ) -> dict[str, Path]:
     """Each file that decides what a run's episodes and scores are, and each folder that the reward may read.
@@ -62,8 +62,8 @@ def inputs_of(
     named = ((folder / text).resolve() if (folder / text).is_file() else _file_of_code(text, folder) for text in texts)
     further = [file for file in named if file is not None]
     for file in [*files.values(), *(file for file in further if file.suffix == ".py")]:
-        further += own_modules(file, module_name_of(file)) if file != files.get("reward") else []
-    further += files_of(reward) if reward is not None else ()
+        further += own_modules(file, user_module_name(file)) if file != files.get("reward") else []
+    further += reward_files(reward) if reward is not None else ()
     files |= {TASK_FILE: path.resolve()} if path is not None else {}
     files |= {"dataset": folder / definition.dataset_path} if definition.dataset_path else {}
     known = set(files.values())
@@ -85,7 +85,7 @@ def own_modules(file: Path, module: str) -> tuple[Path, ...]:
     return tuple(sorted({Path(one.filename) for one in found.modules.values() if one.text is not None}))
 
 
-def files_of(reward: Reward) -> tuple[Path, ...]:
+def reward_files(reward: Reward) -> tuple[Path, ...]:
     """Return the files that decide the scores of a reward: its own, and those that it may read on this machine."""
     if isinstance(reward, ConfinedReward):
         return reward.files
@@ -106,18 +106,18 @@ def scorer_hash(reward: Reward) -> str:
         if isinstance(reward, RemoteReward):
             identity = f"{reward.url}\n{reward.digest}"
         else:  # without a file, such as one in a notebook: its id and, if known, its text
-            text = source_of(reward.function) if isinstance(reward, RewardSpec) else ""
+            text = source_text(reward.function) if isinstance(reward, RewardSpec) else ""
             identity = f"{reward.id}\n{text}" if text else reward.id
         digests = [hashlib.sha256(identity.encode()).hexdigest()]
     else:
-        digests = sorted({digest_of(file) for file in {reward.origin.file, *files_of(reward)} if file.exists()})
+        digests = sorted({hash_path(file) for file in {reward.origin.file, *reward_files(reward)} if file.exists()})
     if reward.options:
         identity = json.dumps(dict(reward.options), sort_keys=True, default=repr)
         digests = sorted([*digests, hashlib.sha256(identity.encode()).hexdigest()])
     return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
-def digest_of(path: Path) -> str:
+def hash_path(path: Path) -> str:
     """Return the SHA-256 of a file, or of a folder: of its files' names and contents.
 
     Of a folder whose files have more than 64 MiB together: of their names, sizes and times. No more than the first
@@ -178,17 +178,17 @@ def keep_inputs(
     A folder, and a file of over 4 MiB, are known by their digest only.
     """
     folder = store.path / FOLDER
-    with told_of("make", folder):
+    with wrap_os_errors("make", folder):
         make_private_folder(folder, exist_ok=True)
     for name, (suffix, text) in (texts or {}).items():
-        write_atomically(folder / _copy_name(name, Path(f"text{suffix}")), store.redaction.of_bytes(text))
+        write_atomically(folder / _copy_name(name, Path(f"text{suffix}")), store.redaction.redact_bytes(text))
     for name, file in inputs.items():
         if file.is_dir() or file.stat().st_size > _LARGEST_COPY:
             continue
         content = file.read_bytes()
         if hashlib.sha256(content).hexdigest() != digests[name]:
             raise ConfigError(f"the {name} {file} changed while the run began; start it again")
-        write_atomically(folder / _copy_name(name, file), store.redaction.of_bytes(content))
+        write_atomically(folder / _copy_name(name, file), store.redaction.redact_bytes(content))
 
 
 def differences(run: Path, before: Mapping[str, str], now: Mapping[str, str], inputs: Mapping[str, Path]) -> list[str]:

@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
-from reward_kit.agent.limits import Exhausted
+from reward_kit.agent.limits import ReachedLimit
 from reward_kit.agent.policies import make_policy, option_names
 from reward_kit.agent.policies.simple_policies import HumanPolicy
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.samples import Sample
 from reward_kit.agent.simulated_user import WHO, ScriptedUser, SimulatedUser
 from reward_kit.environments.tools import ToolRegistry
-from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean, kind_of
+from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean, type_name
 from reward_kit.loading import load_object
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.scoring import Reward
 from reward_kit.runs.inputs import keep_inputs
-from reward_kit.runs.redaction import Redaction, redaction_of, without_hidden, without_secrets
+from reward_kit.runs.redaction import Redaction, load_redaction, without_hidden, without_secrets
 from reward_kit.runs.run_folder import RunFolder, RunHeader, new_run_path
 from reward_kit.runs.summary import EpisodeRow
-from reward_kit.runs.task_file import about, keys_of_user
-from reward_kit.runs.task_objects import LivePolicy, kept_sources, name_of
+from reward_kit.runs.task_file import error_context, overridden_keys
+from reward_kit.runs.task_objects import LivePolicy, copy_sources, object_reference
 from reward_kit.runs.tasks import LoadedTask, selected
 from reward_kit.task_parts import UserModel
 
@@ -76,7 +76,7 @@ class RunArgs:
     seed: int = 0
 
     @classmethod
-    def of_run(cls, header: RunHeader) -> RunArgs:
+    def from_header(cls, header: RunHeader) -> RunArgs:
         """Return what an earlier run was asked to do, without the overrides that hold a secret."""
         given = {one.name: getattr(header, one.name) for one in fields(cls)}
         return cls(**{**given, "task_path": Path(given["task_path"]), "overrides": without_hidden(header.overrides)})
@@ -157,7 +157,7 @@ class Control:
     """
 
     stop_reason: str | None = None
-    reached: Exhausted | None = None
+    reached: ReachedLimit | None = None
     is_failure: bool = False
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
@@ -165,7 +165,7 @@ class Control:
         """Begin no further episode."""
         self.stop_reason = self.stop_reason or reason
 
-    def reach(self, limit: Exhausted) -> None:
+    def reach(self, limit: ReachedLimit) -> None:
         """Begin no further episode, because a limit of the run is reached; a later call updates the message."""
         if self.stop_reason is None or self.reached is not None:
             self.reached = limit
@@ -198,8 +198,8 @@ def plan_run(
     _check_labels([named.label for named in policies])
     user = make_user(task, traffic)
     check_costs(task, policies, user)
-    with about(task.located, "redact"):
-        redaction = redaction_of(task.definition, task.folder)
+    with error_context(task.located, "redact"):
+        redaction = load_redaction(task.definition, task.folder)
     plan = RunPlan(
         definition=task.definition,
         policies=policies,
@@ -221,7 +221,7 @@ def begin_run(
     """Make the folder of a new run, with its `run.json` and the inputs that its results come from."""
     path = new_run_path(log_dir, task.definition.name)
     objects = {f"policy {label}": policy for label, policy in (live or {}).items()}
-    of_python = {**task.objects.names, **{name: name_of(one) for name, one in objects.items()}}
+    of_python = {**task.objects.names, **{name: object_reference(one) for name, one in objects.items()}}
     asked = {
         **asdict(args),
         "task_path": str(args.task_path.resolve()),
@@ -239,7 +239,7 @@ def begin_run(
         **asked,
     )
     folder = RunFolder.create(path, header, plan.redaction)
-    keep_inputs(folder, task.inputs, task.digests, {**task.objects.kept, **kept_sources(objects)})
+    keep_inputs(folder, task.inputs, task.digests, {**task.objects.kept, **copy_sources(objects)})
     return folder
 
 
@@ -322,9 +322,9 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
     for label, kind, options in choices:
         if base_url is not None and kind in _ASK_AN_ENDPOINT:
             options["base_url"] = base_url
-        of_user = keys_of_user("policy", options, task.of_user)
+        of_user = overridden_keys("policy", options, task.of_user)
         if base_url is not None:
-            of_user = of_user - {"base_url"} | keys_of_user("", ["base_url"], task.of_user)
+            of_user = of_user - {"base_url"} | overridden_keys("", ["base_url"], task.of_user)
         try:
             made.append(NamedPolicy(label, make_policy(kind, options, task.folder, traffic, of_user=of_user)))
         except ConfigError as error:
@@ -404,7 +404,7 @@ def make_user(task: LoadedTask, traffic: ProviderSession | None = None) -> Simul
     if block is None:
         return None
     # A misspelt key is reported first, since it is also missed where it is needed.
-    with about(task.located, "user"):
+    with error_context(task.located, "user"):
         taken = {"replies"} if block.type == "scripted" else option_names(block.type, task.folder)
     options = block.options()
     words: dict[str, Any] = {"instructions": block.instructions, "stop_phrase": block.stop_phrase}
@@ -423,10 +423,10 @@ def make_user(task: LoadedTask, traffic: ProviderSession | None = None) -> Simul
             if isinstance(replies, str):
                 replies, named = load_object(replies, task.folder), replies
                 if not callable(replies):
-                    raise ConfigError(f"user.replies: {named} is {kind_of(replies)}, not a function")
+                    raise ConfigError(f"user.replies: {named} is {type_name(replies)}, not a function")
             user: SimulatedUser = ScriptedUser(replies, opens=block.opens, **words)
         else:
-            of_user = keys_of_user("user", options, task.of_user)
+            of_user = overridden_keys("user", options, task.of_user)
             policy = make_policy(block.type, options, task.folder, traffic, section="user", of_user=of_user)
             user = SimulatedUser(policy, opens=block.opens, **words)
         for sample in task.samples:

@@ -16,11 +16,11 @@ from typing import Any
 from urllib.parse import unquote
 
 from reward_kit.episodes.json_codec import to_json_value
-from reward_kit.errors import ConfigError, RewardKitError, StoreError, boundary, kind_of
+from reward_kit.errors import ConfigError, RewardKitError, StoreError, boundary, type_name
 from reward_kit.loading import load_object
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.processes import SECRET_NAME
-from reward_kit.providers.keys import listed_variables, read_dotenv
+from reward_kit.providers.keys import configured_variables, read_dotenv
 
 HIDDEN = "(hidden)"
 _JOINS = (
@@ -53,16 +53,16 @@ class Redaction:
 
     @property
     def has_hook(self) -> bool:
-        """True if `of_record` changes anything."""
+        """True if `redact_record` changes anything."""
         return self._hook is not None
 
-    def of_record(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
+    def redact_record(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
         """The record with the hook applied to its texts; keys, and what joins records, stay as they are."""
         if self._hook is None:
             return record
         return {key: value if key in _JOINS else self._hooked(value) for key, value in record.items()}
 
-    def of_line(self, line: bytes) -> bytes:
+    def redact_line(self, line: bytes) -> bytes:
         """A line of ASCII JSON without secrets."""
         for secret in self._escaped:
             if secret in line:
@@ -70,18 +70,18 @@ class Redaction:
         if self._secrets and _WRAPPED_MARK in line:
 
             def hidden(match: re.Match[bytes]) -> bytes:
-                return match[1] + base64.b64encode(self.of_bytes(base64.b64decode(match[2]))) + b'"'
+                return match[1] + base64.b64encode(self.redact_bytes(base64.b64decode(match[2]))) + b'"'
 
             line = _WRAPPED.sub(hidden, line)
         return line
 
-    def of_bytes(self, data: bytes) -> bytes:
+    def redact_bytes(self, data: bytes) -> bytes:
         """A file's content without secrets."""
         for secret in (*self._encoded, *self._escaped):
             data = data.replace(secret, HIDDEN.encode())
         return data
 
-    def of_text(self, text: str) -> str:
+    def redact_text(self, text: str) -> str:
         """A text without secrets."""
         for secret in self._secrets:
             text = text.replace(secret, HIDDEN)
@@ -148,7 +148,7 @@ def known_secrets(*configurations: Any) -> Iterator[str]:
     dotenv = read_dotenv(Path.cwd())
     for variables in (dotenv, os.environ):
         yield from _secrets_in(variables)
-    named = {*_variables_in(configurations), *listed_variables(os.environ)}
+    named = {*_variables_in(configurations), *configured_variables(os.environ)}
     for value in (variables[name] for variables in (dotenv, os.environ) for name in named & variables.keys()):
         if not value.startswith(os.sep) or not Path(value).exists():  # a child may be handed a path, too
             yield value
@@ -190,7 +190,7 @@ def _secrets_in(value: Any, is_secret: bool = False) -> Iterator[str]:
             yield value
 
 
-def redaction_of(definition: TaskDefinitionModel, folder: Path) -> Redaction:
+def load_redaction(definition: TaskDefinitionModel, folder: Path) -> Redaction:
     """Return the redaction of a run: the secrets that this process knows, and the task's hook."""
     return Redaction(known_secrets(definition.model_dump(mode="json")), load_hook(definition.redact, folder))
 
@@ -201,5 +201,5 @@ def load_hook(location: str | None, folder: Path) -> Callable[[str], str] | None
         return None
     hook = load_object(location, folder)
     if not callable(hook):
-        raise ConfigError(f"{location} is {kind_of(hook)}, not a function from text to text")
+        raise ConfigError(f"{location} is {type_name(hook)}, not a function from text to text")
     return hook  # type: ignore[no-any-return]

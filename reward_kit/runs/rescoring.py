@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from reward_kit.runs.run_folder import placed_scores
-from reward_kit.runs.scoring import Source
+from reward_kit.runs.scoring import SourceRun
 from reward_kit.runs.statistics import Interval, mean_interval
 from reward_kit.runs.summary import EpisodeRow, score_interval
 
@@ -43,7 +43,7 @@ class PolicyChange:
     samples_same: int
 
 
-class Moved(NamedTuple):
+class ChangedScore(NamedTuple):
     """An episode whose score is another one now."""
 
     rollout_id: str
@@ -58,7 +58,7 @@ class ScoreChanges:
     """The changes from scoring again: for each policy, and the episodes that moved most."""
 
     policies: Sequence[PolicyChange]
-    moved: Sequence[Moved]
+    moved: Sequence[ChangedScore]
 
     def to_json(self) -> dict[str, Any]:
         """Return the form of `summary.json`."""
@@ -66,16 +66,18 @@ class ScoreChanges:
         return {"policies": policies, "moved": [one._asdict() for one in self.moved]}
 
 
-def scores_of(source: Source) -> dict[str, float | None]:
+def earlier_scores(source: SourceRun) -> dict[str, float | None]:
     """The scores of the earlier run; None where an episode has none."""
-    scores: dict[str, float | None] = dict.fromkeys(source.places.episodes)
+    scores: dict[str, float | None] = dict.fromkeys(source.index.episodes)
     for offset, line in placed_scores(source.path):
-        if source.places.scores.get(line["rollout_id"]) == offset:
+        if source.index.scores.get(line["rollout_id"]) == offset:
             scores[line["rollout_id"]] = line.get("score")
     return scores
 
 
-def changes_of(before: Mapping[str, float | None], rows: Iterable[EpisodeRow], pass_threshold: float) -> ScoreChanges:
+def compare_scores(
+    before: Mapping[str, float | None], rows: Iterable[EpisodeRow], pass_threshold: float
+) -> ScoreChanges:
     """Set the scores of the same episodes side by side."""
     by_policy: dict[str, list[EpisodeRow]] = defaultdict(list)
     moved = []
@@ -83,7 +85,7 @@ def changes_of(before: Mapping[str, float | None], rows: Iterable[EpisodeRow], p
         by_policy[row.policy].append(row)
         earlier = before.get(row.rollout_id)
         if row.score is not None and earlier is not None and abs(row.score - earlier) > _SAME:
-            moved.append(Moved(row.rollout_id, row.sample_id, row.policy, earlier, row.score))
+            moved.append(ChangedScore(row.rollout_id, row.sample_id, row.policy, earlier, row.score))
     changes = [_change(name, before, by_policy[name], pass_threshold) for name in sorted(by_policy)]
     moved.sort(key=lambda one: (-abs(one.after - one.before), one.rollout_id))
     return ScoreChanges(changes, moved[:_MOST_EXAMPLES])

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from reward_kit.agent.models import StopReason
-from reward_kit.episodes.record import LatestAttempts, attempt_of, episode_from_record
+from reward_kit.episodes.record import LatestAttempts, episode_from_record, get_attempt
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.models import EvaluateResult
-from reward_kit.notebook_html import Html, line, strong, whole
-from reward_kit.runs.files import told_of
+from reward_kit.notebook_html import Html, line, root, strong
+from reward_kit.runs.files import wrap_os_errors
 from reward_kit.runs.run_folder import line_record, placed_episodes, placed_lines, placed_scores
 from reward_kit.runs.summary import EpisodeRow
 
@@ -24,14 +24,14 @@ STEP = b'"step":'
 """Follows, in a line of `credit.jsonl`, on the beginning that all lines of an episode share."""
 
 
-class Place(NamedTuple):
+class LineRange(NamedTuple):
     """The first byte and the length of one or several consecutive lines of a file."""
 
     offset: int
     length: int
 
 
-def credit_places(run: Path) -> Mapping[str, Place]:
+def index_credit(run: Path) -> Mapping[str, LineRange]:
     """Return the place of each episode's consecutive lines in the `credit.jsonl` of a run."""
     path, places = run / "credit.jsonl", {}
     name, start, prefix = "", 0, b"\n"
@@ -40,7 +40,7 @@ def credit_places(run: Path) -> Mapping[str, Place]:
             name, start = line_record(path, number, text)["rollout_id"], offset
             # Up to the number of the step, all lines of an episode are alike.
             prefix = text[: text.find(STEP)] if STEP in text else text
-        places[name] = Place(start, offset + len(text) - start)
+        places[name] = LineRange(start, offset + len(text) - start)
     return places
 
 
@@ -53,7 +53,7 @@ class Result(NamedTuple):
 
     def row(self) -> EpisodeRow:
         """Return the row for a summary."""
-        row = EpisodeRow.of(self.episode)
+        row = EpisodeRow.from_record(self.episode)
         if self.score is not None:
             row.add_score(self.score)
         return row
@@ -76,46 +76,46 @@ class Result(NamedTuple):
         parts = [Html(result._repr_html_())] if result is not None else []
         if failure:
             parts.append(line(strong("unscored: "), f"{failure['class']}: {failure['message']}"))
-        return whole(*parts, Html(self.to_episode()._repr_html_()))
+        return root(*parts, Html(self.to_episode()._repr_html_()))
 
 
-class Places(NamedTuple):
+class ResultIndex(NamedTuple):
     """Offsets of the lines of a run that count; an episode that a limit of the run cut off does not."""
 
     episodes: Mapping[str, int]
     scores: Mapping[str, int]
 
 
-def places_of(run: Path) -> Places:
+def index_results(run: Path) -> ResultIndex:
     """The lines of a run that count."""
     latest = LatestAttempts[tuple[int, bool]]()
     for offset, record in placed_episodes(run):
         is_result = record.get("stop_reason") != StopReason.RUN_LIMIT
-        latest.put(record["rollout_id"], attempt_of(record), (offset, is_result))
+        latest.put(record["rollout_id"], get_attempt(record), (offset, is_result))
     episodes = {rollout_id: offset for rollout_id, (offset, is_result) in latest.items().items() if is_result}
     scores = {
         line["rollout_id"]: offset
         for offset, line in placed_scores(run)
-        if line["rollout_id"] in episodes and attempt_of(line) == latest.attempt(line["rollout_id"])
+        if line["rollout_id"] in episodes and get_attempt(line) == latest.attempt(line["rollout_id"])
     }
-    return Places(episodes, scores)
+    return ResultIndex(episodes, scores)
 
 
-def read_results(run: Path, places: Places | None = None) -> Iterator[Result]:
+def read_results(run: Path, index: ResultIndex | None = None) -> Iterator[Result]:
     """The episodes of a run with their scores."""
-    places = places or places_of(run)
-    if not places.episodes:
+    index = index or index_results(run)
+    if not index.episodes:
         return
-    with told_of("read", run / "episodes.jsonl"), (run / "episodes.jsonl").open("rb") as episodes:
-        if not places.scores:
-            for offset in places.episodes.values():
+    with wrap_os_errors("read", run / "episodes.jsonl"), (run / "episodes.jsonl").open("rb") as episodes:
+        if not index.scores:
+            for offset in index.episodes.values():
                 line = _line_at(episodes, offset)
                 yield Result(line, json.loads(line), None)
             return
         with (run / "scores.jsonl").open("rb") as scores:
-            for rollout_id, offset in places.episodes.items():
+            for rollout_id, offset in index.episodes.items():
                 line = _line_at(episodes, offset)
-                at = places.scores.get(rollout_id)
+                at = index.scores.get(rollout_id)
                 yield Result(line, json.loads(line), None if at is None else json.loads(_line_at(scores, at)))
 
 

@@ -37,7 +37,7 @@ from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, Failure, StoreError, boundary, did_you_mean
 from reward_kit.private_files import make_private_folder, private_opener
-from reward_kit.processes import lock_for_this_process
+from reward_kit.processes import lock_file
 from reward_kit.runs.files import (
     STATES,
     cut_torn_line,
@@ -46,7 +46,7 @@ from reward_kit.runs.files import (
     refuse_links_out,
     state_file,
     state_name,
-    told_of,
+    wrap_os_errors,
     write_atomically,
 )
 from reward_kit.runs.redaction import Redaction
@@ -162,7 +162,7 @@ class RunHeader(pydantic.BaseModel):
             raise StoreError(f"{run / FILE}: {'; '.join(describe_validation_error(error))}") from None
 
     @classmethod
-    def of_folder(cls, run: Path) -> RunHeader:
+    def read_folder(cls, run: Path) -> RunHeader:
         """Read the header of a folder that a user named."""
         if (run / FILE).is_file():
             return cls.read(run)
@@ -180,7 +180,7 @@ class RunHeader(pydantic.BaseModel):
             raise ConfigError(f"--resume: {run} is not a run; name a folder with a {FILE}, or none for the latest")
         return cls.read(run)
 
-    def training_of(self, run: Path) -> TrainingHeader:
+    def require_training(self, run: Path) -> TrainingHeader:
         """Return the training block; `run` is the folder, for messages."""
         if self.training is None:
             raise ConfigError(f"{run} is not a run of `reward-kit train`")
@@ -251,7 +251,7 @@ def is_open_elsewhere(path: Path) -> bool:
     except OSError:
         return False
     try:
-        lock_for_this_process(descriptor)
+        lock_file(descriptor)
     except OSError:
         return True
     finally:
@@ -298,12 +298,12 @@ class RunFolder:
         with ExitStack() as opened:
             lock = self._open(".lock", os.O_RDWR, opened)
             try:
-                lock_for_this_process(lock)
+                lock_file(lock)
             except OSError:
                 raise StoreError(f"{self.path} is open in another process; wait for it to end") from None
             header = RunHeader.read(self.path)
             for name in ("episodes.jsonl", "scores.jsonl") if header.training is None else ():
-                with told_of("open", self.path / name):
+                with wrap_os_errors("open", self.path / name):
                     cut_torn_line(self.path / name)
                 self._files[name] = self._open(name, os.O_WRONLY | os.O_APPEND, opened)
             opened.callback(self._files.clear)
@@ -312,7 +312,7 @@ class RunFolder:
         return self
 
     def _open(self, name: str, flags: int, opened: ExitStack) -> int:
-        with told_of("open", self.path / name):
+        with wrap_os_errors("open", self.path / name):
             descriptor = private_opener(self.path / name, os.O_CREAT | flags)
         opened.callback(os.close, descriptor)
         return descriptor
@@ -324,13 +324,13 @@ class RunFolder:
 
     def write_header(self, header: RunHeader) -> None:
         """Replace `run.json`."""
-        write_atomically(self.path / FILE, self.redaction.of_line(header.to_bytes()))
+        write_atomically(self.path / FILE, self.redaction.redact_line(header.to_bytes()))
         self.header = header
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Replace `summary.json`."""
         text = json.dumps(summary, indent=2, allow_nan=False).encode("ascii") + b"\n"
-        write_atomically(self.path / "summary.json", self.redaction.of_line(text))
+        write_atomically(self.path / "summary.json", self.redaction.redact_line(text))
 
     def append_episode(self, episode: SingleAgentEpisode) -> None:
         """Write one episode; its final state goes to `states/` first."""
@@ -341,7 +341,7 @@ class RunFolder:
             path = self.path / STATES / state_name(stored)
             if path not in self._states:  # episodes of a group often end alike
                 if not path.exists():
-                    with told_of("write", path):
+                    with wrap_os_errors("write", path):
                         make_private_folder(path.parent, exist_ok=True)
                     write_atomically(path, snapshot.payload)
                 self._states.add(path)
@@ -352,8 +352,8 @@ class RunFolder:
         self._append("scores.jsonl", {"schema_version": SCHEMA_VERSION, **record})
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
-        text = compact_json(self.redaction.of_record(record))
-        line = self.redaction.of_line(text.encode("ascii")) + b"\n"
+        text = compact_json(self.redaction.redact_record(record))
+        line = self.redaction.redact_line(text.encode("ascii")) + b"\n"
         descriptor = self._files[name]
         facts = os.fstat(descriptor)
         if not facts.st_nlink:  # writing would succeed, into a file that can never be read
@@ -381,7 +381,7 @@ def redacted_state(state: Mapping[str, Any], redaction: Redaction) -> StateSnaps
         parts = decompose(snapshot).items()
         return compose({name: redacted_state({"kind": p.kind, "payload": p.payload}, redaction) for name, p in parts})
     is_text = snapshot.kind in ("json", "files")
-    return StateSnapshot(snapshot.kind, redaction.of_bytes(snapshot.payload)) if is_text else snapshot
+    return StateSnapshot(snapshot.kind, redaction.redact_bytes(snapshot.payload)) if is_text else snapshot
 
 
 def read_episodes(path: Path) -> Iterator[dict[str, Any]]:
@@ -426,7 +426,7 @@ def read_credit(path: Path) -> Iterator[dict[str, Any]]:
 
 def episode_at(path: Path, offset: int) -> SingleAgentEpisode:
     """The episode of the line at an offset of the `episodes.jsonl` of the run at `path`, with its final state."""
-    with told_of("read", path / "episodes.jsonl"), (path / "episodes.jsonl").open("rb") as lines:
+    with wrap_os_errors("read", path / "episodes.jsonl"), (path / "episodes.jsonl").open("rb") as lines:
         lines.seek(offset)
         return load_episode(path, json.loads(lines.readline()))
 
@@ -464,7 +464,7 @@ def _read_lines(
 def placed_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of one of a run's files as `complete_lines` does; a missing file has none."""
     if path.exists():
-        with told_of("read", path):
+        with wrap_os_errors("read", path):
             yield from complete_lines(path)
 
 

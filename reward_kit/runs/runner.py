@@ -28,7 +28,7 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
-from reward_kit.agent.limits import RunBudget, Used
+from reward_kit.agent.limits import ActionUsage, RunBudget
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample, make_group_id, make_rollout_id
@@ -36,7 +36,7 @@ from reward_kit.agent.simulated_user import WHO, SimulatedUser
 from reward_kit.agent.starts import CLOSE_SECONDS
 from reward_kit.agent.tool_execution import CURRENT_TOOL_ERRORS, ToolErrors
 from reward_kit.environments.servers import ServerPool
-from reward_kit.episodes.record import attempt_of, facts_of
+from reward_kit.episodes.record import get_attempt, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import PolicyError, RewardKitError, StoreError, boundary
 from reward_kit.processes import LOG_FOLDER
@@ -211,7 +211,7 @@ class RunClock:
         elapsed = datetime.datetime.now(datetime.UTC) - started_at
         self._zero_s = self._loop.time() - elapsed.total_seconds()
 
-    def times_of(self, ticket: Ticket, index: int) -> dict[str, Any]:
+    def timing(self, ticket: Ticket, index: int) -> dict[str, Any]:
         """Return when a result was requested, when its calls began and ended, and when it arrived, which is now."""
         return {
             "submitted_s": self._since(ticket.submitted_at),
@@ -280,7 +280,7 @@ async def run(
     if traffic is not None:
         traffic.gave_up = control.give_up
         if traffic.cassette is not None:
-            traffic.cassette.redact = folder.redaction.of_line
+            traffic.cassette.redact = folder.redaction.redact_line
     with ExitStack() as stack:
         stack.enter_context(folder)
         stack.enter_context(events.logged_to(log, folder.redaction))
@@ -299,8 +299,8 @@ async def run(
             engine=engine,
         )
         events.began(folder.path, "run", plan.total)
-        execution.take_stock()
-        execution.take_given(given)
+        execution.load_stored()
+        execution.add_episodes(given)
         async with watch(execution):
             await execution.execute()
         events.ended(folder.path, "run", folder.header.status)
@@ -309,9 +309,9 @@ async def run(
         summary = {**summary_to_json(policies), **further(rows)}
         settings = plan.definition.credit
         if settings is None and (folder.path / "credit.jsonl").exists():  # assigned by hand, perhaps of other scores
-            from reward_kit.runs.credit import settings_of
+            from reward_kit.runs.credit import credit_settings
 
-            settings = settings_of(folder.path)
+            settings = credit_settings(folder.path)
         folder.write_summary(summary)
         credit, credit_error = _assign_credit(folder.path, settings) if settings is not None else (None, None)
         page, page_error = write_page(folder.path)
@@ -398,21 +398,21 @@ class Run:
         waiting = sum(waits and row.score is None and not row.is_error for row in self.rows.values())
         return max(self._plan.total - len(self.rows), 0) + waiting
 
-    def take_stock(self) -> None:
+    def load_stored(self) -> None:
         """Read what the store holds: finished episodes, and those of them that are not scored yet. Call it first.
 
         Money that an episode spent counts, also if it is not finished or runs again.
         """
         latest: dict[str, tuple[int, EpisodeRow, str, int]] = {}
         for offset, record in placed_episodes(self._store.path):
-            row = EpisodeRow.of(record)
+            row = EpisodeRow.from_record(record)
             following = max(self._next_attempt.get(row.rollout_id, 0), row.attempt + 1)
             self._next_attempt[row.rollout_id] = following
             tokens = row.usage.get("prompt_tokens", 0) + row.usage.get("completion_tokens", 0)
-            self._budget.spend(Used(int(tokens), row.usage.get("cost")), steps=row.num_steps)
+            self._budget.spend(ActionUsage(int(tokens), row.usage.get("cost")), steps=row.num_steps)
             if row.attempt + 1 == following:
                 latest[row.rollout_id] = (offset, row, record["group_id"], record["rollout_index"])
-        scores = {(score["rollout_id"], attempt_of(score)): score for score in read_scores(self._store.path)}
+        scores = {(score["rollout_id"], get_attempt(score)): score for score in read_scores(self._store.path)}
         for offset, row, group_id, index in sorted(latest.values(), key=itemgetter(0)):
             if row.is_unfinished:
                 continue
@@ -429,7 +429,7 @@ class Run:
         if self.missing():
             self._check_budget()
 
-    def take_given(self, episodes: Iterable[SingleAgentEpisode]) -> None:
+    def add_episodes(self, episodes: Iterable[SingleAgentEpisode]) -> None:
         """Take over finished episodes that the store does not hold yet: they are written, and wait for their scores.
 
         What they cost was spent elsewhere, and counts towards no limit of this run.
@@ -437,7 +437,7 @@ class Run:
         units = ScoringUnits(self._mode, None)
         for episode in episodes:
             self._store.append_episode(episode)
-            row, facts = EpisodeRow.of_episode(episode), facts_of(episode)
+            row, facts = EpisodeRow.from_episode(episode), get_facts(episode)
             self._take(row)
             self._add(units, facts["group_id"], facts["rollout_index"], row, partial(self._request, episode))
         self._settle(units.rest())
@@ -532,7 +532,7 @@ class Run:
         episode = await worker.collect_episode(group.start, item.rollout_index)
         episode.custom_data["attempt"] += self._next_attempt.get(episode.id_, 0)
         self._store.append_episode(episode)
-        row = EpisodeRow.of_episode(episode)
+        row = EpisodeRow.from_episode(episode)
         events.episode_stopped(row)
         if not row.is_unfinished:
             self._take(row)
@@ -587,7 +587,7 @@ class Run:
             self._listener.episode_scored(row)
         self._count_broken(row.score_error)
 
-    def take_score(
+    def record_score(
         self, scored: Scored, reward: Reward, scorer_hash: str, group: str | None, times: Mapping[str, Any]
     ) -> None:
         """Write one score."""
@@ -666,7 +666,7 @@ class _Scoring:
             chunk = await self._agent.get_group()
             for index, scored in zip(chunk.data_idxs, chunk.extra_infos, strict=True):
                 group = self._group_of.pop(scored.rollout_id)
-                times = self._clock.times_of(chunk.ticket, index)
-                self._run.take_score(scored, self._reward, self._hash, group, times)
+                times = self._clock.timing(chunk.ticket, index)
+                self._run.record_score(scored, self._reward, self._hash, group, times)
         finally:
             release()

@@ -18,23 +18,23 @@ from typing import Any, NamedTuple
 
 import pydantic
 
-from reward_kit.agent.actions import episode_of
+from reward_kit.agent.actions import episode_from_messages
 from reward_kit.agent.models import StopReason
 from reward_kit.agent.samples import make_group_id, make_rollout_id
-from reward_kit.display_text import counted
-from reward_kit.episodes.record import EpisodeFacts, LatestAttempts, attempt_of, facts_of
+from reward_kit.display_text import pluralize
+from reward_kit.episodes.record import EpisodeFacts, LatestAttempts, get_attempt, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.models import Message, TaskDefinitionModel
 from reward_kit.private_files import make_private_folder
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.runs.datasets import read_rows
-from reward_kit.runs.files import STATES, kept_files, open_part, state_file, told_of, write_atomically
+from reward_kit.runs.files import STATES, episodes_files, open_part, state_file, wrap_os_errors, write_atomically
 from reward_kit.runs.plan import RunPlan
-from reward_kit.runs.redaction import HIDDEN, Redaction, redaction_of
-from reward_kit.runs.results import Places, places_of, read_results
+from reward_kit.runs.redaction import HIDDEN, Redaction, load_redaction
+from reward_kit.runs.results import ResultIndex, index_results, read_results
 from reward_kit.runs.run_folder import FILE, RunFolder, RunHeader, load_episode, new_run_path
-from reward_kit.runs.task_file import as_given, given_by, overlaid
+from reward_kit.runs.task_file import format_override, overlaid, override_source
 from reward_kit.runs.tasks import load_tasks_reward
 from reward_kit.validation import describe_validation_error
 
@@ -49,13 +49,13 @@ def read_transcripts(path: Path) -> list[SingleAgentEpisode]:
     run's limit cut off.
     """
     rollouts: Counter[str] = Counter()
-    places: dict[tuple[str, int], str] = {}
+    lines: dict[tuple[str, int], str] = {}
     latest = LatestAttempts[SingleAgentEpisode | None]()
     for index, (where, row) in enumerate(read_rows(path)):
         episode: SingleAgentEpisode | None = None  # of a run, one that the run's limit cut off does not count
         if "rollout_id" in row and "steps" in row:
             with boundary(StoreError, f"{where}: it cannot be read as an episode"):
-                rollout_id, attempt = row["rollout_id"], attempt_of(row)
+                rollout_id, attempt = row["rollout_id"], get_attempt(row)
                 if row["stop_reason"] != StopReason.RUN_LIMIT:
                     episode = load_episode(path.parent, row)
         else:
@@ -78,7 +78,7 @@ def read_transcripts(path: Path) -> list[SingleAgentEpisode]:
                 group_id,
                 rollout_index,
             )
-        if (known := places.setdefault((rollout_id, attempt), where)) != where:
+        if (known := lines.setdefault((rollout_id, attempt), where)) != where:
             raise ConfigError(f"{where}: rollout {rollout_id!r} is used already at {known}")
         latest.put(rollout_id, attempt, episode)
     return [episode for episode in latest.values() if episode is not None]
@@ -95,7 +95,7 @@ def recorded_episode(
     rollout_index: int = 0,
 ) -> SingleAgentEpisode:
     """Return an episode of which only the conversation is known: each assistant message is a step."""
-    episode = episode_of(rollout_id, messages)
+    episode = episode_from_messages(rollout_id, messages)
     facts = EpisodeFacts(
         sample_id=sample_id,
         group_id=group_id or sample_id,
@@ -136,20 +136,20 @@ class ScoreOrigin(NamedTuple):
     folder: Path
 
 
-def origin_of(header: RunHeader) -> ScoreOrigin | None:
+def run_origin(header: RunHeader) -> ScoreOrigin | None:
     """The task of a run; None where it scored transcripts of which nothing is known."""
     task_path = header.task_path or (header.rescored_from or {}).get("task_path")
     return ScoreOrigin(header.task, Path(task_path).parent) if task_path is not None else None
 
 
-def origin_of_data(data: Path) -> ScoreOrigin:
+def data_origin(data: Path) -> ScoreOrigin:
     """The run's own task where transcripts are a run's, else next to nothing."""
     is_of_run = data.name == "episodes.jsonl" and (data.parent / FILE).is_file()
-    known = origin_of(RunHeader.read(data.parent)) if is_of_run else None
+    known = run_origin(RunHeader.read(data.parent)) if is_of_run else None
     return known or ScoreOrigin({"name": data.stem}, Path.cwd())
 
 
-class Ready(NamedTuple):
+class ScoringSetup(NamedTuple):
     """A reward that is ready to score, the redaction of the files, and notes for the user."""
 
     definition: TaskDefinitionModel
@@ -158,24 +158,24 @@ class Ready(NamedTuple):
     notes: Sequence[str]
 
 
-def ready_to_score(
+def load_scoring_setup(
     origin: ScoreOrigin,
     reward: str,
     changes: Mapping[str, Any],
     pass_threshold: float | None,
     folder: Path | None = None,
-) -> Ready:
+) -> ScoringSetup:
     """Load a reward, and what redacts the run's files."""
     if (hook := origin.task.get("redact")) is not None and "redact" not in changes:
         raise ConfigError(
             f"the texts of this run were redacted by {hook!r}, which its run.json names and which is therefore not "
-            f"executed; give {as_given('redact', shlex.quote(str(hook)))} to redact the new scores by it, or "
-            f"{as_given('redact', 'null')} to write them as they are"
+            f"executed; give {format_override('redact', shlex.quote(str(hook)))} to redact the new scores by it, or "
+            f"{format_override('redact', 'null')} to write them as they are"
         )
     for key in changes:
         if key != "limits.reward_time_s" and key.partition(".")[0] not in _OF_REWARD:
             raise ConfigError(
-                f"{given_by()} {key}: only limits.reward_time_s, sandbox, reward_options and redact apply here"
+                f"{override_source()} {key}: only limits.reward_time_s, sandbox, reward_options and redact apply here"
             )
     # A run chose its sandbox and options for its own reward only.
     known = {name: value for name, value in origin.task.items() if name not in _OF_REWARD}
@@ -184,11 +184,11 @@ def ready_to_score(
         definition = TaskDefinitionModel.model_validate({**overlaid(known, changes), **own})
     except pydantic.ValidationError as error:
         problems = describe_validation_error(error, TaskDefinitionModel)
-        raise ConfigError("\n".join(f"{given_by()} {line}" for line in problems)) from None
+        raise ConfigError("\n".join(f"{override_source()} {line}" for line in problems)) from None
     folder = (folder or Path.cwd()).resolve()
     loaded = load_tasks_reward(definition, folder)
     assert loaded is not None  # the definition names it
-    return Ready(definition, loaded.reward, redaction_of(definition, folder), loaded.notes)
+    return ScoringSetup(definition, loaded.reward, load_redaction(definition, folder), loaded.notes)
 
 
 class ScoringRun(NamedTuple):
@@ -200,12 +200,12 @@ class ScoringRun(NamedTuple):
     title: str
 
 
-def scoring_run(data: Path, ready: Ready, reward: str, log_dir: Path) -> ScoringRun:
+def scoring_run(data: Path, ready: ScoringSetup, reward: str, log_dir: Path) -> ScoringRun:
     """Make the run that scores transcripts."""
     episodes = read_transcripts(data)
     if not episodes:
         raise ConfigError(f"{data} has no rows")
-    check_reward(ready.reward, map(facts_of, episodes))
+    check_reward(ready.reward, map(get_facts, episodes))
     plan = RunPlan(ready.definition, reward=ready.reward, given=len(episodes), redaction=ready.redaction)
     header = RunHeader(
         task_name=ready.definition.name,
@@ -215,7 +215,7 @@ def scoring_run(data: Path, ready: Ready, reward: str, log_dir: Path) -> Scoring
         total=plan.total,
     )
     store = RunFolder.create(new_run_path(log_dir, ready.definition.name), header, ready.redaction)
-    return ScoringRun(plan, store, episodes, f"{data.name}  ({counted(len(episodes), 'transcript')})")
+    return ScoringRun(plan, store, episodes, f"{data.name}  ({pluralize(len(episodes), 'transcript')})")
 
 
 def check_reward(reward: Reward, facts: Iterable[Mapping[str, Any]]) -> None:
@@ -229,12 +229,12 @@ def check_reward(reward: Reward, facts: Iterable[Mapping[str, Any]]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceRun:
     """The run whose episodes are scored again."""
 
     path: Path
     header: RunHeader
-    places: Places
+    index: ResultIndex
 
     @property
     def redact(self) -> str | None:
@@ -242,20 +242,20 @@ class Source:
         return self.header.task.get("redact")
 
 
-def source_of(run: Path) -> Source:
+def open_source_run(run: Path) -> SourceRun:
     """The run in a folder, checked."""
-    header = RunHeader.of_folder(run)
+    header = RunHeader.read_folder(run)
     if header.training is not None:
-        kept = list(kept_files(run).values())
+        kept = list(episodes_files(run).values())
         instead = f"score those it kept: reward-kit score {kept[-1]}" if kept else "it kept none (logs.episodes_every)"
         raise ConfigError(f"{run} is a training run, which has no episodes.jsonl; {instead}")
-    places = places_of(run)
-    if not places.episodes:
+    index = index_results(run)
+    if not index.episodes:
         raise ConfigError(f"{run} has no episode that could be scored")
-    return Source(run, header, places)
+    return SourceRun(run, header, index)
 
 
-def copy_results(source: Source, target: Path, redaction: Redaction) -> int:
+def copy_results(source: SourceRun, target: Path, redaction: Redaction) -> int:
     """Copy the episodes of a run, with their final states, into the folder of a new one.
 
     Secrets that are known by now are hidden; apart from that each line is as it was. Returns the number of episodes in
@@ -265,11 +265,11 @@ def copy_results(source: Source, target: Path, redaction: Redaction) -> int:
 
     def lines() -> Iterator[bytes]:
         nonlocal hidden
-        for result in read_results(source.path, source.places):
+        for result in read_results(source.path, source.index):
             if state := result.episode.get("final_state"):
                 file = state_file(source.path, result.episode["rollout_id"], state)
                 copy = target / STATES / file.name
-                with told_of("write", copy):
+                with wrap_os_errors("write", copy):
                     make_private_folder(copy.parent, exist_ok=True)
                     if not copy.exists():
                         try:
@@ -277,7 +277,7 @@ def copy_results(source: Source, target: Path, redaction: Redaction) -> int:
                         except OSError:  # not on every disk
                             with file.open("rb") as state_of, open_part(copy, copy, is_private=True) as part:
                                 shutil.copyfileobj(state_of, part)
-            line = redaction.of_line(result.line.rstrip(b"\n")) + b"\n"
+            line = redaction.redact_line(result.line.rstrip(b"\n")) + b"\n"
             hidden += HIDDEN.encode() in line
             yield line
 
@@ -285,9 +285,9 @@ def copy_results(source: Source, target: Path, redaction: Redaction) -> int:
     return hidden
 
 
-def checked_facts(source: Source) -> Iterator[Mapping[str, Any]]:
+def checked_facts(source: SourceRun) -> Iterator[Mapping[str, Any]]:
     """Yield the ground truth and sample of each episode, and check that its final state exists."""
-    for result in read_results(source.path, source.places):
+    for result in read_results(source.path, source.index):
         if state := result.episode.get("final_state"):
             state_file(source.path, result.episode["rollout_id"], state)
         yield {key: result.episode.get(key) for key in ("ground_truth", "sample")}

@@ -67,7 +67,7 @@ class Interval:
         return replace(self, mean=self.mean * factor, low=low, high=high, standard_error=error)
 
 
-def mean_of(values: Sequence[float] | np.ndarray) -> float:
+def safe_mean(values: Sequence[float] | np.ndarray) -> float:
     """The mean, also where the sum would be beyond every float."""
     try:
         return math.fsum(values) / len(values)
@@ -103,7 +103,7 @@ def mean_interval(scores: Sequence[float | None], clusters: Sequence[Hashable], 
         scaled = mean_interval([None if s is None else s / largest / 2.0 for s in scores], clusters, confidence)
         return scaled.times(2.0).times(largest)
     is_constant = bool((values == values[0]).all())
-    mean = float(values[0]) if is_constant else mean_of(values)
+    mean = float(values[0]) if is_constant else safe_mean(values)
     deviations: dict[Hashable, list[float]] = defaultdict(list)
     for value, (_, cluster) in zip(values.tolist(), pairs, strict=True):
         deviations[cluster].append(0.0 if is_constant else value - mean)
@@ -296,7 +296,7 @@ def _mean_over_samples(
 ) -> SampleMean:
     counts = list(attempts)
     values = [figure(n, c, k) for n, c in counts if n >= k]
-    return SampleMean(mean_of(values) if values else None, len(values), len(counts) - len(values))
+    return SampleMean(safe_mean(values) if values else None, len(values), len(counts) - len(values))
 
 
 # Bootstrap
@@ -487,7 +487,7 @@ def difference_interval(
     and those can be off by `reach` either way, which makes m(1 − u) ± u · reach.
     """
     difference_G = _checked(differences)
-    size, mean = len(difference_G), mean_of(difference_G)
+    size, mean = len(difference_G), safe_mean(difference_G)
     if size < 2:
         return Interval(mean, None, None, None, size, size)
     deviation = _deviation(difference_G)
@@ -541,7 +541,7 @@ def paired_t_test(differences: Sequence[float] | Floats) -> float | None:
     deviation = _deviation(difference_G)
     if deviation is None:
         return None
-    return t_two_sided(mean_of(difference_G) / deviation * math.sqrt(len(difference_G)), len(difference_G) - 1)
+    return t_two_sided(safe_mean(difference_G) / deviation * math.sqrt(len(difference_G)), len(difference_G) - 1)
 
 
 def cohens_dz(differences: Sequence[float] | Floats) -> float | None:
@@ -551,7 +551,7 @@ def cohens_dz(differences: Sequence[float] | Floats) -> float | None:
     """
     difference_G = _checked(differences)
     deviation = _deviation(difference_G)
-    return None if deviation is None else mean_of(difference_G) / deviation
+    return None if deviation is None else safe_mean(difference_G) / deviation
 
 
 def paired_cliffs_delta(differences: Sequence[float] | Floats) -> float:

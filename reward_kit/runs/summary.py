@@ -13,9 +13,9 @@ from typing import Any
 
 from reward_kit.agent.models import StopReason
 from reward_kit.episodes.json_codec import from_json_value
-from reward_kit.episodes.record import attempt_of, environment_return, facts_of
+from reward_kit.episodes.record import environment_return, get_attempt, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.runs.statistics import Interval, mean_interval, mean_of, mean_pass_at_k, mean_pass_hat_k
+from reward_kit.runs.statistics import Interval, mean_interval, mean_pass_at_k, mean_pass_hat_k, safe_mean
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class EpisodeRow:
     is_imputed: bool = False
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> EpisodeRow:
+    def from_record(cls, record: Mapping[str, Any]) -> EpisodeRow:
         """The row of one line of `episodes.jsonl`."""
         failure = record.get("failure") or {}
         return cls(
@@ -53,14 +53,14 @@ class EpisodeRow:
             error_message=failure.get("message"),
             error_traceback=failure.get("traceback"),
             usage=whole_usage(record),
-            attempt=attempt_of(record),
+            attempt=get_attempt(record),
             tool_errors=_tool_errors(part.get("info") for part in [*record["steps"][1:], record.get("final") or {}]),
         )
 
     @classmethod
-    def of_episode(cls, episode: SingleAgentEpisode) -> EpisodeRow:
+    def from_episode(cls, episode: SingleAgentEpisode) -> EpisodeRow:
         """The same row, of an episode whose line is not at hand."""
-        facts = facts_of(episode)
+        facts = get_facts(episode)
         failure = facts.get("failure") or {}
         return cls(
             rollout_id=episode.id_,
@@ -180,7 +180,7 @@ def _summarise_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float)
         stop_reasons=dict(sorted(Counter(row.stop_reason for row in rows).items())),
         mean_steps=sum(row.num_steps for row in rows) / len(rows),
         tool_errors=sum(row.tool_errors for row in rows),
-        mean_return=mean_of(returns) if returns else None,
+        mean_return=safe_mean(returns) if returns else None,
         tokens=int(sum(row.usage.get("prompt_tokens", 0) + row.usage.get("completion_tokens", 0) for row in rows)),
         cost=float(sum(costs)) if costs else None,
         first_error=first.error_message if first else None,

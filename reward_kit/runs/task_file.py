@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 import pydantic
 import yaml
 
-from reward_kit.errors import ConfigError, why_unreadable
+from reward_kit.errors import ConfigError, describe_read_error
 from reward_kit.limited_yaml import LimitedLoader, YamlLimitError
 from reward_kit.loading import is_built_in
 from reward_kit.models import TaskDefinitionModel
-from reward_kit.safe_input import YAML_BYTES, shown_size
+from reward_kit.safe_input import YAML_BYTES, format_size
 from reward_kit.validation import describe_validation_error
 
 KeyPath = tuple[str | int, ...]
@@ -66,11 +66,11 @@ class LocatedYaml:
             with path.open("rb") as file:
                 self.source = file.read(YAML_BYTES + 1)
             if len(self.source) > YAML_BYTES:
-                problem = f"the file has more than {shown_size(YAML_BYTES)}, which is the limit"
+                problem = f"the file has more than {format_size(YAML_BYTES)}, which is the limit"
                 raise ConfigError(f"{path}: {problem}; write a dataset as JSONL")
             text = self.source.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read {path}: {why_unreadable(path, error)}") from None
+            raise ConfigError(f"cannot read {path}: {describe_read_error(path, error)}") from None
         self._lines: dict[KeyPath, int] = {}
         try:
             loader = _Loader(text)
@@ -134,7 +134,7 @@ class LocatedYaml:
 
 
 @contextmanager
-def about(located: LocatedYaml, *location: str | int) -> Iterator[None]:
+def error_context(located: LocatedYaml, *location: str | int) -> Iterator[None]:
     """Name the line and the key in what goes wrong with what the key names."""
     try:
         yield
@@ -143,7 +143,7 @@ def about(located: LocatedYaml, *location: str | int) -> Iterator[None]:
 
 
 @contextmanager
-def given_in_python() -> Iterator[None]:
+def overrides_in_python() -> Iterator[None]:
     """Name the parameter `overrides` in messages, instead of the option -T, for as long as the block lasts."""
     token = _IS_PYTHON.set(True)
     try:
@@ -152,12 +152,12 @@ def given_in_python() -> Iterator[None]:
         _IS_PYTHON.reset(token)
 
 
-def given_by() -> str:
+def override_source() -> str:
     """By what the user gave an override, for messages."""
     return "overrides" if _IS_PYTHON.get() else "-T"
 
 
-def as_given(key: str, value: str = "") -> str:
+def format_override(key: str, value: str = "") -> str:
     """Return an override as the user wrote it, or would write it, for messages."""
     if _IS_PYTHON.get():
         return f"overrides={{{key!r}: {repr(value) if value else '…'}}}"
@@ -185,12 +185,12 @@ def overlaid(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
         for key in parents:
             inner = inner[_index(inner, key, dotted)] if isinstance(inner, list) else inner.setdefault(key, {})
             if not isinstance(inner, dict | list):
-                raise ConfigError(f"{as_given(dotted)}: {key!r} is not a mapping")
+                raise ConfigError(f"{format_override(dotted)}: {key!r} is not a mapping")
         inner[_index(inner, last, dotted) if isinstance(inner, list) else last] = value
     return result
 
 
-def keys_of_user(section: str, names: Iterable[str], overrides: Collection[str]) -> set[str]:
+def overridden_keys(section: str, names: Iterable[str], overrides: Collection[str]) -> set[str]:
     """Return those keys of a block that an override gave, itself or with a block around them."""
     prefix = f"{section}." if section else ""
     return {name for name in names if any(not key or f"{prefix}{name}.".startswith(f"{key}.") for key in overrides)}
@@ -198,7 +198,7 @@ def keys_of_user(section: str, names: Iterable[str], overrides: Collection[str])
 
 def _index(items: list[Any], key: str, dotted: str) -> int:
     if not (key.isascii() and key.isdigit() and int(key) < len(items)):
-        raise ConfigError(f"{as_given(dotted)}: {key!r} is not a position in a list of {len(items)}, counted from 0")
+        raise ConfigError(f"{format_override(dotted)}: {key!r} is not an index into a list of {len(items)}")
     return int(key)
 
 
@@ -225,7 +225,7 @@ def parse_task(
                 value = json.dumps(value) if not isinstance(value, str) else value
                 raise ConfigError(
                     f"{located.where(('sandbox', *keys))}: {dotted}: {value} loosens the sandbox, which a task file "
-                    f"cannot do; remove it and give {as_given(dotted, shlex.quote(value))} (of `train`: -T "
+                    f"cannot do; remove it and give {format_override(dotted, shlex.quote(value))} (of `train`: -T "
                     f"task.{dotted}=…)"
                 )
     # A key that would have no effect is an error, not a silent no-op.
@@ -256,16 +256,16 @@ def validated(located: LocatedYaml, overrides: Mapping[str, Any], model: type[Mo
         for problem, text in zip(error.errors(), describe_validation_error(error, model), strict=True):
             location, why = tuple(problem["loc"]), ""
             if problem["type"] == "missing" and location in (("policy", "type"), ("user", "type")):
-                why = f"; such a block needs a type, e.g. {as_given(f'{location[0]}.type', 'openai')}"
+                why = f"; such a block needs a type, e.g. {format_override(f'{location[0]}.type', 'openai')}"
             elif problem["input"] is None:
                 why = "; YAML reads an empty value as null, which is None here"
-            lines.append(f"{place_of(located, location, overrides)}: {text}{why}")
+            lines.append(f"{error_location(located, location, overrides)}: {text}{why}")
         raise ConfigError("\n".join(lines)) from None
 
 
-def place_of(located: LocatedYaml, location: tuple[str | int, ...], overrides: Mapping[str, Any]) -> str:
+def error_location(located: LocatedYaml, location: tuple[str | int, ...], overrides: Mapping[str, Any]) -> str:
     """Return where a key was given: on the command line, or in a line of the file."""
     dotted = ".".join(map(str, location))
     is_new = bool(location) and location[0] not in located.data  # nothing but an override can have brought it
     is_given = any(f"{dotted}.".startswith(f"{key}.") or (is_new and key.startswith(f"{dotted}.")) for key in overrides)
-    return given_by() if is_given else located.where(location)
+    return override_source() if is_given else located.where(location)

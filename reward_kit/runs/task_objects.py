@@ -21,14 +21,14 @@ from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.json_codec import to_json_value
-from reward_kit.errors import ConfigError, EpisodeError, RewardKitError, kind_of
+from reward_kit.errors import ConfigError, EpisodeError, RewardKitError, type_name
 from reward_kit.loading import load_object
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.levels import reward_here
 from reward_kit.typed_interface import RewardSpec
 
 
-def source_of(value: Any) -> str:
+def source_text(value: Any) -> str:
     """The source text of a function, a class or an instance's class; "" where Python does not know it."""
     if not isinstance(value, type):
         while isinstance(value, functools.partial):
@@ -62,7 +62,7 @@ _WITHOUT_WALLS = (
 )
 
 
-class Kept(NamedTuple):
+class InputCopy(NamedTuple):
     """A text that is kept with a run: how the name of its file ends, and its content."""
 
     suffix: str
@@ -87,9 +87,9 @@ class TaskObjects:
     rows: Sequence[Mapping[str, Any]] | None = None
     policy: LivePolicy | None = None
     names: Mapping[str, Any] = field(default_factory=dict)
-    kept: Mapping[str, Kept] = field(default_factory=dict)
+    kept: Mapping[str, InputCopy] = field(default_factory=dict)
 
-    def refuse(self, overrides: Mapping[str, Any]) -> None:
+    def reject_overrides(self, overrides: Mapping[str, Any]) -> None:
         """Refuse a key laid over the task's where the task has a Python object in its place."""
         objects = {
             "reward": (self.reward, "reward_function_path", "custom_reward_function"),
@@ -124,7 +124,7 @@ def live_reward(reward: Any, definition: TaskDefinitionModel) -> tuple[RewardSpe
 def given_rows(dataset: Any) -> list[dict[str, Any]]:
     """A dataset that is given as rows."""
     if isinstance(dataset, Mapping) or not isinstance(dataset, Iterable):
-        raise ConfigError(f"dataset: expected a file's path or a list of rows, got {kind_of(dataset)}")
+        raise ConfigError(f"dataset: expected a file's path or a list of rows, got {type_name(dataset)}")
     rows = list(dataset)
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping) or not all(isinstance(key, str) for key in row):
@@ -144,7 +144,7 @@ def is_live(policy: object) -> TypeGuard[LivePolicy]:
     return isinstance(policy, AgentPolicy) or (isinstance(policy, type) and issubclass(policy, AgentPolicy))
 
 
-def name_of(value: Any) -> str:
+def object_reference(value: Any) -> str:
     """`module:name` of a function, a class or an instance, as Python knows it."""
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{named.__module__}:{named.__qualname__}"
@@ -153,8 +153,8 @@ def name_of(value: Any) -> str:
 def named_resource(kind: Any) -> str:
     """The reference by which a resource's class is found again in this process."""
     if not (isinstance(kind, type) and issubclass(kind, ForkableResource)):
-        raise ConfigError(f"resource: expected a name or a subclass of ForkableResource, got {kind_of(kind)}")
-    reference = name_of(kind)
+        raise ConfigError(f"resource: expected a name or a subclass of ForkableResource, got {type_name(kind)}")
+    reference = object_reference(kind)
     try:
         is_found = load_object(reference) is kind
     except RewardKitError:
@@ -164,18 +164,18 @@ def named_resource(kind: Any) -> str:
     return reference
 
 
-def kept_sources(objects: Mapping[str, Any]) -> dict[str, Kept]:
+def copy_sources(objects: Mapping[str, Any]) -> dict[str, InputCopy]:
     """The source texts of these objects, as far as Python knows them."""
-    texts = {name: source_of(one) for name, one in objects.items()}
-    return {name: Kept(".py", text.encode("utf-8", "backslashreplace")) for name, text in texts.items() if text}
+    texts = {name: source_text(one) for name, one in objects.items()}
+    return {name: InputCopy(".py", text.encode("utf-8", "backslashreplace")) for name, text in texts.items() if text}
 
 
-def kept_rows(rows: Sequence[Mapping[str, Any]]) -> Kept:
+def copy_rows(rows: Sequence[Mapping[str, Any]]) -> InputCopy:
     """A dataset that was given as rows; what JSON does not know has the form that it has in an episode."""
     lines = (json.dumps(to_json_value(row), ensure_ascii=False) for row in rows)
-    return Kept(".jsonl", "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace"))
+    return InputCopy(".jsonl", "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace"))
 
 
-def place_of_task(folder: Path | None, name: str) -> Path:
+def placeholder_path(folder: Path | None, name: str) -> Path:
     """Return a path that stands for the file of a task without one; its folder is where names are looked up."""
     return (folder or Path()) / f"Task {name!r}".replace("/", "-").replace("\0", "")

@@ -17,11 +17,11 @@ import pydantic
 
 from reward_kit.agent.samples import Prompt, PromptError, Sample
 from reward_kit.agent.starts import GroupStart
-from reward_kit.earlier_tasks import notes_on
 from reward_kit.environments.config import check_row_config, read_config, resource_class
 from reward_kit.environments.servers import ServerPool
 from reward_kit.environments.tools import ToolRegistry
-from reward_kit.errors import ConfigError, EnvironmentFailure, boundary, did_you_mean, kind_of
+from reward_kit.errors import ConfigError, EnvironmentFailure, boundary, did_you_mean, type_name
+from reward_kit.legacy_tasks import upgrade_notes
 from reward_kit.loading import load_module, load_object
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.providers.keys import NO_KEY
@@ -29,8 +29,8 @@ from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, key_variable_
 from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice, load_reward
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.runs.datasets import check_dataset, read_samples
-from reward_kit.runs.inputs import TASK_FILE, digest_of, inputs_of
-from reward_kit.runs.task_file import LocatedYaml, about, keys_of_user, parse_task, place_of
+from reward_kit.runs.inputs import TASK_FILE, find_inputs, hash_path
+from reward_kit.runs.task_file import LocatedYaml, error_context, error_location, overridden_keys, parse_task
 from reward_kit.runs.task_objects import TaskObjects, live_reward
 from reward_kit.task_parts import CreditModel
 from reward_kit.typed_interface import RewardSpec
@@ -58,7 +58,7 @@ class LoadedTask:
         reward: the reward function, None where the task only collects. Unless it runs in this process, it was
             described in its sandbox and is not loaded here.
         notes: lines for the user about what was loaded.
-        inputs: the files and folders that decide what a run's episodes and scores are, as `inputs_of` finds them.
+        inputs: the files and folders that decide what a run's episodes and scores are, as `find_inputs` finds them.
         digests: their SHA-256, to notice a change before a resume, and those of what was given.
         objects: the Python objects that it was made of, if no file describes it.
         of_user: the dotted keys that the user gave, on the command line or in Python, and no file; "" for all of them.
@@ -117,28 +117,28 @@ def resolve_task(
     overrides, objects = overrides or {}, objects or TaskObjects()
     folder = located.path.resolve().parent
     of_user = frozenset({*overrides, "base_url"}) - {*stored} if located.is_written else frozenset({""})
-    objects.refuse(overrides)
+    objects.reject_overrides(overrides)
     definition = parse_task(located, overrides, has_rows=objects.rows is not None)
     if definition.credit is not None:
-        located_assigner(located, definition.credit, overrides)
-    definition = with_surroundings(located, definition, folder)
-    with about(located, "tools_module_path"):
+        make_located_assigner(located, definition.credit, overrides)
+    definition = complete_resource_config(located, definition, folder)
+    with error_context(located, "tools_module_path"):
         named = definition.tools_module_path
         tools = objects.tools or (load_tools(named, folder) if named else None)
         check_tools(tools, definition)
     reward, notes = _resolve_reward(located, definition, overrides, objects, of_user)
     if definition.dataset_path is not None:
-        with about(located, "dataset_path"):
+        with error_context(located, "dataset_path"):
             check_dataset(folder / definition.dataset_path)
     samples = tuple(read_samples(definition, folder, objects.rows))
     check_samples(definition, samples)
     if reward is not None:
-        with about(located, "reward_function_path"):
+        with error_context(located, "reward_function_path"):
             check_parameters(reward)
             fields = (key for sample in samples for key in sample.row)
             check_truth(reward, (sample.ground_truth for sample in samples), fields)
-    inputs = inputs_of(located.path if located.is_written else None, folder, definition, reward)
-    digests = {name: digest_of(path) for name, path in inputs.items()}
+    inputs = find_inputs(located.path if located.is_written else None, folder, definition, reward)
+    digests = {name: hash_path(path) for name, path in inputs.items()}
     has_dataset = definition.dataset_path is not None or objects.rows is not None
     return LoadedTask(
         definition=definition,
@@ -149,7 +149,7 @@ def resolve_task(
         reward=reward,
         inputs=inputs,
         digests={**digests, **objects.digests(), TASK_FILE: hashlib.sha256(located.source).hexdigest()},
-        notes=(*notes_on(located.data), *_check_prompts(definition, located, samples), *notes),
+        notes=(*upgrade_notes(located.data), *_check_prompts(definition, located, samples), *notes),
         objects=objects,
         of_user=of_user,
     )
@@ -192,14 +192,14 @@ def _resolve_reward(
         if objects.reward is not None:
             here, note = live_reward(objects.reward, definition)
             return here, (note,)
-        if path.startswith(("http://", "https://")) and not keys_of_user("", ["reward_function_path"], of_user):
+        if path.startswith(("http://", "https://")) and not overridden_keys("", ["reward_function_path"], of_user):
             from reward_kit.reward_agent.remote import check_named_by_file
 
             check_named_by_file(path)
         client = options.get("client")
         named = client.get("api_key_env") if isinstance(client, Mapping) else None
-        typed = keys_of_user("reward_options", ["base_url"], of_user)
-        typed |= keys_of_user("reward_options.client", ["api_key_env"], of_user)
+        typed = overridden_keys("reward_options", ["base_url"], of_user)
+        typed |= overridden_keys("reward_options.client", ["api_key_env"], of_user)
         settings = {"base_url": options.get("base_url"), "api_key_env": named}
         try:
             variable = key_variable_for(CURRENT_PROVIDER_SESSION.get(), settings, typed)
@@ -215,7 +215,7 @@ def _resolve_reward(
             key, message = ("reward_options", match[1]), f"reward_options.{match[1]}: {error}"
         elif match := _OF_SANDBOX.match(str(error)):
             key, message = ("sandbox", match[1]), str(error)
-        raise ConfigError(f"{place_of(located, key, overrides)}: {message}") from error
+        raise ConfigError(f"{error_location(located, key, overrides)}: {message}") from error
     if loaded is None:
         return None, ()
     reward = loaded.reward
@@ -228,22 +228,22 @@ def _resolve_reward(
     return reward, loaded.notes
 
 
-def assigner_of(credit: CreditModel) -> CreditAssigner:
+def make_assigner(credit: CreditModel) -> CreditAssigner:
     """Return the assigner of a `credit:` block."""
     from reward_kit.rl_processing import CreditAssigner
 
     return CreditAssigner(credit.estimator, step_rewards=credit.step_rewards, **credit.options())
 
 
-def located_assigner(located: LocatedYaml, credit: CreditModel, overrides: Mapping[str, Any]) -> CreditAssigner:
-    """`assigner_of` the `credit:` block of a file."""
+def make_located_assigner(located: LocatedYaml, credit: CreditModel, overrides: Mapping[str, Any]) -> CreditAssigner:
+    """`make_assigner` the `credit:` block of a file."""
     try:
-        return assigner_of(credit)
+        return make_assigner(credit)
     except ConfigError as error:
         keys = ["estimator", *credit.options()]
         named = re.search(rf"\b({'|'.join(map(re.escape, keys))})\b", str(error).replace("state hash", "state_hash"))
         key = ("credit", named[1]) if named else ("credit",)
-        raise ConfigError(f"{place_of(located, key, overrides)}: {'.'.join(key)}: {error}") from error
+        raise ConfigError(f"{error_location(located, key, overrides)}: {'.'.join(key)}: {error}") from error
 
 
 def load_tools(location: str, folder: Path) -> ToolRegistry:
@@ -251,7 +251,7 @@ def load_tools(location: str, folder: Path) -> ToolRegistry:
     if not location.endswith(".py") and ":" in location:
         registry = load_object(location, folder)
         if not isinstance(registry, ToolRegistry):
-            raise ConfigError(f"{location} is {kind_of(registry)}, not a ToolRegistry")
+            raise ConfigError(f"{location} is {type_name(registry)}, not a ToolRegistry")
         return registry
     module = load_module(location, folder)
     found = {name: value for name, value in vars(module).items() if isinstance(value, ToolRegistry)}
@@ -308,7 +308,9 @@ def selected(task: LoadedTask, limit: int | None = None, sample_ids: Iterable[st
     return chosen[:limit] if limit is not None else chosen
 
 
-def with_surroundings(located: LocatedYaml, definition: TaskDefinitionModel, folder: Path) -> TaskDefinitionModel:
+def complete_resource_config(
+    located: LocatedYaml, definition: TaskDefinitionModel, folder: Path
+) -> TaskDefinitionModel:
     """Give the resources of a task what they need of its file: its folder, and the server that it names."""
     base, server = definition.base_resource_config, definition.resource_server
     is_composite = definition.resource_type == _COMPOSITE
@@ -316,7 +318,7 @@ def with_surroundings(located: LocatedYaml, definition: TaskDefinitionModel, fol
     if is_composite:
         from reward_kit.environments.composite import CompositeConfig
 
-        with about(located, "base_resource_config"):
+        with error_context(located, "base_resource_config"):
             read = read_config(CompositeConfig, base, "composite")
         parts = [(one.type, one.name, one.config) for one in read.resources]
     elif definition.resource_type is not None:
@@ -331,7 +333,7 @@ def with_surroundings(located: LocatedYaml, definition: TaskDefinitionModel, fol
     resources: list[dict[str, Any]] = []
     takers: list[dict[str, Any]] = []
     for index, (location, name, config) in enumerate(parts):
-        with about(located, *(("resources", index) if is_composite else ("resource_type",))):
+        with error_context(located, *(("resources", index) if is_composite else ("resource_type",))):
             location = str(folder / location) if location.partition(":")[0].endswith(".py") else location
             kind = resource_class(location)
         resources.append({"type": location, "name": name, "config": dict(config)})
@@ -398,7 +400,9 @@ def check_samples(definition: TaskDefinitionModel, samples: Sequence[Sample]) ->
         check_row_config(kind, base, sample.resource_config, sample.where)
 
 
-async def check_world(definition: TaskDefinitionModel, samples: Sequence[Sample], located: LocatedYaml) -> bool:
+async def check_resource_starts(
+    definition: TaskDefinitionModel, samples: Sequence[Sample], located: LocatedYaml
+) -> bool:
     """Open the resource for one sample of each kind of configuration, so that a wrong one is found before the run.
 
     Returns:

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from reward_kit.errors import StoreError
-from reward_kit.loading import is_built_in, module_name_of
+from reward_kit.loading import is_built_in, user_module_name
 from reward_kit.reward_agent.sources import find_module
 from reward_kit.runs.files import write_atomically
-from reward_kit.runs.inputs import digest_of, own_modules
+from reward_kit.runs.inputs import hash_path, own_modules
 from reward_kit.runs.task_file import LocatedYaml, overlaid
 from reward_kit.sandbox.program import library_path
 
@@ -131,7 +131,7 @@ class _Search:
         self.runs_code = True
         for word in words:
             if len(word) < 256 and "\0" not in word and (file := folder / word).is_file():
-                self.code.setdefault(file.resolve(), module_name_of(file.resolve()))
+                self.code.setdefault(file.resolve(), user_module_name(file.resolve()))
 
     def visit_text(self, key: str, text: str, folder: Path, *, is_module: bool = False) -> None:
         """Add the code that a text names, if it names some, in any of the forms that `load_object` takes."""
@@ -145,7 +145,7 @@ class _Search:
                 return
             if location.endswith(".py") and (file := folder / location).is_file():
                 file = file.resolve()
-                self.code.setdefault(file, module_name_of(file))
+                self.code.setdefault(file, user_module_name(file))
             elif (found := _find_module(location, folder)) is not None:
                 module, file = found
                 if _came_with(file, folder):
@@ -165,7 +165,7 @@ class _Search:
         for file, module in self.code.items():
             imported = own_modules(file, module) if file.suffix == ".py" else ()
             files.update(one.resolve() for one in imported if _came_with(one.resolve(), file.parent))
-        return {file: digest_of(file) for file in sorted(files) if file.is_file()}
+        return {file: hash_path(file) for file in sorted(files) if file.is_file()}
 
 
 def _came_with(file: Path, folder: Path) -> bool:

@@ -163,11 +163,11 @@ def _describe(error: BaseException, kind: str) -> dict[str, Any]:
     elif _isinstance(error, SystemExit):
         kind = "exit"
     elif isinstance(error, OSError) and kind != "load":
-        kind = kind_of(error) or kind
+        kind = errno_kind(error) or kind
     return _error(kind, name, _text(error), "\n".join([f"{name}: {_text(error)}", *trace[: -_DEEPEST_TRACE - 1 : -1]]))
 
 
-def kind_of(error: OSError) -> str | None:
+def errno_kind(error: OSError) -> str | None:
     """Return the kind of limit or restriction that an OSError comes from, None if from neither."""
     return _ERRNO_KINDS.get(error.errno or 0)
 

@@ -125,7 +125,7 @@ def ranges(starts: Ints, lengths: Ints) -> Ints:
     return indices
 
 
-def counted(lengths: Ints) -> npt.NDArray[np.int32]:
+def row_positions(lengths: Ints) -> npt.NDArray[np.int32]:
     """Return 0, 1, 2, … of each length, one after another."""
     indices = np.arange(int(lengths.sum()), dtype=np.int32)
     indices -= np.repeat((np.cumsum(lengths) - lengths).astype(np.int32), lengths)

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reward_kit.agent.policy_interface import tool_calls_of
+from reward_kit.agent.policy_interface import get_tool_calls
 from reward_kit.episodes.allowed_ids import AllowedIds
-from reward_kit.episodes.record import facts_of
+from reward_kit.episodes.record import get_facts
 from reward_kit.episodes.segments import ActionSpan, EpisodeTokens
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, EpisodeError, kind_of
+from reward_kit.errors import ConfigError, EpisodeError, type_name
 from reward_kit.tokens.columns import Array, Columns, Floats, Ints, ranges
 
 STD_FLOOR = 1e-6
@@ -239,7 +239,7 @@ def identities(columns: Columns) -> Columns:
     """
     owners = columns.episodes_B
     rollouts = _objects([episode.id_ for episode in columns.episodes])
-    groups = _objects([facts_of(episode).get("group_id") for episode in columns.episodes])
+    groups = _objects([get_facts(episode).get("group_id") for episode in columns.episodes])
     uids = _objects([group or rollout for group, rollout in zip(groups, rollouts, strict=True)])
     named = {"rollout_id": rollouts, "group_id": groups, "traj_uid": rollouts, "uid": uids}
     counted = np.cumsum(np.append(0, columns.tokens["action_mask"]), dtype=np.int64)
@@ -263,7 +263,7 @@ def episode_facts(columns: Columns) -> Columns:
     calls_E = np.zeros(len(lengths_E), dtype=np.int64)
     for index, episode in enumerate(columns.episodes):  # an episode made by hand may hold actions of any kind
         actions = [action for action in episode.get_actions() if isinstance(action, Mapping) and "type" in action]
-        calls_E[index] = sum(len(tool_calls_of(action)) for action in actions)
+        calls_E[index] = sum(len(get_tool_calls(action)) for action in actions)
     facts_E = [_facts(episode) for episode in columns.episodes]
     # Every row has dicts of its own: a key set in one is set in no other.
     rows = [{key: dict(v) if isinstance(v, dict) else v for key, v in facts_E[owner].items()} for owner in owners]
@@ -277,7 +277,7 @@ _FACTS = ("data_source", "extra_info", "reward_model", "success", "multi_modal_i
 
 
 def _facts(episode: SingleAgentEpisode) -> dict[str, Any]:
-    facts = facts_of(episode)
+    facts = get_facts(episode)
     sample = facts.get("sample") or {}
     given = sample.get("extra_info")
     ending = {"sample_id": facts.get("sample_id"), "stop_reason": facts.get("stop_reason")}
@@ -306,7 +306,7 @@ def check_complete(columns: Columns) -> None:
     """Raise a ConfigError that names the column if one that a layout needs is missing."""
     if not isinstance(columns, Columns):
         raise ConfigError(
-            f"rows are laid out from Columns, which a RowPipeline makes of episodes; got {kind_of(columns)}"
+            f"rows are laid out from Columns, which a RowPipeline makes of episodes; got {type_name(columns)}"
         )
     missing = [key for key in ("input_ids", "completion_mask") if key not in columns.tokens]
     if missing:

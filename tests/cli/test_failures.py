@@ -173,9 +173,9 @@ class TestWhatBreaksInOneEpisodeStaysThere:
         episodes = {line["sample_id"]: line for line in lines(path / "episodes.jsonl")}
         assert len(episodes) == 20
         assert [key for key, line in episodes.items() if line["failure"]] == ["q3"]
-        assert "what it waited for was cancelled" in episodes["q3"]["failure"]["message"]
+        assert "a task it awaited was cancelled" in episodes["q3"]["failure"]["message"]
         (answer,) = [m["content"] for m in episodes["q5"]["messages"] if m["role"] == "tool"]
-        assert answer == "Error: tool 'wait': what it waited for was cancelled"
+        assert answer == "Error: tool 'wait': a task it awaited was cancelled"
         unscored = [line for line in lines(path / "scores.jsonl") if line["score"] is None]
         assert [line["rollout_id"] for line in unscored] == [episodes["q7"]["rollout_id"]]
         figures = summary(path)
@@ -323,7 +323,7 @@ def test_an_endpoint_of_which_a_secret_was_hidden_must_be_given_again(
     project.call("run", "task.yaml", "--limit", "1")
     file = project.run_path() / "run.json"
     header = RunHeader.read(file.parent).with_(base_url="http://gateway.example/of-a-gateway/v1")
-    file.write_bytes(Redaction(["of-a-gateway"]).of_line(header.to_bytes()))
+    file.write_bytes(Redaction(["of-a-gateway"]).redact_line(header.to_bytes()))
     assert RunHeader.read(file.parent).base_url == "http://gateway.example/(hidden)/v1"
     monkeypatch.chdir(project.folder)
     assert "of which a secret was not stored; give --base-url" in refused("run", "--resume")

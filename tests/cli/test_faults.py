@@ -148,7 +148,7 @@ async def run_in(folder: Path, actions: Any, *, rollouts: int = 4, **fields: Any
     plan = RunPlan(definition, policies, [Sample("s")], rollouts, reward=reward_spec(one))
     with RunFolder.create(folder / "run", RunHeader(task_name="t")) as store, anyio.fail_after(60):
         run = Run(plan, store)
-        run.take_stock()
+        run.load_stored()
         await run.execute()
     return run
 

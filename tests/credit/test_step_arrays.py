@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_kit.credit.step_arrays import StepArrays, codes_of, discounted, place_of
+from reward_kit.credit.step_arrays import StepArrays, discounted, factorize, locate_step
 from reward_kit.errors import ConfigError, InvalidResultError
 from tests.credit.batches import eighths, step, trajectory
 
@@ -28,7 +28,7 @@ def test_what_is_read_of_a_batch() -> None:
     assert arrays.is_scored_S.tolist() == [True, True, False]
     assert arrays.is_truncated_B.tolist() == [True, False, False]
     assert arrays.sums_B(np.array([1.0, 2.0, 4.0])).tolist() == [3.0, 0.0, 4.0]
-    assert arrays.name_of(2) == "trajectory 2, step 0"
+    assert arrays.describe_step(2) == "trajectory 2, step 0"
 
 
 def test_unset_rewards_are_filled_and_the_score_comes_last_only_where_one_is_unset() -> None:
@@ -90,7 +90,7 @@ def test_discounted_sums_of_few_long_and_many_short_trajectories(lengths: list[i
 
 
 def test_codes_and_places() -> None:
-    assert codes_of(["b", "a", "b", ("a",)]).tolist() == [0, 1, 0, 2]
-    assert codes_of([]).tolist() == []
+    assert factorize(["b", "a", "b", ("a",)]).tolist() == [0, 1, 0, 2]
+    assert factorize([]).tolist() == []
     lengths = np.array([2, 0, 0, 3])
-    assert [place_of(k, lengths) for k in range(5)] == [(0, 0), (0, 1), (3, 0), (3, 1), (3, 2)]
+    assert [locate_step(k, lengths) for k in range(5)] == [(0, 0), (0, 1), (3, 0), (3, 1), (3, 2)]

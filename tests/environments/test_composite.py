@@ -85,14 +85,14 @@ class Outside(PythonStateResource):
 
 
 class Slow(PythonStateResource):
-    """Takes its time to fork; `open_worlds` holds every instance that is not closed."""
+    """Takes its time to fork; `open_resources` holds every instance that is not closed."""
 
-    open_worlds: ClassVar[set[ForkableResource]] = set()
+    open_resources: ClassVar[set[ForkableResource]] = set()
     seconds = 0.0
 
     def __init__(self) -> None:
         super().__init__()
-        self.open_worlds.add(self)
+        self.open_resources.add(self)
 
     async def fork(self) -> ForkableResource:
         if self.seconds:
@@ -101,7 +101,7 @@ class Slow(PythonStateResource):
 
     async def close(self) -> None:
         await anyio.sleep(0.001)
-        self.open_worlds.discard(self)
+        self.open_resources.discard(self)
 
 
 class Meets(PythonStateResource):
@@ -143,10 +143,10 @@ DICE, OUTSIDE, FAILS = f"{HERE}:Dice", f"{HERE}:Outside", f"{HERE}:Fails"
 
 
 async def made(*parts: Mapping[str, Any], seed: int = 0, **over: Any) -> CompositeResource:
-    world = CompositeResource()
-    await world.setup({"resources": list(parts), **over})
-    await world.reset(seed)
-    return world
+    resource = CompositeResource()
+    await resource.setup({"resources": list(parts), **over})
+    await resource.reset(seed)
+    return resource
 
 
 def names(specs: list[dict[str, Any]]) -> list[str]:
@@ -170,12 +170,12 @@ class TestConfiguration:
         assert not CompositeResource.is_deterministic_for({"resources": [DB, {"type": OUTSIDE}]})
 
     async def test_a_key_with_a_parts_name_is_laid_over_its_configuration(self) -> None:
-        world = await made(DB, FILES, db={"read_only": True}, filesystem={"files": {"b.txt": "two"}})
+        resource = await made(DB, FILES, db={"read_only": True}, filesystem={"files": {"b.txt": "two"}})
         with pytest.raises(ToolError, match="read"):
-            await world.step("execute_sql", {"query": "DELETE FROM t"})
-        assert (await world.step("read_file", {"path": "b.txt"})).observation == "two"
-        assert (await world.step("read_file", {"path": "a.txt"})).observation == "one"
-        await world.close()
+            await resource.step("execute_sql", {"query": "DELETE FROM t"})
+        assert (await resource.step("read_file", {"path": "b.txt"})).observation == "two"
+        assert (await resource.step("read_file", {"path": "a.txt"})).observation == "one"
+        await resource.close()
 
     @pytest.mark.parametrize(
         ("config", "message"),
@@ -197,33 +197,33 @@ class TestConfiguration:
         ],
     )
     async def test_what_is_wrong_is_named_with_its_part(self, config: dict[str, Any], message: str) -> None:
-        world = CompositeResource()
+        resource = CompositeResource()
         with pytest.raises(ConfigError) as caught:
-            await world.setup(config)
+            await resource.setup(config)
         assert message in str(caught.value)
-        await world.close()
+        await resource.close()
 
 
 class TestTools:
     async def test_names_stay_where_none_clash(self) -> None:
-        world = await made(DB, FILES)
-        assert {"execute_sql", "list_tables", "list_directory"} <= set(names(await world.get_tools_spec()))
-        await world.close()
+        resource = await made(DB, FILES)
+        assert {"execute_sql", "list_tables", "list_directory"} <= set(names(await resource.get_tools_spec()))
+        await resource.close()
 
     async def test_names_that_clash_get_the_parts_name_and_reach_their_part(self) -> None:
-        world = await made(dice("red"), dice("blue"), DB)
-        offered = names(await world.get_tools_spec())
+        resource = await made(dice("red"), dice("blue"), DB)
+        offered = names(await resource.get_tools_spec())
         assert offered[:3] == ["red_roll", "blue_roll", "execute_sql"]
-        await world.step("blue_roll", {})
-        assert [world.parts[name].rolled for name in ("red", "blue")] == [0, 1]
+        await resource.step("blue_roll", {})
+        assert [resource.parts[name].rolled for name in ("red", "blue")] == [0, 1]
         with pytest.raises(ToolError, match=r"unknown tool 'roll'; did you mean '(red|blue)_roll'"):
-            await world.step("roll", {})
-        await world.close()
+            await resource.step("roll", {})
+        await resource.close()
 
     async def test_a_step_needs_no_look_at_the_tools_before_it(self) -> None:
-        world = await made(dice("red"), dice("blue"))
-        assert (await world.step("red_roll", {})).reward is not None
-        await world.close()
+        resource = await made(dice("red"), dice("blue"))
+        assert (await resource.step("red_roll", {})).reward is not None
+        await resource.close()
 
     def test_a_name_that_clashed_once_stays_as_it_is(self) -> None:
         tools = ToolNames()
@@ -259,11 +259,11 @@ class TestTools:
         assert spec["function"]["name"] == "go"
 
     async def test_the_end_of_one_part_is_the_end_of_all_and_rewards_are_its_own(self) -> None:
-        world = await made(dice("red"), DB)
-        outcomes = [await world.step("roll", {}) for _ in range(40)]
+        resource = await made(dice("red"), DB)
+        outcomes = [await resource.step("roll", {}) for _ in range(40)]
         assert any(outcome.terminated for outcome in outcomes)
         assert [outcome.reward for outcome in outcomes] == [float(outcome.observation) for outcome in outcomes]
-        await world.close()
+        await resource.close()
 
 
 class TestTogether:
@@ -273,13 +273,13 @@ class TestTogether:
         assert len(Meets.arrived) == 2
 
     async def test_parts_of_one_type_draw_differently_and_a_seed_repeats_them(self) -> None:
-        world = await made(dice("red"), dice("blue"), seed=5)
-        seeds = {name: part.seed for name, part in world.parts.items()}
+        resource = await made(dice("red"), dice("blue"), seed=5)
+        seeds = {name: part.seed for name, part in resource.parts.items()}
         assert seeds["red"] != seeds["blue"]
         again = await made(dice("blue"), dice("red"), seed=5)
         assert {name: part.seed for name, part in again.parts.items()} == seeds
-        await world.reseed_noise(9)
-        noise = {part.noise for part in world.parts.values()}
+        await resource.reseed_noise(9)
+        noise = {part.noise for part in resource.parts.values()}
         assert len(noise) == 2 and not noise & set(seeds.values())
         await again.reset()
         assert again.parts["red"].seed != again.parts["blue"].seed
@@ -297,22 +297,22 @@ class TestTogether:
 
     async def test_only_parts_with_something_to_tell_are_heard(self) -> None:
         silent = {"type": "filesystem", "name": "desk"}
-        world = await made(FILES, silent)
-        assert await world.get_observation() is None
-        await world.close()
-        world = await made(FILES, DB)
-        assert (await world.get_observation()).startswith("The schema of the SQLite database")
-        await world.close()
-        world = await made({**DB, "name": "old"}, FILES, {**DB, "name": "new"})
-        first, second = (await world.get_observation()).split("\n\n## new\n\n")
+        resource = await made(FILES, silent)
+        assert await resource.get_observation() is None
+        await resource.close()
+        resource = await made(FILES, DB)
+        assert (await resource.get_observation()).startswith("The schema of the SQLite database")
+        await resource.close()
+        resource = await made({**DB, "name": "old"}, FILES, {**DB, "name": "new"})
+        first, second = (await resource.get_observation()).split("\n\n## new\n\n")
         assert first.startswith("## old\n\nThe schema") and second.startswith("The schema")
-        await world.close()
+        await resource.close()
 
     async def test_a_reward_opens_the_final_state_of_each_part(self) -> None:
-        world = await made(DB, FILES, dice("dice"), {"type": "python_state", "config": {"initial_state": {"k": 1}}})
-        await world.step("execute_sql", {"query": "INSERT INTO t VALUES (8)"})
-        snapshot = await world.final_state()
-        assert snapshot.kind == "composite" and snapshot == await world.final_state()
+        resource = await made(DB, FILES, dice("dice"), {"type": "python_state", "config": {"initial_state": {"k": 1}}})
+        await resource.step("execute_sql", {"query": "INSERT INTO t VALUES (8)"})
+        snapshot = await resource.final_state()
+        assert snapshot.kind == "composite" and snapshot == await resource.final_state()
         with open_snapshot(snapshot) as state:
             assert set(state) == {"db", "filesystem", "python_state"}  # dice show none
             assert state["db"].query("SELECT sum(a) FROM t") == [(15,)]
@@ -323,28 +323,28 @@ class TestTogether:
                 state["db"] = None
         with pytest.raises(EnvironmentFailure, match="closed"):
             state["db"].tables()
-        await world.close()
+        await resource.close()
         assert await (await made(dice("dice"))).final_state() is None
 
     async def test_offered_actions_carry_the_names_that_the_agent_sees(self) -> None:
-        world = await made(dice("red"), DB, dice("blue"))
-        assert [action["name"] for action in await world.admissible_actions()] == ["red_roll", "blue_roll"]
-        await world.close()
-        world = await made(DB, FILES)
-        assert await world.admissible_actions() is None
-        await world.close()
+        resource = await made(dice("red"), DB, dice("blue"))
+        assert [action["name"] for action in await resource.admissible_actions()] == ["red_roll", "blue_roll"]
+        await resource.close()
+        resource = await made(DB, FILES)
+        assert await resource.admissible_actions() is None
+        await resource.close()
 
     async def test_the_first_part_with_an_expert_is_asked_first(self) -> None:
         asked = {"expert_queries": ["DELETE FROM t"]}
-        world = await made(FILES, {**DB, "name": "one"}, {**DB, "name": "two"}, one=asked, two=asked)
-        first = await world.expert_action()
+        resource = await made(FILES, {**DB, "name": "one"}, {**DB, "name": "two"}, one=asked, two=asked)
+        first = await resource.expert_action()
         assert (first["type"], first["name"]) == ("tool_call", "one_execute_sql")
-        await world.step(first["name"], first["arguments"])
-        second = await world.expert_action()
+        await resource.step(first["name"], first["arguments"])
+        second = await resource.expert_action()
         assert second["name"] == "two_execute_sql"
-        await world.step(second["name"], second["arguments"])
-        assert await world.expert_action() is None
-        await world.close()
+        await resource.step(second["name"], second["arguments"])
+        assert await resource.expert_action() is None
+        await resource.close()
 
 
 class TestForks:
@@ -369,83 +369,83 @@ class TestForks:
             async def close(self) -> None:
                 closed.append(self.label)
 
-        world = CompositeResource()
-        await world.setup({"resources": [dice("ok"), dice("bad", FAILS)]})
-        await world.reset(1)
-        world._parts["ok"].__class__ = Watched
+        resource = CompositeResource()
+        await resource.setup({"resources": [dice("ok"), dice("bad", FAILS)]})
+        await resource.reset(1)
+        resource._parts["ok"].__class__ = Watched
         with pytest.raises(EnvironmentFailure, match=r"part 'bad': RuntimeError: no second dice"):
-            await world.fork()
+            await resource.fork()
         assert closed == ["dice"]
 
     async def test_a_checkpoint_that_a_part_cannot_give_is_none_of_the_whole(self) -> None:
-        world = await made(DB, {"type": OUTSIDE})
-        for call in (world.checkpoint, world.fork):
+        resource = await made(DB, {"type": OUTSIDE})
+        for call in (resource.checkpoint, resource.fork):
             with pytest.raises(NotImplementedError, match="part 'Outside': nobody copies the world"):
                 await call()
-        await world.close()
+        await resource.close()
 
     async def test_a_fork_that_is_given_up_leaves_no_twin_open(self) -> None:
-        world = await made({"type": f"{HERE}:Slow", "name": "quick"}, {"type": f"{HERE}:Slow", "name": "slow"})
-        world.parts["slow"].seconds = 10
+        resource = await made({"type": f"{HERE}:Slow", "name": "quick"}, {"type": f"{HERE}:Slow", "name": "slow"})
+        resource.parts["slow"].seconds = 10
         with anyio.move_on_after(0.05) as scope:
-            await world.fork()
+            await resource.fork()
         assert scope.cancelled_caught
-        assert Slow.open_worlds == set(world.parts.values())
-        await world.close()
-        assert not Slow.open_worlds
+        assert Slow.open_resources == set(resource.parts.values())
+        await resource.close()
+        assert not Slow.open_resources
 
     async def test_a_world_that_is_given_forks_as_its_parts_do(self) -> None:
-        world = await made(DB, dice("dice"))
+        resource = await made(DB, dice("dice"))
         task = TaskDefinitionModel(name="t", initial_user_prompt="x")
-        worker = RLRolloutWorker(task, ScriptedPolicy([{"type": "terminate"}]), environment=world)
+        worker = RLRolloutWorker(task, ScriptedPolicy([{"type": "terminate"}]), environment=resource)
         assert (await worker.collect_episode()).custom_data["failure"] is None
-        await world.close()
+        await resource.close()
 
 
 class TestFailures:
     async def test_a_failed_setup_leaves_nothing_open_once_it_is_closed(self) -> None:
-        world = CompositeResource()
+        resource = CompositeResource()
         parts = [dice("ok"), dice("bad", FAILS, label="setup")]
         with pytest.raises(EnvironmentFailure, match="part 'bad': RuntimeError: no dice today") as caught:
-            await world.setup({"resources": parts})
+            await resource.setup({"resources": parts})
         assert isinstance(caught.value.__cause__, RuntimeError)
-        ok = world.parts["ok"]
-        await world.close()
+        ok = resource.parts["ok"]
+        await resource.close()
         assert ok.closed
 
     async def test_every_part_is_closed_and_what_failed_is_told(self) -> None:
-        world = await made(dice("bad", FAILS, label="close"), dice("ok"))
-        ok = world.parts["ok"]
+        resource = await made(dice("bad", FAILS, label="close"), dice("ok"))
+        ok = resource.parts["ok"]
         with pytest.raises(EnvironmentFailure, match="part 'bad': close: RuntimeError: the lid is stuck"):
-            await world.close()
+            await resource.close()
         assert ok.closed
-        await world.close()
+        await resource.close()
         with pytest.raises(EnvironmentFailure, match="closed, or was not set up"):
-            await world.state_key()
+            await resource.state_key()
 
     async def test_what_breaks_in_a_step_is_named_and_keeps_its_kind(self) -> None:
-        world = await made(DB, dice("bad", FAILS))
+        resource = await made(DB, dice("bad", FAILS))
         with pytest.raises(DeadlineError, match="part 'bad': timed out: rolled off the table"):
-            await world.step("roll", {})
+            await resource.step("roll", {})
         with pytest.raises(ToolError, match=r"^execute_sql: query: missing"):
-            await world.step("execute_sql", {})
-        await world.close()
+            await resource.step("execute_sql", {})
+        await resource.close()
 
 
 class TestToolsOfTheTasksOwn:
     @staticmethod
-    async def received(function: Any, world: ForkableResource) -> Any:
+    async def received(function: Any, resource: ForkableResource) -> Any:
         registry = ToolRegistry("own")
         registry.tool(function)
-        return await registry.get_tool(function.__name__).call({}, world)
+        return await registry.get_tool(function.__name__).call({}, resource)
 
     async def test_a_parameter_receives_the_part_of_its_class(self) -> None:
         async def both(base: SqliteResource, disk: FilesystemResource) -> tuple[Any, Any]:
             return base, disk
 
-        world = await made(DB, FILES)
-        assert await self.received(both, world) == (world.parts["db"], world.parts["filesystem"])
-        await world.close()
+        resource = await made(DB, FILES)
+        assert await self.received(both, resource) == (resource.parts["db"], resource.parts["filesystem"])
+        await resource.close()
 
     async def test_the_parameters_name_decides_among_several(self) -> None:
         async def named(blue: Dice) -> Any:
@@ -454,13 +454,13 @@ class TestToolsOfTheTasksOwn:
         async def any_of_them(red: ForkableResource) -> Any:
             return red
 
-        async def all_of_them(world: ForkableResource, red: CompositeResource) -> Any:
-            return world, red
+        async def all_of_them(resource: ForkableResource, red: CompositeResource) -> Any:
+            return resource, red
 
-        world = await made(dice("red"), dice("blue"))
-        assert await self.received(named, world) is world.parts["blue"]
-        assert await self.received(any_of_them, world) is world.parts["red"]
-        assert await self.received(all_of_them, world) == (world, world)
+        resource = await made(dice("red"), dice("blue"))
+        assert await self.received(named, resource) is resource.parts["blue"]
+        assert await self.received(any_of_them, resource) is resource.parts["red"]
+        assert await self.received(all_of_them, resource) == (resource, resource)
 
     async def test_a_parameter_that_fits_none_or_several_is_refused(self) -> None:
         async def several(green: Dice) -> Any:
@@ -469,11 +469,11 @@ class TestToolsOfTheTasksOwn:
         async def none(store: SqliteResource) -> Any:
             return store
 
-        world = await made(dice("red"), dice("blue"))
+        resource = await made(dice("red"), dice("blue"))
         with pytest.raises(ConfigError, match=r"asks for a Dice, and several resources are one.*red \(Dice\), blue"):
-            await self.received(several, world)
+            await self.received(several, resource)
         with pytest.raises(ConfigError, match="asks for a SqliteResource, and no resource is one"):
-            await self.received(none, world)
+            await self.received(none, resource)
 
 
 async def test_episodes_of_a_group_start_from_forks_and_use_all_parts() -> None:

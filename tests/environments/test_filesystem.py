@@ -25,7 +25,7 @@ FILES = {"notes/today.txt": "milk", "readme": "hello"}
 
 
 @pytest.fixture
-async def world():
+async def resource():
     made = FilesystemResource()
     await made.setup({"files": FILES})
     await made.reset(0)
@@ -41,7 +41,7 @@ async def call(resource, name, **arguments):
     return (await resource.step(name, arguments)).observation
 
 
-async def files_of(resource):
+async def read_files(resource):
     return dict(open_snapshot(await resource.final_state()))
 
 
@@ -49,19 +49,23 @@ def own_folders() -> set[Path]:
     return set(temporary_root().glob("files-*"))
 
 
-async def test_the_tools_do_what_they_say(world) -> None:
-    assert await call(world, "list_directory") == [
+async def test_the_tools_do_what_they_say(resource) -> None:
+    assert await call(resource, "list_directory") == [
         {"name": "notes", "type": "directory"},
         {"name": "readme", "type": "file"},
     ]
-    assert await call(world, "read_file", path="notes/today.txt") == "milk"
-    await call(world, "append_file", path="notes/today.txt", content=" and tea")
-    await call(world, "make_directory", path="deep/er")
-    await call(world, "write_file", path="deep/er/new.txt", content="é")
-    await call(world, "move_path", source="readme", target="deep/readme")
-    assert await files_of(world) == {"deep/er/new.txt": "é", "deep/readme": "hello", "notes/today.txt": "milk and tea"}
-    await call(world, "delete_path", path="deep")
-    assert await files_of(world) == {"notes/today.txt": "milk and tea"}
+    assert await call(resource, "read_file", path="notes/today.txt") == "milk"
+    await call(resource, "append_file", path="notes/today.txt", content=" and tea")
+    await call(resource, "make_directory", path="deep/er")
+    await call(resource, "write_file", path="deep/er/new.txt", content="é")
+    await call(resource, "move_path", source="readme", target="deep/readme")
+    assert await read_files(resource) == {
+        "deep/er/new.txt": "é",
+        "deep/readme": "hello",
+        "notes/today.txt": "milk and tea",
+    }
+    await call(resource, "delete_path", path="deep")
+    assert await read_files(resource) == {"notes/today.txt": "milk and tea"}
 
 
 ESCAPES = ["/etc/passwd", "../outside", "notes/../../outside", "..", "a\0b", "x" * 300, "a/" * 3_000, "\ud800"]
@@ -69,16 +73,16 @@ ESCAPES = ["/etc/passwd", "../outside", "notes/../../outside", "..", "a\0b", "x"
 
 @pytest.mark.parametrize("path", ESCAPES)
 @pytest.mark.parametrize("tool", ["read_file", "write_file", "delete_path", "make_directory", "list_directory", "move"])
-async def test_no_path_leaves_the_directory(world, path, tool) -> None:
-    before = await world.state_key()
+async def test_no_path_leaves_the_directory(resource, path, tool) -> None:
+    before = await resource.state_key()
     with pytest.raises(ToolError, match=r"path .* (contains|is|has)"):
         if tool == "write_file":
-            await call(world, tool, path=path, content="x")
+            await call(resource, tool, path=path, content="x")
         elif tool == "move":
-            await call(world, "move_path", source="readme", target=path)
+            await call(resource, "move_path", source="readme", target=path)
         else:
-            await call(world, tool, path=path)
-    assert await world.state_key() == before
+            await call(resource, tool, path=path)
+    assert await resource.state_key() == before
 
 
 @given(st.text(alphabet="./a\\\0~ ", max_size=12) | st.text(max_size=12))
@@ -112,12 +116,12 @@ async def test_whatever_is_written_nothing_outside_changes(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["file_link", "folder_link/secret", "folder_link", "notes/up/secret", "dangling"])
-async def test_symbolic_links_are_refused_wherever_they_stand(world, path, tmp_path) -> None:
+async def test_symbolic_links_are_refused_wherever_they_stand(resource, path, tmp_path) -> None:
     (tmp_path / "secret").write_text("secret")
-    (world.root / "file_link").symlink_to(tmp_path / "secret")
-    (world.root / "folder_link").symlink_to(tmp_path)
-    (world.root / "notes" / "up").symlink_to("../../..")
-    (world.root / "dangling").symlink_to(tmp_path / "not yet")
+    (resource.root / "file_link").symlink_to(tmp_path / "secret")
+    (resource.root / "folder_link").symlink_to(tmp_path)
+    (resource.root / "notes" / "up").symlink_to("../../..")
+    (resource.root / "dangling").symlink_to(tmp_path / "not yet")
     calls = [
         ("read_file", {}),
         ("write_file", {"content": "x"}),
@@ -126,21 +130,21 @@ async def test_symbolic_links_are_refused_wherever_they_stand(world, path, tmp_p
     ]
     for tool, rest in [*calls, ("list_directory", {}), ("make_directory", {})]:
         with pytest.raises(ToolError, match="is a symbolic link; links are not followed"):
-            await call(world, tool, path=path, **rest)
+            await call(resource, tool, path=path, **rest)
     with pytest.raises(ToolError, match="is a symbolic link"):
-        await call(world, "move_path", source=path, target="mine")
+        await call(resource, "move_path", source=path, target="mine")
     assert [entry.name for entry in tmp_path.iterdir()] == ["secret"]
     assert (tmp_path / "secret").read_text() == "secret"
 
 
-async def test_a_directory_that_turns_into_a_link_while_it_is_used_leads_nowhere(world, tmp_path) -> None:
+async def test_a_directory_that_turns_into_a_link_while_it_is_used_leads_nowhere(resource, tmp_path) -> None:
     (tmp_path / "secret").write_text("secret")
-    (world.root / "flip").mkdir()
-    (world.root / "flip" / "secret").write_text("inside")
+    (resource.root / "flip").mkdir()
+    (resource.root / "flip" / "secret").write_text("inside")
     stop = threading.Event()
 
     def flip() -> None:
-        folder, aside, link = world_root / "flip", world_root / "aside", world_root / "link"
+        folder, aside, link = root / "flip", root / "aside", root / "link"
         link.symlink_to(tmp_path)
         while not stop.is_set():
             folder.rename(aside)
@@ -148,14 +152,14 @@ async def test_a_directory_that_turns_into_a_link_while_it_is_used_leads_nowhere
             folder.rename(link)
             aside.rename(folder)
 
-    world_root = world.root
+    root = resource.root
     racer = threading.Thread(target=flip)
     racer.start()
     seen = set()
     try:
         for _ in range(300):
             try:
-                seen.add(await call(world, "read_file", path="flip/secret"))
+                seen.add(await call(resource, "read_file", path="flip/secret"))
             except ToolError:
                 continue
     finally:
@@ -164,10 +168,10 @@ async def test_a_directory_that_turns_into_a_link_while_it_is_used_leads_nowhere
     assert seen <= {"inside"}
 
 
-async def test_a_named_pipe_is_refused_and_does_not_hang(world) -> None:
-    os.mkfifo(world.root / "pipe")
+async def test_a_named_pipe_is_refused_and_does_not_hang(resource) -> None:
+    os.mkfifo(resource.root / "pipe")
     with pytest.raises(ToolError, match="not a regular file"):
-        await call(world, "read_file", path="pipe")
+        await call(resource, "read_file", path="pipe")
 
 
 @pytest.mark.parametrize(
@@ -191,11 +195,11 @@ async def test_a_named_pipe_is_refused_and_does_not_hang(world) -> None:
         ("make_directory", {"path": "readme"}, "not a directory"),
     ],
 )
-async def test_a_refused_call_says_why_and_changes_nothing(world, tool, arguments, message) -> None:
-    before = await world.state_key()
+async def test_a_refused_call_says_why_and_changes_nothing(resource, tool, arguments, message) -> None:
+    before = await resource.state_key()
     with pytest.raises(ToolError, match=message):
-        await world.step(tool, arguments)
-    assert await world.state_key() == before
+        await resource.step(tool, arguments)
+    assert await resource.state_key() == before
 
 
 async def test_limits_hold_and_name_themselves() -> None:
@@ -215,44 +219,44 @@ async def test_limits_hold_and_name_themselves() -> None:
     await resource.close()
 
 
-async def test_the_state_key_covers_names_content_kind_and_the_executable_bit(world) -> None:
-    keys = [await world.state_key()]
-    await call(world, "write_file", path="readme", content="hellO")
-    keys.append(await world.state_key())
-    await call(world, "make_directory", path="empty")
-    keys.append(await world.state_key())
-    (world.root / "readme").chmod(0o700)
-    keys.append(await world.state_key())
+async def test_the_state_key_covers_names_content_kind_and_the_executable_bit(resource) -> None:
+    keys = [await resource.state_key()]
+    await call(resource, "write_file", path="readme", content="hellO")
+    keys.append(await resource.state_key())
+    await call(resource, "make_directory", path="empty")
+    keys.append(await resource.state_key())
+    (resource.root / "readme").chmod(0o700)
+    keys.append(await resource.state_key())
     assert len(set(keys)) == 4
-    (world.root / "readme").chmod(0o600)
-    await call(world, "delete_path", path="empty")
-    await call(world, "write_file", path="readme", content="hello")
-    assert await world.state_key() == keys[0]
+    (resource.root / "readme").chmod(0o600)
+    await call(resource, "delete_path", path="empty")
+    await call(resource, "write_file", path="readme", content="hello")
+    assert await resource.state_key() == keys[0]
 
 
-async def test_replacing_a_file_keeps_its_executable_bit(world) -> None:
-    (world.root / "readme").chmod(0o700)
-    await call(world, "write_file", path="readme", content="#!/bin/sh")
-    assert os.access(world.root / "readme", os.X_OK)
+async def test_replacing_a_file_keeps_its_executable_bit(resource) -> None:
+    (resource.root / "readme").chmod(0o700)
+    await call(resource, "write_file", path="readme", content="#!/bin/sh")
+    assert os.access(resource.root / "readme", os.X_OK)
 
 
-async def test_fork_checkpoint_and_restore(world) -> None:
-    saved, key = await world.checkpoint(), await world.state_key()
-    fork = await world.fork()
+async def test_fork_checkpoint_and_restore(resource) -> None:
+    saved, key = await resource.checkpoint(), await resource.state_key()
+    fork = await resource.fork()
     await call(fork, "delete_path", path="notes")
-    assert await world.state_key() == key
-    await call(world, "write_file", path="new", content="x")
-    assert "new" not in await files_of(fork)
-    await world.restore(saved)
-    assert await world.state_key() == key
+    assert await resource.state_key() == key
+    await call(resource, "write_file", path="new", content="x")
+    assert "new" not in await read_files(fork)
+    await resource.restore(saved)
+    assert await resource.state_key() == key
     await fork.close()
-    assert await call(world, "read_file", path="readme") == "hello"
+    assert await call(resource, "read_file", path="readme") == "hello"
 
 
-async def test_the_final_state_is_deterministic_and_holds_bytes(world) -> None:
-    (world.root / "raw").write_bytes(b"\xff\x00")
-    (world.root / "link").symlink_to("/etc")
-    snapshot = await world.final_state()
+async def test_the_final_state_is_deterministic_and_holds_bytes(resource) -> None:
+    (resource.root / "raw").write_bytes(b"\xff\x00")
+    (resource.root / "link").symlink_to("/etc")
+    snapshot = await resource.final_state()
     assert snapshot.kind == "files"
     assert json.loads(snapshot.payload)["files"]["raw"] == {"base64": "/wA="}
     state = open_snapshot(snapshot)
@@ -260,7 +264,7 @@ async def test_the_final_state_is_deterministic_and_holds_bytes(world) -> None:
     assert state["readme"] == "hello"
     assert "link" not in state
     assert state.directories == ("notes",)
-    assert (await world.final_state()).digest == snapshot.digest
+    assert (await resource.final_state()).digest == snapshot.digest
 
 
 async def test_source_dir_is_copied_without_its_links(tmp_path, caplog) -> None:
@@ -271,7 +275,7 @@ async def test_source_dir_is_copied_without_its_links(tmp_path, caplog) -> None:
     (task / "data" / "sub" / "leak").symlink_to("/etc")
     resource = FilesystemResource()
     await resource.setup({"source_dir": "data", "task_folder": str(task), "files": {"sub/b.txt": "b"}})
-    assert await files_of(resource) == {"sub/a.txt": "a", "sub/b.txt": "b"}
+    assert await read_files(resource) == {"sub/a.txt": "a", "sub/b.txt": "b"}
     assert "symbolic links are not copied" in caplog.text
     await resource.close()
 

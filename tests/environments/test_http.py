@@ -18,7 +18,7 @@ from reward_kit.environments import HttpResource, resource_class
 from reward_kit.environments import http as http_client
 from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
-from reward_kit.process_guardian import MARK, running
+from reward_kit.process_guardian import MARK, find_processes
 from reward_kit.processes import child_environment
 
 SERVER: dict[str, Any] = {
@@ -55,46 +55,46 @@ def shared() -> Iterator[dict[str, Any]]:
 
 
 async def made(seed: int = 0, **config: Any) -> HttpResource:
-    world = HttpResource()
+    resource = HttpResource()
     try:
-        await world.setup({**CONFIG, **config})
-        await world.reset(seed)
+        await resource.setup({**CONFIG, **config})
+        await resource.reset(seed)
     except BaseException:
-        await world.close()
+        await resource.close()
         raise
-    return world
+    return resource
 
 
-async def add(world: Any, amount: Any) -> Any:
-    return await world.step("add", {"amount": amount})
+async def add(resource: Any, amount: Any) -> Any:
+    return await resource.step("add", {"amount": amount})
 
 
-async def seen(world: HttpResource) -> dict[str, Any]:
-    assert world._client is not None
-    return dict((await world._client.get("/seen")).fields())
+async def seen(resource: HttpResource) -> dict[str, Any]:
+    assert resource._client is not None
+    return dict((await resource._client.get("/seen")).fields())
 
 
 async def test_an_episode_from_start_to_end() -> None:
     async with ServerPool():
-        world = await made(seed=4)
-        assert await world.get_observation() == {"value": 1, "target": 10}
-        names = [tool["function"]["name"] for tool in await world.get_tools_spec()]
+        resource = await made(seed=4)
+        assert await resource.get_observation() == {"value": 1, "target": 10}
+        names = [tool["function"]["name"] for tool in await resource.get_tools_spec()]
         assert names == ["add", "clear"]
-        outcome = await add(world, 3)
+        outcome = await add(resource, 3)
         assert (outcome.observation, outcome.reward, outcome.terminated) == ({"value": 4, "target": 10}, 0.0, False)
         for amount in (3, 2):
-            await add(world, amount)
-        outcome = await add(world, 1)
+            await add(resource, amount)
+        outcome = await add(resource, 1)
         assert (outcome.reward, outcome.terminated, outcome.truncated) == (1.0, True, False)
         assert outcome.info == {"success": True}
-        final = await world.final_state()
+        final = await resource.final_state()
         assert final is not None
         assert final.payload == b'{"target":10,"value":10}'
         with pytest.raises(ToolError, match="the episode is over"):
-            await add(world, 1)
+            await add(resource, 1)
         other = await made()
         assert (await seen(other))["open"] == 2
-        await world.close()
+        await resource.close()
         assert (await seen(other))["open"] == 1
         await other.reset(1)
         assert (await seen(other))["open"] == 1
@@ -116,61 +116,61 @@ async def test_the_checker_finds_what_was_declared(config: dict[str, Any], expec
     found = [f"{finding.level}: {finding.message}" for finding in findings]
     assert len(found) == len(expected), found
     assert all(message.startswith(start) for message, start in zip(found, expected, strict=True))
-    assert running(child_environment()[MARK]) == []
+    assert find_processes(child_environment()[MARK]) == []
 
 
 async def test_a_fork_is_an_episode_of_its_own_that_took_the_same_actions() -> None:
     async with ServerPool():
-        world = await made(config={"target": 20})
-        await add(world, 2)
-        twin = await world.fork()
-        assert await twin.state_key() == await world.state_key()
+        resource = await made(config={"target": 20})
+        await add(resource, 2)
+        twin = await resource.fork()
+        assert await twin.state_key() == await resource.state_key()
         await add(twin, 3)
         assert await twin.get_observation() == {"value": 5, "target": 20}
-        assert await world.get_observation() == {"value": 2, "target": 20}
-        saved = await world.checkpoint()
-        await add(world, 1)
-        await world.restore(saved)
-        assert await world.get_observation() == {"value": 2, "target": 20}
-        await world.close()
+        assert await resource.get_observation() == {"value": 2, "target": 20}
+        saved = await resource.checkpoint()
+        await add(resource, 1)
+        await resource.restore(saved)
+        assert await resource.get_observation() == {"value": 2, "target": 20}
+        await resource.close()
         await add(twin, 1)
         await twin.close()
 
 
 async def test_without_a_pool_a_world_has_a_server_of_its_own() -> None:
-    world = await made()
-    assert len(running(child_environment()[MARK])) == 1
-    await world.close()
-    await world.close()
-    assert running(child_environment()[MARK]) == []
+    resource = await made()
+    assert len(find_processes(child_environment()[MARK])) == 1
+    await resource.close()
+    await resource.close()
+    assert find_processes(child_environment()[MARK]) == []
 
 
 async def test_no_fork_where_it_is_none(shared) -> None:
     assert HttpResource.fork_kind_for({"fork": "none"}) == "none"
     assert HttpResource.fork_kind_for({}) == "replay"
-    world = await made(**shared, fork="none")
-    for call in (world.fork, world.checkpoint):
+    resource = await made(**shared, fork="none")
+    for call in (resource.fork, resource.checkpoint):
         with pytest.raises(NotImplementedError, match="not to be forked"):
             await call()
-    await world.close()
+    await resource.close()
 
 
 async def test_an_agents_mistake_is_a_tool_error_and_changes_nothing(shared) -> None:
-    world = await made(**shared)
-    key = await world.state_key()
+    resource = await made(**shared)
+    key = await resource.state_key()
     for name, arguments, message in (
         ("ad", {}, "unknown tool 'ad'; did you mean 'add'"),
         ("add", {"amount": 7}, "amount must be 1, 2 or 3"),
         ("add", {"amount": float("nan")}, "the arguments are not JSON"),
     ):
         with pytest.raises(ToolError, match=message):
-            await world.step(name, arguments)
-    assert await world.state_key() == key
-    await world.close()
-    world = await made(**shared, config={"fault": "error_field"})
+            await resource.step(name, arguments)
+    assert await resource.state_key() == key
+    await resource.close()
+    resource = await made(**shared, config={"fault": "error_field"})
     with pytest.raises(ToolError, match="not today"):
-        await add(world, 1)
-    await world.close()
+        await add(resource, 1)
+    await resource.close()
 
 
 FAULTS = {
@@ -187,27 +187,27 @@ FAULTS = {
 
 @pytest.mark.parametrize(("fault", "message"), FAULTS.items(), ids=FAULTS)
 async def test_what_a_server_does_wrong_is_one_failure_that_names_the_address(shared, fault: str, message: str) -> None:
-    world = await made(**shared, config={"fault": fault}, timeout=0.2 if fault == "hang" else 30)
+    resource = await made(**shared, config={"fault": fault}, timeout=0.2 if fault == "hang" else 30)
     with pytest.raises(EnvironmentFailure, match=message):
-        await add(world, 1)
-    await world.close()
+        await add(resource, 1)
+    await resource.close()
 
 
 async def test_a_key_that_comes_and_goes_is_refused(shared) -> None:
-    world = await made(**shared, config={"fault": "no_key"})
-    await add(world, 1)
+    resource = await made(**shared, config={"fault": "no_key"})
+    await add(resource, 1)
     with pytest.raises(EnvironmentFailure, match="state_key: missing, and was there before"):
-        await add(world, 1)
-    await world.close()
+        await add(resource, 1)
+    await resource.close()
 
 
 async def test_an_observation_of_50_mb_arrives_whole_and_more_than_the_limit_is_refused(shared, monkeypatch) -> None:
-    world = await made(**shared, config={"fault": "large"})
-    assert len((await add(world, 1)).observation) == 50_000_000
+    resource = await made(**shared, config={"fault": "large"})
+    assert len((await add(resource, 1)).observation) == 50_000_000
     monkeypatch.setattr(http_client, "ENVIRONMENT_ANSWER_BYTES", 40 * 2**20)
     with pytest.raises(EnvironmentFailure, match="/step: the answer has more than 40 MiB"):
-        await add(world, 1)
-    await world.close()
+        await add(resource, 1)
+    await resource.close()
 
 
 async def test_a_refused_start_and_a_server_that_is_not_there_are_named() -> None:
@@ -229,9 +229,9 @@ async def test_headers_come_from_the_environment(shared, monkeypatch) -> None:
     with pytest.raises(ConfigError, match=r"headers_env: X-Key: COUNTER_KEY is not configured for http://127.0.0.1:\d"):
         await made(**shared, headers_env={"X-Key": "COUNTER_KEY"})
     monkeypatch.setenv("REWARD_KIT_KEY_ORIGINS", f"COUNTER_KEY={shared['base_url']}")
-    world = await made(**shared, headers_env={"X-Key": "COUNTER_KEY"})
-    assert (await seen(world))["header"] == "s3cret"
-    await world.close()
+    resource = await made(**shared, headers_env={"X-Key": "COUNTER_KEY"})
+    assert (await seen(resource))["header"] == "s3cret"
+    await resource.close()
     with pytest.raises(EnvironmentFailure, match=r"GET http://127.0.0.1:\d+/nothing: status 404: <html>Not Found"):
         await made(**shared, health_endpoint="/nothing")
 
@@ -240,21 +240,21 @@ async def test_a_server_that_the_task_starts_gets_headers_and_its_neighbours_do_
     monkeypatch.setenv("COUNTER_KEY", "s3cret")
     headers = {"X-Key": "COUNTER_KEY"}
     async with ServerPool():
-        world = await made(headers_env=headers)
-        assert (await seen(world))["header"] == "s3cret"
-        await world.close()
+        resource = await made(headers_env=headers)
+        assert (await seen(resource))["header"] == "s3cret"
+        await resource.close()
         with pytest.raises(ConfigError, match=r"COUNTER_KEY is not configured for http://127\.0\.0\.1:"):
             await made(headers_env=headers, base_url=shared["base_url"])
 
 
 async def test_the_older_form_of_actions_and_tools(shared) -> None:
     old = {"name": "move", "description": "Add.", "parameters": {"type": "object", "properties": {"amount": {}}}}
-    world = await made(**shared, tools_endpoint=None, tools=[old], action_form="value", config={"target": 3})
-    assert (await world.get_tools_spec())[0] == {"type": "function", "function": old}
+    resource = await made(**shared, tools_endpoint=None, tools=[old], action_form="value", config={"target": 3})
+    assert (await resource.get_tools_spec())[0] == {"type": "function", "function": old}
     with pytest.raises(ToolError, match="expected one argument, got 2"):
-        await world.step("move", {"amount": 1, "speed": 2})
-    assert (await world.step("move", {"amount": 3})).terminated
-    await world.close()
+        await resource.step("move", {"amount": 1, "speed": 2})
+    assert (await resource.step("move", {"amount": 3})).terminated
+    await resource.close()
 
 
 @pytest.mark.parametrize(
@@ -282,15 +282,15 @@ async def test_a_server_that_dies_breaks_only_the_episodes_in_flight() -> None:
         base = await made()
         doomed = await base.fork()
         breaker = await made(config={"fault": "die"})
-        for world in (breaker, doomed):
+        for resource in (breaker, doomed):
             with pytest.raises(EnvironmentFailure, match=r"(?s)/step: .*; the server ended with exit code 3; .*broke$"):
-                await add(world, 1)
+                await add(resource, 1)
         # The base of the group is gone on the server too; its forks begin anew on the next one.
         fresh = await base.fork()
         assert (await add(fresh, 1)).observation == {"value": 1, "target": 10}
         before = time.monotonic()
-        for world in (breaker, doomed, base, fresh):
-            await world.close()
+        for resource in (breaker, doomed, base, fresh):
+            await resource.close()
         assert time.monotonic() - before < 1
 
 

@@ -18,12 +18,12 @@ from aiohttp import web
 from reward_kit.environments.mcp import McpResource, result_text
 from reward_kit.errors import DeadlineError, EnvironmentFailure, ToolError
 from reward_kit.processes import LOG_FOLDER
-from tests.agent.worlds import call, calls, collected, failure, reason, tool_answers
-from tests.environments.mcp_worlds import AFTER, SDK, TINY, ask, opened
+from tests.agent.resources import call, calls, collected, failure, reason, tool_answers
+from tests.environments.mcp_resources import AFTER, SDK, TINY, ask, opened
 
 
-async def names(world: McpResource) -> list[str]:
-    return [spec["function"]["name"] for spec in await world.get_tools_spec()]
+async def names(resource: McpResource) -> list[str]:
+    return [spec["function"]["name"] for spec in await resource.get_tools_spec()]
 
 
 # The SDK's server, over stdio and over HTTP
@@ -80,14 +80,14 @@ async def test_a_server_behind_a_url_gets_the_headers_and_keeps_its_session(http
     monkeypatch.setenv("NOTE_TOKEN", "Bearer x")
     config = {"url": http_url, "headers": {"X-Team": "red"}, "headers_env": {"Authorization": "NOTE_TOKEN"}}
     monkeypatch.setenv("REWARD_KIT_KEY_ORIGINS", f"NOTE_TOKEN={http_url}")
-    async with opened(**config, call_timeout_s=0.3) as world:
-        assert [await ask(world, "header", name=name) for name in ("x-team", "authorization")] == ["red", "Bearer x"]
+    async with opened(**config, call_timeout_s=0.3) as resource:
+        assert [await ask(resource, "header", name=name) for name in ("x-team", "authorization")] == ["red", "Bearer x"]
         with pytest.raises(ToolError, match=r"sleep did not answer within 0.3 s"):
-            await ask(world, "sleep")
-        assert await ask(world, "add", x=1) == "2"
-        assert "learnt" not in await names(world)
-        await ask(world, "learn")
-        await until_listed(world, "learnt")
+            await ask(resource, "sleep")
+        assert await ask(resource, "add", x=1) == "2"
+        assert "learnt" not in await names(resource)
+        await ask(resource, "learn")
+        await until_listed(resource, "learnt")
 
 
 async def test_headers_do_not_follow_a_redirect_to_another_origin(http_url) -> None:
@@ -120,9 +120,9 @@ async def _served(answer: Callable[[web.Request], Awaitable[web.Response]]) -> A
         await runner.cleanup()
 
 
-async def until_listed(world: McpResource, name: str) -> None:
+async def until_listed(resource: McpResource, name: str) -> None:
     with anyio.fail_after(5):
-        while name not in await names(world):  # noqa: ASYNC110
+        while name not in await names(resource):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -130,69 +130,69 @@ async def until_listed(world: McpResource, name: str) -> None:
 
 
 async def test_every_page_of_tools_is_listed_and_schemas_are_passed_on_as_they_are() -> None:
-    async with opened() as world:
-        specs = {spec["function"]["name"]: spec["function"] for spec in await world.get_tools_spec()}
+    async with opened() as resource:
+        specs = {spec["function"]["name"]: spec["function"] for spec in await resource.get_tools_spec()}
         assert {"put", "get", "quit"} <= specs.keys() and len(specs) == 14
         assert specs["tree"]["parameters"]["properties"] == {"node": {"$ref": "#/$defs/node"}}
-        assert await ask(world, "tree", node={"next": {}}) == "tree"
-        await ask(world, "grow")
-        assert "grown_0" in await names(world)
+        assert await ask(resource, "tree", node={"next": {}}) == "tree"
+        await ask(resource, "grow")
+        assert "grown_0" in await names(resource)
 
 
 async def test_only_the_named_tools_are_offered() -> None:
-    async with opened(tools=["get"]) as world:
-        assert await names(world) == ["get"]
+    async with opened(tools=["get"]) as resource:
+        assert await names(resource) == ["get"]
         with pytest.raises(ToolError, match="unknown tool 'put'"):
-            await ask(world, "put", word="a")
+            await ask(resource, "put", word="a")
 
 
 async def test_a_call_that_never_returns_is_cancelled_and_the_session_goes_on() -> None:
-    async with opened(call_timeout_s=0.1) as world:
-        before = await world.state_key()
+    async with opened(call_timeout_s=0.1) as resource:
+        before = await resource.state_key()
         with pytest.raises(ToolError, match=r"wait did not answer within 0.1 s and was cancelled \(call_timeout_s\)"):
-            await ask(world, "wait")
-        assert await ask(world, "cancelled") == "1"
+            await ask(resource, "wait")
+        assert await ask(resource, "cancelled") == "1"
         # What the server did in that time is not known, so this is no longer the state that it was.
-        assert await world.state_key() != before
+        assert await resource.state_key() != before
 
 
 async def test_a_call_that_its_caller_gives_up_is_cancelled_and_the_session_goes_on() -> None:
-    async with opened() as world:
+    async with opened() as resource:
         with anyio.move_on_after(0.1):
-            await ask(world, "wait")
-        task = asyncio.create_task(world.step("wait", {}))
+            await ask(resource, "wait")
+        task = asyncio.create_task(resource.step("wait", {}))
         await asyncio.sleep(0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert await ask(world, "cancelled") == "2"
+        assert await ask(resource, "cancelled") == "2"
 
 
 async def test_a_refusal_by_the_protocol_changes_nothing_and_an_answer_that_is_none_may_have() -> None:
-    async with opened() as world:
-        start = await world.state_key()
+    async with opened() as resource:
+        start = await resource.state_key()
         with pytest.raises(ToolError, match="refuse: not today"):
-            await ask(world, "refuse")
-        assert await world.state_key() == start
+            await ask(resource, "refuse")
+        assert await resource.state_key() == start
         with pytest.raises(ToolError, match="garbled: the server's answer is not a result"):
-            await ask(world, "garbled")
-        assert await world.state_key() != start
-    async with opened(fork="replay", call_timeout_s=0.1) as world:
+            await ask(resource, "garbled")
+        assert await resource.state_key() != start
+    async with opened(fork="replay", call_timeout_s=0.1) as resource:
         # What happened cannot be taken again, so this world is given up.
         with pytest.raises(EnvironmentFailure, match="not a result"):
-            await ask(world, "garbled")
+            await ask(resource, "garbled")
         with pytest.raises(DeadlineError, match="did not answer"):
-            await ask(world, "wait")
+            await ask(resource, "wait")
 
 
 async def test_half_characters_and_nul_survive_both_ways() -> None:
-    async with opened() as world:
-        assert await ask(world, "half") == "a\ufffdb\0"
+    async with opened() as resource:
+        assert await ask(resource, "half") == "a\ufffdb\0"
         with pytest.raises(ToolError, match="not valid Unicode text"):
-            await ask(world, "put", word="\ud800")
+            await ask(resource, "put", word="\ud800")
         with pytest.raises(ToolError, match="not JSON"):
-            await ask(world, "put", word=float("nan"))
-        assert await ask(world, "put", word="\0") == "\0"
+            await ask(resource, "put", word=float("nan"))
+        assert await ask(resource, "put", word="\0") == "\0"
 
 
 async def test_fifty_megabytes_reach_the_agent_cut() -> None:
@@ -210,13 +210,13 @@ async def test_fifty_megabytes_reach_the_agent_cut() -> None:
 async def test_what_a_server_asks_of_a_client_is_declined_and_roots_are_the_working_copy(tmp_path) -> None:
     (tmp_path / "seed").mkdir()
     config = {"working_copy": "seed", "task_folder": str(tmp_path)}
-    async with opened([*TINY, "{working_copy}"], **config) as world:
-        (root,) = json.loads(await ask(world, "ask", method="roots/list"))["roots"]
+    async with opened([*TINY, "{working_copy}"], **config) as resource:
+        (root,) = json.loads(await ask(resource, "ask", method="roots/list"))["roots"]
         assert root["uri"] == "file:///working_copy"
         for method in ("sampling/createMessage", "elicitation/create"):
-            assert "not supported" in await ask(world, "ask", method=method)
-    async with opened() as world:
-        assert "not supported" in await ask(world, "ask", method="roots/list")
+            assert "not supported" in await ask(resource, "ask", method=method)
+    async with opened() as resource:
+        assert "not supported" in await ask(resource, "ask", method="roots/list")
 
 
 def test_resources_are_shown_as_text_or_in_a_line() -> None:
@@ -247,10 +247,10 @@ print("Welcome!\\n{not json}\\n[1, 2]\\n" + "x" * 200_000, flush=True)
 
 async def test_noise_at_the_start_is_no_harm(tmp_path) -> None:
     token = LOG_FOLDER.set(tmp_path)
-    async with opened(["{python}", "-S", "-c", NOISE + AFTER]) as world:
-        assert await ask(world, "put", word="a") == "a"
+    async with opened(["{python}", "-S", "-c", NOISE + AFTER]) as resource:
+        assert await ask(resource, "put", word="a") == "a"
         with pytest.raises(EnvironmentFailure, match=r"4 lines on its standard output are not messages, .* 'Welcome!'"):
-            await ask(world, "quit")
+            await ask(resource, "quit")
     LOG_FOLDER.reset(token)
     (log,) = tmp_path.iterdir()
     assert log.stat().st_size > 220_000

@@ -23,97 +23,97 @@ async def server() -> AsyncIterator[OpenEnvServer]:
 
 
 async def made(server: OpenEnvServer, seed: int = 0, **config: Any) -> OpenEnvResource:
-    world = OpenEnvResource()
+    resource = OpenEnvResource()
     try:
-        await world.setup({"base_url": server.url, **config})
-        await world.reset(seed)
+        await resource.setup({"base_url": server.url, **config})
+        await resource.reset(seed)
     except BaseException:
-        await world.close()
+        await resource.close()
         raise
-    return world
+    return resource
 
 
-async def act(world: Any, amount: Any) -> Any:
-    return await world.step("act", {"amount": amount})
+async def act(resource: Any, amount: Any) -> Any:
+    return await resource.step("act", {"amount": amount})
 
 
 async def test_an_episode_from_reset_to_end(server: OpenEnvServer) -> None:
-    world = await made(server, seed=4, reset={"split": "test"})
+    resource = await made(server, seed=4, reset={"split": "test"})
     assert server.asked[-1] == {"type": "reset", "data": {"split": "test", "seed": 4}}
-    assert await world.get_observation() == {"value": 1, "text": "at 1"}
-    (tool,) = await world.get_tools_spec()
+    assert await resource.get_observation() == {"value": 1, "text": "at 1"}
+    (tool,) = await resource.get_tools_spec()
     assert tool["function"]["name"] == "act"
     assert tool["function"]["description"] == "Add to the counter."
     assert tool["function"]["parameters"]["properties"].keys() == {"amount"}, "metadata are no choice of an agent"
-    outcome = await act(world, 2)
+    outcome = await act(resource, 2)
     assert (outcome.observation, outcome.reward, outcome.terminated) == ({"value": 3, "text": "at 3"}, 0.0, False)
-    outcome = await act(world, 3)
+    outcome = await act(resource, 3)
     assert (outcome.reward, outcome.terminated, outcome.truncated) == (1.0, True, False)
     assert outcome.info == {"success": True, "truncated": False}
-    final = await world.final_state()
+    final = await resource.final_state()
     assert final is not None
     assert json.loads(final.payload)["state"] == {"value": 6}
     with pytest.raises(ToolError, match="the episode is over"):
-        await act(world, 1)
-    await world.reset(0)
-    assert await world.get_observation() == {"value": 0, "text": "at 0"}
-    await world.close()
+        await act(resource, 1)
+    await resource.reset(0)
+    assert await resource.get_observation() == {"value": 0, "text": "at 0"}
+    await resource.close()
     assert server.open == 0
 
 
 async def test_a_seed_is_one_that_every_generator_takes(server: OpenEnvServer) -> None:
-    world = await made(server, seed=2**40 + 5)
+    resource = await made(server, seed=2**40 + 5)
     assert server.asked[-1]["data"]["seed"] == 5
-    await world.close()
+    await resource.close()
 
 
 async def test_an_end_that_says_truncated_is_one(server: OpenEnvServer) -> None:
-    world = await made(server, seed=1)
+    resource = await made(server, seed=1)
     for amount in (2, 2):
-        await act(world, amount)
-    outcome = await act(world, 3)
+        await act(resource, amount)
+    outcome = await act(resource, 3)
     assert (outcome.terminated, outcome.truncated, outcome.reward) == (False, True, 0.0)
-    await world.close()
+    await resource.close()
 
 
 async def test_tools_of_the_server_are_called_as_actions() -> None:
     async with OpenEnvServer(with_tools=True).running() as server:
-        world = await made(server, seed=1)
-        assert [tool["function"]["name"] for tool in await world.get_tools_spec()] == ["add"]
-        outcome = await world.step("add", {"amount": 2})
+        resource = await made(server, seed=1)
+        assert [tool["function"]["name"] for tool in await resource.get_tools_spec()] == ["add"]
+        outcome = await resource.step("add", {"amount": 2})
         assert (outcome.observation, outcome.reward) == ("at 3", 0.0)
         action = {"type": "call_tool", "tool_name": "add", "arguments": {"amount": 2}}
         assert server.asked[-1] == {"type": "step", "data": action}
-        await world.reset(0)
-        await world.close()
+        await resource.reset(0)
+        await resource.close()
         with pytest.raises(ConfigError, match="action_tool has no effect: the server has tools of its own"):
             await made(server, action_tool="play")
 
 
 async def test_tools_that_a_reset_brings_are_offered() -> None:
     async with OpenEnvServer(with_tools=True).running() as server:
-        world = await made(server, reset={"more_tools": ["count"]})
-        assert [tool["function"]["name"] for tool in await world.get_tools_spec()] == ["add", "count"]
-        await world.close()
+        resource = await made(server, reset={"more_tools": ["count"]})
+        assert [tool["function"]["name"] for tool in await resource.get_tools_spec()] == ["add", "count"]
+        await resource.close()
 
 
 async def test_a_tool_that_failed_is_read_by_the_agent_and_keeps_its_reward() -> None:
     async with OpenEnvServer(with_tools=True).running() as server:
-        world = await made(server, reset={"fault": "tool_error"})
-        outcome = await world.step("add", {"amount": 1})
+        resource = await made(server, reset={"fault": "tool_error"})
+        outcome = await resource.step("add", {"amount": 1})
         assert (outcome.observation, outcome.reward, outcome.info["is_action_valid"]) == ("jammed", 0.5, False)
-        await world.close()
+        await resource.close()
 
 
 async def test_what_was_done_and_seen_names_a_state_unless_another_is_declared(server: OpenEnvServer) -> None:
     names: dict[str, list[str]] = {}
     for kind in ("history", "observation", "state"):
         for amounts in ((1, 2), (2, 1), (1, 2)):
-            world = await made(server, state_key=kind)
+            resource = await made(server, state_key=kind)
             for amount in amounts:
-                await act(world, amount)
-            names.setdefault(kind, []).append(await world.state_key())
-            await world.close()
+                await act(resource, amount)
+            names.setdefault(kind, []).append(await resource.state_key())
+            await resource.close()
     first, other, same = names["history"]
     assert first == same != other
     assert len(set(names["observation"])) == len(set(names["state"])) == 1
@@ -137,17 +137,17 @@ async def test_the_checker_finds_what_was_declared(config: Any, with_tools: bool
 
 
 async def test_a_fork_is_a_session_of_its_own(server: OpenEnvServer) -> None:
-    world = await made(server, deterministic=True)
-    await act(world, 2)
-    twin = await world.fork()
+    resource = await made(server, deterministic=True)
+    await act(resource, 2)
+    twin = await resource.fork()
     await act(twin, 3)
-    assert ((await twin.get_observation())["value"], (await world.get_observation())["value"]) == (5, 2)
-    saved = await world.checkpoint()
-    await act(world, 1)
-    await world.restore(saved)
-    assert (await world.get_observation())["value"] == 2
+    assert ((await twin.get_observation())["value"], (await resource.get_observation())["value"]) == (5, 2)
+    saved = await resource.checkpoint()
+    await act(resource, 1)
+    await resource.restore(saved)
+    assert (await resource.get_observation())["value"] == 2
     assert server.open == 2
-    await world.close()
+    await resource.close()
     await act(twin, 1)
     await twin.close()
 
@@ -156,16 +156,16 @@ async def test_nothing_is_declared_unless_the_user_does(server: OpenEnvServer) -
     for config, kind in (({}, "none"), ({"deterministic": True}, "replay"), ({"deterministic": "yes"}, "none")):
         assert OpenEnvResource.fork_kind_for(config) == kind
         assert OpenEnvResource.is_deterministic_for(config) == (kind == "replay")
-    world = await made(server)
-    for call in (world.fork, world.checkpoint):
+    resource = await made(server)
+    for call in (resource.fork, resource.checkpoint):
         with pytest.raises(NotImplementedError):
             await call()
-    await world.close()
+    await resource.close()
 
 
 async def test_an_agents_mistake_is_a_tool_error_and_changes_nothing(server: OpenEnvServer) -> None:
-    world = await made(server, execution_errors="refusal")
-    key = await world.state_key()
+    resource = await made(server, execution_errors="refusal")
+    key = await resource.state_key()
     for name, arguments, message in (
         ("acts", {}, "unknown tool 'acts'; did you mean 'act'"),
         ("act", {"amuont": 1}, "unknown argument 'amuont'; did you mean 'amount'"),
@@ -175,13 +175,13 @@ async def test_an_agents_mistake_is_a_tool_error_and_changes_nothing(server: Ope
         ("act", {"amount": float("inf")}, "the arguments are not JSON"),
     ):
         with pytest.raises(ToolError, match=message):
-            await world.step(name, arguments)
-    assert await world.state_key() == key
-    await world.close()
-    world = await made(server)
+            await resource.step(name, arguments)
+    assert await resource.state_key() == key
+    await resource.close()
+    resource = await made(server)
     with pytest.raises(EnvironmentFailure, match="step: EXECUTION_ERROR: amount must be 1, 2 or 3"):
-        await act(world, 9)
-    await world.close()
+        await act(resource, 9)
+    await resource.close()
 
 
 FAULTS = {
@@ -200,55 +200,55 @@ FAULTS = {
 
 @pytest.mark.parametrize(("fault", "message"), FAULTS.items(), ids=FAULTS)
 async def test_what_a_server_does_wrong_is_one_failure(server: OpenEnvServer, fault: str, message: str) -> None:
-    world = await made(server, reset={"fault": fault})
+    resource = await made(server, reset={"fault": fault})
     with pytest.raises(EnvironmentFailure, match=message):
-        await act(world, 1)
-    await world.close()
-    await world.close()
+        await act(resource, 1)
+    await resource.close()
+    await resource.close()
 
 
 async def test_an_answer_that_does_not_come_is_a_timeout_and_ends_the_session(server: OpenEnvServer) -> None:
-    world = await made(server, reset={"fault": "hang"}, timeout=0.1)
+    resource = await made(server, reset={"fault": "hang"}, timeout=0.1)
     with pytest.raises(DeadlineError, match=r"step at .*: no answer within 0.1 s") as failed:
-        await act(world, 1)
+        await act(resource, 1)
     assert failed.value.failure_class == "timeout"
     with pytest.raises(EnvironmentFailure, match="the session is closed: no answer within"):
-        await world.state_key() and await world.final_state()
-    await world.close()
+        await resource.state_key() and await resource.final_state()
+    await resource.close()
 
 
 async def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(server: OpenEnvServer) -> None:
-    world = await made(server, reset={"fault": "hang"})
-    step = asyncio.create_task(act(world, 1))
+    resource = await made(server, reset={"fault": "hang"})
+    step = asyncio.create_task(act(resource, 1))
     await asyncio.sleep(0)
     step.cancel()
     with pytest.raises(asyncio.CancelledError):
         await step
     with pytest.raises(EnvironmentFailure, match="the session is closed: an answer was not waited for"):
-        await world.final_state()
-    await world.close()
+        await resource.final_state()
+    await resource.close()
 
 
 async def test_what_nobody_asked_for_is_not_taken_for_an_answer(server: OpenEnvServer) -> None:
-    world = await made(server, reset={"fault": "twice"})
-    assert (await act(world, 1)).observation == {"value": 7}
+    resource = await made(server, reset={"fault": "twice"})
+    assert (await act(resource, 1)).observation == {"value": 7}
     await asyncio.sleep(0.05)
     with pytest.raises(EnvironmentFailure, match=r'step at .*: the server sent an unasked message: {"type": '):
-        await act(world, 1)
+        await act(resource, 1)
     with pytest.raises(EnvironmentFailure, match="the session is closed: the server sent an unasked"):
-        await world.final_state()
-    await world.close()
+        await resource.final_state()
+    await resource.close()
 
 
 async def test_a_server_that_floods_waits_with_what_nobody_reads(server: OpenEnvServer) -> None:
-    world = await made(server, reset={"fault": "flood"})
-    await act(world, 1)
+    resource = await made(server, reset={"fault": "flood"})
+    await act(resource, 1)
     await asyncio.sleep(0.3)
-    assert world._session is not None
-    assert world._session._answers.qsize() <= 3  # two messages, and that nothing more is read
+    assert resource._session is not None
+    assert resource._session._answers.qsize() <= 3  # two messages, and that nothing more is read
     with pytest.raises(EnvironmentFailure, match="the server sent an unasked message"):
-        await act(world, 1)
-    await world.close()
+        await act(resource, 1)
+    await resource.close()
 
 
 async def test_a_full_server_is_asked_again_until_there_is_room() -> None:
@@ -268,27 +268,27 @@ async def test_a_full_server_is_asked_again_until_there_is_room() -> None:
 
 async def test_a_session_outlives_the_pings_while_an_agent_thinks() -> None:
     async with OpenEnvServer(heartbeat=0.05).running() as server:
-        world = await made(server)
+        resource = await made(server)
         await asyncio.sleep(0.3)
-        assert (await act(world, 1)).observation["value"] == 1
-        await world.close()
+        assert (await act(resource, 1)).observation["value"] == 1
+        await resource.close()
 
 
 async def test_one_field_is_shown_alone_and_bare_metadata_as_they_are(server: OpenEnvServer) -> None:
-    world = await made(server, observation_field="text")
-    assert await world.get_observation() == "at 0"
-    await world.close()
-    world = await made(server, reset={"fault": "bare"})
-    assert (await act(world, 1)).observation == {"hint": "left"}
-    await world.close()
+    resource = await made(server, observation_field="text")
+    assert await resource.get_observation() == "at 0"
+    await resource.close()
+    resource = await made(server, reset={"fault": "bare"})
+    assert (await act(resource, 1)).observation == {"hint": "left"}
+    await resource.close()
     with pytest.raises(EnvironmentFailure, match="observation_field 'txt'; did you mean 'text'"):
         await made(server, observation_field="txt")
 
 
 async def test_a_large_observation_is_taken(server: OpenEnvServer) -> None:
-    world = await made(server, reset={"fault": "large"})
-    assert len((await act(world, 1)).observation["text"]) == 5 * 2**20
-    await world.close()
+    resource = await made(server, reset={"fault": "large"})
+    assert len((await act(resource, 1)).observation["text"]) == 5 * 2**20
+    await resource.close()
 
 
 async def test_headers_open_the_connection(server: OpenEnvServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,9 +298,9 @@ async def test_headers_open_the_connection(server: OpenEnvServer, monkeypatch: p
         await made(server, **given)
     assert not server.headers
     monkeypatch.setenv("REWARD_KIT_KEY_ORIGINS", f"TOKEN_OF_TEST={server.url}")
-    world = await made(server, **given)
+    resource = await made(server, **given)
     assert (server.headers["X-Key"], server.headers["Authorization"]) == ("1", "Bearer secret")
-    await world.close()
+    await resource.close()
 
 
 async def test_a_redirect_is_not_followed_since_the_headers_would_go_with_it(server: OpenEnvServer) -> None:
@@ -329,22 +329,22 @@ WRONG = {
 
 @pytest.mark.parametrize(("message", "config"), WRONG.items(), ids=[message[:20] for message in WRONG])
 async def test_a_wrong_configuration_is_told(message: str, config: dict[str, Any]) -> None:
-    world = OpenEnvResource()
+    resource = OpenEnvResource()
     with pytest.raises(ConfigError, match=message) as caught:
-        await world.setup(config)
+        await resource.setup(config)
     assert "hunter2" not in str(caught.value)
-    await world.close()
+    await resource.close()
 
 
 async def test_an_action_that_is_no_object_needs_a_schema(server: OpenEnvServer) -> None:
     with pytest.raises(ConfigError, match="write action_schema, a JSON schema of type object"):
         await made(server, action_schema={"anyOf": []})
     given = {"type": "object", "properties": {"amount": {"enum": [1, 2]}}, "required": ["amount"]}
-    world = await made(server, action_schema=given, action_tool="add")
-    (tool,) = await world.get_tools_spec()
+    resource = await made(server, action_schema=given, action_tool="add")
+    (tool,) = await resource.get_tools_spec()
     assert (tool["function"]["name"], tool["function"]["parameters"]) == ("add", given)
-    assert (await world.step("add", {"amount": 1})).observation["value"] == 1
-    await world.close()
+    assert (await resource.step("add", {"amount": 1})).observation["value"] == 1
+    await resource.close()
 
 
 async def test_where_nobody_serves_that_is_told() -> None:

@@ -12,7 +12,7 @@ from reward_kit.errors import ConfigError, ToolError
 SHOP = {"orders": [{"id": 1, "total": 5}], "user": {"name": "Ada"}, "note": "x"}
 
 
-async def world(state=SHOP, **config) -> PythonStateResource:
+async def make_resource(state=SHOP, **config) -> PythonStateResource:
     made = PythonStateResource()
     await made.setup({"initial_state": state, **config})
     await made.reset(0)
@@ -28,22 +28,22 @@ async def state_of(resource):
 
 
 async def test_there_is_nothing_to_tell_at_the_start() -> None:
-    assert await (await world()).get_observation() is None
+    assert await (await make_resource()).get_observation() is None
 
 
 @pytest.mark.parametrize(
     ("path", "value"), [("", SHOP), ("orders.0.total", 5), ("user", {"name": "Ada"}), ("orders.0", SHOP["orders"][0])]
 )
 async def test_get_state_reads_a_path(path, value) -> None:
-    assert await call(await world(), "get_state", path=path) == value
+    assert await call(await make_resource(), "get_state", path=path) == value
 
 
 async def test_get_state_without_a_path_is_the_whole_state() -> None:
-    assert await call(await world(), "get_state") == SHOP
+    assert await call(await make_resource(), "get_state") == SHOP
 
 
 async def test_set_value_replaces_and_makes_missing_objects() -> None:
-    resource = await world()
+    resource = await make_resource()
     await call(resource, "set_value", path="orders.0.total", value=7)
     await call(resource, "set_value", path="a.b.c", value=[1])
     state = await state_of(resource)
@@ -53,13 +53,13 @@ async def test_set_value_replaces_and_makes_missing_objects() -> None:
 
 async def test_set_value_sets_a_value_and_does_not_merge_its_argument() -> None:
     # The predecessor's update_state advertised {updates: {}} and merged that word into the state.
-    resource = await world({"a": {"b": 1}})
+    resource = await make_resource({"a": {"b": 1}})
     await call(resource, "set_value", path="a", value={"updates": {"c": 2}})
     assert await state_of(resource) == {"a": {"updates": {"c": 2}}}
 
 
 async def test_append_and_delete() -> None:
-    resource = await world()
+    resource = await make_resource()
     await call(resource, "append_value", path="orders", value={"id": 2})
     await call(resource, "delete_value", path="orders.0")
     await call(resource, "delete_value", path="user.name")
@@ -90,7 +90,7 @@ async def test_append_and_delete() -> None:
     ],
 )
 async def test_a_refused_call_says_why_and_changes_nothing(name, arguments, message) -> None:
-    resource = await world()
+    resource = await make_resource()
     before = await resource.state_key()
     with pytest.raises(ToolError, match=message.replace("?", r"\?")):
         await resource.step(name, arguments)
@@ -103,11 +103,11 @@ async def test_deeply_nested_values_are_refused_before_they_break_json() -> None
     for _ in range(5_000):
         value = [value]
     with pytest.raises(ToolError, match="nested"):
-        await call(await world(), "set_value", path="a", value=value)
+        await call(await make_resource(), "set_value", path="a", value=value)
 
 
 async def test_the_deepest_value_that_can_be_set_can_be_read_and_hashed() -> None:
-    resource = await world({})
+    resource = await make_resource({})
     value: list = []
     for _ in range(31):
         value = [value]
@@ -117,7 +117,7 @@ async def test_the_deepest_value_that_can_be_set_can_be_read_and_hashed() -> Non
 
 
 async def test_the_state_shares_nothing_with_arguments_or_observations() -> None:
-    resource, given = await world(), {"tags": ["new"]}
+    resource, given = await make_resource(), {"tags": ["new"]}
     await call(resource, "set_value", path="user", value=given)
     await call(resource, "append_value", path="orders", value=given)
     given["tags"].append("changed by the caller")
@@ -128,7 +128,7 @@ async def test_the_state_shares_nothing_with_arguments_or_observations() -> None
 
 
 async def test_the_state_key_follows_the_state_and_only_the_state() -> None:
-    resource = await world()
+    resource = await make_resource()
     first = await resource.state_key()
     await call(resource, "get_state")
     assert await resource.state_key() == first
@@ -139,14 +139,14 @@ async def test_the_state_key_follows_the_state_and_only_the_state() -> None:
 
 
 async def test_changes_through_the_state_property_are_seen_in_the_key() -> None:
-    resource = await world()
+    resource = await make_resource()
     first = await resource.state_key()
     resource.state["note"] = "changed from outside"
     assert await resource.state_key() != first
 
 
 async def test_a_fork_and_its_origin_are_independent() -> None:
-    origin = await world()
+    origin = await make_resource()
     fork = await origin.fork()
     await call(fork, "append_value", path="orders", value=1)
     await call(origin, "set_value", path="user.name", value="Bob")
@@ -155,7 +155,7 @@ async def test_a_fork_and_its_origin_are_independent() -> None:
 
 
 async def test_a_reset_goes_back_to_the_configured_state() -> None:
-    resource = await world()
+    resource = await make_resource()
     first = await resource.state_key()
     await call(resource, "delete_value", path="orders")
     await resource.reset(1)
@@ -163,7 +163,7 @@ async def test_a_reset_goes_back_to_the_configured_state() -> None:
 
 
 async def test_only_the_configured_tools_are_offered() -> None:
-    resource = await world(tools=["get_state"])
+    resource = await make_resource(tools=["get_state"])
     assert [spec["function"]["name"] for spec in await resource.get_tools_spec()] == ["get_state"]
     with pytest.raises(ToolError, match="unknown tool 'set_value'"):
         await call(resource, "set_value", path="a", value=1)

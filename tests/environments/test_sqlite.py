@@ -29,7 +29,7 @@ async def made(**config) -> SqliteResource:
 
 
 @pytest.fixture
-async def world():
+async def resource():
     resource = await made(statement_time_s=0.3, max_rows=3, max_database_bytes=500_000)
     yield resource
     await resource.close()
@@ -39,51 +39,53 @@ async def sql(resource, query):
     return (await resource.step("execute_sql", {"query": query})).observation
 
 
-async def test_the_observation_at_the_start_is_the_schema(world) -> None:
-    text = await world.get_observation()
+async def test_the_observation_at_the_start_is_the_schema(resource) -> None:
+    text = await resource.get_observation()
     assert "CREATE TABLE customers" in text
     assert "INSERT" not in text
 
 
-async def test_a_query_gives_columns_and_rows(world) -> None:
-    assert await sql(world, "SELECT id, name FROM customers") == {
+async def test_a_query_gives_columns_and_rows(resource) -> None:
+    assert await sql(resource, "SELECT id, name FROM customers") == {
         "columns": ["id", "name"],
         "rows": [[1, "Ada"], [2, "Bob"]],
     }
 
 
-async def test_a_long_result_is_cut_visibly(world) -> None:
-    result = await sql(world, "VALUES (1), (2), (3), (4)")
+async def test_a_long_result_is_cut_visibly(resource) -> None:
+    result = await sql(resource, "VALUES (1), (2), (3), (4)")
     assert len(result["rows"]) == 3
     assert result["cut"] == "only the first 3 rows are shown; there are more"
-    assert "cut" not in await sql(world, "VALUES (1), (2), (3)")
+    assert "cut" not in await sql(resource, "VALUES (1), (2), (3)")
 
 
-async def test_values_that_json_does_not_have_are_shown_as_text(world) -> None:
-    result = await sql(world, "SELECT 9e999, x'00ff', CAST(x'ff' AS TEXT), NULL")
+async def test_values_that_json_does_not_have_are_shown_as_text(resource) -> None:
+    result = await sql(resource, "SELECT 9e999, x'00ff', CAST(x'ff' AS TEXT), NULL")
     assert result["rows"] == [["inf", "x'00ff'", "\ufffd", None]]
 
 
-async def test_a_write_gives_the_number_of_changed_rows(world) -> None:
-    assert await sql(world, "UPDATE orders SET total = 0") == {"changed_rows": 2}
-    result = await sql(world, "INSERT INTO customers (name) VALUES ('Eve') RETURNING id")
+async def test_a_write_gives_the_number_of_changed_rows(resource) -> None:
+    assert await sql(resource, "UPDATE orders SET total = 0") == {"changed_rows": 2}
+    result = await sql(resource, "INSERT INTO customers (name) VALUES ('Eve') RETURNING id")
     assert result == {"columns": ["id"], "rows": [[3]], "changed_rows": 1}
 
 
-async def test_a_script_gives_the_rows_of_its_last_query(world) -> None:
-    result = await sql(world, "INSERT INTO customers (name) VALUES (';'); SELECT count(*) AS n FROM customers; -- end")
+async def test_a_script_gives_the_rows_of_its_last_query(resource) -> None:
+    result = await sql(
+        resource, "INSERT INTO customers (name) VALUES (';'); SELECT count(*) AS n FROM customers; -- end"
+    )
     assert result == {"columns": ["n"], "rows": [[3]], "changed_rows": 1}
 
 
-async def test_the_tables_can_be_listed_and_described(world) -> None:
-    await sql(world, "CREATE VIEW rich AS SELECT * FROM orders WHERE total > 3")
-    listed = (await world.step("list_tables", {})).observation
+async def test_the_tables_can_be_listed_and_described(resource) -> None:
+    await sql(resource, "CREATE VIEW rich AS SELECT * FROM orders WHERE total > 3")
+    listed = (await resource.step("list_tables", {})).observation
     assert listed == [
         {"name": "customers", "type": "table"},
         {"name": "orders", "type": "table"},
         {"name": "rich", "type": "view"},
     ]
-    described = (await world.step("describe_table", {"name": "Orders"})).observation
+    described = (await resource.step("describe_table", {"name": "Orders"})).observation
     assert [column["name"] for column in described["columns"]] == ["id", "customer", "total"]
     assert described["foreign_keys"] == [{"column": "customer", "table": "customers", "references": "id"}]
 
@@ -128,13 +130,13 @@ ESCAPES = [
 
 
 @pytest.mark.parametrize(("query", "message"), ESCAPES)
-async def test_what_leads_out_of_the_database_is_refused(world, tmp_path, query, message) -> None:
-    before, file = await world.state_key(), tmp_path / "other.db"
+async def test_what_leads_out_of_the_database_is_refused(resource, tmp_path, query, message) -> None:
+    before, file = await resource.state_key(), tmp_path / "other.db"
     with pytest.raises(ToolError, match=message):
-        await sql(world, query.format(file=file))
+        await sql(resource, query.format(file=file))
     assert not file.exists()
-    assert await world.state_key() == before
-    assert (await sql(world, "SELECT count(*) FROM customers"))["rows"] == [[2]]
+    assert await resource.state_key() == before
+    assert (await sql(resource, "SELECT count(*) FROM customers"))["rows"] == [[2]]
 
 
 @pytest.mark.parametrize(
@@ -146,12 +148,12 @@ async def test_what_leads_out_of_the_database_is_refused(world, tmp_path, query,
         ENDLESS.replace("count(*)", "hex(zeroblob(9999)), x") + " ORDER BY 2 DESC",
     ],
 )
-async def test_an_endless_statement_ends_and_leaves_the_world_unchanged(world, query) -> None:
-    before = await world.state_key()
+async def test_an_endless_statement_ends_and_leaves_the_world_unchanged(resource, query) -> None:
+    before = await resource.state_key()
     with pytest.raises(ToolError, match=r"took longer than 0\.3 s"):
-        await sql(world, query)
-    assert await world.state_key() == before
-    assert (await sql(world, "SELECT 1"))["rows"] == [[1]]
+        await sql(resource, query)
+    assert await resource.state_key() == before
+    assert (await sql(resource, "SELECT 1"))["rows"] == [[1]]
 
 
 @pytest.mark.parametrize(
@@ -164,22 +166,22 @@ async def test_an_endless_statement_ends_and_leaves_the_world_unchanged(world, q
         "SELECT group_concat(hex(zeroblob(100000))) FROM (VALUES (1), (2), (3))",
     ],
 )
-async def test_a_value_cannot_become_a_memory_bomb(world, query) -> None:
+async def test_a_value_cannot_become_a_memory_bomb(resource, query) -> None:
     with pytest.raises(ToolError, match=r"larger than 262144 bytes"):
-        await sql(world, query)
+        await sql(resource, query)
 
 
-async def test_printf_cannot_become_a_memory_bomb(world) -> None:
-    assert (await sql(world, "SELECT printf('%1000000000d', 1)"))["rows"] == [[None]]
+async def test_printf_cannot_become_a_memory_bomb(resource) -> None:
+    assert (await sql(resource, "SELECT printf('%1000000000d', 1)"))["rows"] == [[None]]
 
 
-async def test_the_database_cannot_grow_beyond_its_limit(world) -> None:
-    before = await world.state_key()
+async def test_the_database_cannot_grow_beyond_its_limit(resource) -> None:
+    before = await resource.state_key()
     bomb = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) INSERT INTO customers (name) "
     with pytest.raises(ToolError, match="larger than 500000 bytes"):
-        await sql(world, bomb + "SELECT hex(zeroblob(10000)) FROM c")
-    assert await world.state_key() == before
-    fork = await world.fork()
+        await sql(resource, bomb + "SELECT hex(zeroblob(10000)) FROM c")
+    assert await resource.state_key() == before
+    fork = await resource.fork()
     with pytest.raises(ToolError, match="larger than 500000 bytes"):
         await sql(fork, bomb + "SELECT hex(zeroblob(10000)) FROM c")
     await fork.close()
@@ -201,11 +203,11 @@ async def test_the_database_cannot_grow_beyond_its_limit(world) -> None:
         ("SELECT '\ud800'", "Unicode"),
     ],
 )
-async def test_a_failing_call_is_undone_as_a_whole(world, query, message) -> None:
-    before = await world.state_key()
+async def test_a_failing_call_is_undone_as_a_whole(resource, query, message) -> None:
+    before = await resource.state_key()
     with pytest.raises(ToolError, match=message):
-        await sql(world, query)
-    assert await world.state_key() == before
+        await sql(resource, query)
+    assert await resource.state_key() == before
 
 
 @pytest.mark.parametrize(
@@ -219,9 +221,9 @@ async def test_a_failing_call_is_undone_as_a_whole(world, query, message) -> Non
         ("describe_table", {"name": "order"}, "did you mean 'orders'"),
     ],
 )
-async def test_a_wrong_call_is_refused(world, tool, arguments, message) -> None:
+async def test_a_wrong_call_is_refused(resource, tool, arguments, message) -> None:
     with pytest.raises(ToolError, match=message):
-        await world.step(tool, arguments)
+        await resource.step(tool, arguments)
 
 
 async def test_a_read_only_database_cannot_be_changed() -> None:
@@ -233,9 +235,9 @@ async def test_a_read_only_database_cannot_be_changed() -> None:
     await resource.close()
 
 
-async def test_time_stands_still(world) -> None:
+async def test_time_stands_still(resource) -> None:
     result = await sql(
-        world, "SELECT datetime('now'), date(), CURRENT_TIMESTAMP, strftime('%Y'), date('now', '+1 day')"
+        resource, "SELECT datetime('now'), date(), CURRENT_TIMESTAMP, strftime('%Y'), date('now', '+1 day')"
     )
     assert result["rows"] == [["2025-01-01 00:00:00", "2025-01-01", "2025-01-01 00:00:00", "2025", "2025-01-02"]]
     other = await made(now="1999-12-31 23:59:59")
@@ -243,16 +245,16 @@ async def test_time_stands_still(world) -> None:
     await other.close()
 
 
-async def test_random_follows_the_seed_and_nothing_before_it(world) -> None:
+async def test_random_follows_the_seed_and_nothing_before_it(resource) -> None:
     query = "SELECT random(), hex(randomblob(4)), random()"
-    first = await sql(world, query)
-    await sql(world, "SELECT random()")
-    fork = await world.fork()
-    assert await sql(world, query) == await sql(fork, query) == first
+    first = await sql(resource, query)
+    await sql(resource, "SELECT random()")
+    fork = await resource.fork()
+    assert await sql(resource, query) == await sql(fork, query) == first
     assert first["rows"][0][0] != first["rows"][0][2]
     await fork.reseed_noise(7)
     assert await sql(fork, query) != first
-    assert await fork.state_key() == await world.state_key()
+    assert await fork.state_key() == await resource.state_key()
     await fork.close()
 
 
@@ -265,14 +267,14 @@ async def test_two_worlds_of_one_configuration_do_not_meet() -> None:
     await two.close()
 
 
-async def test_a_fork_is_equal_and_independent_and_keeps_the_guards(world, tmp_path) -> None:
-    await sql(world, "INSERT INTO customers (name) VALUES ('Eve')")
-    fork = await world.fork()
-    key = await world.state_key()
+async def test_a_fork_is_equal_and_independent_and_keeps_the_guards(resource, tmp_path) -> None:
+    await sql(resource, "INSERT INTO customers (name) VALUES ('Eve')")
+    fork = await resource.fork()
+    key = await resource.state_key()
     assert await fork.state_key() == key
     await sql(fork, "DELETE FROM orders")
-    assert await world.state_key() == key
-    await sql(world, "DELETE FROM customers WHERE name = 'Eve'")
+    assert await resource.state_key() == key
+    await sql(resource, "DELETE FROM customers WHERE name = 'Eve'")
     assert (await sql(fork, "SELECT count(*) FROM customers"))["rows"] == [[3]]
     with pytest.raises(ToolError, match="only this database"):
         await sql(fork, f"ATTACH '{tmp_path / 'x.db'}' AS x")
@@ -283,24 +285,24 @@ async def test_a_fork_is_equal_and_independent_and_keeps_the_guards(world, tmp_p
     await fork.close()
 
 
-async def test_checkpoint_restore_and_reset(world) -> None:
-    first = await world.state_key()
-    await sql(world, "DELETE FROM orders")
-    saved, key = await world.checkpoint(), await world.state_key()
-    await sql(world, "DROP TABLE orders")
-    await world.restore(saved)
-    assert await world.state_key() == key
-    await sql(world, "DROP TABLE orders")
-    await world.restore(saved)
-    assert await world.state_key() == key
+async def test_checkpoint_restore_and_reset(resource) -> None:
+    first = await resource.state_key()
+    await sql(resource, "DELETE FROM orders")
+    saved, key = await resource.checkpoint(), await resource.state_key()
+    await sql(resource, "DROP TABLE orders")
+    await resource.restore(saved)
+    assert await resource.state_key() == key
+    await sql(resource, "DROP TABLE orders")
+    await resource.restore(saved)
+    assert await resource.state_key() == key
     with pytest.raises(ToolError, match="FOREIGN KEY"):
-        await sql(world, "INSERT INTO orders (customer) VALUES (99)")
-    await world.reset(0)
-    assert await world.state_key() == first
+        await sql(resource, "INSERT INTO orders (customer) VALUES (99)")
+    await resource.reset(0)
+    assert await resource.state_key() == first
 
 
-async def test_the_state_key_covers_schema_rows_and_types_and_not_the_way_there(world) -> None:
-    first, keys = await world.state_key(), []
+async def test_the_state_key_covers_schema_rows_and_types_and_not_the_way_there(resource) -> None:
+    first, keys = await resource.state_key(), []
     for query in (
         "UPDATE customers SET name = 'Adam' WHERE id = 1",
         "CREATE INDEX by_name ON customers (name)",
@@ -311,22 +313,22 @@ async def test_the_state_key_covers_schema_rows_and_types_and_not_the_way_there(
         "CREATE TABLE keyed (k TEXT PRIMARY KEY, rowid, _rowid_, oid) WITHOUT ROWID",
         "INSERT INTO keyed VALUES ('k', 1, 2, 3)",
     ):
-        await sql(world, query)
-        keys.append(await world.state_key())
-    assert len({first, *keys}) == 9
+        await sql(resource, query)
+        keys.append(await resource.state_key())
     await sql(
-        world, "DROP TABLE keyed; DROP TABLE plain; DROP INDEX by_name; UPDATE customers SET name = 'Ada' WHERE id = 1"
+        resource,
+        "DROP TABLE keyed; DROP TABLE plain; DROP INDEX by_name; UPDATE customers SET name = 'Ada' WHERE id = 1",
     )
-    assert await world.state_key() == first
+    assert await resource.state_key() == first
 
 
-async def test_changes_by_a_trigger_are_in_the_key(world) -> None:
+async def test_changes_by_a_trigger_are_in_the_key(resource) -> None:
     await sql(
-        world,
+        resource,
         "CREATE TRIGGER log AFTER INSERT ON orders BEGIN UPDATE customers SET name = name || '!'; END;"
         "INSERT INTO orders (customer) VALUES (1)",
     )
-    assert (await sql(world, "SELECT name FROM customers"))["rows"] == [["Ada!"], ["Bob!"]]
+    assert (await sql(resource, "SELECT name FROM customers"))["rows"] == [["Ada!"], ["Bob!"]]
 
 
 async def test_equal_histories_leave_equal_bytes() -> None:
@@ -449,12 +451,12 @@ async def test_a_wrong_configuration_is_one_clear_error(config, message) -> None
         await SqliteResource().setup(config)
 
 
-async def test_an_agent_cannot_use_statements_that_we_prepared_before(world) -> None:
+async def test_an_agent_cannot_use_statements_that_we_prepared_before(resource) -> None:
     for _ in range(3):
-        await sql(world, "SELECT 1")
+        await sql(resource, "SELECT 1")
         for query in ("SAVEPOINT tool_call", "RELEASE tool_call", "PRAGMA schema_version"):
             with pytest.raises(ToolError, match="refused"):
-                await sql(world, query)
+                await sql(resource, query)
 
 
 def test_a_statement_that_grows_while_it_is_parsed_ends_at_the_heap_limit() -> None:
@@ -482,22 +484,22 @@ asyncio.run(main())
 
 
 async def test_the_expert_executes_the_configured_queries_in_order() -> None:
-    world = SqliteResource()
+    resource = SqliteResource()
     queries = ["INSERT INTO t VALUES (1)", "INSERT INTO t VALUES (2)"]
-    await world.setup({"seed_sql": "CREATE TABLE t (x);", "expert_queries": queries})
-    await world.reset(0)
+    await resource.setup({"seed_sql": "CREATE TABLE t (x);", "expert_queries": queries})
+    await resource.reset(0)
     twin = None
     for query in queries:
-        action = await world.expert_action()
+        action = await resource.expert_action()
         assert action is not None and action["arguments"] == {"query": query}
-        await world.step("execute_sql", {"query": "SELECT * FROM t"})
-        assert await world.expert_action() == action
-        await world.step("execute_sql", {"query": query})
-        twin = twin or await world.fork()
-    assert await world.expert_action() is None
+        await resource.step("execute_sql", {"query": "SELECT * FROM t"})
+        assert await resource.expert_action() == action
+        await resource.step("execute_sql", {"query": query})
+        twin = twin or await resource.fork()
+    assert await resource.expert_action() is None
     assert twin is not None and await twin.expert_action() is not None
-    await world.reset(0)
-    first = await world.expert_action()
+    await resource.reset(0)
+    first = await resource.expert_action()
     assert first is not None and first["arguments"] == {"query": queries[0]}
-    await world.close()
+    await resource.close()
     await twin.close()

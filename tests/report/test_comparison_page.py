@@ -11,7 +11,7 @@ import pytest
 
 from reward_kit.errors import ConfigError
 from reward_kit.report.comparison_page import draw_forest, samples_table, write_comparison
-from reward_kit.runs.comparison_table import lines, notes_of
+from reward_kit.runs.comparison_table import comparison_notes, lines
 from tests.report.made import Parsed
 from tests.runs.comparison.made import Scores, compared, make_run
 
@@ -38,7 +38,7 @@ def test_it_says_what_the_table_says(tmp_path: Path) -> None:
         assert name in text
         for cell in cells:
             assert " ".join(cell.split()) in text
-    for note in notes_of(comparison):
+    for note in comparison_notes(comparison):
         assert note in text
     assert "no difference between after and before is shown" in text
 

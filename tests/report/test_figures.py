@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_kit.display_text import shown
+from reward_kit.display_text import escape_text
 from reward_kit.report.rendering import dollars, seconds
 from reward_kit.report.run_figures import (
     broken,
@@ -112,7 +112,7 @@ def test_a_sample_is_the_sum_of_its_episodes(tmp_path: Path) -> None:
 
 @given(st.text(st.characters(), max_size=300), st.integers(1, 100))
 def test_a_shown_text_is_short_and_holds_nothing_unseen(text: str, limit: int) -> None:
-    found = shown(text, limit)
+    found = escape_text(text, limit)
     assert len(found) <= 6 * limit + 40
     assert not any(
         (ord(c) < 32 and c not in "\n\t") or 0x7F <= ord(c) < 0xA0 or 0xD800 <= ord(c) < 0xE000 for c in found
@@ -121,7 +121,7 @@ def test_a_shown_text_is_short_and_holds_nothing_unseen(text: str, limit: int) -
 
 
 def test_a_calm_text_is_shown_as_it_is() -> None:
-    assert shown("naïve – שלום\n\t{}<>&", 100) == "naïve – שלום\n\t{}<>&"
+    assert escape_text("naïve – שלום\n\t{}<>&", 100) == "naïve – שלום\n\t{}<>&"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from reward_kit.errors import ConfigError, StoreError
 from reward_kit.report.run_data import read_run
 from reward_kit.report.run_page import write_report
 from reward_kit.report.timeline import MOST_BARS
-from reward_kit.runs.results import places_of
+from reward_kit.runs.results import index_results
 from reward_kit.runs.summary import summarise, summary_to_json
 from tests.report.made import Parsed, episode, make_run, page_of, random_run, score
 
@@ -162,7 +162,7 @@ def test_an_empty_run_has_a_page(tmp_path: Path) -> None:
 def test_an_episode_that_ran_again_stands_where_its_latest_line_does_in_every_reader(tmp_path: Path) -> None:
     run = make_run(tmp_path, [episode("r1"), episode("r2"), episode("r1", attempt=1)], [], total=2)
     assert [facts.row.rollout_id for facts in read_run(run).episodes] == ["r2", "r1"]
-    assert list(places_of(run).episodes) == ["r2", "r1"]
+    assert list(index_results(run).episodes) == ["r2", "r1"]
 
 
 def test_only_the_latest_attempt_counts_and_what_a_limit_cut_off_is_no_result(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from reward_kit import Message
 from reward_kit.errors import ConfigError
-from reward_kit.loading import module_name_of
+from reward_kit.loading import user_module_name
 from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
 from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.reward_agent.sources import built_in_imports, sources_of
@@ -84,7 +84,9 @@ def test_what_a_built_in_reward_needs_is_imported_once(tmp_path):
     assert built_in_imports("reward_kit.rewards.nothing") == set()
     mine = tmp_path / "mine.py"
     mine.write_text("from reward_kit.rewards import math_answer, weighted\nevaluate = weighted(a=math_answer)\n")
-    assert {"reward_kit.rewards.combining", "math_verify"} <= sources_of(mine, module_name_of(mine), [tmp_path]).imports
+    assert {"reward_kit.rewards.combining", "math_verify"} <= sources_of(
+        mine, user_module_name(mine), [tmp_path]
+    ).imports
 
 
 def test_options_are_part_of_what_scored(tmp_path):

@@ -39,7 +39,7 @@ values = st.recursive(
         ('{"a": 1} // one', "not JSON"),
         ('{"a": NaN}', "NaN"),
         ("[-Infinity]", "Infinity"),
-        ("1e999", "beyond every float"),
+        ("1e999", "out of the range of floats"),
         ('{"a": 1, "a": 2}', '"a" twice'),
         ("9" * 5000, "digits"),
         ("[" * 60 + "]" * 60, "deeper"),

@@ -10,7 +10,7 @@ import pytest
 from reward_kit import EvaluateResult, Message, rewards, with_options
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.levels import SandboxChoice, load_reward
-from reward_kit.reward_calls import checks_options, fixed
+from reward_kit.reward_calls import checks_options, fix_options
 from reward_kit.rewards.answers import normalised
 from reward_kit.typed_interface import reward_function, reward_spec
 
@@ -67,7 +67,7 @@ def test_defaults_make_sense(name):
     kind = getattr(rewards, name)
     if hasattr(kind, "__reward_spec__"):
         spec = reward_spec(kind)
-        assert fixed(spec, {}) is spec
+        assert fix_options(spec, {}) is spec
 
 
 def test_a_task_is_refused_when_it_is_loaded_and_not_row_by_row():

@@ -17,9 +17,9 @@ from reward_kit.runs.calibration import (
     Pointwise,
     Settings,
     calibrate,
+    infer_scale,
     pairwise_figures,
     pointwise_figures,
-    scale_of,
 )
 from reward_kit.runs.labels import read_labels
 from reward_kit.typed_interface import reward_spec
@@ -190,10 +190,10 @@ def test_rows_of_one_sample_make_wider_intervals():
     labels = np.repeat(chance.integers(0, 2, 25), 8).astype(float)
     scores = np.repeat(chance.random(25), 8)
     wide = pointwise_figures(
-        Pointwise(labels, scores, [1] * 200, np.repeat(range(25), 8).tolist()), scale_of(labels), Settings()
+        Pointwise(labels, scores, [1] * 200, np.repeat(range(25), 8).tolist()), infer_scale(labels), Settings()
     )
     narrow = pointwise_figures(
-        Pointwise(labels, scores, [1] * 200, range(200)), scale_of(labels), Settings(resamples=300)
+        Pointwise(labels, scores, [1] * 200, range(200)), infer_scale(labels), Settings(resamples=300)
     )
     assert wide[0].high - wide[0].low > 1.5 * (narrow[0].high - narrow[0].low)
     assert wide[0].value == narrow[0].value

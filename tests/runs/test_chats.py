@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from reward_kit.episodes.json_codec import to_json_value
-from reward_kit.runs.chats import Unfit, chat_of
+from reward_kit.runs.chats import Unfit, make_chat
 
 USER = {"role": "user", "content": "What time is it?"}
 ANSWER = {"role": "assistant", "content": "Noon."}
@@ -29,7 +29,7 @@ def answer(id: str = "c1", content: Any = "12:00") -> dict[str, Any]:
 
 def test_a_chat_with_calls_is_one_line_in_the_form_of_the_provider() -> None:
     both = calling(call("c1"), call("c2"), content="Let me look.")
-    line = chat_of([{"role": "system", "content": "Be brief."}, USER, both, answer("c2"), answer("c1"), ANSWER]).line(
+    line = make_chat([{"role": "system", "content": "Be brief."}, USER, both, answer("c2"), answer("c1"), ANSWER]).line(
         TOOLS
     )
     assert line.endswith("\n") and line.count("\n") == 1
@@ -47,30 +47,30 @@ def test_a_chat_with_calls_is_one_line_in_the_form_of_the_provider() -> None:
 
 
 def test_without_tools_there_is_no_list_of_them() -> None:
-    assert json.loads(chat_of([USER, ANSWER]).line([])) == {"messages": [USER, ANSWER]}
+    assert json.loads(make_chat([USER, ANSWER]).line([])) == {"messages": [USER, ANSWER]}
 
 
 def test_a_call_without_text_has_no_content() -> None:
-    (_, said) = chat_of([USER, calling(call())]).messages
+    (_, said) = make_chat([USER, calling(call())]).messages
     assert said == {"role": "assistant", "tool_calls": [call()]}
 
 
 def test_what_follows_the_last_word_of_the_assistant_is_left_out_and_named() -> None:
-    chat = chat_of([USER, calling(call()), answer(), {"role": "user", "content": "go on"}])
+    chat = make_chat([USER, calling(call()), answer(), {"role": "user", "content": "go on"}])
     assert [message["role"] for message in chat.messages] == ["user", "assistant"]
     assert chat.dropped == {"messages after the last one of the assistant": 2}
 
 
 def test_fields_that_the_format_does_not_have_are_left_out_and_named() -> None:
     thought = {**ANSWER, "reasoning_content": "hm", "annotations": [], "x": 1}
-    chat = chat_of([USER, thought, USER, thought])
+    chat = make_chat([USER, thought, USER, thought])
     assert chat.messages[1] == ANSWER and chat.dropped == {"reasoning_content": 2, "x": 2}
 
 
 def test_pictures_of_the_user_are_kept_and_lone_surrogates_survive() -> None:
     seen = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
     stored = to_json_value([seen, {"role": "assistant", "content": "half \ud83d"}])
-    assert json.loads(chat_of(stored).line([]))["messages"] == [seen, {"role": "assistant", "content": "half \ud83d"}]
+    assert json.loads(make_chat(stored).line([]))["messages"] == [seen, {"role": "assistant", "content": "half \ud83d"}]
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_pictures_of_the_user_are_kept_and_lone_surrogates_survive() -> None:
 )
 def test_what_cannot_be_said_is_refused_with_its_reason(messages: list[Any], told: str) -> None:
     with pytest.raises(Unfit, match=told):
-        chat_of(messages)
+        make_chat(messages)
 
 
 def test_a_call_of_a_tool_that_nobody_defines_is_refused() -> None:
     with pytest.raises(Unfit, match="calls 'watch', which is not one of the tools"):
-        chat_of([USER, calling(call(name="watch")), answer(), ANSWER]).line(TOOLS)
+        make_chat([USER, calling(call(name="watch")), answer(), ANSWER]).line(TOOLS)

@@ -31,7 +31,7 @@ async def test_a_score_is_asked_for_and_waits_and_is_called_for_and_there(self=N
         times = {}
         for _ in range(2):
             chunk = await agent.get_group()
-            times[chunk.extra_infos[0].rollout_id] = counted.times_of(chunk.ticket, chunk.data_idxs[0])
+            times[chunk.extra_infos[0].rollout_id] = counted.timing(chunk.ticket, chunk.data_idxs[0])
     found = {name: {key: _rounded(value) for key, value in told.items()} for name, told in times.items()}
     assert found["a"] == {"submitted_s": 1.0, "attempts": [[1.0, 3.0]], "done_s": 7.0}
     assert found["b"] == {"submitted_s": 1.0, "attempts": [[3.0, 7.0]], "done_s": 7.0}
@@ -52,7 +52,7 @@ async def test_each_attempt_has_its_times(self=None):
         await asyncio.sleep(60.0)
         held.answer("a")
         await agent.get(1, ticket=ticket)
-    (first, second) = clock().times_of(ticket, 0)["attempts"]
+    (first, second) = clock().timing(ticket, 0)["attempts"]
     assert round(first[1] - first[0], 3) == 5.0 and first[1] < second[0] < second[1]
 
 
@@ -85,6 +85,6 @@ async def test_all_of_a_group_have_the_times_of_its_call(self=None):
 async def test_in_a_later_process_it_goes_on_from_when_the_run_began(self=None):
     async with AsyncRewardAgent(HeldScorer()) as agent:
         ticket = await agent.submit(requests("a"))
-        told = clock(ago_s=3600.0).times_of(ticket, 0)
+        told = clock(ago_s=3600.0).timing(ticket, 0)
         ticket.cancel()
     assert 3600.0 <= told["submitted_s"] <= told["done_s"] < 3660.0

@@ -10,7 +10,7 @@ import pytest
 
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.rl_processing import CreditAssigner
-from reward_kit.runs.credit import assign_credit, extreme_steps, headline, settings_of, write_section
+from reward_kit.runs.credit import assign_credit, credit_settings, extreme_steps, headline, write_section
 from reward_kit.runs.files import read_json
 from reward_kit.runs.run_folder import RunFolder, read_credit
 from reward_kit.task_parts import CreditModel
@@ -171,15 +171,15 @@ def test_a_place_that_takes_nothing_is_told_of(run: Path) -> None:
 
 
 def test_the_settings_of_last_time_are_found_again(run: Path) -> None:
-    assert settings_of(run) is None
+    assert credit_settings(run) is None
     given = CreditModel(estimator="gigpo", combination="additive", step_weight=0.5, state_hash="observation_text")
     write_section(run, assign_credit(run, given))
-    found = settings_of(run)
+    found = credit_settings(run)
     assert found is not None
     assert assign_credit(run, found).section == assign_credit(run, given).section
     for damaged in ("{", '{"credit": 3}', '{"credit": {"estimator": "rloo"}}'):
         (run / "summary.json").write_text(damaged)
-        assert settings_of(run) is None
+        assert credit_settings(run) is None
 
 
 def test_the_headline_says_what_was_done(run: Path) -> None:

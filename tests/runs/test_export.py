@@ -26,8 +26,8 @@ from reward_kit.runs.export import (
     TableWriter,
     harmless,
     opened,
-    rows_of,
     selected,
+    table_rows,
 )
 from reward_kit.runs.results import read_results
 from tests.runs.stored_run import episode, make_run, score
@@ -61,7 +61,7 @@ def table_of(run: Path, table: Table, pass_threshold: float = 1.0) -> list[Row]:
     return [
         row
         for result in read_results(run)
-        for row in rows_of(table, result, pass_threshold, credit.of(result.episode["rollout_id"]))
+        for row in table_rows(table, result, pass_threshold, credit.of(result.episode["rollout_id"]))
     ]
 
 

@@ -57,15 +57,15 @@ def test_a_folder_that_is_no_run_is_answered_with_what_may_be_meant(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = RunFolder.create(Path("runs") / "lake-1", RunHeader(task_name="t")).path
-    assert RunHeader.of_folder(run) == RunHeader.read(run)
+    assert RunHeader.read_folder(run) == RunHeader.read(run)
     for named in ("lake-1", "runs/lake-2", "runs/lake-1/episodes.jsonl"):
         with pytest.raises(ConfigError, match=r"not the folder of a run: .* no run\.json; did you mean 'runs/lake-1'"):
-            RunHeader.of_folder(Path(named))
+            RunHeader.read_folder(Path(named))
     with pytest.raises(ConfigError, match=r"no run\.json; `reward-kit runs list` names them$"):
-        RunHeader.of_folder(Path("elsewhere/something"))
+        RunHeader.read_folder(Path("elsewhere/something"))
     (run / "run.json").write_text("{")
     with pytest.raises(StoreError, match=r"run\.json"):
-        RunHeader.of_folder(run)
+        RunHeader.read_folder(run)
 
 
 @pytest.mark.parametrize(

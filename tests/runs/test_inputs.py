@@ -9,14 +9,14 @@ import pytest
 
 from reward_kit.errors import ConfigError
 from reward_kit.runs import inputs as module
-from reward_kit.runs.inputs import differences, digest_of, keep_inputs, scorer_hash
+from reward_kit.runs.inputs import differences, hash_path, keep_inputs, scorer_hash
 from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.run_folder import RunFolder, RunHeader
 from reward_kit.runs.tasks import load_task
 
 
 def digests_of(inputs: dict[str, Path]) -> dict[str, str]:
-    return {name: digest_of(path) for name, path in inputs.items()}
+    return {name: hash_path(path) for name, path in inputs.items()}
 
 
 def run_with(folder: Path, text: str, secret: str = "") -> tuple[RunFolder, dict[str, Path]]:
@@ -170,31 +170,31 @@ class TestFolders:
 
     def test_names_and_contents_count_and_times_do_not(self, tmp_path: Path) -> None:
         folder = self.folder(tmp_path)
-        digest = digest_of(folder)
+        digest = hash_path(folder)
         os.utime(folder / "b", (1, 1))
-        assert digest_of(folder) == digest
+        assert hash_path(folder) == digest
         (folder / "b").rename(folder / "d")
-        assert digest_of(folder) != digest
+        assert hash_path(folder) != digest
         (folder / "d").rename(folder / "b")
         (folder / "b").write_text("B")
-        assert digest_of(folder) != digest
+        assert hash_path(folder) != digest
         (folder / "b").write_text("b")
         (folder / "nowhere").symlink_to("no such file")
-        assert digest_of(folder) == digest
+        assert hash_path(folder) == digest
 
     def test_a_large_one_is_known_by_sizes_and_times(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         folder = self.folder(tmp_path)
         monkeypatch.setattr(module, "_LARGEST_FOLDER", 3)
-        digest = digest_of(folder)
-        assert digest_of(folder) == digest
+        digest = hash_path(folder)
+        assert hash_path(folder) == digest
         os.utime(folder / "b", (1, 1))
-        assert digest_of(folder) != digest
+        assert hash_path(folder) != digest
 
     def test_of_very_many_files_the_first_count(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         folder = self.folder(tmp_path)
         monkeypatch.setattr(module, "_MOST_FILES", 1)
-        digest = digest_of(folder)
+        digest = hash_path(folder)
         (folder / "a" / "c").write_text("C")
-        assert digest_of(folder) == digest, "what lies in a folder comes before what lies in the folders in it"
+        assert hash_path(folder) == digest, "what lies in a folder comes before what lies in the folders in it"
         (folder / "b").write_text("B")
-        assert digest_of(folder) != digest
+        assert hash_path(folder) != digest

@@ -42,7 +42,7 @@ def test_inner_keys_are_laid_over_and_the_original_stays() -> None:
     ("key", "said"),
     [
         ("name.inner", "'name' is not a mapping"),
-        ("rows.2", "'2' is not a position in a list of 2"),
+        ("rows.2", "'2' is not an index into a list of 2"),
         ("rows.x", "'x' is not a"),
     ],
 )

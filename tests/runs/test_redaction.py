@@ -30,9 +30,9 @@ class TestValues:
     def test_a_secret_is_blotted_out_of_lines_files_and_texts_however_it_is_written_there(self) -> None:
         redaction = Redaction([SECRET])
         line = json.dumps({"said": f"my key is {SECRET}."}).encode("ascii")
-        assert json.loads(redaction.of_line(line)) == {"said": f"my key is {HIDDEN}."}
-        assert redaction.of_text(f"a{SECRET}b") == f"a{HIDDEN}b"
-        assert redaction.of_bytes(SECRET.encode() + line) == HIDDEN.encode() + redaction.of_line(line)
+        assert json.loads(redaction.redact_line(line)) == {"said": f"my key is {HIDDEN}."}
+        assert redaction.redact_text(f"a{SECRET}b") == f"a{HIDDEN}b"
+        assert redaction.redact_bytes(SECRET.encode() + line) == HIDDEN.encode() + redaction.redact_line(line)
 
     def test_a_text_that_is_stored_wrapped_is_redacted_too(self, tmp_path: Path) -> None:
         redaction = Redaction([SECRET], hook=lambda text: text.replace("Ada", "[name]"))
@@ -42,17 +42,17 @@ class TestValues:
         assert load_episode(store.path, record).messages[0].text == f"\ud800 [name] has {HIDDEN}"
 
     def test_of_two_secrets_where_one_holds_the_other_nothing_is_left(self) -> None:
-        assert Redaction(["abcdefgh", "abcdefgh-ijkl"]).of_text("abcdefgh-ijkl abcdefgh") == f"{HIDDEN} {HIDDEN}"
+        assert Redaction(["abcdefgh", "abcdefgh-ijkl"]).redact_text("abcdefgh-ijkl abcdefgh") == f"{HIDDEN} {HIDDEN}"
 
     def test_a_short_value_does_not_blot_out_words(self) -> None:
-        assert Redaction(["true", "1234567"]).of_text("true 1234567") == "true 1234567"
+        assert Redaction(["true", "1234567"]).redact_text("true 1234567") == "true 1234567"
 
     def test_a_traceback_in_the_log_is_redacted(self) -> None:
         try:
             raise ValueError(f"refused {SECRET}")
         except ValueError as error:
             record = logging.LogRecord("x", 40, "f", 1, "failed %s", (SECRET,), (type(error), error, None))
-        shown = SafeFormatter("%(message)s", Redaction([SECRET]).of_text).format(record)
+        shown = SafeFormatter("%(message)s", Redaction([SECRET]).redact_text).format(record)
         assert SECRET not in shown and shown.count(HIDDEN) == 2
 
 
@@ -88,7 +88,7 @@ class TestWhatIsKnown:
         found = {*known_secrets(task, {"user.api_key_env": "FIVE", "base_resource_config.headers_env.X": "ONE"})}
         assert {values[name] for name in values if name != "NOT_NAMED"} | {"of-a-header"} <= found
         assert not {values["NOT_NAMED"], str(tmp_path), "https://x.example"} & found
-        assert Redaction(found).of_text("Bearer of-a-header and of-a-header") == f"{HIDDEN} and {HIDDEN}"
+        assert Redaction(found).redact_text("Bearer of-a-header and of-a-header") == f"{HIDDEN} and {HIDDEN}"
 
     def test_a_password_in_a_url_is_one_under_any_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("DATABASE_URL", "postgres://me:pass%2Fword@db.example:5432/shop?at=a:b@c")
@@ -107,7 +107,7 @@ class TestWhatIsKnown:
     def test_a_text_of_which_a_part_was_hidden_is_not_taken_for_what_it_was(self) -> None:
         url = "http://me:p4ssword-1@models.example/v1"
         given = {"user.base_url": url, "policy": {"arguments": ["-v", url], "seed": 1}}
-        stored = json.loads(Redaction(known_secrets(given)).of_line(json.dumps(given).encode("ascii")))
+        stored = json.loads(Redaction(known_secrets(given)).redact_line(json.dumps(given).encode("ascii")))
         assert stored["user.base_url"] == f"http://me:{HIDDEN}@models.example/v1"
         assert without_hidden(stored) == {"policy": {"seed": 1}}
         assert list(hidden_keys(stored)) == ["user.base_url", "policy.arguments"]

@@ -109,7 +109,7 @@ async def run_in(path: Path, plan: RunPlan, **options: Any) -> Run:
     """Run a plan in a run directory, a new one or one that is there already."""
     with open_store(path) as store:
         run = Run(plan, store, **options)
-        run.take_stock()
+        run.load_stored()
         with anyio.fail_after(30):
             await run.execute()
     return run

@@ -160,7 +160,7 @@ RECORD = {
 
 class TestRows:
     def test_the_row_of_an_episode(self) -> None:
-        found = EpisodeRow.of(RECORD)
+        found = EpisodeRow.from_record(RECORD)
         assert (found.rollout_id, found.sample_id, found.policy) == ("a-0", "a", "p")
         assert (found.stop_reason, found.num_steps, found.environment_return) == ("answered", 2, 1.5)
         assert (found.tool_errors, dict(found.usage), found.is_error) == (2, {}, False)
@@ -168,17 +168,17 @@ class TestRows:
     def test_an_episode_that_never_began_has_no_tools(self) -> None:
         failure = {"class": "refused", "message": "no world", "traceback": "tb", "where": "ConfigError"}
         record = {key: value for key, value in RECORD.items() if key != "final"}
-        found = EpisodeRow.of({**record, "steps": [], "failure": failure})
+        found = EpisodeRow.from_record({**record, "steps": [], "failure": failure})
         assert (found.error_class, found.error_message, found.error_traceback) == ("refused", "no world", "tb")
         assert found.is_error and found.tool_errors == 0
 
     def test_a_score_joins_it(self) -> None:
-        found = EpisodeRow.of(RECORD)
+        found = EpisodeRow.from_record(RECORD)
         found.add_score({"score": 0.5, "failure": None})
         assert (found.score, found.is_error) == (0.5, False)
 
     def test_a_score_that_failed_is_an_error_and_its_reason_does_not_hide_the_episodes(self) -> None:
-        found = EpisodeRow.of(RECORD)
+        found = EpisodeRow.from_record(RECORD)
         found.add_score({"score": None, "failure": {"class": "timeout", "message": "slow", "traceback": ""}})
         assert (found.score, found.score_error, found.error_message, found.is_error) == (None, "timeout", "slow", True)
         broke = broken("a", 0, message="the episode's own")

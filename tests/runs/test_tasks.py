@@ -11,13 +11,13 @@ import pytest
 from reward_kit.agent.starts import GroupStart
 from reward_kit.errors import ConfigError
 from reward_kit.runs.task_file import parse_override
-from reward_kit.runs.tasks import LoadedTask, check_world, load_task, selected
+from reward_kit.runs.tasks import LoadedTask, check_resource_starts, load_task, selected
 
 MINIMAL = "name: t\ninitial_user_prompt: hello\n"
 
 
 async def check(task: LoadedTask) -> None:
-    await check_world(task.definition, task.samples, task.located)
+    await check_resource_starts(task.definition, task.samples, task.located)
 
 
 def write(folder: Path, text: str, name: str = "task.yaml") -> Path:
@@ -252,7 +252,7 @@ class TestSeveralResources:
         path = self.project(tmp_path)
         task = load_task(path, {"resources.0.config.max_rows": 3})
         assert task.definition.base_resource_config["resources"][0]["config"]["max_rows"] == 3
-        with pytest.raises(ConfigError, match="'2' is not a position in a list of 2"):
+        with pytest.raises(ConfigError, match="'2' is not an index into a list of 2"):
             load_task(path, {"resources.2.config.max_rows": 3})
 
     @pytest.mark.parametrize(

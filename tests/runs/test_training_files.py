@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reward_kit.runs.files import kept_file, kept_files
+from reward_kit.runs.files import episodes_file, episodes_files
 
 
 def test_kept_files_come_in_the_order_of_their_updates_and_strangers_are_left_out(tmp_path: Path) -> None:
-    assert kept_files(tmp_path) == {}
-    written = {update: kept_file(tmp_path, update) for update in (1_000_000, 12, 3)}
+    assert episodes_files(tmp_path) == {}
+    written = {update: episodes_file(tmp_path, update) for update in (1_000_000, 12, 3)}
     for file in [*written.values(), tmp_path / "episodes" / "update-old.jsonl", tmp_path / "episodes" / "mine.jsonl"]:
         file.parent.mkdir(exist_ok=True)
         file.touch()
-    assert list(kept_files(tmp_path).items()) == sorted(written.items())
+    assert list(episodes_files(tmp_path).items()) == sorted(written.items())

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from reward_kit.errors import RewardKitError
 from reward_kit.runs.plan import RunArgs, plan_run
-from reward_kit.runs.tasks import check_world, load_task, read_task
+from reward_kit.runs.tasks import check_resource_starts, load_task, read_task
 from reward_kit.runs.trust import code_of_file, untrusted
 
 VARIABLE, VALUE = "CANARY_TOKEN", "canary-value-0123456789"
@@ -170,7 +170,7 @@ def load_if_not_asked(path: Path) -> bool:
         return False
     task = load_task(path)
     plan_run(task, RunArgs(task_path=path), needs_policy=False)
-    anyio.run(check_world, task.definition, task.samples, task.located)
+    anyio.run(check_resource_starts, task.definition, task.samples, task.located)
     return True
 
 

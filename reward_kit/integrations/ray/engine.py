@@ -28,7 +28,7 @@ from reward_kit.providers.keys import OPENAI_KEY, OPENAI_URL, ORIGINS_VARIABLE, 
 from reward_kit.providers.session import ProviderSession
 from reward_kit.reward_agent.levels import scorer_of
 from reward_kit.reward_agent.scoring import Reward, Scorer
-from reward_kit.runs.inputs import TASK_FILE, digest_of
+from reward_kit.runs.inputs import TASK_FILE, hash_path
 from reward_kit.runs.plan import RunArgs, RunPlan, plan_run
 from reward_kit.runs.runner import RolloutWorker
 from reward_kit.runs.tasks import LoadedTask, load_tools
@@ -112,7 +112,7 @@ class TaskWorkers:
         for name, path in task.inputs.items():
             if name in _NOT_NEEDED or path.is_dir() or not path.exists():
                 continue  # a file that is missing and needed is reported by its loader
-            if digest_of(path) != task.digests[name]:
+            if hash_path(path) != task.digests[name]:
                 raise ConfigError(f"the {name} {path} on {here} is another one than the driver's")
         location = task.definition.tools_module_path
         tools = load_tools(location, task.folder) if location else None

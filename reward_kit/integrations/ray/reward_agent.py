@@ -21,7 +21,7 @@ import numpy.typing as npt
 import ray
 
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, kind_of
+from reward_kit.errors import ConfigError, type_name
 from reward_kit.integrations.ray.actors import Process
 from reward_kit.integrations.ray.rewards import RayScorer
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
@@ -208,5 +208,5 @@ RayAsyncRewardAgent = ray.remote(max_concurrency=1_000)(RewardAgentProcess)
 
 def _as_requests(data: Any) -> list[ScoringRequest]:
     if not isinstance(data, Sequence):
-        raise ConfigError(f"a batch is requests or episodes; got {kind_of(data)}: name requests_of, which makes them")
+        raise ConfigError(f"a batch is requests or episodes; got {type_name(data)}: name requests_of, which makes them")
     return [ScoringRequest.of(item) if isinstance(item, SingleAgentEpisode) else item for item in data]

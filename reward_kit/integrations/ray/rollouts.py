@@ -17,14 +17,14 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from reward_kit.agent.limits import RunBudget, Used
+from reward_kit.agent.limits import ActionUsage, RunBudget
 from reward_kit.agent.models import StopReason
 from reward_kit.agent.rl_rollout_worker import LiveEpisode, RLRolloutWorker
 from reward_kit.agent.samples import Sample
 from reward_kit.agent.starts import GroupStart
 from reward_kit.environments.config import merged_config, resource_class
 from reward_kit.environments.servers import ServerPool
-from reward_kit.episodes.record import episode_from_record, episode_to_record, facts_of
+from reward_kit.episodes.record import episode_from_record, episode_to_record, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import Failure, PolicyError, RewardKitError, boundary
 from reward_kit.integrations.ray.actors import (
@@ -246,7 +246,7 @@ class RolloutPool:
         news = spent.since(self._booked.get(member, Spent()))
         if news.steps > 0 or news.tokens > 0:  # answers may overtake one another
             self._booked[member] = spent
-            self.budget.spend(Used(news.tokens, news.cost), news.steps)
+            self.budget.spend(ActionUsage(news.tokens, news.cost), news.steps)
 
     def _rest(self, member: Member) -> Rest:
         """Return the state of the run outside this process."""
@@ -350,7 +350,7 @@ class RayGroup:
         If the group moved to another process, its start was made again; it is verified if its key is the first one's.
         """
         episode = episode_from_record(reply.record)
-        facts = facts_of(episode)
+        facts = get_facts(episode)
         facts["attempt"] = losses
         if (start := facts.get("start")) and start["verified"]:
             self._key = self._key or start["state_key"]
@@ -364,5 +364,5 @@ class RayGroup:
         error = ClusterError(f"its process was lost {_MOST_LOSSES} times, of which it may be the cause")
         live.stop(StopReason.ERROR, Failure.from_exception(error))
         live.record_facts(self.label)
-        facts_of(live.episode)["attempt"] = _MOST_LOSSES - 1
+        get_facts(live.episode)["attempt"] = _MOST_LOSSES - 1
         return live.episode

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 import anyio.to_thread
 import pydantic
 
-from reward_kit.errors import ConfigError, Failure, did_you_mean, kind_of
+from reward_kit.errors import ConfigError, Failure, did_you_mean, type_name
 from reward_kit.integrations.trl.rows import ADVANTAGES
 from reward_kit.models import Message
 from reward_kit.reward_agent.agent import SyncRewardAgent
@@ -59,7 +59,7 @@ def conversation_of(prompt: Any, completion: Any) -> TrlConversation:
     parts: list[Any] = []
     for given, role, what in ((prompt, "user", "prompt"), (completion, "assistant", "completion")):
         if not isinstance(given, str | list):
-            raise ConfigError(f"a {what} of TRL is a text or a list of messages; got {kind_of(given)}")
+            raise ConfigError(f"a {what} of TRL is a text or a list of messages; got {type_name(given)}")
         parts.append([{"role": role, "content": given}] if isinstance(given, str) else given)
     messages, first = _validated([*parts[0], *parts[1]]), len(parts[0])
     turns = [index for index, message in enumerate(messages) if message.role == "assistant" and index >= first]

@@ -23,9 +23,9 @@ from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample, derive_seed
 from reward_kit.blocking import LoopThread
 from reward_kit.environments.servers import ServerPool
-from reward_kit.episodes.record import facts_of
+from reward_kit.episodes.record import get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, did_you_mean, kind_of
+from reward_kit.errors import ConfigError, did_you_mean, type_name
 from reward_kit.integrations.trl.rows import RowOutcome, Segments, rollout_output
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.agent import AsyncRewardAgent
@@ -37,7 +37,7 @@ from reward_kit.rl.trainer import TrainablePolicy, trainable
 from reward_kit.rl.training.rollouts import Collector, LockstepBarrier
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.runs.plan import make_user
-from reward_kit.runs.tasks import LoadedTask, assigner_of, load_task
+from reward_kit.runs.tasks import LoadedTask, load_task, make_assigner
 
 SampleOf = Callable[[Any], Sample]
 logger = logging.getLogger("reward_kit.integrations.trl")
@@ -92,7 +92,7 @@ def as_rollout_func(
     trainable(policy)
     scored_by: Reward | None = spec_of(reward) if reward is not None else getattr(loaded, "reward", None)
     if credit is None and definition.credit is not None:
-        credit = assigner_of(definition.credit)
+        credit = make_assigner(definition.credit)
     if credit is not None and scored_by is None:
         raise ConfigError("credit is made of scores, and the task has no reward; give reward=…")
     known = list(samples) if samples is not None else list(getattr(loaded, "samples", [Sample.of_task(definition)]))
@@ -189,7 +189,7 @@ class Rollouts:
         name = prompt[-1].get("content") if isinstance(prompt, list) and prompt else prompt
         if not isinstance(name, str):
             raise ConfigError(
-                f"a prompt names a sample by its id; got {kind_of(name)}. For other prompts give sample_of"
+                f"a prompt names a sample by its id; got {type_name(name)}. For other prompts give sample_of"
             )
         if name not in self._samples:
             near = did_you_mean(name, self._samples)
@@ -225,7 +225,7 @@ class Rollouts:
 
         groups = await Collector(size, self._limit).collect(worker, seeded, submit)
         self.episodes = [episode for group in groups for episode in group]
-        failures = [failure for episode in self.episodes if (failure := facts_of(episode)["failure"]) is not None]
+        failures = [failure for episode in self.episodes if (failure := get_facts(episode)["failure"]) is not None]
         if failures:
             first = failures[0]["message"]
             logger.warning("%d of %d episodes broke; the first: %s", len(failures), len(self.episodes), first)

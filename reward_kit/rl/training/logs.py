@@ -20,11 +20,11 @@ from rich.table import Table
 from rich.text import Text
 
 from reward_kit.console import SafeConsole
-from reward_kit.errors import ConfigError, how_to_install
+from reward_kit.errors import ConfigError, install_hint
 from reward_kit.private_files import private_opener
 from reward_kit.rl.training.config import LogsModel
 from reward_kit.rl.training.pipelines import Progress
-from reward_kit.runs.files import HELD_OUT_SCORE, METRICS, cut_torn_line, told_of
+from reward_kit.runs.files import HELD_OUT_SCORE, METRICS, cut_torn_line, wrap_os_errors
 
 DisplayKind = Literal["rich", "plain", "none"]
 
@@ -37,7 +37,7 @@ class MetricsFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with told_of("open", path):
+        with wrap_os_errors("open", path):
             cut_torn_line(path)
             self._descriptor = private_opener(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
 
@@ -48,7 +48,7 @@ class MetricsFile:
 
     def cut(self, size: int) -> None:
         """Drop everything beyond `size` bytes; those updates will be made again."""
-        with told_of("cut", self._path):
+        with wrap_os_errors("cut", self._path):
             os.ftruncate(self._descriptor, min(size, self.size))
 
     def write(self, update: int, figures: Mapping[str, float]) -> None:
@@ -56,7 +56,7 @@ class MetricsFile:
         known = {name: value if math.isfinite(value) else None for name, value in figures.items()}
         at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"update": update, "at": at, **known}, allow_nan=False).encode("ascii") + b"\n"
-        with told_of("write", self._path):
+        with wrap_os_errors("write", self._path):
             os.write(self._descriptor, line)
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ class Logs:
         self._tensorboard = self._wandb = None
         if options.tensorboard:
             if find_spec("tensorboard") is None:
-                raise ConfigError(f"logs.tensorboard: tensorboard is not installed; {how_to_install('train')}")
+                raise ConfigError(f"logs.tensorboard: tensorboard is not installed; {install_hint('train')}")
             from torch.utils.tensorboard import SummaryWriter
 
             make: Any = SummaryWriter

@@ -24,8 +24,8 @@ from reward_kit.rl.training.config import TrainModel, unknown_keys
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.runs.plan import check_costs
 from reward_kit.runs.redaction import Redaction, known_secrets, load_hook
-from reward_kit.runs.task_file import LocatedYaml, about, keys_of_user, overlaid, place_of, validated
-from reward_kit.runs.tasks import LoadedTask, load_task, located_assigner, resolve_task
+from reward_kit.runs.task_file import LocatedYaml, error_context, error_location, overlaid, overridden_keys, validated
+from reward_kit.runs.tasks import LoadedTask, load_task, make_located_assigner, resolve_task
 from reward_kit.task_parts import CreditModel, PolicyModel
 
 TRAIN_FILE = "train file"
@@ -96,7 +96,7 @@ class TrainingPlan:
     def policy_of_user(self) -> set[str]:
         """The options of the policy that the user gave on the command line or in Python, not in a file."""
         given = self.of_user if self.config.policy is not None else self.task.of_user
-        return keys_of_user("policy", self.policy_block[0].options(), given)
+        return overridden_keys("policy", self.policy_block[0].options(), given)
 
     def make_policy(self, **changes: Any) -> AgentPolicy:
         """Make the policy in training, with options changed."""
@@ -138,7 +138,7 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
     # `ppo` is a dataclass; Pydantic ignores unknown keys of one.
     unknown = unknown_keys(overlaid(data, own).get("ppo"), PPOConfig) if data else ()
     if lines := [
-        f"{place_of(located, ('ppo', *key), own)}: ppo.{'.'.join(key)}: unknown key{did_you_mean(key[-1], known)}"
+        f"{error_location(located, ('ppo', *key), own)}: ppo.{'.'.join(key)}: unknown key{did_you_mean(key[-1], known)}"
         for key, known in unknown
     ]:
         raise ConfigError("\n".join(lines))
@@ -152,7 +152,7 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
         raise ConfigError("-T task=… names a task file; set single keys of it with -T task.KEY=…")
     else:
         task = resolve_task(located.part("task"), of_task, stored=stored_of_task)
-    credit = located_assigner(located, config.credit or task.definition.credit or CreditModel(), own)
+    credit = make_located_assigner(located, config.credit or task.definition.credit or CreditModel(), own)
     samples, held_out = task.samples, None
     if (evaluation := config.evaluation) is not None and evaluation.hold_out is not None:
         if evaluation.hold_out >= len(samples):
@@ -179,7 +179,7 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
     if held_out is not None:
         digests |= {f"evaluation's {name}": digest for name, digest in held_out.task.digests.items()}
     definitions = [one.definition.model_dump(mode="json") for one in (task, held_out and held_out.task) if one]
-    with about(task.located, "redact"):
+    with error_context(task.located, "redact"):
         hook = load_hook(task.definition.redact, task.folder)
     redaction = Redaction(known_secrets(config.model_dump(mode="json"), overrides, *definitions), hook)
     of_user = frozenset(overrides) - {*stored}
@@ -225,11 +225,11 @@ def _check(
     if (config.engine.workers or 0) > (episodes := rollout.samples_per_update * rollout.group_size):
         refusals["engine", "workers"] = f"an update has {episodes} episodes"
     for location, why in refusals.items():
-        raise ConfigError(f"{place_of(located, location, own)}: {'.'.join(location)}: {why}")
+        raise ConfigError(f"{error_location(located, location, own)}: {'.'.join(location)}: {why}")
 
     policy = config.policy or definition.policy
     if config.engine.type == "ray" and policy is not None and policy.options().get("lockstep"):
-        where = place_of(located, ("policy", "lockstep"), own) if config.policy else task.path
+        where = error_location(located, ("policy", "lockstep"), own) if config.policy else task.path
         raise ConfigError(
             f"{where}: policy.lockstep: with engine: ray it is chance which episodes are computed together, and what "
             "lockstep promises cannot be kept; leave it out"
@@ -276,7 +276,7 @@ def check_policy(plan: TrainingPlan) -> None:
         # The line of the option that the message begins with, else the file.
         option = re.match(r"(?:ppo\.)?(\w+)", str(error))
         is_known = option is not None and option[1] in _PPO_OPTIONS
-        where = place_of(plan.located, ("ppo", option[1]), plan.overrides) if option and is_known else plan.path
+        where = error_location(plan.located, ("ppo", option[1]), plan.overrides) if option and is_known else plan.path
         raise ConfigError(f"{where}: {error}") from error
 
 

@@ -38,7 +38,7 @@ def header_of(run_id: str, plan: TrainingPlan) -> RunHeader:
 def stored_config(plan: TrainingPlan) -> dict[str, Any]:
     """The resolved train file as plain JSON without secrets, the same at every resume."""
     line = json.dumps(without_secrets(plan.resolved()), default=to_jsonable_python).encode("ascii")
-    config: dict[str, Any] = json.loads(plan.redaction.of_line(line))
+    config: dict[str, Any] = json.loads(plan.redaction.redact_line(line))
     return config
 
 
@@ -67,7 +67,7 @@ def changes_since(header: RunHeader, plan: TrainingPlan, run: Path) -> Changes:
     allowed: list[str] = []
     keys: list[str] = []
     # Comments, white space and the order of keys change the digest but nothing else.
-    for key, before, now in _differences(header.training_of(run).config, stored_config(plan)):
+    for key, before, now in _differences(header.require_training(run).config, stored_config(plan)):
         target = allowed if key.partition(".")[0] in CHANGEABLE else keys
         target.append(f"{key} was {_short(before)}, is {_short(now)}")
     if keys:

@@ -27,7 +27,7 @@ from reward_kit.rl.training.plan import TrainingPlan
 from reward_kit.rl.training.resume import stored_config
 from reward_kit.rl.training.setup import Components, Factories, open_components, use_threads
 from reward_kit.runs import events
-from reward_kit.runs.files import kept_file, write_atomically
+from reward_kit.runs.files import episodes_file, write_atomically
 from reward_kit.runs.plan import Control
 from reward_kit.runs.run_folder import RunFolder
 
@@ -164,7 +164,7 @@ class _Session:
         diagnostics = await self._pipeline.step(more=number < self._config.updates)
         seconds = time.perf_counter() - began
         if trainer.kept is not None:
-            file = kept_file(self._folder.path, number)
+            file = episodes_file(self._folder.path, number)
             make_private_folder(file.parent, exist_ok=True)
             redaction = self._plan.redaction
             write_atomically(file, [trainer.kept.line(episode, redaction) for episode in trainer.meter.episodes])

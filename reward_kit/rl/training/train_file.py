@@ -16,7 +16,7 @@ from reward_kit.runs import events
 from reward_kit.runs.files import METRICS
 from reward_kit.runs.run_folder import CHECKPOINTS, RunFolder, new_run_path
 from reward_kit.runs.runner import write_page
-from reward_kit.runs.tasks import check_world
+from reward_kit.runs.tasks import check_resource_starts
 
 if TYPE_CHECKING:
     from reward_kit.rl.training.logs import TrainingDisplay
@@ -57,9 +57,9 @@ def train(
 
 def check_resources(plan: TrainingPlan) -> None:
     """Create and reset the resources of the training task and of the held-out one once."""
-    run_blocking(check_world(plan.task.definition, plan.samples, plan.task.located))
+    run_blocking(check_resource_starts(plan.task.definition, plan.samples, plan.task.located))
     if (held_out := plan.held_out) is not None:
-        run_blocking(check_world(held_out.task.definition, held_out.samples, held_out.task.located))
+        run_blocking(check_resource_starts(held_out.task.definition, held_out.samples, held_out.task.located))
 
 
 def create_run(plan: TrainingPlan, log_dir: Path) -> Path:

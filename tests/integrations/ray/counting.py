@@ -150,7 +150,7 @@ async def carried_out(
     """A run of a plan, in a new directory."""
     with RunFolder.create(path, RunHeader(task_name=plan.definition.name)) as store:
         run = Run(plan, store, engine=engine, listener=listener)
-        run.take_stock()
+        run.load_stored()
         with anyio.fail_after(240):
             await run.execute()
     return run

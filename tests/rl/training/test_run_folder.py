@@ -50,7 +50,7 @@ def test_the_secrets_of_the_task_that_is_evaluated_on_are_hidden_too(tmp_path: P
     path = lake_folder(tmp_path, evaluation={"task": "other.yaml"})
     user = {"type": "openai", "model": "some", "base_url": URL}
     (tmp_path / "other.yaml").write_text(json.dumps({**TRAIN["task"], "user": user}))
-    assert load_plan(path).redaction.of_text(URL) == HIDDEN_URL
+    assert load_plan(path).redaction.redact_text(URL) == HIDDEN_URL
 
 
 def test_a_hook_that_cannot_be_loaded_is_refused_with_its_place(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from reward_kit.errors import ConfigError
 from reward_kit.runs.comparison import Difference, to_json
-from reward_kit.runs.comparison_table import notes_of
+from reward_kit.runs.comparison_table import comparison_notes
 from reward_kit.runs.statistics import holm, paired_figures
 from tests.runs.comparison.made import Scores, compared, make_run
 
@@ -85,7 +85,7 @@ class TestRollouts:
         comparison = compared(before, after)
         assert [pair.difference for pair in comparison.differences[0].pairs] == [1.0, 1.0]
         told = "after: the same episodes are scored in both, so they are paired by rollout: 2 have a score in both; 5 "
-        assert notes_of(comparison)[0].startswith(told)
+        assert comparison_notes(comparison)[0].startswith(told)
 
     def test_none_in_both(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="of 1 that both scored, each rollout is unscored in one of them"):

@@ -18,16 +18,16 @@ from reward_kit.environments import mcp_session as stdio
 from reward_kit.environments import open_snapshot
 from reward_kit.environments.mcp import McpResource
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
-from tests.environments.mcp_worlds import AFTER, TINY, ask, copies, opened
+from tests.environments.mcp_resources import AFTER, TINY, ask, copies, opened
 
 # The start
 
 
 async def failed_start(*command: str, **config) -> str:
-    world = McpResource()
+    resource = McpResource()
     with pytest.raises(EnvironmentFailure) as raised:
-        await world.setup({"command": list(command), **config})
-    await world.close()
+        await resource.setup({"command": list(command), **config})
+    await resource.close()
     return str(raised.value)
 
 
@@ -66,7 +66,7 @@ async def test_a_url_that_nobody_serves_is_one_failure() -> None:
         ({"url": "http://a", "fork": "replay"}, "fork: replay needs a private server"),
         ({"url": "http://a", "working_copy": "x"}, "working_copy needs a private server"),
         ({"url": "http://a", "headers_env": {"Authorization": "NO_SUCH"}}, "variable NO_SUCH is not set"),
-        ({"command": "a", "pass_env": ["NO_SUCH"]}, "variable NO_SUCH is to be passed on"),
+        ({"command": "a", "pass_env": ["NO_SUCH"]}, "variable NO_SUCH is not set"),
         ({"command": "a {working_copy}"}, "there is no working_copy"),
         ({"command": "a {workin_copy}"}, r"unknown placeholder \{workin_copy\}.* did you mean '\{working_copy\}'"),
         ({"command": "a", "working_copy": "no_such_folder"}, "working_copy: no such directory"),
@@ -141,21 +141,21 @@ async def test_each_episode_has_a_private_copy_that_is_removed_at_the_end(seeded
 
 
 async def test_an_agent_sees_one_path_whatever_the_folder_is_called(seeded) -> None:
-    async with opened(**seeded) as world:
-        assert await ask(world, "write", name="/working_copy/b", text="new") == "/working_copy/b is written"
-        assert await ask(world, "files") == "/working_copy/a /working_copy/b /working_copy/inner"
-        assert set(open_snapshot(await world.final_state())) == {"a", "b"}
+    async with opened(**seeded) as resource:
+        assert await ask(resource, "write", name="/working_copy/b", text="new") == "/working_copy/b is written"
+        assert await ask(resource, "files") == "/working_copy/a /working_copy/b /working_copy/inner"
+        assert set(open_snapshot(await resource.final_state())) == {"a", "b"}
 
 
 async def test_the_key_is_the_history_or_the_files(seeded) -> None:
     async with opened(**seeded, state_key="history") as by_history, opened(**seeded) as by_files:
         keys = {}
-        for world in (by_history, by_files):
-            start = await world.state_key()
-            await ask(world, "files")
-            looked = await world.state_key()
-            await ask(world, "write", name="b", text="new")
-            keys[world] = (start == looked, looked == await world.state_key())
+        for resource in (by_history, by_files):
+            start = await resource.state_key()
+            await ask(resource, "files")
+            looked = await resource.state_key()
+            await ask(resource, "write", name="b", text="new")
+            keys[resource] = (start == looked, looked == await resource.state_key())
     assert keys == {by_history: (False, False), by_files: (True, False)}
 
 
@@ -170,19 +170,19 @@ async def test_equal_histories_are_equal_states_and_refused_calls_are_no_part_of
 
 
 async def test_a_private_server_forks_by_replay_although_its_folder_lies_elsewhere(seeded) -> None:
-    async with opened(**seeded, fork="replay", state_key="history") as world:
-        await ask(world, "put", word="a")
-        await ask(world, "write", name="/working_copy/b", text="new")
-        twin = await world.fork()
-        assert await twin.state_key() == await world.state_key()
+    async with opened(**seeded, fork="replay", state_key="history") as resource:
+        await ask(resource, "put", word="a")
+        await ask(resource, "write", name="/working_copy/b", text="new")
+        twin = await resource.fork()
+        assert await twin.state_key() == await resource.state_key()
         assert await ask(twin, "put", word="b") == "a b"
         await ask(twin, "write", name="c", text="")
-        assert await ask(world, "get") == "a"
-        assert dict(open_snapshot(await world.final_state())) == {"a": "first", "b": "new"}
-        saved = await world.checkpoint()
-        await ask(world, "put", word="c")
-        await world.restore(saved)
-        assert await ask(world, "get") == "a"
+        assert await ask(resource, "get") == "a"
+        assert dict(open_snapshot(await resource.final_state())) == {"a": "first", "b": "new"}
+        saved = await resource.checkpoint()
+        await ask(resource, "put", word="c")
+        await resource.restore(saved)
+        assert await ask(resource, "get") == "a"
         await twin.close()
         assert len(copies()) == 1
 
@@ -190,31 +190,31 @@ async def test_a_private_server_forks_by_replay_although_its_folder_lies_elsewhe
 async def test_a_server_that_answers_otherwise_cannot_be_replayed() -> None:
     code = f"import os, runpy; n = os.getpid(); g = runpy.run_path({TINY[-1]!r}); \
 g['words'].append(str(n)); g['main']()"
-    async with opened(["{python}", "-S", "-c", code], fork="replay") as world:
-        await ask(world, "get")
+    async with opened(["{python}", "-S", "-c", code], fork="replay") as resource:
+        await ask(resource, "get")
         with pytest.raises(EnvironmentFailure, match=r"replay: step 0 \(get \{\}\): the observation differs"):
-            await world.fork()
+            await resource.fork()
 
 
 async def test_an_expert_makes_the_configured_calls(seeded) -> None:
     plan = [{"name": "put", "arguments": {"word": "a"}}, {"name": "get"}]
-    async with opened(**seeded, fork="replay", expert_calls=plan) as world:
-        assert await world.expert_action() == {"type": "tool_call", "name": "put", "arguments": {"word": "a"}}
-        await ask(world, "files")
-        await ask(world, "put", word="a")
-        twin = await world.fork()
-        for each in (world, twin):
+    async with opened(**seeded, fork="replay", expert_calls=plan) as resource:
+        assert await resource.expert_action() == {"type": "tool_call", "name": "put", "arguments": {"word": "a"}}
+        await ask(resource, "files")
+        await ask(resource, "put", word="a")
+        twin = await resource.fork()
+        for each in (resource, twin):
             assert await each.expert_action() == {"type": "tool_call", "name": "get", "arguments": {}}
-        await ask(world, "get")
-        assert await world.expert_action() is None
-        await world.reset(0)
-        assert (await world.expert_action())["name"] == "put"
+        await ask(resource, "get")
+        assert await resource.expert_action() is None
+        await resource.reset(0)
+        assert (await resource.expert_action())["name"] == "put"
         await twin.close()
 
 
 async def test_without_the_declaration_a_world_cannot_be_forked() -> None:
-    async with opened() as world:
-        for refused in (world.fork(), world.checkpoint(), world.restore(None)):
+    async with opened() as resource:
+        for refused in (resource.fork(), resource.checkpoint(), resource.restore(None)):
             with pytest.raises(NotImplementedError):
                 await refused
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from reward_kit.runs.export import CreditLines
-from reward_kit.runs.results import credit_places
+from reward_kit.runs.results import index_credit
 from tests.report.made import make_run
 
 
@@ -25,7 +25,7 @@ def run_with(folder: Path, *lines: dict[str, Any]) -> Path:
 def test_the_credit_of_an_episode_is_found_by_where_its_lines_are(tmp_path: Path) -> None:
     lines = [credit("r1", 0, 1.0), credit("r1", 1, 2.0), credit("r10", 0, 3.0)]
     run = run_with(tmp_path, *lines)
-    stored, places = (run / "credit.jsonl").read_bytes(), credit_places(run)
+    stored, places = (run / "credit.jsonl").read_bytes(), index_credit(run)
     found = {
         name: [json.loads(line) for line in stored[place.offset : place.offset + place.length].splitlines()]
         for name, place in places.items()
@@ -35,7 +35,7 @@ def test_the_credit_of_an_episode_is_found_by_where_its_lines_are(tmp_path: Path
 
 def test_without_credit_there_is_none(tmp_path: Path) -> None:
     run = make_run(tmp_path, [], [])
-    assert credit_places(run) == {} and CreditLines(run).of("r1") == []
+    assert index_credit(run) == {} and CreditLines(run).of("r1") == []
 
 
 def test_of_lines_that_somebody_parted_an_export_takes_those_that_the_page_shows(tmp_path: Path) -> None:

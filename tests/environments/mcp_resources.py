@@ -19,19 +19,19 @@ class opened:
 
     def __init__(self, command: list[str] = TINY, **config) -> None:
         self._config = {"command": command, **config} if "url" not in config else config
-        self._world = McpResource()
+        self._resource = McpResource()
 
     async def __aenter__(self) -> McpResource:
-        await self._world.setup(self._config)
-        await self._world.reset(0)
-        return self._world
+        await self._resource.setup(self._config)
+        await self._resource.reset(0)
+        return self._resource
 
     async def __aexit__(self, *_) -> None:
-        await self._world.close()
+        await self._resource.close()
 
 
-async def ask(world: McpResource, tool: str, /, **arguments) -> str:
-    return (await world.step(tool, arguments)).observation
+async def ask(resource: McpResource, tool: str, /, **arguments) -> str:
+    return (await resource.step(tool, arguments)).observation
 
 
 def copies() -> list[Path]:
