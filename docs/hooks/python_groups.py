@@ -95,7 +95,7 @@ GROUPS = (
         },
     ),
     Group(
-        "worlds",
+        "resources",
         "Resources and tools",
         "[Resources and tools](../../guides/environments.md) for agents.",
         {
