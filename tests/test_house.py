@@ -193,8 +193,8 @@ DIALECT = re.compile(
     re.IGNORECASE,
 )
 DIALECT_ALLOWED = {
-    "checks/reward_cheats.py",
-    "rewards/judge_questions.py",  # prompts of judges: their wording was calibrated
+    "checks/reward_exploits.py",
+    "rewards/judge_prompts.py",  # prompts of judges: their wording was calibrated
 }
 
 

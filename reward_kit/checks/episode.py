@@ -82,7 +82,7 @@ def check_episode(
     if _has_sound_segments(findings, tokens, None if is_part else len(episode)):
         check_prefixes(findings, tokens)
         _check_versions(findings, tokens.spans, current_version, max_staleness)
-        for row in rows_of(tokens):
+        for row in segment_rows(tokens):
             check_tokens(findings, row, logprobs_of=logprobs_of, tolerance=tolerance)
     if steps is not None:
         _check_credit(findings, episode, [_credit_row(step) for step in steps], scored)
@@ -326,7 +326,7 @@ class CheckedTokens:
         return next((action.step for action in self.actions if action.start <= token < action.stop), None)
 
 
-def rows_of(tokens: EpisodeTokens) -> Iterator[CheckedTokens]:
+def segment_rows(tokens: EpisodeTokens) -> Iterator[CheckedTokens]:
     """Yield one sequence for each segment."""
     ids, logprobs = np.array(tokens.ids, dtype=np.int64), np.array(tokens.logprobs, dtype=np.float64)
     mask = np.zeros(len(ids), dtype=np.int8)

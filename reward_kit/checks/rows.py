@@ -19,7 +19,7 @@ from reward_kit.checks.episode import (
     check_prefixes,
     check_tokens,
     first_mismatch,
-    rows_of,
+    segment_rows,
 )
 from reward_kit.checks.findings import Finding, Findings
 from reward_kit.episodes.segments import EpisodeTokens
@@ -68,7 +68,7 @@ def check_rows(
         _check_masks(own, row)
         if not own:
             episode = known.get(rollout_id)
-            segments = list(rows_of(episode.tokens)) if episode is not None and segment is not None else []
+            segments = list(segment_rows(episode.tokens)) if episode is not None and segment is not None else []
             is_known = segment is not None and 0 <= segment < len(segments)
             tokens = _row_tokens(row, segments[segment].actions if is_known else ())
             _check_row(own, row, tokens, logprobs_of)
@@ -297,7 +297,7 @@ def _check_trajectory(findings: Findings, steps: Sequence[Mapping[str, Any]], lo
     if any(finding.level == "error" for finding in findings):
         return
     check_prefixes(findings, tokens)
-    for row in rows_of(tokens):
+    for row in segment_rows(tokens):
         check_tokens(findings, row, logprobs_of=logprobs_of)
 
 

@@ -39,7 +39,7 @@ from reward_kit.cli.trust import described, require_trust_in, require_trust_in_f
 from reward_kit.display_text import pluralize
 from reward_kit.environments.config import resource_class
 from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, boundary
-from reward_kit.reward_agent.levels import SandboxChoice
+from reward_kit.reward_agent.loading import SandboxChoice
 from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.reward_agent.sources import read_source
 from reward_kit.runs.plan import RunArgs, plan_run
@@ -233,7 +233,7 @@ def _check_task(path: Path, options: Mapping[str, Any], seed: int) -> None:
 
 def _check_reward(target: str, options: Mapping[str, Any], seed: int) -> None:
     data = options["data"]
-    rollouts = [ScoringRequest.of(episode) for episode in read_transcripts(data)] if data else []
+    rollouts = [ScoringRequest.from_episode(episode) for episode in read_transcripts(data)] if data else []
     if data and not rollouts:
         raise ConfigError(f"{data} has no rows")
     truths = []

@@ -18,7 +18,7 @@ from reward_kit.cli.echo import echo
 from reward_kit.cli.options import Number, WholeNumber, complete_rewards, sandbox_options, set_option
 from reward_kit.cli.trust import require_trust_in, trust_option
 from reward_kit.errors import ConfigError
-from reward_kit.reward_agent.levels import SandboxChoice
+from reward_kit.reward_agent.loading import SandboxChoice
 from reward_kit.reward_agent.remote import KEY_VARIABLE
 from reward_kit.runs.task_file import parse_override
 

@@ -71,7 +71,7 @@ def group_text(episodes: Iterable[StoredLines], fitter: LineFitter) -> bytes:
     return b"".join(parts).replace(b"<", b"\\u003c")
 
 
-def parts_of(episodes: Iterable[EpisodeOutline]) -> list[GroupPart]:
+def split_groups(episodes: Iterable[EpisodeOutline]) -> list[GroupPart]:
     """Return the groups of a run in the order of samples and policies; a large one in parts."""
     groups = grouped(episodes, lambda facts: facts.group_id)
     parts = []
@@ -87,7 +87,7 @@ def parts_of(episodes: Iterable[EpisodeOutline]) -> list[GroupPart]:
     return parts
 
 
-def chunks_of(parts: Iterable[GroupPart]) -> list[list[GroupPart]]:
+def split_chunks(parts: Iterable[GroupPart]) -> list[list[GroupPart]]:
     """Parts that are opened together, about half a megabyte of stored lines at a time."""
     chunks: list[list[GroupPart]] = []
     size = _CHUNK_BYTES
@@ -111,7 +111,7 @@ class ChunkReader:
     def __init__(self, run: RunFacts) -> None:
         self._path, self._fitter = run.path, LineFitter(run.header)
         self._credit = index_credit(run.path)
-        self.chunks = chunks_of(parts_of(run.episodes))
+        self.chunks = split_chunks(split_groups(run.episodes))
         lines = sum(_size(facts) for facts in run.episodes)
         self.stored_bytes = lines + sum(place.length for place in self._credit.values())
 

@@ -22,7 +22,7 @@ _EXTREMES = 10
 _TOKENS = {"prompt_tokens": "prompt", "completion_tokens": "completion"}
 
 
-def policies_of(episodes: Iterable[EpisodeOutline]) -> list[str]:
+def policy_names(episodes: Iterable[EpisodeOutline]) -> list[str]:
     """The policies, by name."""
     return sorted({facts.row.policy for facts in episodes})
 
@@ -119,16 +119,16 @@ def stop_reasons(episodes: Sequence[EpisodeOutline]) -> list[Count]:
 
 def failure_classes(episodes: Sequence[EpisodeOutline]) -> list[Count]:
     """The classes of failures, the most frequent first; of episodes and scores alike."""
-    return _counts(episodes, lambda facts: error_of(facts) or None)
+    return _counts(episodes, lambda facts: error_class(facts) or None)
 
 
-def error_of(facts: EpisodeOutline) -> str:
+def error_class(facts: EpisodeOutline) -> str:
     """The class of the failure of an episode or of its scoring; "" without one."""
     return facts.row.error_class or facts.row.score_error or ""
 
 
 def _counts(episodes: Sequence[EpisodeOutline], key: Callable[[EpisodeOutline], str | None]) -> list[Count]:
-    policies = policies_of(episodes)
+    policies = policy_names(episodes)
     counts = Counter((name, facts.row.policy) for facts in episodes if (name := key(facts)) is not None)
     found = [Count(name, [counts[name, policy] for policy in policies]) for name in {name for name, _ in counts}]
     return sorted(found, key=lambda count: (-count.total, count.name))
@@ -170,7 +170,7 @@ class PolicyUsage(NamedTuple):
     lengths: Percentiles | None  # of one episode
 
 
-def spent_by(policy: str, episodes: Iterable[EpisodeOutline]) -> PolicyUsage:
+def policy_usage(policy: str, episodes: Iterable[EpisodeOutline]) -> PolicyUsage:
     """Tokens, dollars and seconds of one policy's episodes."""
     own = [facts for facts in episodes if facts.row.policy == policy]
     usages = [facts.row.usage for facts in own]
@@ -186,7 +186,7 @@ def spent_by(policy: str, episodes: Iterable[EpisodeOutline]) -> PolicyUsage:
     )
 
 
-def tokens_of(facts: EpisodeOutline) -> int:
+def episode_tokens(facts: EpisodeOutline) -> int:
     """The tokens that an episode used."""
     return int(sum(facts.row.usage.get(key, 0) for key in _TOKENS))
 
@@ -377,7 +377,7 @@ def samples_table(episodes: Iterable[EpisodeOutline], pass_threshold: float) -> 
             min(scores, default=None),
             max(scores, default=None),
             sum(facts.row.num_steps for facts in own) / len(own),
-            sum(map(tokens_of, own)),
+            sum(map(episode_tokens, own)),
             _sum(facts.row.usage.get("cost") for facts in own),
             _sum(facts.duration_s for facts in own),
         )
@@ -391,7 +391,7 @@ def groups_table(episodes: Iterable[EpisodeOutline]) -> DataTable:
     for group_id, own in grouped(episodes, lambda facts: facts.group_id).items():
         if len(own) == 1:
             continue
-        scores, sample_id, policy = _scores(own), str(own[0].row.sample_id), ", ".join(policies_of(own))
+        scores, sample_id, policy = _scores(own), str(own[0].row.sample_id), ", ".join(policy_names(own))
         spread = max(scores) - min(scores) if scores else math.inf
         figures = (
             len(own),
@@ -424,10 +424,10 @@ def episodes_table(episodes: Sequence[EpisodeOutline], pass_threshold: float) ->
                 digits(row.score),
                 outcome if row.score is None else "passed" if passed else "failed",
                 escape_text(row.stop_reason, NAME_LENGTH),
-                escape_text(error_of(facts), NAME_LENGTH),
+                escape_text(error_class(facts), NAME_LENGTH),
                 escape_text(facts.said.text, length, facts.said.length),
                 row.num_steps,
-                tokens_of(facts),
+                episode_tokens(facts),
                 digits(row.usage.get("cost")),
                 digits(facts.duration_s),
                 digits(facts.score.duration_s if facts.score is not None else None),

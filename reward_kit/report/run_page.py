@@ -23,7 +23,7 @@ from reward_kit.report.rendering import (
     status_text,
 )
 from reward_kit.report.run_data import RunFacts, read_run
-from reward_kit.report.timeline import MOST_BARS, RunTimeline, draw_timeline, length_of, timeline_of
+from reward_kit.report.timeline import MOST_BARS, RunTimeline, build_timeline, covered_seconds, draw_timeline
 from reward_kit.report.training_data import read_training
 from reward_kit.report.training_page import training_page
 from reward_kit.runs.files import write_atomically
@@ -55,17 +55,17 @@ def write_report(run: Path, target: Path | None = None) -> Path:
 
 def run_page(run: RunFacts, data: ChunkData, extra_script: str = "", *, has_rows: bool = True) -> str:
     """The page of a run as HTML."""
-    header, timeline = run.header, timeline_of(run)
+    header, timeline = run.header, build_timeline(run)
     listed = run.episodes if has_rows else []
     summaries = summarise((facts.row for facts in run.episodes), run.pass_threshold)
     scoring = figures.scoring_figures(run, timeline)
-    policies = figures.policies_of(run.episodes)
+    policies = figures.policy_names(run.episodes)
     tables = (
         figures.samples_table(listed, run.pass_threshold),
         figures.groups_table(listed),
         figures.episodes_table(listed, run.pass_threshold),
     )
-    spent = [figures.spent_by(policy, run.episodes) for policy in policies]
+    spent = [figures.policy_usage(policy, run.episodes) for policy in policies]
     page = {
         "title": escape_text(header.task_name, NAME_LENGTH),
         "run_id": escape_text(header.run_id or run.path.name, NAME_LENGTH),
@@ -184,7 +184,7 @@ def _scoring_lines(timeline: RunTimeline | None, scoring: figures.ScoringFigures
         lines.append(("cost of scoring", _cost(scoring.cost, scoring.unpriced, tokens=1)))
     if timeline is not None:
         lines += [(strip.title.lower(), f"at most {strip.peak:,} at once") for strip in timeline.strips]
-        called_s = length_of(timeline.calling)
+        called_s = covered_seconds(timeline.calling)
         if timeline.alone_s is not None and called_s:
             overlap = f"{share(timeline.overlap_s / called_s)} of {seconds(called_s)}"
             lines.append(("calls while episodes went on", overlap))

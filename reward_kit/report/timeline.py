@@ -134,7 +134,7 @@ class RunTimeline:
     @property
     def overlap_s(self) -> float:
         """The seconds during which both went on."""
-        return length_of(crossed(self.collecting, self.calling))
+        return covered_seconds(intersect_spans(self.collecting, self.calling))
 
     @property
     def alone_s(self) -> float | None:
@@ -144,7 +144,7 @@ class RunTimeline:
         return max(0.0, max(call.done_s for call in self.calls) - self.collecting[-1].end_s)
 
 
-def timeline_of(run: RunFacts) -> RunTimeline | None:
+def build_timeline(run: RunFacts) -> RunTimeline | None:
     """The timeline of a run; None if its files tell no times."""
     pairs = ((facts, facts.begin_s, facts.end_s) for facts in run.episodes)
     episodes = [(facts, Span(begin, end)) for facts, begin, end in pairs if begin is not None and end is not None]
@@ -173,8 +173,8 @@ def timeline_of(run: RunFacts) -> RunTimeline | None:
         ],
         curves=_curves(run.episodes, axis),
         gaps=axis.gaps,
-        collecting=joined(work.span for work in works),
-        calling=joined(span for call in calls for span in call.attempts),
+        collecting=merge_spans(work.span for work in works),
+        calling=merge_spans(span for call in calls for span in call.attempts),
         calls=calls,
     )
 
@@ -200,8 +200,8 @@ class _Axis:
     """Leaves out the stretches in which nothing was done."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
-        busy = joined(spans)
-        longest = max(_SHORTEST_GAP_S, _GAP_SHARE * length_of(busy))
+        busy = merge_spans(spans)
+        longest = max(_SHORTEST_GAP_S, _GAP_SHARE * covered_seconds(busy))
         idle = [Span(a.end_s, b.begin_s) for a, b in zip([Span(0.0, 0.0), *busy], busy, strict=False)]
         left_out = [span for span in idle if span.end_s - span.begin_s > longest]
         self._ends = [span.end_s for span in left_out]
@@ -220,7 +220,7 @@ class _Axis:
         return replace(call, submitted_s=self.at(call.submitted_s), done_s=self.at(call.done_s), attempts=attempts)
 
 
-def joined(spans: Iterable[Span]) -> list[Span]:
+def merge_spans(spans: Iterable[Span]) -> list[Span]:
     """The time that spans cover, each moment once, in order."""
     found: list[Span] = []
     for span in sorted(spans):
@@ -231,7 +231,7 @@ def joined(spans: Iterable[Span]) -> list[Span]:
     return found
 
 
-def crossed(one: Sequence[Span], other: Sequence[Span]) -> list[Span]:
+def intersect_spans(one: Sequence[Span], other: Sequence[Span]) -> list[Span]:
     """The time that two joined lists of spans both cover."""
     found, i, j = [], 0, 0
     while i < len(one) and j < len(other):
@@ -245,7 +245,7 @@ def crossed(one: Sequence[Span], other: Sequence[Span]) -> list[Span]:
     return found
 
 
-def length_of(spans: Iterable[Span]) -> float:
+def covered_seconds(spans: Iterable[Span]) -> float:
     """The seconds of spans together."""
     return sum(span.end_s - span.begin_s for span in spans)
 
@@ -254,11 +254,11 @@ def _bands(works: Sequence[Bar], calls: Sequence[RewardCall]) -> list[Band]:
     """The lanes if they fit; else those of calls in flight alone; else none."""
     if len(works) + sum(max(1, len(call.attempts)) for call in calls) > MOST_BARS:
         return []
-    collecting = Band("Collecting", *_placed([(work.span, [work]) for work in works]))
-    scoring = Band("Scoring", *_placed([(Span(c.submitted_s, c.done_s), _bars_of(c)) for c in calls]))
+    collecting = Band("Collecting", *_assign_lanes([(work.span, [work]) for work in works]))
+    scoring = Band("Scoring", *_assign_lanes([(Span(c.submitted_s, c.done_s), _bars_of(c)) for c in calls]))
     if scoring.lanes > _MOST_LANES:
         made = [(bar.span, [bar]) for c in calls for bar in _bars_of(c) if bar.kind != "waiting"]
-        scoring = Band("Scoring, without what waits", *_placed(made))
+        scoring = Band("Scoring, without what waits", *_assign_lanes(made))
     return [band for band in (collecting, scoring) if band.bars and band.lanes <= _MOST_LANES]
 
 
@@ -270,7 +270,7 @@ def _bars_of(call: RewardCall) -> list[Bar]:
     return waits + [Bar(0, kind, *span, name) for kind, span in zip(kinds, call.attempts, strict=False)]
 
 
-def _placed(items: Sequence[tuple[Span, Sequence[Bar]]]) -> tuple[int, list[Bar]]:
+def _assign_lanes(items: Sequence[tuple[Span, Sequence[Bar]]]) -> tuple[int, list[Bar]]:
     """Each item in the first lane that is free when it begins: how many lanes that takes, and all bars."""
     bars: list[Bar] = []
     free: list[int] = []

@@ -179,7 +179,7 @@ class Curve:
         return values[np.isfinite(values)]
 
 
-def curve_of(series: Series, most: int = MOST_POINTS) -> Curve:
+def build_curve(series: Series, most: int = MOST_POINTS) -> Curve:
     """The series itself, or where it is long, equal stretches of it, so that no peak is lost."""
     count = len(series.values_N)
     if count <= most:

@@ -33,7 +33,7 @@ from reward_kit.report.training_data import (
     Curve,
     Series,
     TrainingFacts,
-    curve_of,
+    build_curve,
     kept_groups,
     kept_updates,
     thinned,
@@ -41,18 +41,18 @@ from reward_kit.report.training_data import (
 from reward_kit.runs.files import HELD_OUT_SCORE
 
 
-class Line(NamedTuple):
+class ChartLine(NamedTuple):
     """A figure of a picture, with its label in the legend."""
 
     name: str
     label: str
 
 
-class Picture(NamedTuple):
+class ChartSpec(NamedTuple):
     """A picture."""
 
     title: str
-    lines: tuple[Line, ...]  # those that the run has are drawn
+    lines: tuple[ChartLine, ...]  # those that the run has are drawn
     note: str  # what the figures mean, and what to look for
     has_zero: bool = True  # the scale includes 0
     is_log: bool = False  # logarithmic if the values are far apart
@@ -60,107 +60,107 @@ class Picture(NamedTuple):
     hides_zeros: bool = False  # left out if only 0 was measured
 
 
-class PictureGroup(NamedTuple):
+class ChartGroup(NamedTuple):
     """Pictures under one heading."""
 
     anchor: str
     title: str
-    pictures: tuple[Picture, ...]
+    pictures: tuple[ChartSpec, ...]
 
 
-SCORE = Picture(
+SCORE = ChartSpec(
     "Score",
-    (Line(HELD_OUT_SCORE, "held-out samples"), Line("score/mean", "batch in training")),
+    (ChartLine(HELD_OUT_SCORE, "held-out samples"), ChartLine("score/mean", "batch in training")),
     "The mean score on held-out samples, always the same samples and the same draws, and the band of ± 1.96 standard "
     "errors. The batch in training is another one each time, so that it jumps more; where it climbs away from the "
     "held-out score, the policy learns its training samples by heart.",
     has_zero=False,
 )
-POLICY = PictureGroup(
+POLICY = ChartGroup(
     "policy",
     "How the policy moves",
     (
-        Picture(
+        ChartSpec(
             "KL of one update",
-            (Line("learner/approx_kl", "moved in this update"), Line("learner/kl", "from the reference")),
+            (ChartLine("learner/approx_kl", "moved in this update"), ChartLine("learner/kl", "from the reference")),
             "How far the policy moved in one update (k3 estimator), and how far it is from the reference, if there is "
             "one. A jump says that the steps are too large; lower ppo.lr.",
         ),
-        Picture(
+        ChartSpec(
             "Tokens that the clip holds back",
             (
-                Line("learner/clip_fraction", "all"),
-                Line("learner/clip_fraction_low", "lower bound"),
-                Line("learner/clip_fraction_high", "upper bound"),
+                ChartLine("learner/clip_fraction", "all"),
+                ChartLine("learner/clip_fraction_low", "lower bound"),
+                ChartLine("learner/clip_fraction_high", "upper bound"),
             ),
             "Share of tokens without a gradient, since their probability has moved beyond a bound. Some per cent are "
             "common; most of them would be wasted work.",
             is_share=True,
         ),
-        Picture(
+        ChartSpec(
             "Entropy",
-            (Line("learner/entropy", "nats per token"),),
+            (ChartLine("learner/entropy", "nats per token"),),
             "How undecided the policy is. It falls as the policy makes up its mind; near 0 it tries nothing new, and "
             "the episodes of a group become equal.",
         ),
-        Picture(
+        ChartSpec(
             "Gradient norm",
-            (Line("learner/grad_norm", "mean of the update"), Line("learner/grad_norm_max", "greatest")),
+            (ChartLine("learner/grad_norm", "mean of the update"), ChartLine("learner/grad_norm_max", "greatest")),
             "Before it is cut. Peaks of ten times the usual are cut by ppo.max_grad_norm; a steady climb is a warning.",
             is_log=True,
             has_zero=False,
         ),
-        Picture("Learning rate", (Line("learner/lr", "learning rate"),), "Its schedule."),
-        Picture(
+        ChartSpec("Learning rate", (ChartLine("learner/lr", "learning rate"),), "Its schedule."),
+        ChartSpec(
             "Loss",
             (
-                Line("learner/policy_loss", "policy"),
-                Line("learner/value_loss", "value"),
-                Line("learner/kl_loss", "KL"),
-                Line("learner/entropy_loss", "entropy"),
+                ChartLine("learner/policy_loss", "policy"),
+                ChartLine("learner/value_loss", "value"),
+                ChartLine("learner/kl_loss", "KL"),
+                ChartLine("learner/entropy_loss", "entropy"),
             ),
             "The parts of what is made smaller. The policy's part says little by itself: it is measured on other "
             "episodes each time, and need not fall.",
             has_zero=False,
         ),
-        Picture(
+        ChartSpec(
             "Critic",
-            (Line("learner/explained_variance", "explained variance"),),
+            (ChartLine("learner/explained_variance", "explained variance"),),
             "1 is a perfect critic, 0 one that says the mean, and below 0 it is worse than that.",
             has_zero=False,
         ),
     ),
 )
-OFF_POLICY = PictureGroup(
+OFF_POLICY = ChartGroup(
     "off-policy",
     "How old the samples are",
     (
-        Picture(
+        ChartSpec(
             "Policy lag",
-            (Line("learner/lag_mean", "mean"), Line("learner/lag_max", "greatest")),
+            (ChartLine("learner/lag_mean", "mean"), ChartLine("learner/lag_max", "greatest")),
             "How many versions older than the weights in training those are that sampled a token: 0 for sync and "
             "minibatch, 1 for one_step_off and both.",
         ),
-        Picture(
+        ChartSpec(
             "Effective share of the samples",
-            (Line("learner/effective_share", "share of the tokens"),),
+            (ChartLine("learner/effective_share", "share of the tokens"),),
             "How many tokens with equal ratios would be worth as much, as a share. Where it falls, few tokens decide.",
             is_share=True,
         ),
-        Picture(
+        ChartSpec(
             "Sampler and learner",
-            (Line("learner/logprob_gap_mean", "mean difference"), Line("learner/logprob_gap", "greatest")),
+            (ChartLine("learner/logprob_gap_mean", "mean difference"), ChartLine("learner/logprob_gap", "greatest")),
             "The log-probability of a token as it was recorded when it was sampled, and as the learner computes it "
             "before the update. About 1e-6 in float32 at lag 0; more says that the two are not the same policy.",
             is_log=True,
             has_zero=False,
         ),
-        Picture(
+        ChartSpec(
             "Probability ratio",
             (
-                Line("learner/ratio_min", "least"),
-                Line("learner/ratio_mean", "mean"),
-                Line("learner/ratio_max", "greatest"),
+                ChartLine("learner/ratio_min", "least"),
+                ChartLine("learner/ratio_mean", "mean"),
+                ChartLine("learner/ratio_max", "greatest"),
             ),
             "Probability of a token now, over that when it was sampled.",
             is_log=True,
@@ -168,45 +168,48 @@ OFF_POLICY = PictureGroup(
         ),
     ),
 )
-EPISODES = PictureGroup(
+EPISODES = ChartGroup(
     "figures-episodes",
     "The episodes",
     (
-        Picture(
+        ChartSpec(
             "Steps of an episode",
-            (Line("held_out/steps_mean", "held-out"), Line("episode/steps_mean", "in training")),
+            (ChartLine("held_out/steps_mean", "held-out"), ChartLine("episode/steps_mean", "in training")),
             "Mean number of actions. Where a task can be done in fewer, they fall as the score climbs.",
         ),
-        Picture(
+        ChartSpec(
             "Sampled tokens of an episode",
-            (Line("held_out/tokens_mean", "held-out"), Line("episode/tokens_mean", "in training")),
+            (ChartLine("held_out/tokens_mean", "held-out"), ChartLine("episode/tokens_mean", "in training")),
             "Mean number. A climb without a better score is talk.",
         ),
-        Picture(
+        ChartSpec(
             "Impossible actions",
-            (Line("held_out/invalid_action_share", "held-out"), Line("episode/invalid_action_share", "in training")),
+            (
+                ChartLine("held_out/invalid_action_share", "held-out"),
+                ChartLine("episode/invalid_action_share", "in training"),
+            ),
             "Share of actions that the environment could not carry out.",
             is_share=True,
             hides_zeros=True,
         ),
-        Picture(
+        ChartSpec(
             "How episodes end",
             (),
             "Share of the batch that ended so. Many that a limit cut off leave little to learn from.",
             is_share=True,
         ),
-        Picture(
+        ChartSpec(
             "Unscored",
-            (Line("held_out/unscored", "held-out"), Line("score/unscored", "in training")),
+            (ChartLine("held_out/unscored", "held-out"), ChartLine("score/unscored", "in training")),
             "Episodes without a score; they take no part, and are in no mean.",
             hides_zeros=True,
         ),
-        Picture(
+        ChartSpec(
             "What groups teach",
             (
-                Line("credit/tied_groups_share", "groups whose scores are equal"),
-                Line("credit/zero_advantage_share", "steps with advantage 0"),
-                Line("credit/other_peer_share", "steps in a state that another episode was in"),
+                ChartLine("credit/tied_groups_share", "groups whose scores are equal"),
+                ChartLine("credit/zero_advantage_share", "steps with advantage 0"),
+                ChartLine("credit/other_peer_share", "steps in a state that another episode was in"),
             ),
             "Groups whose scores are all equal teach nothing by scores: the samples are too easy or too hard by now. "
             "Steps in shared states are what GiGPO's second half compares.",
@@ -214,36 +217,36 @@ EPISODES = PictureGroup(
         ),
     ),
 )
-TIME = PictureGroup(
+TIME = ChartGroup(
     "time",
     "Where the time goes",
     (
-        Picture(
+        ChartSpec(
             "Throughput",
             (
-                Line("speed/sampled_tokens_per_s", "tokens sampled per second"),
-                Line("speed/trained_tokens_per_s", "tokens learned from per second"),
+                ChartLine("speed/sampled_tokens_per_s", "tokens sampled per second"),
+                ChartLine("speed/trained_tokens_per_s", "tokens learned from per second"),
             ),
             "Of the whole update, evaluation left out.",
         ),
-        Picture(
+        ChartSpec(
             "Environment steps per second",
-            (Line("speed/env_steps_per_s", "steps per second"),),
+            (ChartLine("speed/env_steps_per_s", "steps per second"),),
             "Actions carried out, per second of the whole update.",
         ),
-        Picture(
+        ChartSpec(
             "Seconds of an update",
             (
-                Line("time/total_s", "in all"),
-                Line("time/collect_s", "rollouts"),
-                Line("time/update_s", "learner"),
-                Line("time/wait_for_scores_s", "waiting for scores"),
+                ChartLine("time/total_s", "in all"),
+                ChartLine("time/collect_s", "rollouts"),
+                ChartLine("time/update_s", "learner"),
+                ChartLine("time/wait_for_scores_s", "waiting for scores"),
             ),
             "What goes on at the same time counts in each of its places.",
         ),
-        Picture(
+        ChartSpec(
             "Scoring that cost nothing",
-            (Line("overlap/hidden_share", "share of the time of scoring"),),
+            (ChartLine("overlap/hidden_share", "share of the time of scoring"),),
             "1 − waiting / scoring: how much of scoring was used for something else.",
             is_share=True,
         ),
@@ -331,7 +334,7 @@ class Chart:
     """A picture."""
 
     key: str
-    picture: Picture
+    picture: ChartSpec
     box: Box
     aloud: str  # its content in words, for screen readers
     data: dict[str, Any]  # for the script: box, scale, and the points of each line
@@ -342,9 +345,9 @@ class Chart:
     marks: list[Mark] = field(default_factory=list)
 
 
-def draw(key: str, picture: Picture, run: TrainingFacts, box: Box = SMALL) -> Chart | None:
+def draw(key: str, picture: ChartSpec, run: TrainingFacts, box: Box = SMALL) -> Chart | None:
     """A picture of the run; None if the run has nothing for it."""
-    curves = [(line, curve_of(run.series[line.name])) for line in picture.lines if line.name in run.series]
+    curves = [(line, build_curve(run.series[line.name])) for line in picture.lines if line.name in run.series]
     curves = [(line, curve) for line, curve in curves if np.isfinite(curve.values_M).any()]
     values = np.concatenate([curve.all_values for _, curve in curves]) if curves else np.empty(0)
     if not len(values) or (picture.hides_zeros and not values.any()):
@@ -373,7 +376,7 @@ def draw(key: str, picture: Picture, run: TrainingFacts, box: Box = SMALL) -> Ch
 Band = Sequence[tuple[int, float, float]]
 
 
-def _band(run: TrainingFacts, curves: Iterable[tuple[Line, Curve]]) -> Band:
+def _band(run: TrainingFacts, curves: Iterable[tuple[ChartLine, Curve]]) -> Band:
     """Mean ± 1.96 standard errors of the held-out score, within [0, 1] where all scores are."""
     error = run.series.get("held_out/standard_error")
     curve = next((curve for line, curve in curves if line.name == HELD_OUT_SCORE), None)
@@ -390,7 +393,7 @@ def _band(run: TrainingFacts, curves: Iterable[tuple[Line, Curve]]) -> Band:
     return band
 
 
-def _scale(picture: Picture, values: np.ndarray, band: Band, run: TrainingFacts, box: Box) -> Axes:
+def _scale(picture: ChartSpec, values: np.ndarray, band: Band, run: TrainingFacts, box: Box) -> Axes:
     low, high = float(values.min()), float(values.max())
     if band:
         low, high = min(low, *(bottom for _, bottom, _ in band)), max(high, *(top for _, _, top in band))
@@ -407,7 +410,7 @@ def _scale(picture: Picture, values: np.ndarray, band: Band, run: TrainingFacts,
     return Axes(box, low, high, False, first, last)
 
 
-def _picture(line: Line, curve: Curve, scale: Axes, latest: str) -> CurvePath:
+def _picture(line: ChartLine, curve: Curve, scale: Axes, latest: str) -> CurvePath:
     pairs = list(zip(curve.updates_M.tolist(), curve.values_M.tolist(), strict=True))
     points = [(scale.x(update), scale.y(value)) if math.isfinite(value) else None for update, value in pairs]
     parts, is_begin = [], True
@@ -431,7 +434,7 @@ def _area(band: Band, scale: Axes) -> str:
     return f"M{'L'.join([*above, *below])}Z"
 
 
-def _data(scale: Axes, picture: Picture, curves: Iterable[tuple[Line, Curve]], band: Band) -> dict[str, Any]:
+def _data(scale: Axes, picture: ChartSpec, curves: Iterable[tuple[ChartLine, Curve]], band: Band) -> dict[str, Any]:
     """The points, with which the script shows the values under the pointer and draws the curves over another axis."""
     return {
         "box": list(scale.box[:4]),
@@ -458,7 +461,7 @@ def _digits(value: float) -> float | None:
 # Numbers
 
 
-def value_text(value: float, picture: Picture) -> str:
+def value_text(value: float, picture: ChartSpec) -> str:
     """Return a value in the picture's unit."""
     if not picture.is_share:
         return short(value)
@@ -613,7 +616,7 @@ def _totals(run: TrainingFacts) -> list[tuple[str, str]]:
     return totals
 
 
-def _drawn(part: PictureGroup, run: TrainingFacts) -> list[Chart]:
+def _drawn(part: ChartGroup, run: TrainingFacts) -> list[Chart]:
     charts = []
     for index, picture in enumerate(part.pictures):
         if picture.title == STOPS_TITLE:  # a line for each of the most frequent reasons
@@ -621,7 +624,7 @@ def _drawn(part: PictureGroup, run: TrainingFacts) -> list[Chart]:
             most = sorted((name for name in stops if len(stops[name])), key=lambda name: -float(stops[name].sum()))
             labels = [(name, name.removeprefix(STOPS).removesuffix("_share")) for name in most[:_MOST_STOPS]]
             picture = picture._replace(
-                lines=tuple(Line(name, escape_text(label, NAME_LENGTH)) for name, label in labels)
+                lines=tuple(ChartLine(name, escape_text(label, NAME_LENGTH)) for name, label in labels)
             )
         charts.append(draw(f"{part.anchor}-{index}", picture, run))
     return [chart for chart in charts if chart is not None]

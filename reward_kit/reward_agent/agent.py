@@ -1,7 +1,8 @@
-"""`AsyncRewardAgent`: submit a batch, and take results as whole groups complete, while the machine goes on working.
+"""`AsyncRewardAgent`: submit a batch of rollouts and receive the scores group by group, concurrently with other work.
 
 A pointwise reward is called once for each rollout, a batch reward once for each group. Nothing here polls: a result
-wakes its waiters. `calling.py` makes the calls, `tickets.py` holds a batch and decides which of it is handed out when.
+wakes its waiters. `call_scheduler.py` makes the calls, `tickets.py` holds a batch and delivers its
+results.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import anyio.abc
 from reward_kit.blocking import LoopThread
 from reward_kit.errors import ConfigError, RewardError, type_name
 from reward_kit.providers.request_queue import Rates
-from reward_kit.reward_agent.calling import Caller, Retries
-from reward_kit.reward_agent.custom_scorer import scorer_here
+from reward_kit.reward_agent.call_scheduler import CallScheduler, Retries
+from reward_kit.reward_agent.custom_scorer import in_process_scorer
 from reward_kit.reward_agent.in_process import warn_unconfined
 from reward_kit.reward_agent.score_cache import ScoreCache, check_cacheable
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest
@@ -80,7 +81,7 @@ class AsyncRewardAgent:
             warn_unconfined(scorer)
             if cache is not None:
                 check_cacheable(scorer)
-            scorer = scorer_here(scorer, deadline_s, max_threads=max_concurrency)
+            scorer = in_process_scorer(scorer, deadline_s, max_threads=max_concurrency)
             deadline_s = None
         rates = rates or getattr(scorer, "rates", None) or Rates()
         if rates.tokens_per_minute is not None:
@@ -89,7 +90,7 @@ class AsyncRewardAgent:
         retries = retries or getattr(scorer, "retries", None)
         width = min(max_concurrency, rates.max_connections or max_concurrency)
         self._tally = Tally()
-        self._caller = Caller(
+        self._caller = CallScheduler(
             self.scorer,
             self._tally,
             max_concurrency=width,
@@ -164,8 +165,8 @@ class AsyncRewardAgent:
         for index, request in enumerate(batch):
             if not isinstance(request, ScoringRequest):
                 raise ConfigError(
-                    f"submit: item {index} is {type_name(request)}; give requests, as ScoringRequest.of(episode) makes "
-                    "them"
+                    f"submit: item {index} is {type_name(request)}; pass requests, as made by "
+                    "ScoringRequest.from_episode(episode)"
                 )
         group_size = _whole("group_size", group_size)
         if group_size < 1 or len(batch) % group_size:
@@ -246,7 +247,7 @@ class AsyncRewardAgent:
             ticket = self._oldest(chunk_size)
         elif not isinstance(ticket, Ticket):
             raise ConfigError(f"ticket is the result of submit; got {type_name(ticket)}")
-        elif not ticket.is_of(self) and ticket.requests:
+        elif not ticket.belongs_to(self) and ticket.requests:
             raise ConfigError("the ticket is of another agent, or of one that was closed since")
         chunk = self._handed_out(ticket, await ticket.deliveries.take(chunk_size, order, cut_groups=cut_groups))
         if hook_func is None:
@@ -266,7 +267,7 @@ class AsyncRewardAgent:
             return (await self.get(len(batch), ticket=ticket)).extra_infos
         except anyio.get_cancelled_exc_class():
             ticket.cancel()
-            if ticket.is_of(self):  # take the results, all of which exist now; the agent would keep them
+            if ticket.belongs_to(self):  # take the results, all of which exist now; the agent would keep them
                 await self.get(len(batch), ticket=ticket)
             raise
 
@@ -344,7 +345,7 @@ class AsyncRewardAgent:
             self._submitters[0].set()
 
     def completed(self, ticket: Ticket, group: int) -> None:
-        self._tally.complete_group(ticket.results[ticket.group_of(group)])
+        self._tally.complete_group(ticket.results[ticket.group_slice(group)])
         self._completed[ticket, group] = None
         ticket.deliveries.complete(group)
         if self._group_takers:
@@ -446,7 +447,7 @@ class _Held:
     task: asyncio.Task[None] | None = None
 
 
-class KeptOpenAgent:
+class PersistentAgent:
     """A reward agent that stays open between calls, for trainers that score in loops and tasks of their own.
 
     Each event loop has an agent, opened by its first call and closed when the loop ends: trainers have no hook at the
@@ -503,7 +504,7 @@ def score_all(
 
     Args:
         reward: as for `AsyncRewardAgent`.
-        requests: for example `ScoringRequest.of(episode, task)` for each episode.
+        requests: for example `ScoringRequest.from_episode(episode, task)` for each episode.
         group_size: this many consecutive requests form a group.
         **options: of `AsyncRewardAgent`, such as `max_concurrency` or `deadline_s`.
 

@@ -1,4 +1,4 @@
-"""`compute_score`, as verl's users write it, made a reward: a function, or a class that keeps a client between calls.
+"""Adapters from verl's `compute_score`, a function or a class that keeps a client between calls, to a reward.
 
     def compute_score(data_source, solution_str, ground_truth, extra_info) -> (score, query, response)
 
@@ -6,8 +6,8 @@
         def compute_score(self, data_source, solution_str, ground_truth, extra_info): ...
         def post_process_scores(self, scores): ...  # optional, once for each group
 
-`spec_of` makes both rewards like any other: options, deadlines, levels, files. From top to bottom: reading a signature
-(`ScoreForm`), making a call (`Calls`), reading an answer. The sandboxed worker imports this, so it imports little.
+`build_spec` turns both into ordinary rewards with options, deadlines and sandbox levels. In reading order: signatures
+(`ScoreForm`), calls (`Calls`), answers. The sandboxed worker imports this file, so it imports little.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ _FORMS = "return a number, (score, query, response), or a mapping with 'score'"
 logger = logging.getLogger("reward_kit.reward_agent")
 
 
-def spec_of(given: Any) -> RewardSpec:
+def build_spec(given: Any) -> RewardSpec:
     """Return the spec of a reward in any of its forms: `@reward_function`, a plain function, or a `compute_score`."""
     if isinstance(given, type):
         if hasattr(given, "score"):
             return reward_spec(given)
         if hasattr(given, "compute_score"):
             return _class_spec(given)
-        if near := _misspelt(given, "compute_score"):
+        if near := _misspelled_method(given, "compute_score"):
             raise ConfigError(f"{given.__name__} has a method {near!r}; the one that is called is 'compute_score'")
         return reward_spec(given)
     if callable(given) and not hasattr(given, "__reward_spec__"):
@@ -84,7 +84,7 @@ def _function_spec(function: Callable[..., Any]) -> RewardSpec:
     call = calls.all if form.is_batch else calls.one
 
     def score(**values: Any) -> Any:
-        return call(values) if form.is_async else _without_waiting(call(values))
+        return call(values) if form.is_async else _run_sync(call(values))
 
     score.__name__, score.__module__ = form.id, code.__module__
     score.__annotations__ = dict(form.hints)
@@ -105,7 +105,7 @@ def _class_spec(kind: type) -> RewardSpec:
             )
     post = getattr(kind, post_name, None)
     if not hasattr(kind, post_name):
-        if near := _misspelt(kind, post_name):
+        if near := _misspelled_method(kind, post_name):
             raise ConfigError(f"{name} has an unused method {near!r}; did you mean {post_name!r}?")
     elif not callable(post):
         raise ConfigError(f"{name}.{post_name} is {type_name(post)}; write def {post_name}(self, scores)")
@@ -138,7 +138,7 @@ def _adapted_class(kind: type, form: ScoreForm, method: str) -> type:
 
     def score(self: Any, **values: Any) -> Any:
         result = getattr(self.calls, method)(values)
-        return result if form.is_async else _without_waiting(result)
+        return result if form.is_async else _run_sync(result)
 
     def forwarded(name: str) -> Callable[[Any], Any]:
         return lambda self: getattr(self.user, name)()
@@ -155,7 +155,7 @@ def _adapted_class(kind: type, form: ScoreForm, method: str) -> type:
     return type(kind.__name__, (), space)
 
 
-def _without_waiting(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def _run_sync(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Return the result of a coroutine of `Calls` for a synchronous reward; nothing in it waits."""
     try:
         coroutine.send(None)
@@ -188,7 +188,7 @@ def _nearly(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.85)), None)
 
 
-def _misspelt(kind: type, method: str) -> str | None:
+def _misspelled_method(kind: type, method: str) -> str | None:
     """Return a method of a class whose name is a typo of this one."""
     written = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
     return next((name for name in written if _nearly(name, (method,))), None)

@@ -11,7 +11,7 @@ from typing import Any
 
 from reward_kit.errors import ConfigError, Failure, RewardError, RewardKitError, boundary, did_you_mean, type_name
 from reward_kit.providers.request_queue import Rates, RetryPolicy
-from reward_kit.reward_agent.calling import Retries
+from reward_kit.reward_agent.call_scheduler import Retries
 from reward_kit.reward_agent.custom_rewards import NO_SCORE, Calls, failed, finished
 from reward_kit.reward_agent.in_process import InProcessScorer
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
@@ -107,7 +107,7 @@ class GroupScorer(CustomScorer):
         return scored
 
 
-def scorer_here(spec: RewardSpec, deadline_s: float | None = None, **options: int) -> InProcessScorer:
+def in_process_scorer(spec: RewardSpec, deadline_s: float | None = None, **options: int) -> InProcessScorer:
     """Return the scorer of a reward in this process; see `InProcessScorer` for the options."""
     if hasattr(spec.function, "each"):
         return GroupScorer(spec, deadline_s, **options)

@@ -41,8 +41,8 @@ from reward_kit.models import EvaluateResult
 from reward_kit.providers.faults import TransientError, UnreachableError, excerpt, status_error
 from reward_kit.providers.keys import check_allowed, read_dotenv
 from reward_kit.providers.request_queue import RetryPolicy, with_retries
-from reward_kit.reward_agent.confined import state_record, steps_record
-from reward_kit.reward_agent.scoring import Scored, ScoringRequest, failure_of, scored_together
+from reward_kit.reward_agent.sandboxed import state_record, steps_record
+from reward_kit.reward_agent.scoring import Scored, ScoringRequest, failure_from_error, score_unbroken
 from reward_kit.safe_input import REWARD_ANSWER_BYTES, TooLargeError, parse_json, read_body
 from reward_kit.typed_interface import Mode, Origin
 from reward_kit.validation import check_number, describe_validation_error
@@ -150,7 +150,7 @@ def key_for(url: str, api_key: str | None = None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RequestOptions:
     """Timeouts and attempts of requests to a reward server.
 
     Attributes:
@@ -177,15 +177,15 @@ class Patience:
 class RewardEndpoint:
     """One reward's address, requested over kept-alive connections; the key is shown in no message."""
 
-    def __init__(self, url: str, key: str, patience: Patience) -> None:
+    def __init__(self, url: str, key: str, request_options: RequestOptions) -> None:
         self.url = url
-        self._key, self._patience = key, patience
+        self._key, self._options = key, request_options
         self._jitter = random.Random()
         self._session: aiohttp.ClientSession | None = None
 
-    def another(self) -> RewardEndpoint:
+    def clone(self) -> RewardEndpoint:
         """Return one with connections of its own."""
-        return RewardEndpoint(self.url, self._key, self._patience)
+        return RewardEndpoint(self.url, self._key, self._options)
 
     async def __aenter__(self) -> Self:
         import aiohttp
@@ -194,9 +194,7 @@ class RewardEndpoint:
             # The reward agent decides how many are in flight.
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300),
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(
-                total=self._patience.timeout_s, sock_connect=self._patience.connect_timeout_s
-            ),
+            timeout=aiohttp.ClientTimeout(total=self._options.timeout_s, sock_connect=self._options.connect_timeout_s),
             # Compressed, a small answer could expand to any size.
             headers={"Authorization": f"Bearer {self._key}", "Accept-Encoding": "identity", "User-Agent": "reward-kit"},
             auto_decompress=False,
@@ -222,7 +220,7 @@ class RewardEndpoint:
             ProviderError: it cannot be reached, is overloaded or answers something else, after all attempts.
             DeadlineError: it did not answer in time.
         """
-        value, _ = await with_retries(lambda: self._attempt(action, body), self._patience.policy, self._jitter)
+        value, _ = await with_retries(lambda: self._attempt(action, body), self._options.policy, self._jitter)
         return value
 
     async def _attempt(self, action: str, body: bytes | None) -> Any:
@@ -239,9 +237,9 @@ class RewardEndpoint:
         except TooLargeError as error:
             raise ProviderError(f"{url}: the answer has more than {error}, which is the limit") from None
         except aiohttp.ConnectionTimeoutError as error:
-            raise UnreachableError(f"{url}: no connection within {self._patience.connect_timeout_s:g} s") from error
+            raise UnreachableError(f"{url}: no connection within {self._options.connect_timeout_s:g} s") from error
         except TimeoutError as error:
-            raise DeadlineError(f"{url} did not answer within timeout_s={self._patience.timeout_s:g}") from error
+            raise DeadlineError(f"{url} did not answer within timeout_s={self._options.timeout_s:g}") from error
         except (aiohttp.InvalidURL, aiohttp.ClientSSLError) as error:
             raise ProviderError(f"{url} cannot be talked to: {self._excerpt(error)}") from error
         except aiohttp.ClientConnectorError as error:
@@ -271,14 +269,14 @@ class RewardEndpoint:
 class RemoteReward:
     """One reward of a reward server: its description, and the scorer that calls it; see `scoring.Reward`.
 
-    Make it with `RemoteReward.at` or `load_reward`. The reward agent opens it as an async context manager.
+    Make it with `RemoteReward.connect` or `load_reward`. The reward agent opens it as an async context manager.
     """
 
     def __init__(
-        self, url: str, about: AboutBody, *, api_key: str | None = None, patience: Patience | None = None
+        self, url: str, about: AboutBody, *, api_key: str | None = None, request_options: RequestOptions | None = None
     ) -> None:
         self.url, self.about = checked_address(url), about
-        self._endpoint = RewardEndpoint(self.url, key_for(self.url, api_key), patience or Patience())
+        self._endpoint = RewardEndpoint(self.url, key_for(self.url, api_key), request_options or RequestOptions())
         self._deadline_s: float | None = None
         self.id, self.mode, self.digest = about.id, about.mode, about.digest
         self.parameters = None if about.parameters is None else frozenset(about.parameters)
@@ -290,7 +288,9 @@ class RemoteReward:
         self.options: Mapping[str, Any] = {}
 
     @classmethod
-    async def at(cls, url: str, *, api_key: str | None = None, patience: Patience | None = None) -> Self:
+    async def connect(
+        cls, url: str, *, api_key: str | None = None, request_options: RequestOptions | None = None
+    ) -> Self:
         """Return the reward at an address, once the server has described it.
 
         Args:
@@ -304,21 +304,21 @@ class RemoteReward:
             DeadlineError: it does not answer.
         """
         url = checked_address(url)
-        async with RewardEndpoint(url, key_for(url, api_key), patience or Patience()) as endpoint:
+        async with RewardEndpoint(url, key_for(url, api_key), request_options or RequestOptions()) as endpoint:
             description = await endpoint.request()
         try:
             about = AboutBody.model_validate(description, strict=True)
         except pydantic.ValidationError as error:
             problems = "; ".join(describe_validation_error(error)[:3])
             raise ProviderError(f"{url} is not a reward of a reward server: {problems}") from None
-        return cls(url, about, api_key=api_key, patience=patience)
+        return cls(url, about, api_key=api_key, request_options=request_options)
 
     def scorer(self, deadline_s: float | None = None) -> RemoteReward:
         """Return another one that can be opened beside this; beyond `deadline_s`, a call is unscored as a timeout."""
         if deadline_s is not None:
             check_number("deadline_s", deadline_s)
         other = copy.copy(self)
-        other._endpoint, other._deadline_s = self._endpoint.another(), deadline_s
+        other._endpoint, other._deadline_s = self._endpoint.clone(), deadline_s
         return other
 
     async def __aenter__(self) -> Self:
@@ -336,9 +336,9 @@ class RemoteReward:
         return (await self._scored([request], "score"))[0]
 
     async def score_group(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        return await scored_together(requests, self._score_whole)
+        return await score_unbroken(requests, self._score_complete)
 
-    async def _score_whole(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
+    async def _score_complete(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
         # A group that is too large for the server is refused there; requests of a pointwise reward can be split.
         size = len(requests) if self.mode == "batch" else self.about.max_batch
         parts = [requests[start : start + size] for start in range(0, len(requests), size)]
@@ -348,7 +348,7 @@ class RemoteReward:
         began = time.perf_counter()
         try:
             with boundary(RewardError, f"reward {self.id!r} at {self.url}"):
-                rollouts = [rollout_of(request, self.parameters) for request in requests]
+                rollouts = [encode_rollout(request, self.parameters) for request in requests]
                 body = rollouts[0] if action == "score" else {"rollouts": rollouts}
                 sent = json.dumps({**body, "codec": "typed"}, allow_nan=False, separators=(",", ":")).encode("ascii")
                 try:
@@ -360,7 +360,7 @@ class RemoteReward:
                     ) from None
                 return self._read(answer, requests, action, time.perf_counter() - began)
         except RewardKitError as error:
-            failure, asked_s = failure_of(error)
+            failure, asked_s = failure_from_error(error)
             duration_s = time.perf_counter() - began
         logger.info("%d episodes cannot be scored: %s", len(requests), failure.message)
         return [Scored(one.rollout_id, None, failure, duration_s, retry_after_s=asked_s) for one in requests]
@@ -392,7 +392,7 @@ class RemoteReward:
         raise ProviderError(f"{self.url} answered something that is not a score: {problem}")
 
 
-def rollout_of(request: ScoringRequest, wanted: frozenset[str] | None) -> dict[str, Any]:
+def encode_rollout(request: ScoringRequest, wanted: frozenset[str] | None) -> dict[str, Any]:
     """Return the values of a rollout that the reward names, coded."""
     names = request.names(wanted) | _ALWAYS
     values: dict[str, Any] = {
@@ -412,7 +412,7 @@ def rollout_of(request: ScoringRequest, wanted: frozenset[str] | None) -> dict[s
     return values
 
 
-def notes_on(reward: RemoteReward) -> tuple[str, ...]:
+def reward_notes(reward: RemoteReward) -> tuple[str, ...]:
     """Return lines for the user."""
     address = urlsplit(reward.url)
     if address.scheme != "http" or address.hostname in _LOOPBACK:

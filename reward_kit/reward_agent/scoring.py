@@ -60,7 +60,7 @@ class ScoringRequest:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, episode: SingleAgentEpisode, task: TaskDefinitionModel | None = None) -> ScoringRequest:
+    def from_episode(cls, episode: SingleAgentEpisode, task: TaskDefinitionModel | None = None) -> ScoringRequest:
         """Return the request for an episode."""
         facts = get_facts(episode)
         stored, broke = facts.get("final_state"), facts.get("failure")
@@ -234,7 +234,7 @@ def check_truth(reward: Reward, truths: Iterable[Any], fields: Iterable[str], wh
         raise ConfigError(f"{message} (their fields: {', '.join(known) or 'none'})")
 
 
-def failure_of(error: RewardKitError) -> tuple[Failure, float | None]:
+def failure_from_error(error: RewardKitError) -> tuple[Failure, float | None]:
     """Return the failure of a call, and the Retry-After of the endpoint behind it."""
     failure, trouble = Failure.from_exception(error), find_transient_failure(error)
     if trouble is None:
@@ -244,20 +244,20 @@ def failure_of(error: RewardKitError) -> tuple[Failure, float | None]:
     return failure, trouble.retry_after_s
 
 
-async def scored_together(
+async def score_unbroken(
     requests: Sequence[ScoringRequest],
-    score_whole: Callable[[Sequence[ScoringRequest]], Awaitable[Sequence[Scored]]],
+    score_complete: Callable[[Sequence[ScoringRequest]], Awaitable[Sequence[Scored]]],
 ) -> list[Scored]:
     """Score a group without its broken rollouts; their failures are their results."""
     whole = [request for request in requests if request.failure is None]
-    scored = iter(await score_whole(whole) if whole else ())
+    scored = iter(await score_complete(whole) if whole else ())
     return [
         next(scored) if request.failure is None else Scored(request.rollout_id, None, request.failure)
         for request in requests
     ]
 
 
-def error_of(id: str, result: EvaluateResult, steps: int) -> RewardKitError | None:
+def result_error(id: str, result: EvaluateResult, steps: int) -> RewardKitError | None:
     """Return why a result leaves its rollout unscored: by its own fields, or since a step output names a wrong step."""
     try:
         if result.step_outputs:

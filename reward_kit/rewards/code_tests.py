@@ -17,7 +17,7 @@ a small interpreter of Python's expressions that knows constants, comparisons, a
 meets nothing but plain data. Unknown expressions are refused, since the only other way would be to run the assertion
 beside the code that it tests, where that code can read it.
 
-Answers are JSON of the form of `code_inside.encode`, and their author may be hostile.
+Answers are JSON of the form of `program_runner.encode`, and their author may be hostile.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from typing import Any, Literal, NamedTuple
 
 from reward_kit.display_text import truncate
 from reward_kit.errors import RewardError, did_you_mean, type_name
-from reward_kit.rewards.code_inside import decode, encode
 from reward_kit.rewards.option_types import is_close
+from reward_kit.rewards.program_runner import decode, encode
 
 Stdout = Literal["lines", "tokens", "exact"]
 """Outputs without blanks at the ends of lines and of all; word by word; or exactly."""

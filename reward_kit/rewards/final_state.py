@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple
 from reward_kit.environments.snapshots import CompositeState, FilesState, SqliteState
 from reward_kit.errors import ConfigError, EnvironmentFailure, RewardError, did_you_mean, type_name
 from reward_kit.models import EvaluateResult, Message, MetricResult
-from reward_kit.rewards.json_answers import Comparing, as_json, difference, in_short, read_json
+from reward_kit.rewards.json_answers import ComparisonRules, abbreviate, as_json, difference, read_json
 from reward_kit.rewards.option_types import Closeness, check_closeness
 from reward_kit.rewards.replies import excerpt, quoted, require_truth
 from reward_kit.rewards.sql import QueryResult, row_key, same_rows
@@ -79,7 +79,7 @@ def final_state_matches(
         expected = expected if isinstance(state, SqliteState | CompositeState) else as_json(expected)
     except ValueError as error:
         raise RewardError(f"final_state_matches: the ground_truth cannot be read: {error}") from None
-    findings = list(_compare(expected, state, Checking("equal", tolerance, ordered, globs, texts), match))
+    findings = list(_compare(expected, state, StateRules("equal", tolerance, ordered, globs, texts), match))
     if not findings:
         raise RewardError("final_state_matches: the ground_truth names nothing to compare")
     wrong = [finding for finding in findings if finding.problem]
@@ -95,7 +95,7 @@ def final_state_matches(
     return EvaluateResult(score=score, reason=reason, metrics=metrics)
 
 
-def _compare(expected: Any, state: Any, how: Checking, match: Match | dict[str, Match]) -> Iterator[StateMismatch]:
+def _compare(expected: Any, state: Any, how: StateRules, match: Match | dict[str, Match]) -> Iterator[StateMismatch]:
     if isinstance(state, CompositeState):
         if not isinstance(expected, Mapping):
             raise RewardError(
@@ -134,7 +134,7 @@ _AUTHORS_MISTAKE: Final = re.compile(r'.{,30}state: (?:near "|incomplete input|u
 _QUERY: Final = re.compile(r"\s*(?:\(|--|/\*|(?:select|with|values)\b\s*\S)", re.IGNORECASE | re.DOTALL)
 
 
-class Checking(NamedTuple):
+class StateRules(NamedTuple):
     """The rules of comparing states; see `final_state_matches`."""
 
     match: Match = "equal"
@@ -151,14 +151,14 @@ class StateMismatch(NamedTuple):
     problem: str
 
 
-def _compare_json(expected: Any, state: Any, how: Checking) -> Iterator[StateMismatch]:
+def _compare_json(expected: Any, state: Any, how: StateRules) -> Iterator[StateMismatch]:
     """Compare a JSON state as a whole, or the values at JSON pointers (RFC 6901)."""
     try:
         as_json(state)
     except ValueError as error:
         yield StateMismatch("state", f"the state cannot be compared: {error}")
         return
-    comparing = Comparing(how.tolerance, subset=how.match == "subset")
+    comparing = ComparisonRules(how.tolerance, subset=how.match == "subset")
     if how.match != "paths":
         yield StateMismatch("state", difference(expected, state, comparing).removeprefix(": ").lstrip())
         return
@@ -166,11 +166,13 @@ def _compare_json(expected: Any, state: Any, how: Checking) -> Iterator[StateMis
         raise RewardError('final_state_matches: with match="paths" the ground_truth is {"/a/0/b": value}')
     for pointer, value in expected.items():
         is_there, at_pointer = _follow(state, pointer)
-        problem = difference(value, at_pointer, comparing) if is_there else f": {in_short(value)} is expected, missing"
+        problem = (
+            difference(value, at_pointer, comparing) if is_there else f": {abbreviate(value)} is expected, missing"
+        )
         yield StateMismatch(pointer, problem.removeprefix(": ").lstrip())
 
 
-def _compare_files(expected: Any, state: FilesState, how: Checking) -> Iterator[StateMismatch]:
+def _compare_files(expected: Any, state: FilesState, how: StateRules) -> Iterator[StateMismatch]:
     """Compare files by path or pattern, and under "equal" find those that are not expected."""
     if not isinstance(expected, Mapping):
         raise RewardError(f"final_state_matches: files are expected as {{path: text}}, not as {type_name(expected)}")
@@ -206,7 +208,7 @@ def _follow(value: Any, pointer: str) -> tuple[bool, Any]:
     return True, value
 
 
-def _file_problem(expected: Any, files: Mapping[str, str | bytes], how: Checking) -> str:
+def _file_problem(expected: Any, files: Mapping[str, str | bytes], how: StateRules) -> str:
     if expected is None:
         return f"{quoted(next(iter(files)))} is there, and no such file is expected" if files else ""
     if not files:
@@ -261,7 +263,7 @@ def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
     return len(path) in reached
 
 
-def _rows_problem(source: str, rows: Any, state: SqliteState, how: Checking) -> str:
+def _rows_problem(source: str, rows: Any, state: SqliteState, how: StateRules) -> str:
     wanted, columns = _wanted_rows(source, rows)
 
     def backticked(name: str) -> str:  # in double quotes SQLite takes an unknown name for a text
@@ -313,5 +315,5 @@ def _wanted_rows(source: str, rows: Any) -> tuple[list[tuple[Any, ...]], list[st
 
 
 def _shown_row(row: Sequence[Any]) -> str:
-    cells = [in_short(cell) if not isinstance(cell, bytes) else f"{len(cell)} bytes" for cell in row[:6]]
+    cells = [abbreviate(cell) if not isinstance(cell, bytes) else f"{len(cell)} bytes" for cell in row[:6]]
     return f"({', '.join(cells)}{', …' if len(row) > 6 else ''})"

@@ -34,7 +34,7 @@ from reward_kit.providers.chat import ChatEndpoint
 from reward_kit.providers.prices import load_prices
 from reward_kit.providers.request_queue import Rates, RetryPolicy
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession, endpoint_for
-from reward_kit.rewards.judge_questions import Question, UnreadableVerdict, schema_of
+from reward_kit.rewards.judge_prompts import Question, UnreadableVerdict, form_schema
 from reward_kit.safe_input import complete_lines
 from reward_kit.validation import describe_validation_error
 
@@ -402,7 +402,7 @@ class JudgeClient:
         request: dict[str, Any] = {"model": self._model, "messages": messages, **options.extra_body}
         request.update({name: value for name, value in given.items() if value is not None})
         if options.answer_form in ("auto", "json_schema"):
-            schema = {"name": question.name, "strict": True, "schema": schema_of(question.whole_form)}
+            schema = {"name": question.name, "strict": True, "schema": form_schema(question.whole_form)}
             request["response_format"] = {"type": "json_schema", "json_schema": schema}
         elif options.answer_form == "json_object":
             request["response_format"] = {"type": "json_object"}

@@ -20,9 +20,9 @@ from reward_kit.errors import ConfigError
 from reward_kit.loading import split_reference, user_module_name
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.private_files import make_private_folder
-from reward_kit.reward_agent.confined import ConfinedReward
+from reward_kit.reward_agent.sandboxed import SandboxedReward
 from reward_kit.reward_agent.scoring import Reward
-from reward_kit.reward_agent.sources import sources_of, user_roots
+from reward_kit.reward_agent.sources import collect_sources, user_roots
 from reward_kit.reward_calls import REFERENCE
 from reward_kit.runs.files import wrap_os_errors, write_atomically
 from reward_kit.runs.run_folder import RunFolder
@@ -79,7 +79,7 @@ def own_modules(file: Path, module: str) -> tuple[Path, ...]:
     if module.partition(".")[0] == "reward_kit":
         return ()
     try:
-        found = sources_of(file, module, [file.parent, *user_roots()])
+        found = collect_sources(file, module, [file.parent, *user_roots()])
     except ConfigError:  # a module that cannot be sent as text; here it is only known by its content
         return (file,)
     return tuple(sorted({Path(one.filename) for one in found.modules.values() if one.text is not None}))
@@ -87,7 +87,7 @@ def own_modules(file: Path, module: str) -> tuple[Path, ...]:
 
 def reward_files(reward: Reward) -> tuple[Path, ...]:
     """Return the files that decide the scores of a reward: its own, and those that it may read on this machine."""
-    if isinstance(reward, ConfinedReward):
+    if isinstance(reward, SandboxedReward):
         return reward.files
     if isinstance(reward, RewardSpec) and reward.origin is not None:
         return own_modules(reward.origin.file, reward.function.__module__)

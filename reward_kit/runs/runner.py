@@ -42,7 +42,7 @@ from reward_kit.errors import PolicyError, RewardKitError, StoreError, boundary
 from reward_kit.processes import LOG_FOLDER
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.reward_agent.agent import AsyncRewardAgent
-from reward_kit.reward_agent.levels import scorer_of
+from reward_kit.reward_agent.loading import make_scorer
 from reward_kit.reward_agent.scoring import Reward, Scored, Scorer, ScoringRequest
 from reward_kit.reward_agent.stats import AgentStats
 from reward_kit.reward_agent.tickets import Ticket
@@ -98,7 +98,7 @@ class LocalEngine:
 
     def scorer(self, reward: Reward, deadline_s: float | None) -> Scorer:
         """Return the scorer of this process."""
-        return scorer_of(reward, deadline_s)
+        return make_scorer(reward, deadline_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -547,7 +547,7 @@ class Run:
     # Bookkeeping
 
     def _request(self, episode: SingleAgentEpisode) -> ScoringRequest:
-        return ScoringRequest.of(episode, self._plan.definition)
+        return ScoringRequest.from_episode(episode, self._plan.definition)
 
     def _stored_request(self, offset: int) -> ScoringRequest:
         return self._request(episode_at(self._store.path, offset))

@@ -24,7 +24,7 @@ from reward_kit.episodes.json_codec import to_json_value
 from reward_kit.errors import ConfigError, EpisodeError, RewardKitError, type_name
 from reward_kit.loading import load_object
 from reward_kit.models import TaskDefinitionModel
-from reward_kit.reward_agent.levels import reward_here
+from reward_kit.reward_agent.loading import load_in_process
 from reward_kit.typed_interface import RewardSpec
 
 
@@ -109,7 +109,7 @@ class TaskObjects:
 
 def live_reward(reward: Any, definition: TaskDefinitionModel) -> tuple[RewardSpec, str]:
     """Return a reward that is a Python object, ready to be called here, and a note on its confinement."""
-    spec = reward_here(reward, definition.reward_options)
+    spec = load_in_process(reward, definition.reward_options)
     sandbox = definition.sandbox
     asked = next((key for key in sandbox.model_fields_set if getattr(sandbox, key) not in (None, "in_process")), None)
     setting = f"sandbox.{asked}" if asked is not None else f"@reward_function(sandbox={spec.sandbox!r})"

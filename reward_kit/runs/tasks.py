@@ -26,7 +26,7 @@ from reward_kit.loading import load_module, load_object
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.providers.keys import NO_KEY
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, key_variable_for
-from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice, load_reward
+from reward_kit.reward_agent.loading import LoadedReward, SandboxChoice, load_reward
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.runs.datasets import check_dataset, read_samples
 from reward_kit.runs.inputs import TASK_FILE, find_inputs, hash_path

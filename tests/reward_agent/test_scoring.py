@@ -257,12 +257,12 @@ class TestRequestOfAnEpisode:
             assert (goal_description, evaluation_criteria["final_state_query"]) == ("win", "q")
             return {"score": 1.0}
 
-        scored = await score_one(reward_spec(reward), ScoringRequest.of(episode, task))
+        scored = await score_one(reward_spec(reward), ScoringRequest.from_episode(episode, task))
         assert (scored.failure, scored.score, scored.rollout_id) == (None, 1.0, episode.id_)
 
     async def test_an_environment_that_gave_no_reward_has_no_return(self):
-        assert ScoringRequest.of(await episode_of(call("cut"))).environment_return is None
-        assert ScoringRequest.of(await episode_of(call(by=0), call("cut"))).environment_return == 0.0
+        assert ScoringRequest.from_episode(await episode_of(call("cut"))).environment_return is None
+        assert ScoringRequest.from_episode(await episode_of(call(by=0), call("cut"))).environment_return == 0.0
 
     async def test_a_database_is_open_while_the_reward_runs_and_closed_after(self):
         import sqlite3

@@ -13,7 +13,7 @@ import pytest
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import Message
 from reward_kit.reward_agent.in_process import InProcessScorer
-from reward_kit.reward_agent.levels import SandboxChoice, load_reward
+from reward_kit.reward_agent.loading import SandboxChoice, load_reward
 from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.reward_calls import with_options
 from reward_kit.rewards.code import LANGUAGES, CodeSandboxes, missing_tool, program_code, python_code

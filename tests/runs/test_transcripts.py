@@ -65,7 +65,7 @@ class TestSteps:
 
     def test_nobody_rewarded_them_and_that_is_not_zero(self, tmp_path: Path) -> None:
         (episode,) = read(tmp_path, {"messages": [USER, ANSWER]})
-        assert ScoringRequest.of(episode).environment_return is None
+        assert ScoringRequest.from_episode(episode).environment_return is None
 
 
 class TestIdentity:

@@ -47,7 +47,7 @@ from reward_kit.integrations.ray.cluster import ClusterError, ray_module
 from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.providers.session import ProviderSession
-from reward_kit.reward_agent.calling import CallTurn
+from reward_kit.reward_agent.call_scheduler import CallTurn
 
 _CLOSE_SECONDS = 10.0
 _MOST_LOSSES = 4  # an episode that kills its process would do so for ever

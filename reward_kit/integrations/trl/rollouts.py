@@ -29,8 +29,8 @@ from reward_kit.errors import ConfigError, did_you_mean, type_name
 from reward_kit.integrations.trl.rows import RowOutcome, Segments, rollout_output
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.agent import AsyncRewardAgent
-from reward_kit.reward_agent.custom_rewards import spec_of
-from reward_kit.reward_agent.levels import scorer_of
+from reward_kit.reward_agent.custom_rewards import build_spec
+from reward_kit.reward_agent.loading import make_scorer
 from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest
 from reward_kit.reward_agent.tickets import Ticket
 from reward_kit.rl.trainer import TrainablePolicy, trainable
@@ -90,7 +90,7 @@ def as_rollout_func(
     loaded = load_task(Path(task)) if isinstance(task, str | Path) else task
     definition = loaded.definition if isinstance(loaded, LoadedTask) else loaded
     trainable(policy)
-    scored_by: Reward | None = spec_of(reward) if reward is not None else getattr(loaded, "reward", None)
+    scored_by: Reward | None = build_spec(reward) if reward is not None else getattr(loaded, "reward", None)
     if credit is None and definition.credit is not None:
         credit = make_assigner(definition.credit)
     if credit is not None and scored_by is None:
@@ -101,7 +101,7 @@ def as_rollout_func(
     scoring = None
     if scored_by is not None:
         scoring = AsyncRewardAgent(
-            scorer_of(scored_by, definition.limits.reward_time_s), max_concurrency=reward_concurrency
+            make_scorer(scored_by, definition.limits.reward_time_s), max_concurrency=reward_concurrency
         )
     acting = LockstepBarrier(policy) if getattr(policy, "lockstep", False) else policy
     tools, user = (loaded.tools, make_user(loaded)) if isinstance(loaded, LoadedTask) else (None, None)
@@ -220,7 +220,7 @@ class Rollouts:
 
         async def submit(group: int, episodes: list[SingleAgentEpisode]) -> None:
             if agent is not None:
-                requests = [ScoringRequest.of(episode, worker.task_definition) for episode in episodes]
+                requests = [ScoringRequest.from_episode(episode, worker.task_definition) for episode in episodes]
                 tickets[group] = await agent.submit(requests, size)
 
         groups = await Collector(size, self._limit).collect(worker, seeded, submit)

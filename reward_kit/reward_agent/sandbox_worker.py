@@ -24,7 +24,7 @@ from typing import Any
 from reward_kit.errors import ConfigError, Failure, RewardError, RewardKitError, boundary
 from reward_kit.loading import get_attribute, import_user_code, split_reference, user_module_name
 from reward_kit.models import EvaluateResult, Message
-from reward_kit.reward_agent.custom_rewards import spec_of
+from reward_kit.reward_agent.custom_rewards import build_spec
 from reward_kit.reward_calls import OpenReward, fix_options, needs_host
 from reward_kit.sandbox import harness
 from reward_kit.typed_interface import RewardSpec, reward_spec
@@ -59,7 +59,7 @@ class _Texts(MetaPathFinder, Loader):
         exec(compile(text, filename, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - what this is for
 
 
-class ConfinedCalls:
+class WorkerCalls:
     """One reward, loaded from text, and the calls of it.
 
     `modules` has [file name, text, is a package] by name, of the reward's file and of the user's modules it imports.
@@ -75,7 +75,7 @@ class ConfinedCalls:
         self._runner: asyncio.Runner | None = None
         self._spec: RewardSpec | None = None
 
-    def prepare(self) -> ConfinedCalls:
+    def prepare(self) -> WorkerCalls:
         """Load and open everything before the first call; each call reports a failure."""
         # The output of the import was shown when it was described, and belongs to no call.
         silent = io.StringIO()
@@ -176,7 +176,7 @@ class ConfinedCalls:
 
     def _load(self) -> RewardSpec:
         if self._spec is None:
-            self._spec = fix_options(spec_of(self._object(self._reference)), self._options)
+            self._spec = fix_options(build_spec(self._object(self._reference)), self._options)
         return self._spec
 
     def _object(self, reference: str) -> Any:
