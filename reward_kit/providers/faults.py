@@ -127,7 +127,7 @@ def error_in_body(error: Any, where: str, secrets: Iterable[str] = ()) -> Provid
     """Return the error for a success status whose body is `{"error": …}`, as routers answer once they have begun."""
     code = error.get("code") if isinstance(error, Mapping) else None
     text = excerpt(_text_of(error), secrets, _PROVIDER_TEXT_CHARS)
-    message = f"{where} answered with an error in place of a completion: {text}"
+    message = f"{where} answered with an error instead of a completion: {text}"
     is_transient = isinstance(code, int) and code in RETRIED_STATUSES
     return TransientError(message, status=code) if is_transient else ProviderError(message)
 

@@ -145,7 +145,7 @@ def key_for(url: str, api_key: str | None = None) -> str:
     if not key:
         raise ConfigError(f"no key for {url}: set {KEY_VARIABLE} in the environment or in a .env file")
     if not (key.isascii() and key.isprintable() and " " not in key):
-        raise ConfigError(f"the key for {url} ({KEY_VARIABLE}) contains characters that an HTTP header cannot carry")
+        raise ConfigError(f"the key for {url} ({KEY_VARIABLE}) contains characters that are invalid in an HTTP header")
     return key
 
 

@@ -56,5 +56,5 @@ async def test_where_the_cost_is_unknown_a_limit_on_it_is_not_kept_silently(of_t
     limits = {"run_limits" if of_the_run else "limits": {"cost": 1.0}}
     task = task_of(**limits, initial_user_prompt="x")
     episode = await RLRolloutWorker(task, Metered(), budget=RunBudget(task.run_limits)).collect_episode()
-    assert reason(episode) == "error" and "limit on cost cannot be kept" in failure(episode)["message"]
+    assert reason(episode) == "error" and "cost limit cannot be enforced" in failure(episode)["message"]
     assert reason(await RLRolloutWorker(task_of(initial_user_prompt="x"), Metered()).collect_episode()) == "answered"

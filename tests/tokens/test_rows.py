@@ -185,7 +185,7 @@ def test_options_that_cannot_be() -> None:
         build_rows([LONG], pad_token_id=PAD, per="turn")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="1 episodes need 1 scores; got 2"):
         build_rows([LONG], pad_token_id=PAD, scores=[1.0, 2.0])
-    with pytest.raises(ConfigError, match=r"use default_pipeline\(per\)"):
+    with pytest.raises(ConfigError, match=r"pipeline=default_pipeline\(per\)"):
         build_rows([LONG], pad_token_id=PAD, per="action", pipeline=default_pipeline())
 
 
