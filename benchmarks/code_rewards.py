@@ -162,7 +162,7 @@ HOSTILE = {
         "import json, _json\n_json.make_encoder = lambda *a: lambda *b: ['{\"value\": -77}']\ndef f(a): return object()"
     ),
     "replaces the harness": (
-        "from reward_kit.rewards import code_inside as inside\ninside.encode = lambda *a: ['other', 'x']\n"
+        "from reward_kit.rewards import program_runner as inside\ninside.encode = lambda *a: ['other', 'x']\n"
         "def f(a): return -77"
     ),
     "writes a frame": (

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from reward_kit.models import Message
 from reward_kit.reward_agent import AsyncRewardAgent, ScoringRequest
-from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
+from reward_kit.reward_agent.loading import SandboxChoice, load_reward, make_scorer
 from reward_kit.reward_agent.remote import RemoteReward
 
 KEY = "the-key-of-the-benchmark"
@@ -94,10 +94,10 @@ async def measure(folder, address, pid, count, repeats):
             url = f"{address}/v1/rewards/{name}"
 
             async def local(reward=reward):
-                return scorer_of(reward)
+                return make_scorer(reward)
 
             async def remote(url=url):
-                return await RemoteReward.at(url, api_key=KEY)
+                return await RemoteReward.connect(url, api_key=KEY)
 
             here, there = [await best(make, some, size, width, pid, repeats) for make in (local, remote)]
             each = [f"{1000 * one / len(some):.2f}" for one in (here.client_s, there.client_s, there.server_s)]

@@ -22,7 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from reward_kit.agent import StepData, steps_of
+from reward_kit.agent import StepData, episode_steps
 from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.tokens import build_rows, micro_batches, pack_rows, row_columns
 
@@ -54,7 +54,7 @@ def credited(episode: SingleAgentEpisode) -> list[StepData]:
     update = [
         {name: rng.gauss(0, 1) for name in ("advantage", "return_to_go", "base_reward")} for _ in range(len(episode))
     ]
-    return [step.model_copy(update=values) for step, values in zip(steps_of(episode), update, strict=True)]
+    return [step.model_copy(update=values) for step, values in zip(episode_steps(episode), update, strict=True)]
 
 
 def loop_rows(episodes: list[SingleAgentEpisode], steps: list[list[StepData]]) -> dict[str, np.ndarray]:

@@ -51,7 +51,7 @@ from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 from transformers.utils.logging import disable_progress_bar  # noqa: E402
 from trl_training import make_trainer, optimizer_step, own_logprobs, save_tokenizer  # noqa: E402
 
-from reward_kit.agent import steps_of  # noqa: E402
+from reward_kit.agent import episode_steps  # noqa: E402
 from reward_kit.episodes import SingleAgentEpisode  # noqa: E402
 from reward_kit.rl.learner.config import PPOConfig  # noqa: E402
 from reward_kit.rl.learner.sharding import Processes  # noqa: E402
@@ -101,7 +101,9 @@ def play(number, vocabulary):
 def rows_of(size, model):
     """Rows with made-up credit, just sampled by the model itself."""
     episodes, draw = [play(number, size.vocabulary) for number in range(size.episodes)], random.Random(0)
-    steps = [[step.model_copy(update={"advantage": draw.gauss(0, 1)}) for step in steps_of(one)] for one in episodes]
+    steps = [
+        [step.model_copy(update={"advantage": draw.gauss(0, 1)}) for step in episode_steps(one)] for one in episodes
+    ]
     rows = build_rows(episodes, steps, pad_token_id=0, padding="outer")
     rows.batch["logprobs"][:] = PPOLearner(model, PPOConfig()).logprobs(rows)
     return rows

@@ -1,4 +1,4 @@
-"""Agreement between two raters: kappa and correlations. Pure functions; NaN if one is not defined."""
+"""Agreement between two raters: kappa and correlations. Pure functions; NaN if undefined."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ Integers = npt.NDArray[np.int64]
 _LEAF = 128
 
 
-def cohens_kappa(one_N: Integers, other_N: Integers, levels: int, *, quadratic: bool = False) -> float:
+def cohens_kappa(a_N: Integers, b_N: Integers, levels: int, *, quadratic: bool = False) -> float:
     """Return the agreement beyond chance: 1 − Σ w_ij O_ij / Σ w_ij E_ij (Cohen 1960; weighted: Cohen 1968).
 
-    O is the observed table of the two raters, E that of independent ones with the same margins. w_ij is 1 off the
-    diagonal, and with `quadratic` (i − j)², so that a near miss weighs less than a far one. NaN if both used one and
-    the same category only.
+    O is the contingency table of the two raters, E the one expected of independent raters with the same margins. w_ij
+    is 1 off the diagonal, or (i − j)² if `quadratic`, so that near misses weigh less. NaN if both raters used only one
+    and the same category.
 
     Args:
-        one_N, other_N: each rater's categories, from 0 to `levels` − 1.
+        a_N, b_N: each rater's categories, from 0 to `levels` − 1.
         levels: the number of categories, used or not.
         quadratic: weigh by the squared distance.
     """
     observed = np.zeros((levels, levels))
-    np.add.at(observed, (one_N, other_N), 1.0)
-    expected = np.outer(observed.sum(axis=1), observed.sum(axis=0)) / max(len(one_N), 1)
-    apart = np.subtract.outer(np.arange(levels), np.arange(levels)).astype(np.float64)
-    weights = apart**2 if quadratic else (apart != 0).astype(np.float64)
+    np.add.at(observed, (a_N, b_N), 1.0)
+    expected = np.outer(observed.sum(axis=1), observed.sum(axis=0)) / max(len(b_N), 1)
+    distances = np.subtract.outer(np.arange(levels), np.arange(levels)).astype(np.float64)
+    weights = distances**2 if quadratic else (distances != 0).astype(np.float64)
     chance = float((weights * expected).sum())
     return math.nan if chance == 0 else 1.0 - float((weights * observed).sum()) / chance
 
@@ -68,8 +68,8 @@ def kendall_tau_b(x_N: Floats, y_N: Floats) -> float:
     x, y = x_N[order], y_N[order]
     pairs = n * (n - 1) // 2
     y_sorted = np.sort(y)
-    tied_x, tied_y = _pairs_of_runs(x[1:] == x[:-1]), _pairs_of_runs(y_sorted[1:] == y_sorted[:-1])
-    tied_both = _pairs_of_runs((x[1:] == x[:-1]) & (y[1:] == y[:-1]))
+    tied_x, tied_y = _count_tied_pairs(x[1:] == x[:-1]), _count_tied_pairs(y_sorted[1:] == y_sorted[:-1])
+    tied_both = _count_tied_pairs((x[1:] == x[:-1]) & (y[1:] == y[:-1]))
     balance = pairs - tied_x - tied_y + tied_both - 2 * inversions(y)
     tau = balance / math.sqrt(float(pairs - tied_x)) / math.sqrt(float(pairs - tied_y))
     return max(-1.0, min(1.0, tau))
@@ -89,7 +89,7 @@ def _is_constant(values_N: Floats) -> bool:
     return bool((values_N == values_N[0]).all())
 
 
-def _pairs_of_runs(equal: npt.NDArray[np.bool_]) -> int:
+def _count_tied_pairs(equal: npt.NDArray[np.bool_]) -> int:
     """Return the number of pairs within runs of equal neighbours."""
     group = np.concatenate(([0], np.cumsum(~equal)))
     sizes = np.bincount(group)

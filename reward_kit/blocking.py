@@ -21,7 +21,7 @@ _Result = TypeVar("_Result")
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run a coroutine to its end; in a thread of its own if this thread runs an event loop, as in a notebook."""
+    """Run a coroutine to completion; in a separate thread if this one runs an event loop, as in a notebook."""
     is_in_loop = False
     with contextlib.suppress(RuntimeError):
         asyncio.get_running_loop()
@@ -36,42 +36,42 @@ def run_blocking(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
 
 
 class LoopThread:
-    """An event loop in a daemon thread, for callers that have none and resources that outlive a call.
+    """An event loop in a daemon thread, for synchronous callers and resources that outlive a call.
 
-    A process forked from this one has no such thread: there, `run` raises and `close` does nothing.
+    In a forked process the thread does not exist: `run` raises and `close` does nothing.
 
     Args:
         name: of the thread.
-        held: entered when the thread starts and left when it is closed, both in one task, as task groups require. Every
-            coroutine sees the context variables that entering it sets, and those of the caller of `run`.
+        context: entered when the thread starts and exited on close, both in one task, as task groups require. Every
+            coroutine sees the context variables that it sets, and those of the caller of `run`.
     """
 
-    def __init__(self, name: str, held: AbstractAsyncContextManager[Any] | None = None) -> None:
+    def __init__(self, name: str, context: AbstractAsyncContextManager[Any] | None = None) -> None:
         self._name, self._pid = name, os.getpid()
-        self._lock = threading.Lock()  # of `_is_closed`: a coroutine is either cancelled by `close` or refused
+        self._lock = threading.Lock()  # guards `_is_closed`: a coroutine is either cancelled by `close` or rejected
         self._is_closed = False
         self._variables: dict[contextvars.ContextVar[Any], Any] = {}
         with ExitStack() as stack:
-            # Not `start_blocking_portal`: its generator stops the portal when it is collected, and in a forked process,
-            # which has no such thread, that would never end.
+            # Not `start_blocking_portal`: its generator stops the portal when it is collected, which would hang in a
+            # forked process, without the thread.
             ready: Future[BlockingPortal] = Future()
             thread = threading.Thread(target=anyio.run, args=(_serve, ready), name=name, daemon=True)
             thread.start()
             stack.callback(thread.join)
             self._portal = ready.result()
             stack.callback(self._portal.call, self._portal.stop, True)
-            if held is not None:
-                stack.enter_context(self._portal.wrap_async_context_manager(self._entered(held)))
+            if context is not None:
+                stack.enter_context(self._portal.wrap_async_context_manager(self._entered(context)))
             self._stack = stack.pop_all()
 
     def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        """Return the result of a coroutine; if the caller is interrupted, it is cancelled."""
+        """Return the result of a coroutine, which is cancelled if the caller is interrupted."""
         try:
             if self._pid != os.getpid():  # checked before the lock, which a fork may copy in any state
-                raise RewardKitError(f"{self._name}: its thread is in the process that this one was forked from")
+                raise RewardKitError(f"{self._name}: not available in a forked process; create a new one there")
             with self._lock:
                 if self._is_closed:
-                    raise RewardKitError(f"{self._name}: it was closed")
+                    raise RewardKitError(f"{self._name} is closed")
                 future: Future[_Result] = self._portal.start_task_soon(self._run, coroutine)
         except BaseException:
             coroutine.close()  # it will not be awaited
@@ -83,7 +83,7 @@ class LoopThread:
             raise
 
     def close(self, error: BaseException | None = None) -> None:
-        """Leave what is held, cancel what still runs, and end the thread. Only the first call has an effect."""
+        """Exit the context, cancel running coroutines, and end the thread. Only the first call has an effect."""
         if self._pid != os.getpid():
             return
         with self._lock:
@@ -96,11 +96,11 @@ class LoopThread:
             self._stack.__exit__(type(error), error, error.__traceback__)
 
     @contextlib.asynccontextmanager
-    async def _entered(self, held: AbstractAsyncContextManager[Any]) -> AsyncIterator[None]:
+    async def _entered(self, context: AbstractAsyncContextManager[Any]) -> AsyncIterator[None]:
         before = contextvars.copy_context()
-        async with held:
+        async with context:
             after = contextvars.copy_context()
-            self._variables = {each: value for each, value in after.items() if before.get(each, after) is not value}
+            self._variables = {var: value for var, value in after.items() if before.get(var, after) is not value}
             yield
 
     async def _run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:

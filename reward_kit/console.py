@@ -1,4 +1,4 @@
-"""A `rich` console for untrusted text: brackets are no markup, and control characters are escaped."""
+"""A `rich` console for untrusted text: brackets are not markup, and control characters are escaped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reward_kit.display_text import printable
 
 
 class SafeConsole(Console):
-    """Print texts and tables so that nothing in them acts on the terminal or is read as markup, link or emoji.
+    """Print text and tables without interpreting markup, links, emoji or control characters in them.
 
     Args:
         options: as `rich.console.Console` takes them.
@@ -22,6 +22,6 @@ class SafeConsole(Console):
         super().__init__(**{"highlight": False, "markup": False, "emoji": False, **options})
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """Return the segments of a renderable; those that move the cursor are our own and stay."""
+        """Return the segments of a renderable; control segments are our own and pass unchanged."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))

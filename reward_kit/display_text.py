@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# Control characters, what turns the direction of text around, and halves of surrogate pairs, which UTF-8 cannot hold.
-_UNSHOWN = re.compile(
+# Control characters, bidirectional overrides, and lone surrogates, which UTF-8 cannot encode.
+_INVISIBLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
-_UNSHOWN_IN_LINE = re.compile(_UNSHOWN.pattern.replace("[", r"[\t\n\u2028\u2029", 1))
+_INVISIBLE_IN_LINE = re.compile(_INVISIBLE.pattern.replace("[", r"[\t\n\u2028\u2029", 1))
 _ACCENTS = "\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f"
-_STACKED = re.compile(rf"([{_ACCENTS}]{{4}})[{_ACCENTS}]+")  # more of them would climb over the lines above
+_STACKED = re.compile(rf"([{_ACCENTS}]{{4}})[{_ACCENTS}]+")  # more accents would overlap the lines above
 
 
 def truncate(text: str, limit: int) -> str:
@@ -21,45 +21,45 @@ def truncate(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
-def shown(text: object, limit: int, length: int | None = None) -> str:
+def escape_text(text: object, limit: int, length: int | None = None) -> str:
     """Return untrusted text of at most about `limit` characters, with invisible characters escaped.
 
     Args:
         text: a text; anything else as Python writes it.
         limit: a longer text is cut and followed by its length.
-        length: of the whole, if `text` is only the beginning of it.
+        length: length of the full text, if `text` is only its beginning.
     """
-    whole = text if isinstance(text, str) else str(text)
-    length = len(whole) if length is None else length
-    cut = whole[:limit]
+    text = text if isinstance(text, str) else str(text)
+    length = len(text) if length is None else length
+    cut = text[:limit]
     if not (cut.isascii() and cut.isprintable()):
-        cut = _STACKED.sub(r"\1", _UNSHOWN.sub(_written_out, cut))
+        cut = _STACKED.sub(r"\1", _INVISIBLE.sub(_escape, cut))
     return cut if length <= limit else f"{cut}… ({length:,} characters)"
 
 
-def _written_out(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def printable(text: str) -> str:
-    """Escape what would act on a terminal: control characters, and those that turn the direction of text around.
+    """Escape characters that act on a terminal: control characters and bidirectional overrides.
 
     Line breaks and tabs stay.
     """
-    return text if text.isascii() and text.isprintable() else _UNSHOWN.sub(_written_out, text)
+    return text if text.isascii() and text.isprintable() else _INVISIBLE.sub(_escape, text)
 
 
 def one_line(text: str) -> str:
-    """Escape as `printable` does, line breaks and tabs too, so that the text cannot begin a line of its own."""
+    """Escape as `printable` does, line breaks and tabs too, so that the text stays on one line."""
     if text.isascii() and text.isprintable():
         return text
-    return _UNSHOWN_IN_LINE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    return _INVISIBLE_IN_LINE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
-def counted(count: int, what: str) -> str:
+def pluralize(count: int, noun: str) -> str:
     """Return a count with its noun: "1 error", "2 errors"."""
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 class SafeFormatter(logging.Formatter):
@@ -67,7 +67,7 @@ class SafeFormatter(logging.Formatter):
 
     Args:
         pattern: as `logging.Formatter` takes it.
-        hide: removes secrets from a text; it sees the message and the traceback before and after they are escaped.
+        hide: removes secrets from a text; called on the message and the traceback, before and after escaping.
     """
 
     def __init__(self, pattern: str | None = None, hide: Callable[[str], str] = str) -> None:
@@ -79,10 +79,10 @@ class SafeFormatter(logging.Formatter):
         safe = {"msg": one_line(self._hide(record.getMessage())), "args": None}
         bare = {"exc_info": None, "exc_text": None, "stack_info": None}
         line = super().format(logging.makeLogRecord({**vars(record), **safe, **bare}))
-        return self._hide(line + indented(self._hide(traceback_of(record))))
+        return self._hide(line + indent_traceback(self._hide(format_traceback(record))))
 
 
-def traceback_of(record: logging.LogRecord) -> str:
+def format_traceback(record: logging.LogRecord) -> str:
     """Return the traceback of a record and the stack that was logged with it; "" without either."""
     parts = [record.exc_text or "", record.stack_info or ""]
     if record.exc_info and record.exc_info[0]:
@@ -90,7 +90,7 @@ def traceback_of(record: logging.LogRecord) -> str:
     return "\n".join(filter(None, parts))
 
 
-def indented(traceback: str) -> str:
+def indent_traceback(traceback: str) -> str:
     """Return a traceback as lines to append to a record's line."""
     return "".join(f"\n    {one_line(line)}" for line in traceback.splitlines())
 
@@ -105,4 +105,4 @@ def first_difference(before: Any, now: Any, path: str = "") -> str:
         return ""
     else:
         return f"{f' at {path}' if path else ''}: {truncate(repr(before), 120)} became {truncate(repr(now), 120)}"
-    return next((found for where, old, new in pairs if (found := first_difference(old, new, where))), "")
+    return next((difference for where, old, new in pairs if (difference := first_difference(old, new, where))), "")

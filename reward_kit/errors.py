@@ -1,12 +1,12 @@
 """The error types, the boundaries that raise them, and the failures that records keep.
 
-1. Every boundary to code or data that is not ours has one flat error type below: configuration, provider, policy,
+1. Every boundary to foreign code or data has one flat error type below: configuration, provider, policy,
    environment, tool, reward function, alignment, training, store. They do not inherit from one another.
-2. `boundary(ErrorType, what)` surrounds a call across such a boundary. Whatever escapes is re-raised as that type with
-   the original as its cause; errors that are already ours, and cancellation, pass unchanged.
+2. `boundary(ErrorType, what)` surrounds a call across such a boundary. Any exception that escapes is re-raised as
+   that type, with the original as its cause; our own errors and cancellation pass unchanged.
 3. Two places turn an error into a record: the rollout worker (on the episode) and the reward agent (on the score). Both
    call `Failure.from_exception`; the siblings of a failed episode or reward go on.
-4. The command line prints one line for a `RewardKitError` that reaches it and leaves with its `exit_code`.
+4. The command line prints one line for a `RewardKitError` and exits with its `exit_code`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from typing import Any, ClassVar, Literal, get_args
 FailureClass = Literal["timeout", "crash", "limit", "invalid_result", "refused", "provider_error"]
 FAILURE_CLASSES: tuple[str, ...] = get_args(FailureClass)
 CLASS_MEANINGS: dict[FailureClass, str] = {
-    "timeout": "It took longer than it was allowed to. Raise the limit that the message names, or make it quicker.",
-    "crash": "Code raised, or its process ended. Read the traceback: the innermost frame is of your own file.",
+    "timeout": "It exceeded its time limit. Raise the limit that the message names, or make it faster.",
+    "crash": "Code raised an exception, or its process ended. Read the traceback: its first frame is in your own file.",
     "limit": "A bound other than time was reached: memory, size, calls. Raise the limit that the message names.",
-    "invalid_result": "An answer is not a result: a wrong type, NaN, an unknown step. Fix the reward.",
-    "refused": "It was not tried: as configured it is not allowed or not possible. Fix what the message names.",
-    "provider_error": "A model endpoint or a service gave no answer, also when asked again. It may work later.",
+    "invalid_result": "The returned value is not a result: a wrong type, NaN, an unknown step. Fix the reward.",
+    "refused": "It was not attempted: the configuration forbids it or makes it impossible. Fix what the message names.",
+    "provider_error": "A model endpoint or a service gave no answer, even after retries. It may work later.",
 }
 """The meaning of each failure class, and what to do."""
 _PACKAGE_FOLDER = f"{Path(__file__).parent}{os.sep}"
 _INSTALLED = ("site-packages", "dist-packages", str(Path(os.__file__).parent) + os.sep)
 _MESSAGE_LIMIT = 2_000
-_MOST_KNOWN = 40  # names that are listed; a dataset may have thousands of samples
+_MOST_KNOWN = 40  # names listed at most; a dataset may have thousands of samples
 
 
 class RewardKitError(Exception):
@@ -47,13 +47,13 @@ class RewardKitError(Exception):
 
     failure_class: ClassVar[FailureClass] = "crash"
     exit_code: ClassVar[int] = 3
-    recorded: Failure | None = None  # what it stood for in a record, where it is raised once more from there
+    recorded: Failure | None = None  # the recorded failure, if raised again from a record
 
 
 class ConfigError(RewardKitError):
     """A task file, dataset, option or path is wrong. Raised before anything is written.
 
-    Likely cause: a misspelt key, a value out of its range, a file that is elsewhere, or an extra that is not installed.
+    Likely cause: a misspelled key, a value out of range, a missing file, or an extra that is not installed.
 
     What to do: fix what the message names: the file, the line and the key, with the nearest known name.
     """
@@ -63,12 +63,12 @@ class ConfigError(RewardKitError):
 
 
 class ProviderError(RewardKitError):
-    """A model endpoint could not be reached, refused, or gave an answer that cannot be read.
+    """A model endpoint could not be reached, refused the request, or sent an invalid answer.
 
     Likely cause: the server does not run, the URL, the key or the model's name is wrong, or its rate limit is used up.
 
-    What to do: try the endpoint with one episode (`--limit 1`), lower `--max-concurrency`, and run again what broke
-    with `reward-kit run --resume --only-failed`.
+    What to do: try the endpoint with one episode (`--limit 1`), lower `--max-concurrency`, and repeat the failed
+    episodes with `reward-kit run --resume --only-failed`.
     """
 
     failure_class = "provider_error"
@@ -77,35 +77,35 @@ class ProviderError(RewardKitError):
 class PolicyError(RewardKitError):
     """An `AgentPolicy` raised, or returned something that is not an action.
 
-    Likely cause: a defect of the policy, which shows on one observation only.
+    Likely cause: a bug in the policy that only some observations trigger.
 
-    What to do: read the traceback, whose innermost frame is the policy's own; other episodes of the run went on.
+    What to do: read the traceback, whose first frame is in the policy; other episodes are not affected.
     """
 
 
 class EnvironmentFailure(RewardKitError):
     """A `ForkableResource` raised, or broke its contract.
 
-    Likely cause: a `resource_config` that the world cannot begin with, a server that ended, or a method that returns
-    another type than its annotation.
+    Likely cause: a `resource_config` that the environment rejects, a server that exited, or a method that returns
+    the wrong type.
 
-    What to do: drive the world alone with `reward-kit check` and its name; it names the broken promise.
+    What to do: test the resource alone with `reward-kit check`, which names the broken contract.
     """
 
 
 class ToolError(RewardKitError):
-    """A tool refused its arguments or raised. The agent reads the message and may try again.
+    """A tool refused its arguments or raised. The agent sees the message and can try again.
 
-    Likely cause: the model called the tool with wrong arguments, which is part of an episode, or the tool has a defect.
+    Likely cause: the model called the tool with wrong arguments, which is normal in an episode, or the tool has a bug.
 
-    What to do: nothing, where the agent recovers. Where every agent fails on it, fix the tool or its description.
+    What to do: nothing if the agent recovers. If every agent fails on it, fix the tool or its description.
     """
 
 
 class RewardError(RewardKitError):
     """A reward function raised or could not be called. The episode is unscored, which is not 0.
 
-    Likely cause: a rollout of a form that the function did not expect: no tool calls, an empty answer, odd characters.
+    Likely cause: a rollout that the function does not expect: no tool calls, an empty answer, unusual characters.
 
     What to do: `reward-kit check my_reward.py:function` tries such rollouts; score again with `reward-kit score RUN`.
     """
@@ -114,7 +114,7 @@ class RewardError(RewardKitError):
 class InvalidResultError(RewardKitError):
     """A reward function returned something that is not a result.
 
-    Likely cause: None from a branch without `return`, NaN, a text, or a metric outside of 0 to 1.
+    Likely cause: None from a branch without `return`, NaN, a string, or a metric outside [0, 1].
 
     What to do: return a finite number or an `EvaluateResult` on every path; raise an error to leave a rollout unscored.
     """
@@ -123,20 +123,20 @@ class InvalidResultError(RewardKitError):
 
 
 class AlignmentError(RewardKitError):
-    """A `StepOutput` names no step of the episode, or two of them name the same one.
+    """A `StepOutput` names a step that does not exist, or two name the same step.
 
     Likely cause: `step_index` was counted from 1, or over messages; it counts the policy's actions from 0.
 
-    What to do: give at most one `StepOutput` a step, with the number of the action; the message has those there are.
+    What to do: return at most one `StepOutput` per action, with its index; the message lists the valid ones.
     """
 
     failure_class = "invalid_result"
 
 
 class DeadlineError(RewardKitError):
-    """A call took longer than it was allowed to.
+    """A call exceeded its time limit.
 
-    Likely cause: an endless loop, a slow service, or a limit that is meant for shorter work.
+    Likely cause: an endless loop, a slow service, or a limit that is too low.
 
     What to do: raise the limit that the message names, such as `limits.reward_time_s`, or make the work shorter.
     """
@@ -147,12 +147,12 @@ class DeadlineError(RewardKitError):
 class LimitError(RewardKitError):
     """A limit other than time was reached: size, memory, number of calls.
 
-    From a policy it means that the conversation no longer fits its model: the episode is cut off, and did not fail.
+    From a policy it means that the conversation no longer fits the model: the episode is truncated, not failed.
 
     Likely cause: more memory, output, processes or tokens than the limit that the message names.
 
-    What to do: raise that limit where the work needs it; for a conversation lower `max_episode_steps`, or make tools
-    say less.
+    What to do: raise that limit if the work needs it; for a conversation lower `max_episode_steps`, or shorten the
+    outputs of tools.
     """
 
     failure_class = "limit"
@@ -161,41 +161,41 @@ class LimitError(RewardKitError):
 class EpisodeError(RewardKitError, ValueError):
     """An episode was used against its contract, such as a step after its end.
 
-    Likely cause: code of one's own that builds an episode adds a step before the reset, after the end, or out of order.
+    Likely cause: your own code adds a step before the reset, after the end, or out of order.
 
     What to do: follow the order that the message names; `check_episode` checks a finished one.
     """
 
 
 class TrainingError(RewardKitError):
-    """An optimizer step cannot be made, or would destroy the weights; it is not made, those before it stand.
+    """An optimizer step is impossible or would destroy the weights; it is skipped, and earlier steps are kept.
 
-    Likely cause: a loss or a gradient that is not finite, after a learning rate that is too high or a broken batch.
+    Likely cause: a loss or gradient that is not finite, from a learning rate that is too high or a broken batch.
 
-    What to do: look at the batch in the run's folder `studies/`, lower `ppo.lr`, and go on with `--resume`.
+    What to do: look at the batch in the run's folder `studies/`, lower `ppo.lr`, and continue with `--resume`.
     """
 
 
 class StoreError(RewardKitError):
     """A run directory cannot be read or written.
 
-    Likely cause: a full disk, missing rights, another process that has the run open, or a file changed by hand.
+    Likely cause: a full disk, missing permissions, another process that has the run open, or an edited file.
 
-    What to do: free space or rights, end the other process, and go on with `--resume`: what was written stays.
+    What to do: free space, fix permissions, end the other process, and continue with `--resume`; nothing is lost.
     """
 
 
 class boundary:
-    """Classify whatever escapes the block, `SystemExit` included: a script that exits does not end the run.
+    """Convert any exception that escapes the block, `SystemExit` included: a script that exits does not end the run.
 
     A class, because a generator's context manager costs four times as much and every step passes several.
 
     Args:
         error_type: the type of this boundary.
-        what: what was being done, for the message ("tool 'move'").
+        what: the operation, for the message ("tool 'move'").
 
     Raises:
-        RewardKitError: unchanged where it is one already; otherwise `error_type`, with the original as its cause.
+        RewardKitError: unchanged if it is one already; otherwise `error_type`, with the original as its cause.
     """
 
     __slots__ = ("_error_type", "_what")
@@ -215,8 +215,8 @@ class boundary:
             except RuntimeError:  # no loop is running
                 return
             if task is not None and task.cancelling() == 0:
-                # It leaked out of foreign code that awaited something cancelled: its failure, not our end.
-                raise self._error_type(f"{self._what}: what it waited for was cancelled") from error
+                # It leaked out of foreign code that awaited a cancelled task; this one was not cancelled.
+                raise self._error_type(f"{self._what}: a task it awaited was cancelled") from error
         elif isinstance(error, Exception | SystemExit):
             text = safe_str(error)
             detail = f": {text}" if text else ""
@@ -236,13 +236,13 @@ def safe_str(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error as it is kept on an episode or a score.
+    """The record of an error on an episode or a score.
 
     Attributes:
         failure_class: one of `FAILURE_CLASSES`.
-        where: the error type's name, which is the boundary it came from.
+        where: the error type's name, which identifies the boundary.
         message: one line for people.
-        traceback: the user's frames first, at most 15 lines; empty where no foreign code was involved.
+        traceback: the user's frames first, at most 15 lines; empty without foreign code.
     """
 
     failure_class: FailureClass
@@ -265,10 +265,10 @@ class Failure:
 
     @classmethod
     def from_line(cls, line: str, where: str) -> Failure:
-        """Return the failure of a line that `to_line` made; without a class it is a crash."""
-        named, _, message = line.partition(": ")
-        known = named in FAILURE_CLASSES
-        return cls(named if known else "crash", where, message if known else line)  # type: ignore[arg-type]
+        """Return the failure of a line from `to_line`; without a class it is a crash."""
+        name, _, message = line.partition(": ")
+        known = name in FAILURE_CLASSES
+        return cls(name if known else "crash", where, message if known else line)  # type: ignore[arg-type]
 
     def to_json(self) -> dict[str, str]:
         """Return the JSON form of files."""
@@ -284,7 +284,7 @@ class Failure:
 
 
 def user_traceback(error: BaseException, max_lines: int = 15) -> str:
-    """Return the error and its user's own frames, innermost first; "" without any."""
+    """Return the error and the frames of user code, innermost first; "" without any."""
     own = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -308,7 +308,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; known: {', '.join(shown)}" if names else ""
 
 
-def why_unreadable(path: Path, error: OSError | UnicodeError) -> str:
+def describe_read_error(path: Path, error: OSError | UnicodeError) -> str:
     """Return the reason why a file cannot be read; for a missing file with the nearest name in its folder."""
     if not isinstance(error, OSError):
         return f"not UTF-8 text ({error})"
@@ -319,13 +319,13 @@ def why_unreadable(path: Path, error: OSError | UnicodeError) -> str:
     return f"{reason}{near}" if near.endswith("?") else reason
 
 
-def kind_of(value: Any) -> str:
+def type_name(value: Any) -> str:
     """Return the type of a value with its article: "a str", "an int"."""
     name = type(value).__name__ or "value"
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
-def how_to_install(extra: str) -> str:
+def install_hint(extra: str) -> str:
     """Return the command that installs an extra; no package index has this version."""
     return f"install the extra {extra!r}: pip install '/path/to/reward-kit[{extra}]' (in the clone: '.[{extra}]')"
 
@@ -342,4 +342,4 @@ def requires_extra(extra: str, what: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("reward_kit"):
             raise
-        raise ConfigError(f"{what} needs {error.name}; {how_to_install(extra)}") from error
+        raise ConfigError(f"{what} needs {error.name}; {install_hint(extra)}") from error

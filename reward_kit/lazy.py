@@ -9,7 +9,7 @@ from typing import Any
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the `__getattr__` and `__dir__` of a package, from each public name's module."""
+    """Return the `__getattr__` and `__dir__` of a package, given the module of each public name."""
 
     def get(name: str) -> Any:
         if name not in homes:
@@ -25,5 +25,5 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
 
 
 def lazy_modules(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the same as `lazy_names`, from each module's public names, separated by spaces."""
+    """Return the same as `lazy_names`, given each module's public names, separated by spaces."""
     return lazy_names(package, {name: module for module, names in modules.items() for name in names.split()})

@@ -1,7 +1,7 @@
-"""YAML that may come from anywhere: read by the safe loader, with limits on its size, its nesting and its aliases.
+"""YAML from untrusted sources: the safe loader, with limits on size, nesting and aliases.
 
 A dozen lines of aliases can stand for a billion values ("billion laughs"), and a merge key (`<<`) repeats what it
-names. So values are counted as if every alias were written out, before anything is made of them.
+names. So values are counted with every alias expanded, before any object is constructed.
 """
 
 from __future__ import annotations
@@ -10,31 +10,31 @@ from typing import Any
 
 import yaml
 
-from reward_kit.safe_input import NESTING, YAML_BYTES, YAML_VALUES, shown_size
+from reward_kit.safe_input import NESTING, YAML_BYTES, YAML_VALUES, format_size
 
 _TOO_DEEP = f"a value is nested more than {NESTING} levels deep"
 
 
 class YamlLimitError(yaml.MarkedYAMLError):
-    """The file is too large, or nested too deeply. It has a mark, as all errors of YAML."""
+    """The file is too large, or nested too deeply. It has a mark, like every YAML error."""
 
 
 class LimitedLoader(yaml.SafeLoader):
     """PyYAML's safe loader of one document.
 
     Raises:
-        YamlLimitError: a limit is passed; in the constructor that on bytes, in `get_single_node` the others.
+        YamlLimitError: a limit is exceeded: that on bytes in the constructor, the others in `get_single_node`.
     """
 
     def __init__(self, text: str) -> None:
         if len(text) > YAML_BYTES:
-            problem = f"the file has more than {shown_size(YAML_BYTES)}, which is the limit; write a dataset as JSONL"
+            problem = f"the file has more than {format_size(YAML_BYTES)}, which is the limit; write a dataset as JSONL"
             raise YamlLimitError(problem=problem)
         super().__init__(text)
         self._depth = self._nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Make the next node, unless it is one too many or too deep."""
+        """Compose the next node; raise YamlLimitError beyond the limits."""
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         self._depth += 1
         self._nodes += 1
@@ -47,14 +47,14 @@ class LimitedLoader(yaml.SafeLoader):
         return node
 
     def get_single_node(self) -> yaml.Node | None:
-        """Return the document's node, whose values with all aliases written out are not too many."""
+        """Return the document's node; raise YamlLimitError if its expanded aliases exceed the limits."""
         node = super().get_single_node()
         if node is not None:
             _check_aliases(node, {}, set())
         return node
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> Any:
-        """Read an integer; one of thousands of digits is an error with its line."""
+        """Read an integer; thousands of digits are an error with its line."""
         try:
             return super().construct_yaml_int(node)
         except ValueError as error:
@@ -65,13 +65,11 @@ LimitedLoader.add_constructor("tag:yaml.org,2002:int", LimitedLoader.construct_y
 
 
 def _too_many() -> str:
-    return (
-        f"the file has more than {YAML_VALUES:,} values, counting what each alias stands for; write a dataset as JSONL"
-    )
+    return f"the file has more than {YAML_VALUES:,} values with its aliases expanded; write a dataset as JSONL"
 
 
 def _check_aliases(node: yaml.Node, known: dict[int, tuple[int, int]], above: set[int]) -> tuple[int, int]:
-    """Return how many values a node has with its aliases written out, and how deeply they are nested."""
+    """Return the number of values of a node with its aliases expanded, and their depth."""
     if id(node) in known:
         return known[id(node)]
     if id(node) in above:
@@ -84,7 +82,7 @@ def _check_aliases(node: yaml.Node, known: dict[int, tuple[int, int]], above: se
     above.add(id(node))
     inner = [_check_aliases(part, known, above) for part in parts]
     above.discard(id(node))
-    size, depth = 1 + sum(one for one, _ in inner), 1 + max((deep for _, deep in inner), default=0)
+    size, depth = 1 + sum(count for count, _ in inner), 1 + max((level for _, level in inner), default=0)
     if size > YAML_VALUES:
         raise YamlLimitError(problem=_too_many(), problem_mark=node.start_mark)
     if depth > NESTING:

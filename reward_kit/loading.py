@@ -20,11 +20,11 @@ MODULE_PREFIX = "_reward_kit_user_"
 def load_object(reference: str, folder: Path | None = None) -> Any:
     """Return the object that a `file.py:name`, `package.module:name` or `package.module.name` refers to."""
     location, name = split_reference(reference)
-    return named_in(load_module(location, folder), name, reference, location)
+    return get_attribute(load_module(location, folder), name, reference, location)
 
 
-def named_in(module: ModuleType, name: str, reference: str, location: str) -> Any:
-    """Return the object of a dotted name in a module; `reference` and `location` are for the message."""
+def get_attribute(module: ModuleType, name: str, reference: str, location: str) -> Any:
+    """Return the object of a dotted name in a module; `reference` and `location` are for messages."""
     value: Any = module
     for part in name.split("."):
         if not hasattr(value, part):
@@ -39,11 +39,11 @@ def named_in(module: ModuleType, name: str, reference: str, location: str) -> An
 def load_module(location: str, folder: Path | None = None) -> ModuleType:
     """Return the module at a path that ends in .py, or of a dotted name. A file is loaded once per process."""
     if not location.endswith(".py"):
-        return imported(lambda: importlib.import_module(location), location)
+        return import_user_code(lambda: importlib.import_module(location), location)
     path = ((folder or Path.cwd()) / location).resolve()
     if not path.is_file():
         raise ConfigError(f"no such file: {path}")
-    return imported(lambda: _load_file(path), str(path))
+    return import_user_code(lambda: _load_file(path), str(path))
 
 
 def split_reference(reference: str) -> tuple[str, str]:
@@ -52,7 +52,7 @@ def split_reference(reference: str) -> tuple[str, str]:
     if not separator:
         location, separator, name = reference.rpartition(".")
     if reference.endswith(".py"):
-        raise ConfigError(f"{reference!r} names a file, and nothing in it; write {reference}:NAME")
+        raise ConfigError(f"{reference!r} names a file without an object; write {reference}:NAME")
     if not location or not name:
         raise ConfigError(f"{reference!r} names no object; write file.py:name or package.module:name")
     return location, name
@@ -63,13 +63,13 @@ def is_built_in(location: str) -> bool:
     return location == "reward_kit" or location.startswith("reward_kit.")
 
 
-def module_name_of(path: Path) -> str:
-    """Return the module name of a user's file, which holds its whole path so that two called reward.py stay apart."""
+def user_module_name(path: Path) -> str:
+    """Return the module name of a user's file, with a hash of its path, so that two files called reward.py differ."""
     return f"{MODULE_PREFIX}{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()}"
 
 
 def _load_file(path: Path) -> ModuleType:
-    name = module_name_of(path)
+    name = user_module_name(path)
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -87,8 +87,8 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
-def imported(load: Callable[[], ModuleType], what: str) -> ModuleType:
-    """Return the module that `load` imports."""
+def import_user_code(load: Callable[[], ModuleType], location: str) -> ModuleType:
+    """Return the module that `load` imports; raise a ConfigError with the user's frames if it fails."""
     try:
         module: ModuleType = load()
     except ConfigError:
@@ -96,5 +96,5 @@ def imported(load: Callable[[], ModuleType], what: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         message = f"{type(error).__name__}: {safe_str(error)}"
         frames = user_traceback(error).removeprefix(message.splitlines()[0])  # which is in the message already
-        raise ConfigError(f"{what} cannot be imported: {message}{frames}") from error
+        raise ConfigError(f"{location} cannot be imported: {message}{frames}") from error
     return module

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from reward_kit.earlier_tasks import read_as_now
-from reward_kit.errors import AlignmentError, did_you_mean, kind_of
+from reward_kit.errors import AlignmentError, did_you_mean, type_name
+from reward_kit.legacy_tasks import upgrade_task
 from reward_kit.task_parts import (
     CreditModel,
     CustomRewardModel,
@@ -34,7 +34,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
 class FunctionCall(BaseModel):
-    """The function a tool call names, with its arguments as the JSON text the model wrote."""
+    """The function of a tool call, with its arguments as the JSON text that the model wrote."""
 
     model_config = ConfigDict(from_attributes=True, extra="allow")
 
@@ -47,12 +47,12 @@ class ToolCall(BaseModel):
 
     model_config = ConfigDict(from_attributes=True, extra="allow")
 
-    id: str = Field(description="the result's tool_call_id is the same")
+    id: str = Field(description="matched by the result's tool_call_id")
     type: Literal["function"] = Field(default="function", description="the only kind")
     function: FunctionCall
 
     def to_chat(self) -> dict[str, Any]:
-        """Return the same as `model_dump`, which takes much longer."""
+        """Return the same as `model_dump`, but much faster."""
         function = self.function
         if self.model_extra or function.model_extra:
             return self.model_dump()
@@ -68,19 +68,19 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    role: Role = Field(description="who speaks; developer is what some endpoints call system")
+    role: Role = Field(description="the speaker; some endpoints call system developer")
     content: str | list[dict[str, Any]] | None = Field(
         default="", description="text, a template over the sample's row in a task file; or a list of content parts"
     )
-    name: str | None = Field(default=None, description="of the speaker, or of the tool that answered")
-    tool_call_id: str | None = Field(default=None, description="of a tool's message: which call it answers")
-    tool_calls: list[ToolCall] | None = Field(default=None, description="of an assistant's message: what it calls")
-    function_call: FunctionCall | None = Field(default=None, description="one call in OpenAI's form before tool_calls")
-    reasoning_content: str | None = Field(default=None, description="what the model thought, where an endpoint says it")
+    name: str | None = Field(default=None, description="the name of the speaker, or of the tool that answered")
+    tool_call_id: str | None = Field(default=None, description="in a tool's message, the id of the call it answers")
+    tool_calls: list[ToolCall] | None = Field(default=None, description="in an assistant's message, the calls it makes")
+    function_call: FunctionCall | None = Field(default=None, description="one call, in OpenAI's older form")
+    reasoning_content: str | None = Field(default=None, description="the model's reasoning, if the endpoint returns it")
 
     @field_validator("tool_calls")
     @classmethod
-    def _no_call_is_none(cls, calls: list[ToolCall] | None) -> list[ToolCall] | None:
+    def _empty_calls_to_none(cls, calls: list[ToolCall] | None) -> list[ToolCall] | None:
         return calls or None
 
     @property
@@ -91,7 +91,7 @@ class Message(BaseModel):
         return "".join(str(part.get("text", "")) for part in self.content or [])
 
     def to_chat(self) -> dict[str, Any]:
-        """Return the message as providers and files want it: no unset optional fields, `content` always there."""
+        """Return the message for providers and files: without unset optional fields, always with `content`."""
         data: dict[str, Any] = {"role": self.role, "content": self.content}
         for key, value in (("name", self.name), ("tool_call_id", self.tool_call_id)):
             if value is not None:
@@ -106,9 +106,9 @@ class Message(BaseModel):
 
 
 def _finite_number(value: Any) -> float:
-    # NumPy's numbers are registered as Real, its bool is not.
+    # NumPy registers its numbers as Real, but not its bool.
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ValueError(f"a score is a number, not {kind_of(value)}")
+        raise ValueError(f"a score is a number, not {type_name(value)}")
     try:
         number = float(value)
     except OverflowError:
@@ -122,7 +122,7 @@ Score = Annotated[float, BeforeValidator(_finite_number)]
 
 
 class _MappingModel(BaseModel):
-    """Results can be read as attributes and as mappings: `result.score` and `result["score"]`."""
+    """A result whose fields are also items: `result.score` and `result["score"]`."""
 
     model_config = ConfigDict(extra="forbid", revalidate_instances="always")
 
@@ -174,7 +174,7 @@ class StepOutput(_MappingModel):
 
 
 def match_to_steps(outputs: Iterable[StepOutput] | None, steps: Collection[str], what: str) -> dict[str, StepOutput]:
-    """Step outputs by the step that each names."""
+    """Return step outputs by the step index that each names; AlignmentError for an unknown or repeated one."""
     matched: dict[str, StepOutput] = {}
     for output in outputs or ():
         index = str(output.step_index)
@@ -192,8 +192,8 @@ class EvaluateResult(_MappingModel):
     """The result of a reward function for one rollout.
 
     A result with `is_score_valid=False` or with `error` set leaves the rollout unscored: its `score` is not used.
-    `query` and `response` are the question to a judge and its answer; they are kept with the score. Where scores of a
-    group were processed further, `raw_score` is the score before, and `is_imputed` is true if there was none.
+    `query` and `response` are the question to a judge and its answer; they are stored with the score. If the scores of
+    a group were post-processed, `raw_score` is the original score, and `is_imputed` is true if there was none.
     """
 
     score: Score
@@ -214,20 +214,20 @@ class EvaluateResult(_MappingModel):
 
 
 class TaskDefinitionModel(BaseModel):
-    """A task: what is asked, in which resource, how an episode ends, and how it is scored.
+    """A task: its prompt, its resource, the end of an episode, and its score.
 
     Paths are relative to the task file. `messages` and `initial_user_prompt` are Jinja2 templates over the fields of
-    the sample's row and `observation`, the environment's first observation; where no template uses it, that
+    the sample's row and `observation`, the environment's first observation; if no template uses it, that
     observation is appended as a user message.
     """
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
-    name: str = Field(min_length=1, description="names the task in results, and its runs' folders")
+    name: str = Field(min_length=1, description="the task's name in results and in the names of run folders")
     description: str = Field(default="", description="for people")
     resource_type: str | None = Field(default=None, description="a built-in resource's name, or module:Class")
     base_resource_config: dict[str, Any] = Field(
-        default_factory=dict, description="the resource's configuration; a row's resource_config is laid over it"
+        default_factory=dict, description="the resource's configuration; a row's resource_config overrides it"
     )
     resources: ResourceParts | None = Field(
         default=None, description="several resources, instead of resource_type and base_resource_config"
@@ -237,17 +237,17 @@ class TaskDefinitionModel(BaseModel):
         default=None, description="file.py:function, package.module:function or a URL"
     )
     reward_options: dict[str, Any] = Field(
-        default_factory=dict, description="keyword parameters of the reward function, fixed for all its calls"
+        default_factory=dict, description="keyword parameters of the reward function, fixed for all calls"
     )
     custom_reward_function: CustomRewardModel | None = Field(
-        default=None, description="the reward as verl names it, instead of reward_function_path and reward_options"
+        default=None, description="the reward in verl's form, instead of reward_function_path and reward_options"
     )
-    goal_description: str | None = Field(default=None, description="handed to reward functions")
+    goal_description: str | None = Field(default=None, description="passed to reward functions")
     evaluation_criteria: EvaluationCriteriaModel | None = Field(
-        default=None, description="what a reward may compare a final state with; handed to reward functions"
+        default=None, description="expected final state; passed to reward functions"
     )
     initial_user_prompt: str | None = Field(
-        default=None, description="a first message of the user, after messages; a template over the sample's row"
+        default=None, description="the user's first message, after messages; a template over the sample's row"
     )
     messages: list[Message] = Field(
         default_factory=list, description="the first messages; their contents are templates over the sample's row"
@@ -255,60 +255,61 @@ class TaskDefinitionModel(BaseModel):
     resource_server: ResourceServerConfig | None = Field(
         default=None, description="how to start the server behind an http resource"
     )
-    num_rollouts: int = Field(default=1, ge=1, description="rollouts of the task itself, where it has no dataset")
+    num_rollouts: int = Field(default=1, ge=1, description="rollouts of the task itself, without a dataset")
     dataset_path: str | None = Field(
-        default=None, description="JSONL, CSV or a YAML list, a sample each row; without it the task is the one sample"
+        default=None,
+        description="JSONL, CSV or a YAML list, one sample per row; without it, the task is the only sample",
     )
     num_rollouts_per_sample: int = Field(default=1, ge=1, description="episodes of each sample of the dataset")
     max_episode_steps: int = Field(
-        default=10, ge=1, alias="poc_max_turns", description="actions of the policy, then the episode is cut off"
+        default=10, ge=1, alias="poc_max_turns", description="most actions of the policy; then the episode is truncated"
     )
     termination_regex: str | None = Field(default=None, description="searched in each output of the policy")
     stop_phrases: list[str] = Field(default_factory=list, description="an output that contains one ends the episode")
-    terminate_tool: str | None = Field(default=None, description="offer a tool of this name with which the agent ends")
+    terminate_tool: str | None = Field(default=None, description="name of an extra tool that ends the episode")
     on_text: Literal["end", "continue"] | None = Field(
-        default=None, description="what an action without tool calls does; default: end without tools, else continue"
+        default=None, description="effect of an action without tool calls; default: end without tools, else continue"
     )
     nudge: str = Field(
         default="Please continue with a tool call.", description="the answer to a text that does not end the episode"
     )
     noise: Literal["independent", "shared"] = Field(
-        default="independent", description="`shared`: after the start the worlds of a group draw the same chances"
+        default="independent", description="`shared`: the environments of a group draw the same random numbers"
     )
     ground_truth: Any = Field(
-        default=None, description="handed to reward functions, never to the policy; of a task without a dataset"
+        default=None, description="passed to reward functions, never to the policy; only without a dataset"
     )
     pass_threshold: float = Field(default=1.0, description="a score of at least this counts as a pass")
-    policy: PolicyModel | None = Field(default=None, description="who acts; --model and --policy stand above it")
-    user: UserModel | None = Field(default=None, description="who answers the agent's texts")
+    policy: PolicyModel | None = Field(default=None, description="the policy; --model and --policy override it")
+    user: UserModel | None = Field(default=None, description="the simulated user that answers the agent's texts")
     limits: LimitsModel = Field(default_factory=LimitsModel, description="bounds on one episode")
     run_limits: RunLimitsModel = Field(default_factory=RunLimitsModel, description="bounds on a whole run")
-    sandbox: SandboxModel = Field(default_factory=SandboxModel, description="how the reward is confined")
-    credit: CreditModel | None = Field(default=None, description="how each step is credited when the run is over")
+    sandbox: SandboxModel = Field(default_factory=SandboxModel, description="the sandbox of the reward function")
+    credit: CreditModel | None = Field(default=None, description="how each step is credited after the run")
     redact: str | None = Field(default=None, description="file.py:function, text to text, applied before it is stored")
 
     @model_validator(mode="before")
     @classmethod
-    def _as_it_is_named_now(cls, data: Any) -> Any:
-        return read_as_now(data)
+    def _upgrade_legacy_keys(cls, data: Any) -> Any:
+        return upgrade_task(data)
 
     @model_validator(mode="before")
     @classmethod
-    def _one_name_for_the_step_limit(cls, data: Any) -> Any:
+    def _reject_two_step_limits(cls, data: Any) -> Any:
         if isinstance(data, dict) and {"max_episode_steps", "poc_max_turns"} <= data.keys():
             raise ValueError("max_episode_steps and poc_max_turns are two names of one key; keep max_episode_steps")
         return data
 
     @field_validator("resources")
     @classmethod
-    def _stand_alone(cls, parts: Any, info: ValidationInfo) -> Any:
+    def _reject_two_resource_forms(cls, parts: Any, info: ValidationInfo) -> Any:
         if parts is not None and (info.data.get("resource_type") or info.data.get("base_resource_config")):
             raise ValueError("resources replaces resource_type and base_resource_config; keep one form")
         return parts
 
     @model_validator(mode="after")
-    def _several_resources_are_one(self) -> TaskDefinitionModel:
-        # One form from here on, which is also what a stored definition is read back from.
+    def _combine_resources(self) -> TaskDefinitionModel:
+        # One form from here on; stored definitions have it too.
         if self.resources is not None:
             self.resource_type = "composite"
             self.base_resource_config = {"resources": [part.model_dump() for part in self.resources]}
@@ -316,21 +317,21 @@ class TaskDefinitionModel(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _one_name_for_the_reward(self) -> TaskDefinitionModel:
-        # As with the resources: one form from here on.
-        if (named := self.custom_reward_function) is not None:
+    def _normalize_reward(self) -> TaskDefinitionModel:
+        # One form from here on, as for resources.
+        if (custom := self.custom_reward_function) is not None:
             if self.reward_function_path is not None or self.reward_options:
                 raise ValueError("custom_reward_function replaces reward_function_path with reward_options; keep one")
-            self.reward_function_path = f"{named.path}:{named.name}"
-            self.reward_options = dict(named.reward_kwargs)
+            self.reward_function_path = f"{custom.path}:{custom.name}"
+            self.reward_options = dict(custom.reward_kwargs)
             self.custom_reward_function = None
         return self
 
     @field_validator("user")
     @classmethod
-    def _a_user_is_answered(cls, user: UserModel | None, info: ValidationInfo) -> UserModel | None:
+    def _check_user_is_answered(cls, user: UserModel | None, info: ValidationInfo) -> UserModel | None:
         if user is not None and info.data.get("on_text") == "end":
-            raise ValueError("on_text: end would end the episode where the user answers; leave one of them out")
+            raise ValueError("on_text: end would end the episode before the user answers; remove on_text or user")
         return user
 
     @field_validator("termination_regex")

@@ -1,7 +1,7 @@
-"""HTML with which a notebook shows a run or an episode: no script, no style sheet, every text escaped and short.
+"""HTML of a run or an episode for notebooks: no script, no style sheet, every text escaped and shortened.
 
-Notebooks drop style sheets of what they do not trust, and have light and dark grounds. So each element carries its own
-style, and its colours are those of the text around it, thinned.
+Notebooks remove style sheets from untrusted output, and have light and dark themes. So each element has an inline
+style, with colors derived from the surrounding text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from reward_kit.display_text import counted, shown
+from reward_kit.display_text import escape_text, pluralize
 from reward_kit.errors import safe_str
 
 _LONGEST = 1_000
@@ -30,27 +30,27 @@ class Html(str):
     __slots__ = ()
 
 
-def escaped(value: object, limit: int = _LONGEST) -> Html:
-    """Any value as text that means nothing to a browser, cut where it is longer than `limit` characters."""
+def escape(value: object, limit: int = _LONGEST) -> Html:
+    """Return any value as HTML-escaped text of about `limit` characters at most."""
     if isinstance(value, Html):
         return value
-    return Html(html.escape(shown(value if isinstance(value, str) else safe_str(value), limit)))
+    return Html(html.escape(escape_text(value if isinstance(value, str) else safe_str(value), limit)))
 
 
 def element(name: str, *children: object, style: str = "", **attributes: str) -> Html:
-    """An element; what is not `Html` among its children is escaped."""
-    given = {**({"style": style} if style else {}), **attributes}
-    pairs = "".join(f' {key}="{html.escape(value)}"' for key, value in given.items())
-    return Html(f"<{name}{pairs}>{''.join(map(escaped, children))}</{name}>")
+    """Return an element; children that are not `Html` are escaped."""
+    attributes = {**({"style": style} if style else {}), **attributes}
+    pairs = "".join(f' {key}="{html.escape(value)}"' for key, value in attributes.items())
+    return Html(f"<{name}{pairs}>{''.join(map(escape, children))}</{name}>")
 
 
-def whole(*children: object) -> str:
-    """The outermost element."""
+def root(*children: object) -> str:
+    """Return the outermost element."""
     return element("div", *children, style="line-height:1.4; max-width:60em; text-align:left;")
 
 
 def line(*children: object) -> Html:
-    """Return a line."""
+    """Return one line of text."""
     return element("div", *children, style=f"margin:0.2em 0; {_WRAPPED}")
 
 
@@ -65,34 +65,34 @@ def strong(*children: object) -> Html:
 
 
 def code(value: object, limit: int = _LONGEST) -> Html:
-    """Text as it was written, with its line breaks, in a block of its own."""
+    """Return preformatted text."""
     style = f"margin:0.2em 0; padding:0.3em 0.6em; background:{_FAINT}; color:inherit; max-height:24em; overflow:auto;"
-    return element("pre", escaped(value, limit), style=f"{style} {_WRAPPED}")
+    return element("pre", escape(value, limit), style=f"{style} {_WRAPPED}")
 
 
 def block(*children: object) -> Html:
-    """Parts that belong together, marked by a line at their left."""
+    """Return a group of parts, with a line at their left."""
     return element("div", *children, style=f"margin:0.5em 0; padding:0 0 0 0.8em; border-left:{_LINE};")
 
 
-def folded(summary: object, *children: object, is_open: bool = False) -> Html:
-    """Return parts that a click on the summary shows, without a script."""
+def details(summary: object, *children: object, is_open: bool = False) -> Html:
+    """Return parts that expand on a click on the summary."""
     opened = {"open": ""} if is_open else {}
     head = element("summary", summary, style="cursor:pointer;")
     return element("details", head, *children, style="margin:0.3em 0;", **opened)
 
 
 def table(names: Sequence[str], rows: Sequence[Any], cells: Callable[[Any], Iterable[object]] = iter) -> Html:
-    """A table; of many rows the first and the last are shown, and how many stand between them.
+    """Return a table; a long one shows its first and last rows, and the number of rows between them.
 
     Args:
-        names: of the columns.
-        rows: what each row is about.
-        cells: of a row, asked only of those that are shown; by default the row is them.
+        names: column names.
+        rows: one object per row.
+        cells: returns the cells of a row, called for shown rows only; by default the row itself.
     """
     header = element("tr", *(element("th", name, style=f"{_CELL} opacity:0.7;") for name in names))
     body = [
-        element("tr", *(element("td", escaped(cell, _CELL_CHARS), style=_CELL) for cell in cells(row)))
+        element("tr", *(element("td", escape(cell, _CELL_CHARS), style=_CELL) for cell in cells(row)))
         if row is not None
         else element("tr", element("td", left_out, colspan=str(len(names)), style=_CELL))
         for left_out, row in first_and_last(rows, "rows")
@@ -101,21 +101,21 @@ def table(names: Sequence[str], rows: Sequence[Any], cells: Callable[[Any], Iter
     return element("table", element("thead", header), element("tbody", *body), style=style)
 
 
-def first_and_last(items: Sequence[Any], what: str, most: int = _MOST_ROWS) -> Iterable[tuple[Html, Any]]:
-    """Items, each with ""; of more than `most` the first and the last, and None where the others are left out."""
+def first_and_last(items: Sequence[Any], noun: str, most: int = _MOST_ROWS) -> Iterable[tuple[Html, Any]]:
+    """Yield ("", item) for up to `most` items; of more, the first and last ones, with (note, None) between them."""
     if len(items) <= most:
         yield from ((Html(""), item) for item in items)
         return
     yield from ((Html(""), item) for item in items[: most // 2])
-    yield faint(f"… {len(items) - most:,} {what} are left out here …"), None
+    yield faint(f"… {len(items) - most:,} {noun} omitted …"), None
     yield from ((Html(""), item) for item in items[-(most // 2) :])
 
 
 def link(path: Path) -> Html:
-    """A link to a file: relative where it lies below the working directory, as a notebook's server wants it."""
+    """Return a link to a file; relative if it is below the working directory, as notebook servers require."""
     full = path.resolve()
-    beneath = full.is_relative_to(Path.cwd())
-    address = quote(full.relative_to(Path.cwd()).as_posix()) if beneath else full.as_uri()
+    is_below = full.is_relative_to(Path.cwd())
+    address = quote(full.relative_to(Path.cwd()).as_posix()) if is_below else full.as_uri()
     return element("a", str(path), href=address, target="_blank", style="color:inherit; text-decoration:underline;")
 
 
@@ -131,15 +131,17 @@ def result_html(result: Mapping[str, Any]) -> str:
     if result["error"] is not None:
         parts.append(line(strong("error "), result["error"]))
     if metrics := result["metrics"]:
-        rows = [(name, _metric(one), one["reason"]) for name, one in metrics.items()]
+        rows = [(name, _metric(metric), metric["reason"]) for name, metric in metrics.items()]
         parts.append(table(["metric", "score", "reason"], rows))
     if steps := result["step_outputs"]:
-        rows = [(one["step_index"], f"{one['base_reward']:g}", one["reason"] or "") for one in steps]
-        parts.append(folded(f"{counted(len(steps), 'step')} with a reward", table(["step", "reward", "reason"], rows)))
+        rows = [(step["step_index"], f"{step['base_reward']:g}", step["reason"] or "") for step in steps]
+        parts.append(
+            details(f"{pluralize(len(steps), 'step')} with a reward", table(["step", "reward", "reason"], rows))
+        )
     for name in ("query", "response"):
         if result[name] is not None:
-            parts.append(folded(f"the judge's {name}", code(result[name])))
-    return whole(*parts)
+            parts.append(details(f"the judge's {name}", code(result[name])))
+    return root(*parts)
 
 
 def _metric(metric: Mapping[str, Any]) -> str:

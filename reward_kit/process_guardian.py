@@ -1,8 +1,8 @@
-"""The guardian of `processes`: when the process that started it is gone, it ends what that left running and removes it.
+"""The guardian of `processes`: after the process that started it has ended, it kills leftovers and removes their files.
 
 It is run by its path (`python -I -S process_guardian.py TOKEN FOLDER`), so it imports the standard library alone. Its
 standard input is a pipe from the process it watches, with lines `+ID` and `-ID` for the sessions that began and ended,
-and `done` if everything is cleaned up already.
+and `done` if nothing is left to clean up.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import time
 from collections.abc import Collection
 
 MARK = "REWARD_KIT_GUARD"
-"""The environment variable that every child inherits: the tokens of those that guard it, joined by colons."""
-_QUIET_LOOKS = 5
+"""The environment variable that every child inherits: the tokens of its guardians, joined by colons."""
+_QUIET_CHECKS = 5
 _LONGEST_S = 60.0
 
 
@@ -25,7 +25,7 @@ def main() -> None:
     token, folder = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    # Keep no folder busy that is to be unmounted or removed.
+    # Do not keep the working directory busy.
     os.chdir("/")
     sessions: set[int] = set()
     with open(0, "rb") as pipe:
@@ -34,36 +34,36 @@ def main() -> None:
                 return
             if line.endswith(b"\n"):
                 (sessions.add if line[:1] == b"+" else sessions.discard)(int(line[1:]))
-    kill_all(token, sessions, quiet_looks=_QUIET_LOOKS)
+    kill_all(token, sessions, quiet_checks=_QUIET_CHECKS)
     remove_tree(folder)
 
 
-def kill_all(token: str, sessions: Collection[int] = (), *, quiet_looks: int = 1) -> None:
-    """Kill every process that carries the token or belongs to one of the sessions, until none is left."""
+def kill_all(token: str, sessions: Collection[int] = (), *, quiet_checks: int = 1) -> None:
+    """Kill every process that has the token or belongs to one of the sessions, until none is left."""
     quiet, end = 0, time.monotonic() + _LONGEST_S
-    out_of_reach: set[int] = set()
+    forbidden: set[int] = set()
     while time.monotonic() < end:
-        pids = set(running(token, sessions)) - out_of_reach
+        pids = set(find_processes(token, sessions)) - forbidden
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
             except PermissionError:
-                out_of_reach.add(pid)
+                forbidden.add(pid)
         quiet = 0 if pids else quiet + 1
-        if quiet >= quiet_looks:
+        if quiet >= quiet_checks:
             return
         time.sleep(0.01 if pids else 0.05)
 
 
-def running(token: str, sessions: Collection[int] = ()) -> list[int]:
-    """Return what carries the token or belongs to a session, as ids for `kill`; no zombies, and not this process."""
+def find_processes(token: str, sessions: Collection[int] = ()) -> list[int]:
+    """Return the ids (for `kill`) of other processes that have the token or belong to a session, zombies left out."""
     if not os.path.isdir("/proc/self"):  # noqa: PTH112
         return [-session for session in sessions if _has_members(session)]
-    mark, own = token.encode(), os.getpid()
+    mark, own_pid = token.encode(), os.getpid()
     numbers = (int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208
-    return [pid for pid in numbers if pid != own and (_session(pid) in sessions or mark in _read(pid, "environ"))]
+    return [pid for pid in numbers if pid != own_pid and (_session(pid) in sessions or mark in _read(pid, "environ"))]
 
 
 def _session(pid: int) -> int:
@@ -91,8 +91,8 @@ def _has_members(session: int) -> bool:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a folder of ours, also where something in it was made unwritable; nothing happens where it is gone."""
-    # Here, because a guardian starts in half the time without it.
+    """Remove a folder, even if parts of it were made read-only; do nothing if it is missing."""
+    # Imported here, because that halves the start of a guardian.
     import shutil
 
     try:

@@ -1,7 +1,7 @@
-"""Start long-lived child processes and make temporary folders, so that none of them outlives this process.
+"""Long-lived child processes and temporary folders that never outlive this process.
 
-Both are cleaned up where they are used, at the latest when the interpreter exits. After a crash or `kill -9` the
-guardian does it (`process_guardian`): every child, and whatever a child starts, inherits its token in the environment.
+Both are cleaned up by their users, at the latest when the interpreter exits. After a crash or `kill -9` the guardian
+(`process_guardian`) does it: every child and its descendants inherit the guardian's token in the environment.
 Importing this module starts nothing.
 """
 
@@ -35,39 +35,39 @@ from reward_kit.safe_input import MIB, PROCESS_LOG_BYTES
 SECRET_NAME = re.compile(
     r"api[_-]?key$|access_?key|private_?key|token$|secret|password|passwd|credential|authorization", re.IGNORECASE
 )
-"""Names, of environment variables and configuration keys, whose values are secrets and not shown."""
-HANDED_ON = re.compile(
-    # Where programs, the user's files and temporary files are, and who the user is.
+"""Names of environment variables and configuration keys whose values are secrets and never shown."""
+INHERITED_VARIABLES = re.compile(
+    # Paths of programs, user files and temporary files; the user.
     r"PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|TEMP|TMP|XDG_[A-Z_]+"
-    # How text is written, and what the terminal shows.
+    # Language, encoding and terminal.
     r"|LANG|LANGUAGE|LC_[A-Z_]+|TZ|TERM|COLORTERM|NO_COLOR|FORCE_COLOR|COLUMNS|LINES"
-    # Which Python and which libraries: a child is often one of the same environment.
+    # Python and libraries: a child often runs in the same environment.
     r"|PYTHONPATH|PYTHONHOME|PYTHONHASHSEED|PYTHONUTF8|PYTHONIOENCODING|PYTHONUNBUFFERED|PYTHONDONTWRITEBYTECODE"
     r"|PYTHONWARNINGS|PYTHONSAFEPATH|VIRTUAL_ENV|CONDA_PREFIX|CONDA_DEFAULT_ENV"
     r"|LD_LIBRARY_PATH|DYLD_LIBRARY_PATH|DYLD_FALLBACK_LIBRARY_PATH"
-    # Which certificates are accepted; paths.
+    # Paths of certificates.
     r"|SSL_CERT_FILE|SSL_CERT_DIR|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|NODE_EXTRA_CA_CERTS"
-    # How many threads and which devices it may use.
+    # Threads and devices.
     r"|(OMP|MKL|OPENBLAS|NUMEXPR|VECLIB_MAXIMUM|RAYON)_NUM_THREADS|VECLIB_MAXIMUM_THREADS|TOKENIZERS_PARALLELISM"
     r"|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|NVIDIA_VISIBLE_DEVICES|ROCR_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES"
-    # Where models and games lie, and whether they may be fetched; not the token that fetches private ones.
+    # Model and game data; not the token for private ones.
     r"|HF_HOME|HF_HUB_CACHE|HF_HUB_OFFLINE|HF_DATASETS_OFFLINE|TRANSFORMERS_OFFLINE|ALFWORLD_DATA"
-    # Without which no program starts on Windows.
+    # Required to start any program on Windows.
     r"|SYSTEMROOT|SYSTEMDRIVE|WINDIR|COMSPEC|PATHEXT|APPDATA|LOCALAPPDATA|PROGRAMDATA|PROGRAMFILES|USERPROFILE"
     r"|USERNAME|HOMEDRIVE|HOMEPATH"
 )
-"""The environment variables that every child process gets. Another one is named by the task (`pass_env`, `env`)."""
+"""The environment variables that every child process inherits; a task adds others (`pass_env`, `env`)."""
 _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
-"""Handed on too, in capitals as well, unless they hold a password: behind a proxy a child has no other network."""
+"""Inherited too, in upper or lower case, unless they hold a password."""
 LOG_FOLDER: ContextVar[Path | None] = ContextVar("LOG_FOLDER", default=None)
-"""The folder for the output of children, such as a run's `logs`; without one the output is removed with the child."""
+"""The folder for the output of children, such as a run's `logs`; if unset, output is removed with the child."""
 _SHARED = "shared"
 _log_numbers: dict[Path, int] = {}
 _LONGEST_LINE = 500
 
 
 class _Guard:
-    """This process's guardian: its token, the temporary root, and the pipe that ends when we do."""
+    """This process's guardian: its token, the temporary root, and the pipe that closes when this process ends."""
 
     def __init__(self) -> None:
         self.token = secrets.token_hex(16)
@@ -75,7 +75,7 @@ class _Guard:
         self.sessions: set[int] = set()
         self._owner = os.getpid()
         command = [sys.executable, "-I", "-S", process_guardian.__file__, self.token, str(self.root)]
-        # Without our mark: a guardian of ours must not kill this guardian before it has done its work.
+        # Without our mark: another guardian must not kill this one before it is done.
         environment = {name: value for name, value in os.environ.items() if name != MARK}
         reader, self._pipe = os.pipe()
         try:
@@ -89,23 +89,23 @@ class _Guard:
             )
         finally:
             os.close(reader)
-        # The guardian knows the folder before it is there, so no kill can come between.
+        # The guardian knows the folder before it exists, so a kill in between loses nothing.
         self.root.mkdir(mode=0o700)
         (self.root / _SHARED).mkdir(mode=0o700)
-        os.register_at_fork(after_in_child=self._let_go)
+        os.register_at_fork(after_in_child=self._close_pipe_in_fork)
         atexit.register(self._clean_up)
 
     def mark(self) -> str:
-        """Return the value of `MARK` for a child; those that guard us guard it too."""
+        """Return the value of `MARK` for a child; our own guardians guard it too."""
         return ":".join(token for token in (os.environ.get(MARK, ""), self.token) if token)
 
     def watch(self, session: int) -> None:
-        """Add a child's session, to be ended also if the mark cannot be read."""
+        """Add a child's session, so that it is ended even if its mark cannot be read."""
         self.sessions.add(session)
         self._send(f"+{session}")
 
     def forget(self, session: int) -> None:
-        """Remove an ended session, whose id may soon be another's."""
+        """Remove an ended session, since its id may be reused."""
         self.sessions.discard(session)
         self._send(f"-{session}")
 
@@ -113,8 +113,8 @@ class _Guard:
         with contextlib.suppress(OSError):
             os.write(self._pipe, f"{line}\n".encode())
 
-    def _let_go(self) -> None:
-        # A fork that keeps the pipe open would hide our death from the guardian.
+    def _close_pipe_in_fork(self) -> None:
+        # A fork that keeps the pipe open would hide our end from the guardian.
         with contextlib.suppress(OSError):
             os.close(self._pipe)
         self._pipe = -1
@@ -142,36 +142,36 @@ def _guard() -> _Guard:
 
 
 def child_environment(extra: Mapping[str, str] | None = None, *, pass_names: Sequence[str] = ()) -> dict[str, str]:
-    """Return the environment of a child process: `extra`, the variables of `HANDED_ON` and `pass_names`, and the mark.
+    """Return a child's environment: `extra`, the variables of `INHERITED_VARIABLES` and `pass_names`, and the mark.
 
-    This keeps keys out of programs that have no use for them, and so out of their logs and crash reports. It is not a
-    boundary: a program that runs as the same user can read what this user can.
+    This keeps keys out of programs that do not need them, and so out of their logs and crash reports. It is not a
+    security boundary: a program of the same user can read everything that the user can.
     """
     for name in pass_names:
         if name not in os.environ:
-            raise ConfigError(f"the environment variable {name} is to be passed on, and is not set")
-    kept = {
+            raise ConfigError(f"pass_env: the environment variable {name} is not set")
+    inherited = {
         name: value
         for name, value in os.environ.items()
-        if name in pass_names or ("@" not in value if name.lower() in _PROXIES else HANDED_ON.fullmatch(name))
+        if name in pass_names or ("@" not in value if name.lower() in _PROXIES else INHERITED_VARIABLES.fullmatch(name))
     }
-    return {**kept, **(extra or {}), MARK: _guard().mark()}
+    return {**inherited, **(extra or {}), MARK: _guard().mark()}
 
 
 def temporary_folder(prefix: str) -> Path:
-    """Make a private folder in this process's temporary root, removed by `remove_folder` or at our end."""
+    """Make a private folder in this process's temporary root, removed by `remove_folder` or at exit."""
     return Path(tempfile.mkdtemp(prefix=prefix, dir=_guard().root))
 
 
 def shared_folder(name: str) -> Path:
-    """Return this process's folder of that name, for what is made once and used by many; it stays to our end."""
+    """Return this process's folder of that name, for files made once and shared; removed at exit."""
     folder = _guard().root / _SHARED / name
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a temporary folder, also where something in it was made unwritable, or where it is gone already."""
+    """Remove a temporary folder, even if parts of it are read-only; do nothing if it is missing."""
     process_guardian.remove_tree(str(path))
 
 
@@ -187,10 +187,10 @@ _LOG_TAIL_BYTES = 32_768
 
 
 class LogLimit:
-    """Watch a log while its writer runs; one above `PROCESS_LOG_BYTES` keeps its last MiB and goes on.
+    """Watch a log while its writer runs; a log above `PROCESS_LOG_BYTES` is cut to its last MiB.
 
-    A thread does it, so that a blocked event loop does not fill the disk. The writer must have the file open for
-    appending: it then goes on at the new end.
+    It runs in a thread, so that a blocked event loop does not fill the disk. The writer must have the file open for
+    appending: it then continues at the new end.
     """
 
     def __init__(self, log: Path) -> None:
@@ -206,13 +206,13 @@ class LogLimit:
         while not self._ended.wait(_LOG_CHECK_S):
             with contextlib.suppress(OSError):
                 if self._log.stat().st_size > PROCESS_LOG_BYTES:
-                    kept = log_end(self._log, _LOG_KEPT_BYTES)
+                    tail = read_log_end(self._log, _LOG_KEPT_BYTES)
                     os.truncate(self._log, 0)
                     with self._log.open("ab") as file:
-                        file.write(_LOG_NOTICE % (PROCESS_LOG_BYTES // MIB) + kept.partition(b"\n")[2])
+                        file.write(_LOG_NOTICE % (PROCESS_LOG_BYTES // MIB) + tail.partition(b"\n")[2])
 
 
-def log_end(log: Path, size: int = _LOG_TAIL_BYTES) -> bytes:
+def read_log_end(log: Path, size: int = _LOG_TAIL_BYTES) -> bytes:
     """Return the last bytes of a log; nothing if it cannot be read."""
     try:
         with log.open("rb") as file:
@@ -223,7 +223,7 @@ def log_end(log: Path, size: int = _LOG_TAIL_BYTES) -> bytes:
 
 
 class ChildProcess:
-    """A child in a session of its own, made by `start_process`; its starter ends it."""
+    """A child process in its own session, from `start_process`; the caller ends it."""
 
     def __init__(self, process: subprocess.Popen[bytes], token: str, log: Path, keep_log: bool) -> None:
         self._process = process
@@ -251,7 +251,7 @@ class ChildProcess:
         if self._process.returncode is not None or not hasattr(os, "waitid"):
             return self._process.poll()
         try:
-            # Looked at, not reaped: until `end` no other process can get its id, so signals to it hit no other process.
+            # Inspected, not reaped: until `end` its id cannot be reused, so signals reach no other process.
             status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return self._process.poll()
@@ -261,66 +261,66 @@ class ChildProcess:
 
     def log_tail(self, lines: int = 10) -> str:
         """Return the last lines of its output, each cut to 500 characters."""
-        output = log_end(self._log) if self._last_output is None else self._last_output
+        output = read_log_end(self._log) if self._last_output is None else self._last_output
         written = output.decode("utf-8", "replace").replace("\0", "").rstrip().splitlines()
         return "\n".join(
             line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…" for line in written[-lines:]
         )
 
     async def end(self, grace_s: float = 3.0) -> None:
-        """End it and all it has started: SIGTERM, then SIGKILL after the grace. A second call does nothing."""
+        """End it and its descendants: SIGTERM, then SIGKILL after the grace period. A second call does nothing."""
         if self._ended:
             return
         self._ended = True
         with anyio.CancelScope(shield=True):
-            for pid in self._family():
+            for pid in self._running_pids():
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGTERM)
             end = time.monotonic() + grace_s
-            while time.monotonic() < end and (self.returncode is None or self._family()):  # noqa: ASYNC110
+            while time.monotonic() < end and (self.returncode is None or self._running_pids()):  # noqa: ASYNC110
                 await anyio.sleep(0.02)
             await anyio.to_thread.run_sync(process_guardian.kill_all, self._token, (self.pid,))
             _guard().forget(self.pid)
             await anyio.to_thread.run_sync(self._process.wait)
         self._log_limit.stop()
-        self._last_output = log_end(self._log)
+        self._last_output = read_log_end(self._log)
         if not self._keep_log:
             remove_folder(self._log.parent)
         elif not self._last_output:
             self._log.unlink(missing_ok=True)
 
-    def _family(self) -> list[int]:
-        """Return the child and all it has started, as far as they run."""
-        return process_guardian.running(self._token, (self.pid,))
+    def _running_pids(self) -> list[int]:
+        """Return the ids of the child and its descendants that still run."""
+        return process_guardian.find_processes(self._token, (self.pid,))
 
 
 async def start_process(
     command: Sequence[str], *, cwd: Path | None, env: Mapping[str, str], log_name: str, piped: bool = False
 ) -> ChildProcess:
-    """Start a child in a session of its own, with nothing to read and its output in a log file."""
-    guard, own, kept_in = _guard(), secrets.token_hex(8), LOG_FOLDER.get()
-    log = _new_log(kept_in or temporary_folder("log-"), log_name)
+    """Start a child in its own session, with empty input and its output in a log file, or with both `piped`."""
+    guard, token, log_folder = _guard(), secrets.token_hex(8), LOG_FOLDER.get()
+    log = _new_log(log_folder or temporary_folder("log-"), log_name)
     try:
         with log.open("ab") as output:
             process = subprocess.Popen(  # noqa: ASYNC220 - with no await in it, no cancellation can lose the child
                 list(command),
                 cwd=cwd,
-                env={**env, MARK: f"{guard.mark()}:{own}"},
+                env={**env, MARK: f"{guard.mark()}:{token}"},
                 stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if piped else output,
                 stderr=output,
                 start_new_session=True,
             )
     except (OSError, ValueError) as error:
-        log.unlink() if kept_in else remove_folder(log.parent)
+        log.unlink() if log_folder else remove_folder(log.parent)
         problem = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)
         raise ConfigError(f"{shlex.join(command):.200} cannot be started: {problem}") from error
     guard.watch(process.pid)
-    return ChildProcess(process, own, log, keep_log=kept_in is not None)
+    return ChildProcess(process, token, log, keep_log=log_folder is not None)
 
 
 def _new_log(folder: Path, name: str) -> Path:
-    """Make a file, numbered if its name is taken."""
+    """Create a log file, numbered if its name is taken."""
     make_private_folder(folder, parents=True, exist_ok=True)
     while True:
         number = _log_numbers[folder / name] = _log_numbers.get(folder / name, 0) + 1
@@ -328,12 +328,12 @@ def _new_log(folder: Path, name: str) -> Path:
         try:
             path.touch(FILE_MODE, exist_ok=False)
         except FileExistsError:
-            continue  # an earlier process of the same run made it
+            continue  # made by an earlier process of the same run
         return path
 
 
-def lock_for_this_process(descriptor: int) -> None:
-    """Lock an open file until it is closed, also by the death of this process; OSError if another holds it."""
+def lock_file(descriptor: int) -> None:
+    """Lock an open file until it is closed or this process ends; OSError if another process holds the lock."""
     if sys.platform == "win32":
         import msvcrt
 

@@ -1,7 +1,7 @@
-"""A reward with its options fixed, its resources opened and its calls made, in this process or in the sandbox.
+"""Calls of a reward, with its options fixed and its resources opened, in this process or in the sandbox.
 
-A built-in reward takes its options as keyword parameters with defaults. `with_options` returns a reward with some of
-them fixed, as a task file does with `reward_options:`; they are checked against the annotations at once. `OpenReward`
+A built-in reward takes options as keyword parameters with defaults. `with_options` returns a reward with some of them
+fixed, as `reward_options:` in a task file does; they are checked against the annotations at once. `OpenReward`
 then makes the calls. The sandboxed worker imports this file, so it imports little.
 """
 
@@ -20,13 +20,13 @@ import pydantic
 
 from reward_kit.errors import ConfigError, InvalidResultError, RewardError, RewardKitError, did_you_mean
 from reward_kit.models import EvaluateResult, MetricResult, StepOutput
-from reward_kit.typed_interface import RewardSpec, as_function, as_result, as_results, code_of, reward_spec
+from reward_kit.typed_interface import RewardSpec, as_function, as_result, as_results, reward_spec, scoring_function
 from reward_kit.validation import describe_validation_error
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _CHECK = "check_options"
 BATCH_NAMES = {"messages": "rollouts_messages", "ground_truth": "ground_truths"}
-"""The name of a pointwise value where a list of it is passed."""
+"""The batch parameter for each pointwise parameter."""
 OFFERED = frozenset(
     {
         *("messages", "ground_truth", "assistant_turns", "sample", "state", "step_data", "environment_return"),
@@ -34,9 +34,9 @@ OFFERED = frozenset(
         *BATCH_NAMES.values(),
     }
 )
-"""Every value of a rollout that a reward function may name."""
+"""Every value of a rollout that a reward function may take as a parameter."""
 REFERENCE = re.compile(r"[^\s:]+\.py:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
-"""A text that names a factory of a resource."""
+"""A string that names a resource factory."""
 Caller = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
@@ -48,27 +48,27 @@ def with_options(reward: Callable[..., Any], /, **options: Any) -> Callable[...,
         options: by the names of its parameters; values are converted to their annotations.
 
     Raises:
-        ConfigError: it has no such parameter, the parameter is one of the rollout's values, or the value does not fit.
+        ConfigError: it has no such parameter, the parameter is a rollout value, or the value does not fit.
 
     Example:
         ```python
         strict = with_options(math_answer, tolerance=0.0)
         ```
     """
-    return as_function(fixed(reward_spec(reward), options))
+    return as_function(fix_options(reward_spec(reward), options))
 
 
-def fixed(spec: RewardSpec, options: Mapping[str, Any]) -> RewardSpec:
+def fix_options(spec: RewardSpec, options: Mapping[str, Any]) -> RewardSpec:
     """Return the spec with these options, as `with_options` does.
 
-    The reward's own check, see `checks_options`, runs also without any options.
+    The reward's own check (`checks_options`) runs even without options.
     """
-    code = code_of(spec.function)
+    code = scoring_function(spec.function)
     hints = typing.get_type_hints(code, include_extras=True)
     values: dict[str, Any] = {}
     for name, value in options.items():
         if name in OFFERED:
-            raise ConfigError(f"reward {spec.id!r}: {name!r} is the rollout's, and cannot be an option")
+            raise ConfigError(f"reward {spec.id!r}: {name!r} is a value of the rollout and cannot be an option")
         if spec.parameters is not None and name not in spec.parameters:
             known = option_names(spec)
             if not known:
@@ -82,7 +82,7 @@ def fixed(spec: RewardSpec, options: Mapping[str, Any]) -> RewardSpec:
     options = {**spec.options, **values}
     if (check := getattr(code, _CHECK, None)) is not None:
         parameters = inspect.signature(code).parameters.values()
-        defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+        defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         try:
             check({name: value for name, value in {**defaults, **options}.items() if name not in OFFERED})
         except ConfigError as error:
@@ -91,11 +91,11 @@ def fixed(spec: RewardSpec, options: Mapping[str, Any]) -> RewardSpec:
 
 
 def checks_options(check: Callable[[Mapping[str, Any]], None]) -> Callable[[_Function], _Function]:
-    """Check a reward's options together when it is loaded; place it below `@reward_function`.
+    """Check the combination of a reward's options when it is loaded; place the decorator below `@reward_function`.
 
     Args:
-        check: gets all options by name, defaults included, each of its annotation's type. It raises a ConfigError such
-            as "option 'at_least': 5 is above at_most, 3"; the reward's name is put before it.
+        check: takes all options by name, defaults included, converted to their annotations. It raises a ConfigError
+            such as "option 'at_least': 5 is above at_most, 3", which is prefixed with the reward's name.
     """
 
     def mark(function: _Function) -> _Function:
@@ -111,11 +111,11 @@ def option_names(spec: RewardSpec) -> list[str]:
 
 
 class OpenReward:
-    """A reward with its resources opened and its instance made, until `close`.
+    """A reward with open resources and, for a class, an instance, until `close`.
 
     Args:
         spec: the reward.
-        load: resolves the reference of a resource.
+        load: returns the object of a resource's reference.
         run: calls a synchronous function, in a thread or directly.
         run_score: calls a synchronous reward itself; by default `run`.
     """
@@ -142,9 +142,9 @@ class OpenReward:
                 if (open_parts := getattr(instance, "open_parts", None)) is not None:
                     await open_parts(self._load, self._run)
                 if (setup := getattr(instance, "setup", None)) is not None:
-                    await self._result_of(setup)
+                    await self._run_function(setup)
                 if (close := getattr(instance, "close", None)) is not None:
-                    stack.push_async_callback(self._result_of, close)
+                    stack.push_async_callback(self._run_function, close)
             self._stack = stack.pop_all()
 
     async def _opened(self, value: Any, stack: AsyncExitStack) -> Any:
@@ -153,9 +153,9 @@ class OpenReward:
             value = self._load(value)
         if not callable(value):
             return value
-        made = await self._result_of(value)
+        made = await self._run_function(value)
         if callable(close := getattr(made, "close", None)):
-            stack.push_async_callback(self._result_of, close)
+            stack.push_async_callback(self._run_function, close)
         elif hasattr(made, "__aenter__"):
             made = await stack.enter_async_context(made)
         elif hasattr(made, "__enter__"):
@@ -177,7 +177,7 @@ class OpenReward:
                 raise result
             return result
         self._check_truth(values)
-        return as_result(await self._returned({**self._resources, **values}), f"reward {self.spec.id!r}")
+        return as_result(await self._call({**self._resources, **values}), f"reward {self.spec.id!r}")
 
     async def call_group(
         self, rollouts: Sequence[Mapping[str, Any] | RewardKitError]
@@ -207,26 +207,26 @@ class OpenReward:
         names = dict.fromkeys(name for values in whole for name in values)
         lists = {BATCH_NAMES.get(name, name): [values.get(name) for values in whole] for name in names}
         # Each value of the rollouts is a list; a resource is shared by all of them.
-        returned = await self._returned({**self._resources, **lists})
+        returned = await self._call({**self._resources, **lists})
         results = iter(as_results(returned, len(whole), f"reward {self.spec.id!r}"))
         return [failed[index] if index in failed else next(results) for index in range(len(rollouts))]
 
     def _check_truth(self, values: Mapping[str, Any]) -> None:
-        """Never pass None for a required ground truth: the comparison would give a score of 0."""
+        """Raise a RewardError instead of passing None for a required ground truth, which would score 0."""
         if self._needs_truth and values.get("ground_truth") is None:
             raise RewardError(
-                f"reward {self.spec.id!r} requires a ground_truth, and the sample has none; give it one, or write "
-                "`| None` in the annotation of a reward that can do without"
+                f"reward {self.spec.id!r} requires a ground_truth, and the sample has none; add one, or write "
+                "`| None` in the annotation if the reward can do without"
             )
 
-    async def _returned(self, given: Mapping[str, Any]) -> Any:
-        arguments = self.spec.arguments(given)
+    async def _call(self, values: Mapping[str, Any]) -> Any:
+        arguments = self.spec.arguments(values)
         try:
             if self.spec.is_async:
                 return await self._score(**arguments)
             return await self._run_score(lambda: self._score(**arguments))
         except pydantic.ValidationError as error:
-            # An invalid result that the reward tried to make is not a crash.
+            # The reward constructed an invalid result; that is not a crash.
             kinds = {kind.__name__: kind for kind in (EvaluateResult, StepOutput, MetricResult)}
             if error.title not in kinds:
                 raise
@@ -238,31 +238,31 @@ class OpenReward:
         stack, self._stack = self._stack, AsyncExitStack()
         await stack.aclose()
 
-    async def _result_of(self, function: Callable[[], Any]) -> Any:
+    async def _run_function(self, function: Callable[[], Any]) -> Any:
         if inspect.iscoroutinefunction(function):
             return await function()
         result = await self._run(function)
         return await result if inspect.isawaitable(result) else result
 
 
-def calls_out(spec: RewardSpec) -> bool:
-    """Report whether it or a part of it calls a model or has a sandbox of its own; neither works in the sandbox."""
+def needs_host(spec: RewardSpec) -> bool:
+    """Return whether the reward or a part of it calls a model or has its own sandbox; neither works in the sandbox."""
     if any(hasattr(resource, "check_options") for resource in spec.resources.values()):
         return True
-    return any(calls_out(part) for part in getattr(spec.function, "made_of", {}).values())
+    return any(needs_host(part) for part in getattr(spec.function, "made_of", {}).values())
 
 
 def _needs_truth(spec: RewardSpec) -> bool:
-    """Report whether the ground truth has no default, and an annotation that does not allow None."""
+    """Return whether the ground truth is required and its annotation excludes None."""
     name = BATCH_NAMES["ground_truth"] if spec.mode == "batch" else "ground_truth"
     if name not in spec.required:
         return False
-    hint = typing.get_type_hints(code_of(spec.function)).get(name, Any)
+    hint = typing.get_type_hints(scoring_function(spec.function)).get(name, Any)
     return _excludes_none(next(iter(typing.get_args(hint)), Any) if spec.mode == "batch" else hint)
 
 
 def _excludes_none(hint: Any) -> bool:
-    """Report whether None surely does not fit an annotation; one that cannot be judged allows it."""
+    """Return whether an annotation certainly excludes None."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return all(map(_excludes_none, typing.get_args(hint)))

@@ -1,7 +1,7 @@
-"""GiGPO advantages on the steps of a batch, by the name and signature that the specification fixes.
+"""GiGPO advantages on the steps of a batch, under the name and signature of the specification.
 
-`reward_kit.credit` has the estimators; arguments are never changed. Unscored is not zero: a trajectory whose score is
-None gets advantage None on every step and has no part in a baseline.
+The estimators are in `reward_kit.credit`; arguments are never changed. Unscored is not zero: a trajectory whose score
+is None gets advantage None on every step and is left out of baselines.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def system_apply_gigpo_to_batch_steps(
         final_scores_for_rollouts: one score per trajectory, None if it is unscored.
         omega: the weight of A_E in the convex combination.
         gamma: the discount of G_k.
-        state_hashing_function: gives the key of the anchor state that steps share.
-        default_step_reward: see `gigpo_credit`, as for the options below.
+        state_hashing_function: returns the key of the anchor state that steps share.
+        default_step_reward: see `gigpo_credit`, also for the options below.
         group_ids: one per trajectory. None takes `step_info["group_id"]` of the steps; without any, all are one group.
         combination: "convex" or "additive".
         step_weight: the weight of A_S in the additive combination.

@@ -1,4 +1,4 @@
-"""From results of reward functions to the advantage of each action: alignment, then an estimator called by name.
+"""Turn results of reward functions into the advantage of each action: align them, then call an estimator by name.
 
 `RLDataAligner` puts an `EvaluateResult`'s step outputs onto the steps they name; `CreditAssigner` does this for a batch
 of episodes and their scores and calls the estimator. An episode that cannot be aligned is unscored with that failure
@@ -18,18 +18,18 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import numpy as np
 import pydantic
 
-from reward_kit.agent.models import StepData, steps_of
+from reward_kit.agent.models import StepData, episode_steps
 from reward_kit.credit.state_hashes import readable_keys
-from reward_kit.credit.step_arrays import codes_of
+from reward_kit.credit.step_arrays import factorize
 from reward_kit.credit.step_credit import StepCredit, known_value, with_credit
-from reward_kit.episodes.record import facts_of
+from reward_kit.episodes.record import get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import AlignmentError, ConfigError, Failure, InvalidResultError, did_you_mean
 from reward_kit.models import EvaluateResult, match_to_steps
 from reward_kit.reward_agent.scoring import Scored
 from reward_kit.rl_helpers import ESTIMATORS
 from reward_kit.task_parts import StepRewards
-from reward_kit.validation import in_words
+from reward_kit.validation import describe_problem
 
 USUAL_OPTIONS: Mapping[str, float] = {"omega": 0.5, "gamma": 0.95, "lam": 0.95}
 """Defaults of options that an estimator requires; `omega` only if the combination uses it."""
@@ -53,7 +53,7 @@ class RLDataAligner:
             rollout_id: the rollout, for messages.
 
         Raises:
-            AlignmentError: an output names no step, two name the same one, or two steps have the same index.
+            AlignmentError: an output names an unknown step, two name the same one, or two steps have the same index.
         """
         positions: dict[str, int] = {}
         for position, step in enumerate(current_step_data_list):
@@ -79,21 +79,23 @@ class RLDataAligner:
         current_step_data_lists: Sequence[Sequence[StepData]],
         rollout_ids: Sequence[str],
     ) -> list[list[StepData]]:
-        """Call `align_data_for_rl_processing` for each rollout of a batch; an error concerns the whole batch.
+        """Call `align_data_for_rl_processing` for each rollout of a batch; one error rejects the whole batch.
 
         Args:
             current_eval_results: one per rollout; None if it is unscored, and its steps stay as they are.
-            current_step_data_lists: the steps of each.
-            rollout_ids: the name of each.
+            current_step_data_lists: the steps of each rollout.
+            rollout_ids: the id of each rollout.
 
         Raises:
-            AlignmentError: the lengths differ, an id is there twice, or results cannot be aligned: a line for each.
+            AlignmentError: the lengths differ, an id is repeated, or results cannot be aligned (a line for each).
         """
         lengths = [len(current_eval_results), len(current_step_data_lists), len(rollout_ids)]
         if len(set(lengths)) > 1:
-            raise AlignmentError("{} results, {} lists of steps and {} rollout ids are no batch".format(*lengths))
-        if twice := _first_twice(rollout_ids):
-            raise AlignmentError(f"rollout {twice} is in the batch more than once; rollout ids are unique")
+            raise AlignmentError(
+                "{} results, {} lists of steps and {} rollout ids do not form a batch".format(*lengths)
+            )
+        if duplicate := _first_duplicate(rollout_ids):
+            raise AlignmentError(f"rollout {duplicate} is in the batch more than once; rollout ids are unique")
         batch, problems = [], []
         for result, steps, rollout_id in zip(current_eval_results, current_step_data_lists, rollout_ids, strict=True):
             try:
@@ -113,12 +115,12 @@ def _copies(steps: Sequence[StepData]) -> list[StepData]:
     return [step.model_copy(update={"step_info": dict(step.step_info)}) for step in steps]
 
 
-def _first_twice(names: Iterable[str]) -> str | None:
+def _first_duplicate(names: Iterable[str]) -> str | None:
     return next((name for name, n in Counter(names).items() if n > 1), None)
 
 
-class Aligned(NamedTuple):
-    """One episode on its way from scores to advantages: its steps with base rewards, its score or its failure."""
+class AlignedEpisode(NamedTuple):
+    """An aligned episode: its steps with base rewards, and its score or failure."""
 
     rollout_id: str
     group_id: str
@@ -129,12 +131,12 @@ class Aligned(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CreditBatch:
-    """A batch of episodes on its way from scores to advantages; every sequence has one item per episode.
+    """A batch of aligned episodes, with credit once it is assigned; every sequence has one item per episode.
 
     Attributes:
         rollout_ids: the episodes.
         group_ids: the group of each.
-        steps: copies of their steps: aligned and, once `credit` is there, with advantages.
+        steps: copies of their steps, aligned and, once `credit` is set, with advantages.
         scores: None if an episode is unscored.
         failures: of unscored episodes, by rollout id.
         credit: the estimator's result, flat over all steps.
@@ -150,8 +152,8 @@ class CreditBatch:
     state_hash: Any = None
 
     @classmethod
-    def of(cls, episodes: Iterable[Aligned]) -> CreditBatch:
-        """Return the batch of these episodes; one that is there twice raises `ConfigError`."""
+    def from_episodes(cls, episodes: Iterable[AlignedEpisode]) -> CreditBatch:
+        """Return the batch of aligned episodes; a repeated id raises a `ConfigError`."""
         batch = cls([], [], [], [], {})
         for episode in episodes:
             batch.rollout_ids.append(episode.rollout_id)
@@ -160,8 +162,8 @@ class CreditBatch:
             batch.scores.append(episode.score)
             if episode.failure is not None:
                 batch.failures[episode.rollout_id] = episode.failure
-        if twice := _first_twice(batch.rollout_ids):
-            raise ConfigError(f"rollout {twice} is in the batch more than once; rollout ids are unique")
+        if duplicate := _first_duplicate(batch.rollout_ids):
+            raise ConfigError(f"rollout {duplicate} is in the batch more than once; rollout ids are unique")
         return batch
 
     def summary(self) -> dict[str, float]:
@@ -174,16 +176,16 @@ class CreditBatch:
         """Yield the lines of `credit.jsonl`, one per step; numbers are None if the episode is unscored.
 
         `anchor` numbers the pairs of group and state in the order in which they appear, and `peers` counts the other
-        scored steps of the same one; both are None for an estimator without states. Raises `ConfigError` before an
-        estimator was called.
+        scored steps of the same one; both are None for an estimator without states. Raises a `ConfigError` before an
+        estimator is called.
         """
         if (credit := self.credit) is None:
-            raise ConfigError("nothing is credited yet; call CreditAssigner.advantages first")
+            raise ConfigError("the batch has no credit yet; call CreditAssigner.advantages first")
         keys = readable_keys(self.steps, self.state_hash)
         anchors: list[int | None] = [None] * len(credit.anchors_S)
         peers = anchors
         if not (credit.anchors_S < 0).any():
-            anchors_S, is_scored_S = codes_of(credit.anchors_S.tolist()), ~np.isnan(credit.advantages_S)
+            anchors_S, is_scored_S = factorize(credit.anchors_S.tolist()), ~np.isnan(credit.advantages_S)
             sizes_S = np.bincount(anchors_S, is_scored_S)[anchors_S].astype(np.int64) if len(anchors_S) else anchors_S
             anchors = anchors_S.tolist()
             pairs = zip(sizes_S.tolist(), is_scored_S.tolist(), strict=True)
@@ -200,14 +202,14 @@ class CreditBatch:
         columns = zip(keys, anchors, peers, *numbers, strict=True)
         for rollout_id, group_id, steps in zip(self.rollout_ids, self.group_ids, self.steps, strict=True):
             for step in steps:
-                state_key, anchor, others, episode_advantage, step_advantage, advantage, discounted = next(columns)
+                state_key, anchor, peer_count, episode_advantage, step_advantage, advantage, discounted = next(columns)
                 row = {
                     "rollout_id": rollout_id,
                     "group_id": group_id,
                     "step": step.system_step_index,
                     "state_key": state_key,
                     "anchor": anchor,
-                    "peers": others,
+                    "peers": peer_count,
                     "base_reward": step.base_reward,
                     "return_to_go": discounted,
                     "A_E": episode_advantage,
@@ -219,14 +221,14 @@ class CreditBatch:
 
 
 class CreditAssigner:
-    """Scored episodes in, advantages out.
+    """Computes the advantages of scored episodes.
 
     Args:
         estimator: a name of `rl_helpers.ESTIMATORS`.
         step_rewards: the source of base rewards for an episode whose result has no step outputs. "reward_function"
             leaves them unset; "environment" takes the environment's rewards.
-        **options: the estimator's own, by keyword (for "gigpo": omega, gamma, state_hash, …). Required ones have the
-            defaults of `USUAL_OPTIONS`.
+        **options: of the estimator (for "gigpo": omega, gamma, state_hash, …). Required ones default to
+            `USUAL_OPTIONS`.
 
     Attributes:
         options: all options of the estimator, with defaults.
@@ -244,13 +246,13 @@ class CreditAssigner:
             known = did_you_mean(str(step_rewards), get_args(StepRewards))
             raise ConfigError(f"unknown step_rewards {step_rewards!r}{known}")
         self.estimator, self.step_rewards = estimator, step_rewards
-        self.options: Mapping[str, Any] = _resolved_options(estimator, options)
+        self.options: Mapping[str, Any] = _resolve_options(estimator, options)
         self._aligner = RLDataAligner()
-        # An empty batch costs nothing and lets the estimator check the values now, not after the first collection.
+        # An empty batch lets the estimator check the options now, before the first collection.
         ESTIMATORS[estimator]([], [], group_ids=[], **self.options)
 
     def assign(self, episodes: Sequence[SingleAgentEpisode], scored: Sequence[Scored]) -> CreditBatch:
-        """`align`, then `advantages`."""
+        """Call `align`, then `advantages`."""
         return self.advantages(self.align(episodes, scored))
 
     def align(self, episodes: Sequence[SingleAgentEpisode], scored: Sequence[Scored]) -> CreditBatch:
@@ -260,29 +262,29 @@ class CreditAssigner:
         a reward of its environment that counts is not finite.
 
         Args:
-            episodes: of the rollout worker.
+            episodes: collected by the rollout worker.
             scored: their scores in any order, joined by rollout id.
 
         Raises:
-            ConfigError: an episode has no scored counterpart, or two have one id.
+            ConfigError: an episode has no score, or two have the same id.
         """
         by_id = {result.rollout_id: result for result in scored}
         missing = [episode.id_ for episode in episodes if episode.id_ not in by_id]
         if missing:
             raise ConfigError(f"no scores for {len(missing)} episodes, the first of them {missing[0]}")
-        return CreditBatch.of(self.align_one(episode, by_id[episode.id_]) for episode in episodes)
+        return CreditBatch.from_episodes(self.align_one(episode, by_id[episode.id_]) for episode in episodes)
 
     def advantages(self, batch: CreditBatch) -> CreditBatch:
         """Return the batch with the estimator's credit, on fresh copies of its steps.
 
         Raises:
-            ConfigError: these episodes lack an input of the estimator, such as values.
-            InvalidResultError: a reward or a score of them is not finite.
+            ConfigError: the episodes lack an input of the estimator, such as values.
+            InvalidResultError: a reward or a score is not finite.
         """
         try:
             credit = ESTIMATORS[self.estimator](batch.steps, batch.scores, group_ids=batch.group_ids, **self.options)
         except (ConfigError, InvalidResultError) as error:
-            # An estimator knows trajectories by their index, people by their ids.
+            # Estimators name trajectories by index, users by id.
             message = re.sub(
                 r"\btrajectory (\d+)", lambda match: f"rollout {batch.rollout_ids[int(match[1])]}", str(error)
             )
@@ -290,10 +292,10 @@ class CreditAssigner:
         steps = with_credit(batch.steps, credit)
         return replace(batch, steps=steps, credit=credit, state_hash=self.options.get("state_hash"))
 
-    def align_one(self, episode: SingleAgentEpisode, scored: Scored) -> Aligned:
+    def align_one(self, episode: SingleAgentEpisode, scored: Scored) -> AlignedEpisode:
         """Align one episode of a batch, for batches that do not fit into memory; see `align`."""
-        steps, result, score = steps_of(episode), scored.result, scored.score
-        recorded = facts_of(episode).get("failure")
+        steps, result, score = episode_steps(episode), scored.result, scored.score
+        recorded = get_facts(episode).get("failure")
         failure = Failure.from_json(recorded) if recorded else scored.failure
         try:
             if failure is None and result is not None and result.step_outputs:
@@ -302,41 +304,41 @@ class CreditAssigner:
                 _take_environment_rewards(steps, episode)
         except (AlignmentError, InvalidResultError) as error:
             failure = failure or Failure.from_exception(error)
-        group_id = str(facts_of(episode).get("group_id") or episode.id_)
-        return Aligned(episode.id_, group_id, steps, score if failure is None else None, failure)
+        group_id = str(get_facts(episode).get("group_id") or episode.id_)
+        return AlignedEpisode(episode.id_, group_id, steps, score if failure is None else None, failure)
 
 
 def _take_environment_rewards(steps: Sequence[StepData], episode: SingleAgentEpisode) -> None:
-    """Make them the base rewards. If the environment gave any, a step that did not call it earned none."""
+    """Use the environment's rewards as base rewards. If it gave any, steps without one count as 0."""
     rewards = episode.environment_rewards()
     for t, reward in enumerate(rewards):
         if reward is not None and not math.isfinite(reward):
             raise InvalidResultError(f"rollout {episode.id_}: the environment's reward in step {t} is {reward}")
-    gave = any(reward is not None for reward in rewards)
+    has_rewards = any(reward is not None for reward in rewards)
     for step, reward in zip(steps, rewards, strict=True):
-        step.base_reward = 0.0 if gave and reward is None else reward
+        step.base_reward = 0.0 if has_rewards and reward is None else reward
 
 
-def _resolved_options(estimator: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all options of an estimator by name: the given ones, checked, and the defaults of the others."""
+def _resolve_options(estimator: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options of an estimator by name, checked, with defaults."""
     function = ESTIMATORS[estimator]
     parameters = inspect.signature(function).parameters
     known = {p.name: p for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.name != "group_ids"}
-    for name in given:
+    for name in options:
         if name not in known:
             raise ConfigError(f"{estimator} has no option {name!r}{did_you_mean(name, known)}")
-    options = {name: p.default for name, p in known.items() if p.default is not p.empty} | dict(given)
-    for name in known.keys() - options.keys() & USUAL_OPTIONS.keys():
-        is_unused = name == "omega" and options.get("combination") == "additive"
-        options[name] = None if is_unused else USUAL_OPTIONS[name]
-    if missing := [name for name in known if name not in options]:
+    resolved = {name: p.default for name, p in known.items() if p.default is not p.empty} | dict(options)
+    for name in known.keys() - resolved.keys() & USUAL_OPTIONS.keys():
+        is_unused = name == "omega" and resolved.get("combination") == "additive"
+        resolved[name] = None if is_unused else USUAL_OPTIONS[name]
+    if missing := [name for name in known if name not in resolved]:
         raise ConfigError(f"{estimator} needs the option {missing[0]!r}")
     hints = get_type_hints(function)
-    for name, value in given.items():  # strictly: a task file may hold "0.9" instead of 0.9
+    for name, value in options.items():  # strictly: a task file may hold "0.9" instead of 0.9
         config = pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True)
         try:
             pydantic.TypeAdapter(hints[name], config=config).validate_python(value)
         except pydantic.ValidationError as error:
-            expected = " or ".join(dict.fromkeys(map(in_words, error.errors())))
+            expected = " or ".join(dict.fromkeys(map(describe_problem, error.errors())))
             raise ConfigError(f"{estimator}, option {name!r}: {expected} (got {value!r:.80})") from None
-    return {name: options[name] for name in known}
+    return {name: resolved[name] for name in known}

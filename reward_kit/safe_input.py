@@ -1,7 +1,7 @@
-"""Limits on input from outside, the functions that apply them, a strict JSON reader, and a reader of appended lines.
+"""Limits on external input, functions that apply them, a strict JSON parser, and a reader of appended lines.
 
-Each limit is well above what real use needs and low enough that an endless answer costs less than 200 MB. What is
-larger is cut: reading stops, the connection is closed or the process ended, and one error names the limit. JSON of
+Each limit is well above what real use needs and low enough that an endless answer costs less than 200 MB. Larger
+input is cut: reading stops, the connection is closed or the process ended, and one error names the limit. JSON of
 very short values takes about 25 times its size once it is parsed, so answers also have a limit on their values.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 MODEL_ANSWER_BYTES = 32 * MIB
-"""A model's answer that comes as a whole, and what is kept of a streamed one. 128,000 sampled tokens with their
+"""A complete model answer, or the parts of a streamed one that are kept. 128,000 sampled tokens with their
 log-probabilities are about 13 MiB; 16,000 tokens with 20 alternatives each are about 27 MiB."""
 MODEL_ANSWER_VALUES = 2_000_000
 """JSON values in a model's answer. 128,000 tokens with log-probabilities have about 1.3 million."""
@@ -42,33 +42,33 @@ MCP_MESSAGE_VALUES = 2_000_000
 MCP_TOOLS_BYTES = 32 * MIB
 """All pages of an MCP server's list of tools together, as JSON."""
 ENGINE_ANSWER_BYTES = 16 * MIB
-"""An answer of a worker process that holds an engine (text games, the household)."""
+"""An answer of a worker process that runs an engine (text games, the household)."""
 REWARD_ANSWER_BYTES = 64 * MIB
 """An answer of a reward server, which may be the scores of a whole batch."""
 AGENT_REQUEST_BYTES = 64 * MIB
-"""A request of an agent to the endpoint that records it: the conversation so far, images included."""
+"""A request of an agent to the recording endpoint: the conversation so far, images included."""
 MODEL_LIST_BYTES = 4 * MIB
-"""The part of a list of models that is read, by `reward-kit doctor`."""
+"""The part of a list of models that `reward-kit doctor` reads."""
 RECORDED_LINE_BYTES = 128 * MIB
 """An exchange in a recording: a request and its answer, in ASCII."""
 PROCESS_LOG_BYTES = 64 * MIB
-"""The log of one server or engine that was started; a longer one keeps its last MiB and goes on."""
+"""The log of one started server or engine; a longer one is cut to its last MiB."""
 TEMPLATE_BYTES = MIB
 """Characters of one message template of a task file."""
 TEMPLATE_OUTPUT_CHARS = 16 * MIB
 """Characters of one rendered message: four times what a model of a million tokens reads."""
 TEMPLATE_WORK = 32 * MIB
-"""Characters that one rendering makes; a list item counts 8, a step of a loop and a call 16."""
+"""Characters produced by one rendering; a list item counts 8, a loop step or a call 16."""
 TEMPLATE_CPU_S = 3.0
-"""Seconds of processor time of one rendering."""
+"""Seconds of CPU time of one rendering."""
 TEMPLATE_NUMBER = 10_000
 """The largest width, count or precision for a filter or a format."""
 YAML_BYTES = 8 * MIB
-"""A YAML file. It is read at less than 1 MB a second; a large dataset belongs into JSONL."""
+"""A YAML file. It is read at less than 1 MB a second; store large datasets as JSONL."""
 YAML_VALUES = 500_000
-"""Keys, values and list items of a YAML file. What an alias stands for counts each time."""
+"""Keys, values and list items of a YAML file, aliases expanded."""
 NESTING = 100
-"""Levels to which the values of a YAML file, or of a row of a dataset, may be nested."""
+"""Nesting levels of the values of a YAML file or a dataset row."""
 
 
 class TooLargeError(Exception):
@@ -78,13 +78,13 @@ class TooLargeError(Exception):
     """
 
 
-def shown_size(size: int) -> str:
-    """Return a limit for people: "32 MiB"."""
+def format_size(size: int) -> str:
+    """Return a size as text, such as "32 MiB"."""
     return f"{size // MIB} MiB" if size >= MIB else f"{size // 1024} KiB"
 
 
 def check_values(text: str | bytes, most_values: int) -> None:
-    """Check before parsing that a JSON text does not hold too many values."""
+    """Raise a TooLargeError before parsing if a JSON text holds too many values."""
     if len(text) <= most_values:
         return
     if isinstance(text, str):
@@ -100,25 +100,25 @@ def is_nested_too_deeply(value: Any) -> bool:
     level = [value]
     for _ in range(NESTING + 1):
         inner: list[Any] = []
-        for one in level:
-            inner += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+        for item in level:
+            inner += item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
         if not inner:
             return False
-        level = [one for one in inner if isinstance(one, dict | list)]
+        level = [item for item in inner if isinstance(item, dict | list)]
     return bool(level)
 
 
 async def read_body(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
     """Return the whole body of an answer, decompressed."""
-    body = await read_beginning(response, most_bytes)
+    body = await read_prefix(response, most_bytes)
     if len(body) > most_bytes:
-        raise TooLargeError(shown_size(most_bytes))
+        raise TooLargeError(format_size(most_bytes))
     return body
 
 
-async def read_beginning(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
-    """Return the body of an answer, or a little more than its first `most_bytes`; the connection is closed then."""
-    body = bytearray()  # a list of pieces would cost 40 bytes for each, and a server may send single bytes
+async def read_prefix(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
+    """Return the body of an answer, cut and with the connection closed soon after `most_bytes`."""
+    body = bytearray()  # a list would cost 40 bytes a piece, and a server may send single bytes
     async for piece in response.content.iter_any():
         body += piece
         if len(body) > most_bytes:
@@ -131,25 +131,25 @@ Pairs = list[tuple[str, Any]]
 
 
 def strict_decoder(object_pairs_hook: Callable[[Pairs], Any] | None = None) -> json.JSONDecoder:
-    """Return a decoder that reads strictly; `object_pairs_hook` makes the value of each object."""
-    return json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, object_pairs_hook=object_pairs_hook)
+    """Return a strict JSON decoder; `object_pairs_hook` makes the value of each object."""
+    return json.JSONDecoder(parse_constant=_reject_constant, parse_float=_finite, object_pairs_hook=object_pairs_hook)
 
 
-def read_strictly(text: str | bytes) -> Any:
-    """Return the value of a JSON text, as RFC 8259 has it; bytes are UTF-8, UTF-16 or UTF-32."""
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON strictly (RFC 8259): no NaN, no infinity; bytes are UTF-8, UTF-16 or UTF-32."""
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text), "surrogatepass")
     return _decode(text)
 
 
-def _refuse(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text:.40} is beyond every float")
+        raise ValueError(f"{text:.40} is out of the range of floats")
     return number
 
 
@@ -157,7 +157,7 @@ _decode = strict_decoder().decode
 
 
 def complete_lines(path: Path, most_bytes: int = -1) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file that is only appended to, each with its offset, without a torn last line.
+    """Yield the offset and bytes of each complete line of an append-only file; a torn last line is left out.
 
     Raises:
         OSError: the file cannot be read.
@@ -167,7 +167,7 @@ def complete_lines(path: Path, most_bytes: int = -1) -> Iterator[tuple[int, byte
     with path.open("rb", buffering=1 << 18) as file:  # lines are longer than Python's own buffer
         while line := file.readline(limit):
             if 0 <= most_bytes < len(line):
-                raise TooLargeError(shown_size(most_bytes))
+                raise TooLargeError(format_size(most_bytes))
             if not line.endswith(b"\n"):  # its writer was killed
                 return
             yield offset, line

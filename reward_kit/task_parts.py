@@ -12,21 +12,21 @@ from pydantic.config import JsonDict
 STOP_PHRASE = "###STOP###"
 """Ends a conversation of a simulated user by default."""
 SandboxLevel = Literal["in_process", "warm", "isolated"]
-"""The confinement of a reward: none, a confined process that stays, or a fresh one for each call."""
+"""The sandbox of a reward: none, a persistent sandboxed process, or a fresh one for each call."""
 BY_NAME: JsonDict = {"type": ["object", "string"]}
-"""In a schema: the block may be written as a name alone."""
+"""The schema of a block that may also be a plain name."""
 StepRewards = Literal["reward_function", "environment"]
-"""Where the rewards of steps come from in an episode whose result has no step outputs: nowhere, or the environment."""
+"""The source of step rewards for a result without step outputs: none, or the environment."""
 
 
-def _written(value: Any) -> Any:
+def _number_to_text(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError(f"YAML reads this as {str(value).lower()}; put the text in quotes")
     return str(value) if isinstance(value, int | float) else value
 
 
-Word = Annotated[str, BeforeValidator(_written, json_schema_input_type=str | int | float)]
-"""A word of a command or the value of a variable. YAML makes a number of one that looks so, and this a text again."""
+Word = Annotated[str, BeforeValidator(_number_to_text, json_schema_input_type=str | int | float)]
+"""A word of a command or the value of a variable; a number that YAML read becomes text again."""
 
 
 class ResourcePartModel(BaseModel):
@@ -39,67 +39,65 @@ class ResourcePartModel(BaseModel):
     config: dict[str, Any] = Field(default_factory=dict, description="its configuration")
 
     @model_validator(mode="after")
-    def _has_a_name(self) -> ResourcePartModel:
-        # It stands in tool names, before the tool's own; the keys of a configuration are not to be mistaken for one.
+    def _check_name(self) -> ResourcePartModel:
+        # It prefixes tool names, and must not look like a key of the configuration.
         self.name = self.name or self.type.rpartition(":")[2]
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,32}", self.name) or self.name == "resources":
             raise ValueError(f"the name {self.name!r} must be 1 to 32 of A-Z a-z 0-9 _ -, and not 'resources'")
         return self
 
 
-def _named_apart(parts: list[ResourcePartModel]) -> list[ResourcePartModel]:
+def _check_unique_names(parts: list[ResourcePartModel]) -> list[ResourcePartModel]:
     names = [part.name for part in parts]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"two resources are called {twice!r}; give one of them another name")
+        raise ValueError(f"two resources are called {twice!r}; rename one of them")
     return parts
 
 
-ResourceParts = Annotated[list[ResourcePartModel], Field(min_length=1), AfterValidator(_named_apart)]
+ResourceParts = Annotated[list[ResourcePartModel], Field(min_length=1), AfterValidator(_check_unique_names)]
 
 
 class ResourceServerConfig(BaseModel):
     """The command that starts the server behind an `http` resource.
 
-    `{port}` in the command, the address and the variables is a free port; without it the address is fixed. `{python}`
-    in the command and the variables is the Python that runs this.
+    `{port}` in the command, the URL and the variables is replaced by a free port; without it the URL is fixed.
+    `{python}` in the command and the variables is replaced by the running Python interpreter.
     """
 
     model_config = ConfigDict(extra="forbid")
 
     start_command: str = Field(description="program and arguments, quoted as for a shell, run in the task's folder")
-    health_check_url: str = Field(description="answers 2xx once the server can be used")
-    start_timeout_s: float = Field(default=60.0, gt=0, description="seconds until it must be healthy")
+    health_check_url: str = Field(description="answers 2xx when the server is ready")
+    start_timeout_s: float = Field(default=60.0, gt=0, description="seconds to wait until it is ready")
     env: dict[str, Word] = Field(default_factory=dict, description="environment variables to add")
-    pass_env: list[str] = Field(
-        default_factory=list, description="further variables to hand on from the environment, by name"
-    )
+    pass_env: list[str] = Field(default_factory=list, description="names of further environment variables to pass on")
 
     @field_validator("start_command")
     @classmethod
-    def _command_can_be_split(cls, command: str) -> str:
+    def _check_command(cls, command: str) -> str:
         try:
             words = shlex.split(command)
         except ValueError as error:
             raise ValueError(f"cannot be split into words: {error}") from error
         if not words:
-            raise ValueError("names no program")
+            raise ValueError("the command is empty; name a program")
         return command
 
     @model_validator(mode="after")
-    def _the_server_is_told_its_port(self) -> ResourceServerConfig:
+    def _check_port(self) -> ResourceServerConfig:
         is_given = any("{port}" in text for text in (self.start_command, *self.env.values()))
         if is_given != ("{port}" in self.health_check_url):
-            raise ValueError("{port} must stand in health_check_url and in start_command (or env), or in none of them")
+            raise ValueError("{port} must be in both health_check_url and start_command (or env), or in neither")
         return self
 
 
 class CriterionModel(BaseModel):
-    """A dimension of a rubric: the quality that an LLM judge looks at, and its weight."""
+    """A dimension of a rubric: the quality that an LLM judge rates, and its weight."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    description: str = Field(min_length=1, description="what the judge is to look at")
-    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="how much it counts beside the others")
+    description: str = Field(min_length=1, description="the quality to rate")
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="weight relative to the others")
 
 
 class EvaluationCriteriaModel(BaseModel):
@@ -107,15 +105,15 @@ class EvaluationCriteriaModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    final_state_query: str | None = Field(default=None, description="for a reward that queries the final state")
+    final_state_query: str | None = Field(default=None, description="a query for a reward that reads the final state")
     ground_truth_function_calls: list[list[str]] | None = Field(
         default=None, description="the tools to call, by name: a list for each turn"
     )
     ground_truth_comparable_state: dict[str, Any] | None = Field(
-        default=None, description="what the final state is to have"
+        default=None, description="the content required of the final state"
     )
     rubric: dict[str, str | CriterionModel] | None = Field(
-        default=None, description="dimensions for llm_judge: name -> what it means, or {description, weight}"
+        default=None, description="dimensions for llm_judge: name -> description, or {description, weight}"
     )
 
 
@@ -124,16 +122,16 @@ class LimitsModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    wall_time_s: float | None = Field(default=None, gt=0, description="seconds, then the episode is cut off")
+    wall_time_s: float | None = Field(default=None, gt=0, description="seconds; then the episode is truncated")
     total_tokens: int | None = Field(default=None, gt=0, description="prompt and completion tokens of all its steps")
-    cost: float | None = Field(default=None, gt=0, description="US dollars, by the policy's price_file")
+    cost: float | None = Field(default=None, gt=0, description="US dollars, from the policy's price_file")
     environment_time_s: float | None = Field(
-        default=300.0, gt=0, description="one setup, reset, fork or look of the resource"
+        default=300.0, gt=0, description="one setup, reset, fork or observation of the resource"
     )
     tool_time_s: float | None = Field(default=60.0, gt=0, description="one call of one tool")
     policy_time_s: float | None = Field(default=None, gt=0, description="one action of the policy")
     reward_time_s: float | None = Field(default=600.0, gt=0, description="one call of the reward function")
-    tool_output_chars: int = Field(default=16_000, gt=0, description="a longer tool output is cut, visibly")
+    tool_output_chars: int = Field(default=16_000, gt=0, description="a longer tool output is cut and marked")
 
 
 class SandboxLimitsModel(BaseModel):
@@ -143,10 +141,10 @@ class SandboxLimitsModel(BaseModel):
 
     cpu_s: float | None = Field(default=None, gt=0, description="seconds of CPU time; default: limits.reward_time_s")
     memory_mb: int | None = Field(default=None, ge=16, description="MiB beyond what is preloaded; default 512")
-    processes: int | None = Field(default=None, ge=0, description="that it may start; default 0")
+    processes: int | None = Field(default=None, ge=0, description="processes that it may start; default 0")
     open_files: int | None = Field(default=None, ge=8, description="default 64")
-    disk_mb: int | None = Field(default=None, ge=1, description="MiB of its own files; default 16")
-    output_kb: int | None = Field(default=None, ge=0, description="KiB kept of what it prints; default 64")
+    disk_mb: int | None = Field(default=None, ge=1, description="MiB of files it writes; default 16")
+    output_kb: int | None = Field(default=None, ge=0, description="KiB of its output that are kept; default 64")
     result_kb: int | None = Field(default=None, ge=1, description="KiB of a result; default 256")
 
 
@@ -164,14 +162,14 @@ class SandboxModel(BaseModel):
 
 
 class RunLimitsModel(BaseModel):
-    """Bounds on a run, all its episodes and policies together. None means no bound."""
+    """Bounds on a run, over all its episodes and policies. None means no bound."""
 
     model_config = ConfigDict(extra="forbid")
 
     cost: float | None = Field(default=None, gt=0, description="US dollars, by the policies' price files")
     total_tokens: int | None = Field(default=None, gt=0, description="prompt and completion tokens")
     steps: int | None = Field(default=None, gt=0, description="actions of policies")
-    wall_time_s: float | None = Field(default=None, gt=0, description="seconds, those before a resume included")
+    wall_time_s: float | None = Field(default=None, gt=0, description="seconds, including time before a resume")
 
 
 class PolicyModel(BaseModel):
@@ -185,7 +183,7 @@ class PolicyModel(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _a_name_alone(cls, data: Any) -> Any:
+    def _name_to_mapping(cls, data: Any) -> Any:
         return {"type": data} if isinstance(data, str) else data
 
     def options(self) -> dict[str, Any]:
@@ -200,18 +198,20 @@ class UserModel(PolicyModel):
     instructions: str | None = Field(
         default=None, description="the user's system message, a template over the sample's row"
     )
-    stop_phrase: str = Field(default=STOP_PHRASE, min_length=1, description="in an answer, it ends the conversation")
-    opens: bool | None = Field(default=None, description="the user speaks first; default: where no message is theirs")
+    stop_phrase: str = Field(
+        default=STOP_PHRASE, min_length=1, description="ends the conversation when it occurs in an answer"
+    )
+    opens: bool | None = Field(default=None, description="the user speaks first; default: if no message is the user's")
 
 
 class CustomRewardModel(BaseModel):
-    """A reward named as verl names it; another form of `reward_function_path` with `reward_options`."""
+    """A reward in verl's form; the alternative to `reward_function_path` with `reward_options`."""
 
     model_config = ConfigDict(extra="forbid")
 
     path: str = Field(min_length=1, description="file.py or package.module")
     name: str = Field(default="compute_score", min_length=1, description="the function or class in it")
-    reward_kwargs: dict[str, Any] = Field(default_factory=dict, description="its further keyword parameters")
+    reward_kwargs: dict[str, Any] = Field(default_factory=dict, description="further keyword parameters")
 
 
 class CreditModel(BaseModel):
@@ -223,18 +223,18 @@ class CreditModel(BaseModel):
         default="gigpo", min_length=1, description="an advantage estimator: `gigpo`, `grpo`, `rloo`, …"
     )
     step_rewards: StepRewards = Field(
-        default="reward_function", description="where a result has no step outputs: none, or the environment's"
+        default="reward_function", description="for results without step outputs: no rewards, or the environment's"
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _a_name_alone(cls, data: Any) -> Any:
+    def _name_to_mapping(cls, data: Any) -> Any:
         if isinstance(data, str):
             return {"estimator": data}
         if not isinstance(data, dict | CreditModel):
             raise ValueError("write the name of an estimator, or a mapping such as {estimator: gigpo, omega: 0.3}")
         if isinstance(data, dict) and "name" in data:
-            raise ValueError("the estimator is named by 'estimator', not by 'name'")
+            raise ValueError("the key for the estimator is 'estimator', not 'name'")
         return data
 
     def options(self) -> dict[str, Any]:

@@ -15,8 +15,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 def keep_freed_memory() -> bool:
     """Have glibc keep freed memory for later tensors until the process ends; return False for another C library.
 
-    By default glibc maps every block above 32 MiB again and returns the end of its heap at once, so that an operation
-    touches pages that the kernel first has to fill with zeros. Updates of a small model were 1.6 times as fast without.
+    By default glibc maps every block above 32 MiB again and returns the end of its heap at once, so that operations
+    touch pages that the kernel must zero first. Updates of a small model were 1.6 times as fast with memory kept.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -28,14 +28,14 @@ def keep_freed_memory() -> bool:
 
 @contextmanager
 def no_denormals() -> Iterator[None]:
-    """Count numbers too small to be normal as 0 inside the block, in this thread.
+    """Flush denormal numbers to 0 inside the block, in this thread.
 
-    A CPU takes a hundred times as long over them, and AdamW's second moments, which are squares, fade through them.
+    CPUs are a hundred times slower on them, and AdamW's second moments pass through that range as they decay.
     """
     tiny = torch.full((1,), 1e-310, dtype=torch.float64)
-    was = bool((tiny * 1.0 == 0.0).item())
+    was_flushing = bool((tiny * 1.0 == 0.0).item())
     torch.set_flush_denormal(True)
     try:
         yield
     finally:
-        torch.set_flush_denormal(was)
+        torch.set_flush_denormal(was_flushing)

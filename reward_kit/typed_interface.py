@@ -1,9 +1,9 @@
-"""`@reward_function`: a plain Python function as a reward whose number can be trusted.
+"""`@reward_function`: turn a plain Python function into a validated reward.
 
-The decorator reads the signature once, when the file loads, and rejects what could never be called. Each call passes
+The decorator reads the signature once, when the file loads, and rejects one that cannot be called. Each call passes
 only the parameters that the function names, converts messages and ground truth to the annotations, and validates the
-returned value. The function stays an ordinary function: sync or async, callable by hand. A class with `score` and,
-if needed, `setup` and `close` is a reward too.
+returned value. The function stays an ordinary function, sync or async, and can be called directly. A class with `score`
+and, if needed, `setup` and `close` is a reward too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, get_args, overload
 
 import pydantic
 
-from reward_kit.errors import ConfigError, InvalidResultError, kind_of
+from reward_kit.errors import ConfigError, InvalidResultError, type_name
 from reward_kit.models import EvaluateResult, Message
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.validation import describe_validation_error
@@ -42,9 +42,9 @@ class RewardSpec:
     """Everything that the decorator reads from a reward function.
 
     Attributes:
-        function: the function, or the class with `score`, as it was written.
-        mode: "pointwise": one rollout a call; "batch": all rollouts of a group in one call.
-        id: names the reward in files; by default the function's name.
+        function: the undecorated function, or the class with `score`.
+        mode: "pointwise": one rollout per call; "batch": all rollouts of a group in one call.
+        id: the reward's name in files; by default the function's name.
         requirements: packages it needs, as in a requirements file.
         resources: passed by name with the rollout: plain values, factories, references to factories.
         parameters: the names it takes; None if it takes any (`**kwargs`).
@@ -52,7 +52,7 @@ class RewardSpec:
         is_async: it is a coroutine function.
         sandbox: the level that its decorator asks for; None leaves it to the user.
         origin: None if it exists in memory only.
-        weakened_from: the level it should have had on a machine without a sandbox; it runs in this process instead.
+        weakened_from: the requested level, if the machine has no sandbox and the reward runs in this process.
         options: fixed keyword parameters, see `reward_calls.with_options`.
     """
 
@@ -70,18 +70,18 @@ class RewardSpec:
     weakened_from: SandboxLevel | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Select the values that the function names, each converted to its annotation.
+    def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values that the function takes as parameters, each converted to its annotation.
 
         Raises:
             InvalidResultError: a value does not fit the annotation.
         """
-        given = {**self.options, **given}
-        named = {k: v for k, v in given.items() if self.parameters is None or k in self.parameters}
+        values = {**self.options, **values}
+        arguments = {k: v for k, v in values.items() if self.parameters is None or k in self.parameters}
         for name, convert in self._converters.items():
-            if name in named:
-                named[name] = convert(named[name])
-        return named
+            if name in arguments:
+                arguments[name] = convert(arguments[name])
+        return arguments
 
     def check(self, returned: Any, count: int | None = None) -> Any:
         """Validate `returned` as an `EvaluateResult`, or as a list of `count` of them in batch mode.
@@ -132,12 +132,12 @@ def reward_function(
     Args:
         mode: "pointwise" for `f(messages, ground_truth=None, **kwargs) -> EvaluateResult`, "batch" for
             `f(rollouts_messages, ground_truths, **kwargs) -> list[EvaluateResult]`: one call for the rollouts of a
-            group that did not break, in their order, each of their values in a list, one result for each of them.
-        id: names the reward in files.
+            group that did not fail, in order, with lists of their values; it returns one result for each.
+        id: the reward's name in files.
         requirements: packages it needs.
-        resources: passed by name: a plain value, a factory without arguments, or a text "file.py:factory". The product
-            of a factory is opened once per worker and closed at its end.
-        sandbox: the level it asks for. It can ask for a stricter level than the user chose, never for a weaker one.
+        resources: passed by name: a plain value, a factory without arguments, or a string "file.py:factory". The
+            object that a factory returns is opened once per worker and closed at its end.
+        sandbox: the level it requires, which can only be stricter than the user's choice.
 
     Raises:
         ConfigError: when the file loads: the mode or level is unknown, a resource is not a parameter, or the signature
@@ -156,7 +156,7 @@ def reward_function(
             spec = _read_signature(function, mode, id, requirements, dict(resources or {}), sandbox)
         except ConfigError as error:
             plain = inspect.unwrap(getattr(function, "score", function) if isinstance(function, type) else function)
-            raise ConfigError(f"{line_of(plain)}{error}") from error
+            raise ConfigError(f"{source_location(plain)}{error}") from error
         if isinstance(function, type):
             setattr(function, _SPEC, spec)
             return function
@@ -176,48 +176,48 @@ def reward_spec(function: Function) -> RewardSpec:
     if isinstance(spec, RewardSpec):
         return spec
     if not callable(function):
-        raise ConfigError(f"a reward is a function or a class, not {kind_of(function)}")
+        raise ConfigError(f"a reward is a function or a class, not {type_name(function)}")
     return reward_spec(reward_function(function))
 
 
 def as_function(spec: RewardSpec) -> Function:
-    """Return a reward function, or class, that can be called by hand and carries this spec."""
+    """Return a callable reward function, or class, that carries this spec."""
     if isinstance(spec.function, type):
         return type(spec.function.__name__, (spec.function,), {_SPEC: spec})
 
     def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Name the arguments of a call by hand as Python would; unknown names may be dropped later."""
+        """Bind the arguments of a direct call by name, as Python would; unknown names may be dropped later."""
         parameters = inspect.signature(spec.function).parameters.values()
         names = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
         if len(args) > len(names):
             raise TypeError(f"{spec.id}() takes {len(names)} positional arguments but {len(args)} were given")
         positional = dict(zip(names, args, strict=False))
-        if twice := positional.keys() & kwargs.keys():
-            raise TypeError(f"{spec.id}() got several values for {sorted(twice)[0]!r}")
+        if duplicates := positional.keys() & kwargs.keys():
+            raise TypeError(f"{spec.id}() got multiple values for argument {sorted(duplicates)[0]!r}")
         return {**positional, **kwargs}
 
-    def count(given: Mapping[str, Any]) -> int | None:
-        rollouts = given.get("rollouts_messages")
+    def count(arguments: Mapping[str, Any]) -> int | None:
+        rollouts = arguments.get("rollouts_messages")
         return len(rollouts) if isinstance(rollouts, Sequence) else None
 
     @functools.wraps(spec.function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = bind(args, kwargs)
-        return spec.check(spec.function(**spec.arguments(given)), count(given))
+        arguments = bind(args, kwargs)
+        return spec.check(spec.function(**spec.arguments(arguments)), count(arguments))
 
     @functools.wraps(spec.function)
     async def call_async(*args: Any, **kwargs: Any) -> Any:
-        given = bind(args, kwargs)
-        returned: Awaitable[Any] = spec.function(**spec.arguments(given))
-        return spec.check(await returned, count(given))
+        arguments = bind(args, kwargs)
+        returned: Awaitable[Any] = spec.function(**spec.arguments(arguments))
+        return spec.check(await returned, count(arguments))
 
     wrapper = call_async if spec.is_async else call
     setattr(wrapper, _SPEC, spec)
     return wrapper
 
 
-def code_of(function: Function) -> Function:
-    """Return the function with a reward's signature: a class's `score`, that of a partial, an object's `__call__`."""
+def scoring_function(function: Function) -> Function:
+    """Return the function with a reward's signature: a class's `score`, a partial's function, or `__call__`."""
     if isinstance(function, type):
         score: Function = function.score  # type: ignore[attr-defined]
         return score
@@ -226,22 +226,22 @@ def code_of(function: Function) -> Function:
     return function if inspect.isroutine(function) else type(function).__call__
 
 
-def line_of(code: Any) -> str:
-    """Return "file:line: " of a function for the front of a message; "" for one without code."""
+def source_location(code: Any) -> str:
+    """Return the message prefix "file:line: " of a function; "" for one without Python code."""
     plain = getattr(inspect.unwrap(code), "__code__", None)
     return f"{plain.co_filename}:{plain.co_firstlineno}: " if plain is not None else ""
 
 
-def origin_of(function: Function, code: Function) -> Origin | None:
+def function_origin(function: Function, code: Function) -> Origin | None:
     """Return the origin of a function or class whose signature is that of `code`; None if it is not in a file."""
     plain = inspect.unwrap(code)
     text = getattr(getattr(plain, "__code__", None), "co_filename", "")
-    named = function if isinstance(function, type) else plain
-    return Origin(Path(text), named.__qualname__) if text and Path(text).is_file() else None
+    target = function if isinstance(function, type) else plain
+    return Origin(Path(text), target.__qualname__) if text and Path(text).is_file() else None
 
 
 def argument_without_default(kind: type, method: str) -> str | None:
-    """Return the first required parameter of a method after self, or None."""
+    """Return the first required parameter of a method after self; None without one."""
     function = getattr(kind, method, None)
     if function is None or function is object.__init__:
         return None
@@ -261,17 +261,19 @@ def _read_signature(
     name = getattr(function, "__name__", type(function).__name__)
     needed = () if requirements is None else requirements
     if not isinstance(needed, list | tuple) or not all(isinstance(text, str) for text in needed):
-        raise ConfigError(f"reward {name!r}: requirements is a list of texts, such as ['sympy>=1'], not {needed!r:.80}")
+        raise ConfigError(
+            f"reward {name!r}: requirements is a list of strings, such as ['sympy>=1'], not {needed!r:.80}"
+        )
     if mode not in _FIRST:
-        raise ConfigError(f"reward {name!r}: mode {mode!r} is unknown; it is 'pointwise' or 'batch'")
+        raise ConfigError(f"reward {name!r}: mode {mode!r} is unknown; use 'pointwise' or 'batch'")
     if sandbox is not None and sandbox not in get_args(SandboxLevel):
         levels = " or ".join(map(repr, get_args(SandboxLevel)))
-        raise ConfigError(f"reward {name!r}: sandbox {sandbox!r} is unknown; it is {levels}")
+        raise ConfigError(f"reward {name!r}: sandbox {sandbox!r} is unknown; use {levels}")
     if isinstance(function, type):
         code = getattr(function, "score", None)
         kind = inspect.getattr_static(function, "score", None)
         if not inspect.isfunction(code) or isinstance(kind, staticmethod | classmethod):
-            raise ConfigError(f"reward {name!r}: a class that is a reward has a method score(self, messages, …)")
+            raise ConfigError(f"reward {name!r}: a reward class needs a method score(self, messages, …)")
         for method in ("__init__", "setup", "close"):
             if argument := argument_without_default(function, method):
                 raise ConfigError(
@@ -281,7 +283,7 @@ def _read_signature(
         parameters = dict(inspect.signature(vars(function).get("score") or code).parameters)
         parameters.pop(next(iter(parameters), ""), None)  # self
     else:
-        code = code_of(function)
+        code = scoring_function(function)
         parameters = dict(inspect.signature(function).parameters)
     kinds = {p.name: p.kind for p in parameters.values()}
     for parameter, kind in kinds.items():
@@ -294,12 +296,14 @@ def _read_signature(
         fix = f"did you mean {first!r} instead of {near[0]!r}?" if near else f"write def {name}({first}, …)"
         raise ConfigError(f"reward {name!r}: a {mode} reward takes {first!r}; {fix}")
     if (unknown := resources.keys() - parameters.keys()) and not takes_any:
-        raise ConfigError(f"reward {name!r}: resources names {sorted(unknown)[0]!r}, which is not a parameter")
+        raise ConfigError(
+            f"reward {name!r}: resources has {sorted(unknown)[0]!r}, which is not a parameter of the function"
+        )
     try:
         hints = typing.get_type_hints(code, include_extras=True)
     except (NameError, AttributeError, TypeError, SyntaxError) as error:
         raise ConfigError(f"reward {name!r}: an annotation cannot be resolved: {error}") from error
-    converted = [each for each in ("messages", "ground_truth", "rollouts_messages", "ground_truths") if each in hints]
+    converted = [key for key in ("messages", "ground_truth", "rollouts_messages", "ground_truths") if key in hints]
     return RewardSpec(
         function=function,
         mode="batch" if mode == "batch" else "pointwise",
@@ -309,9 +313,9 @@ def _read_signature(
         parameters=None if takes_any else frozenset(parameters),
         required=frozenset(p.name for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD),
         is_async=inspect.iscoroutinefunction(code),
-        _converters={each: _converter(hints[each], f"reward {name!r}, {each}") for each in converted},
+        _converters={key: _converter(hints[key], f"reward {name!r}, {key}") for key in converted},
         sandbox=sandbox,
-        origin=origin_of(function, code),
+        origin=function_origin(function, code),
     )
 
 
@@ -346,16 +350,16 @@ def _dumped(value: Any) -> Any:
 
 
 def _listed(value: Any) -> Any:
-    """Turn sequences of any kind, such as a step's history, into the lists that annotations ask for."""
+    """Convert sequences of any kind, such as a step's history, to lists."""
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [_listed(item) for item in value]
     return value
 
 
-def _mentions(annotation: Any, wanted: type) -> bool:
-    if annotation is wanted or typing.get_origin(annotation) is wanted:
+def _mentions(annotation: Any, target: type) -> bool:
+    if annotation is target or typing.get_origin(annotation) is target:
         return True
-    return any(_mentions(part, wanted) for part in typing.get_args(annotation))
+    return any(_mentions(part, target) for part in typing.get_args(annotation))
 
 
 def as_result(returned: Any, what: str) -> EvaluateResult:
@@ -365,7 +369,7 @@ def as_result(returned: Any, what: str) -> EvaluateResult:
         InvalidResultError: it is not a result.
     """
     if isinstance(returned, EvaluateResult | Mapping):
-        # A result is checked again, since its author may have assigned to its fields.
+        # Validated again, since fields may have been assigned to.
         kind = type(returned) if isinstance(returned, EvaluateResult) else EvaluateResult
         try:
             return kind.model_validate(returned if isinstance(returned, EvaluateResult) else dict(returned))
@@ -374,12 +378,12 @@ def as_result(returned: Any, what: str) -> EvaluateResult:
             raise InvalidResultError(f"{what}: {problems}") from None
     if inspect.isawaitable(returned):
         raise InvalidResultError(f"{what} returned a coroutine; declare the function with `async def`")
-    came = "nothing (None)" if returned is None else kind_of(returned)
-    raise InvalidResultError(f"{what} returned {came}; return an EvaluateResult(score=…)")
+    kind_returned = "nothing (None)" if returned is None else type_name(returned)
+    raise InvalidResultError(f"{what} returned {kind_returned}; return an EvaluateResult(score=…)")
 
 
 def as_results(returned: Any, count: int | None, what: str) -> list[EvaluateResult | InvalidResultError]:
-    """Return the results of a batch reward, with the error in place of an invalid one.
+    """Return the results of a batch reward, with an error instead of each invalid one.
 
     `count` is the number of rollouts, None if unknown; `what` names the reward in messages.
 
@@ -387,7 +391,7 @@ def as_results(returned: Any, count: int | None, what: str) -> list[EvaluateResu
         InvalidResultError: it is not a list, or has another length.
     """
     if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
-        raise InvalidResultError(f"{what}: a batch reward returns a list, not {kind_of(returned)}")
+        raise InvalidResultError(f"{what}: a batch reward returns a list, not {type_name(returned)}")
     if count is not None and len(returned) != count:
         raise InvalidResultError(f"{what}: {len(returned)} results for {count} rollouts")
     results: list[EvaluateResult | InvalidResultError] = []

@@ -24,7 +24,7 @@ def describe_validation_error(error: pydantic.ValidationError, known: type[BaseM
         elif problem["type"] == "missing":
             lines.append(f"{field}: missing")
         else:
-            lines.append(f"{field}: {in_words(problem)} (got {truncate(repr(problem['input']), 80)})")
+            lines.append(f"{field}: {describe_problem(problem)} (got {truncate(repr(problem['input']), 80)})")
     return lines
 
 
@@ -37,7 +37,7 @@ _WORDS = {
     "finite_number": "expected a finite number",
     "bool_parsing": "expected true or false",
     "bool_type": "expected true or false",
-    "string_type": "expected a text",
+    "string_type": "expected a string",
     "list_type": "expected a list",
     "dict_type": "expected a mapping of keys",
     "model_type": "expected a mapping of keys",
@@ -48,21 +48,21 @@ _WORDS = {
     "less_than_equal": "must be {le} or less",
     "literal_error": "expected {expected}",
 }
-"""Our wording of the problems that users meet, by pydantic's kind."""
+"""Our wording of common problems, by pydantic's error type."""
 
 
-def in_words(problem: ErrorDetails) -> str:
+def describe_problem(problem: ErrorDetails) -> str:
     """Describe a problem, without the field and the value."""
     words = _WORDS.get(problem["type"])
     if words is None:
         return problem["msg"].removeprefix("Value error, ")
-    # A bound as it was written: 16, although it is compared as 16.0.
+    # Show a bound as it was written: 16, not 16.0.
     bounds = problem.get("ctx", {}).items()
     return words.format(**{name: f"{value:g}" if isinstance(value, float) else value for name, value in bounds})
 
 
 def _field_names_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    """Return the field names of the model at `path`, [] without one."""
+    """Return the field names of the model at `path`; [] if there is none."""
     for part in path:
         if isinstance(part, int):
             continue
@@ -83,10 +83,10 @@ def _model_types(annotation: Any) -> list[type[BaseModel]]:
     return [model for part in getattr(annotation, "__args__", ()) for model in _model_types(part)]
 
 
-def check_number(name: str, value: Any, *, whole: bool = False, zero: bool = False) -> None:
+def check_number(name: str, value: Any, *, is_integer: bool = False, allow_zero: bool = False) -> None:
     """Check that an option is a positive number, or zero if that is allowed."""
-    kinds = int if whole else int | float
+    kinds = int if is_integer else int | float
     number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or value < 0 or (value == 0 and not zero):
-        kind = "whole number" if whole else "number"
-        raise ConfigError(f"{name}: expected a {kind} {'of at least' if zero else 'above'} 0, got {value!r}")
+    if not number or value < 0 or (value == 0 and not allow_zero):
+        kind = "whole number" if is_integer else "number"
+        raise ConfigError(f"{name}: expected a {kind} {'of at least' if allow_zero else 'above'} 0, got {value!r}")

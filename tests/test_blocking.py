@@ -60,7 +60,7 @@ def test_a_thread_with_a_loop_gives_results_and_errors_and_holds_something_open(
     thread.close()
     assert events == ["closed"]
     assert "test" not in {each.name for each in threading.enumerate()}
-    with pytest.raises(RewardKitError, match="test: it was closed"):
+    with pytest.raises(RewardKitError, match="test is closed"):
         thread.run(look())
 
 

@@ -22,8 +22,8 @@ from reward_kit.errors import (
     ToolError,
     boundary,
     did_you_mean,
-    kind_of,
     safe_str,
+    type_name,
     user_traceback,
 )
 
@@ -86,7 +86,7 @@ async def test_the_cancellation_of_the_running_task_passes_through():
 async def test_a_cancellation_that_leaks_out_of_foreign_code_is_its_failure():
     inner = asyncio.create_task(asyncio.sleep(30))
     inner.cancel()
-    told = "the call: what it waited for was cancelled"
+    told = "the call: a task it awaited was cancelled"
     with pytest.raises(RewardError, match=told), boundary(RewardError, "the call"):
         await inner
 
@@ -209,4 +209,4 @@ def test_the_nearest_word_is_offered_else_all_of_them_once():
 
 
 def test_a_kind_has_its_article_and_a_type_without_a_name_is_a_value():
-    assert [kind_of(value) for value in (1, "", type("", (), {})())] == ["an int", "a str", "a value"]
+    assert [type_name(value) for value in (1, "", type("", (), {})())] == ["an int", "a str", "a value"]

@@ -17,7 +17,7 @@ PACKAGE = Path(reward_kit.__file__).parent
 # Lowest first. A unit imports from rows above it, and from units to its left in its own row.
 LAYERS = [
     ["errors", "lazy", "blocking", "private_files", "display_text", "notebook_html", "safe_input"],
-    ["task_parts", "earlier_tasks", "validation", "models", "loading", "process_guardian"],
+    ["task_parts", "legacy_tasks", "validation", "models", "loading", "process_guardian"],
     ["processes", "limited_yaml", "torch_cpu"],
     ["typed_interface", "reward_calls", "providers", "episodes", "environments"],
     ["console", "agent", "sandbox"],
@@ -193,8 +193,8 @@ DIALECT = re.compile(
     re.IGNORECASE,
 )
 DIALECT_ALLOWED = {
-    "checks/reward_cheats.py",
-    "rewards/judge_questions.py",  # prompts of judges: their wording was calibrated
+    "checks/reward_exploits.py",
+    "rewards/judge_prompts.py",  # prompts of judges: their wording was calibrated
 }
 
 

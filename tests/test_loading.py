@@ -62,7 +62,7 @@ def test_a_reference_that_names_no_object_says_how_to_write_one(reference):
 
 
 def test_a_file_alone_says_what_to_add():
-    with pytest.raises(ConfigError, match=r"^'reward\.py' names a file, and nothing in it; write reward\.py:NAME$"):
+    with pytest.raises(ConfigError, match=r"^'reward\.py' names a file without an object; write reward\.py:NAME$"):
         load_object("reward.py")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from reward_kit.models import EvaluateResult, MetricResult, StepOutput
-from reward_kit.notebook_html import code, escaped, link, table, whole
+from reward_kit.notebook_html import code, escape, link, root, table
 
 HOSTILE = "</td></pre></summary><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x1b[31m\u202e"
 OURS = {"div", "span", "strong", "code", "pre", "details", "summary", "table", "thead", "tbody", "tr", "th", "td", "a"}
@@ -54,13 +54,13 @@ class Unspeakable:
 
 @pytest.mark.parametrize("value", [HOSTILE, b"<b>", None, 3, Unspeakable(), "\ud800<i>"])
 def test_any_value_becomes_text(value: Any) -> None:
-    seen = harmless(whole(escaped(value), code(value), table([HOSTILE], [(value,)])))
+    seen = harmless(root(escape(value), code(value), table([HOSTILE], [(value,)])))
     assert "script" not in seen.names
     seen.text.encode("utf-8")
 
 
 def test_a_long_text_is_cut_and_says_so() -> None:
-    told = escaped("<" * 100_000)
+    told = escape("<" * 100_000)
     assert len(told) < 6_000 and "… (100,000 characters)" in told
 
 
@@ -73,7 +73,7 @@ def test_of_many_rows_the_first_and_the_last_are_shown() -> None:
 
     told = table(["n"], range(1_000_000), cells)
     assert asked == [*range(10), *range(999_990, 1_000_000)]
-    assert "999,980 rows are left out here" in told and "row 999999" in told
+    assert "999,980 rows omitted" in told and "row 999999" in told
 
 
 def test_a_link_is_relative_below_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from reward_kit.agent.models import steps_of
+from reward_kit.agent.models import episode_steps
 from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker, collect_group
@@ -144,7 +144,7 @@ async def test_credit_rows_say_where_the_signal_came_from() -> None:
         credited = trainer.credit.assign(episodes, await trainer.score(episodes))
     rows = list(credited.rows())
     json.dumps(rows, allow_nan=False)
-    assert len(rows) == sum(len(steps_of(episode)) for episode in episodes)
+    assert len(rows) == sum(len(episode_steps(episode)) for episode in episodes)
     assert {row["group_id"] for row in rows} == {episodes[0].custom_data["group_id"]}
     starts = {row["state_key"] for row in rows if row["step"] == 0}
     assert len(starts) == 1

@@ -16,7 +16,7 @@ import pytest
 
 from reward_kit import process_guardian
 from reward_kit.errors import ConfigError
-from reward_kit.process_guardian import MARK, kill_all, running
+from reward_kit.process_guardian import MARK, find_processes, kill_all
 from reward_kit.processes import (
     LOG_FOLDER,
     ChildProcess,
@@ -82,9 +82,9 @@ class Parent:
     def assert_nothing_is_left(self, within_s: float) -> None:
         self.process.wait(timeout=10)
         end = time.monotonic() + within_s
-        while time.monotonic() < end and (running(self.token) or self.root.exists()):
+        while time.monotonic() < end and (find_processes(self.token) or self.root.exists()):
             time.sleep(0.01)
-        assert not running(self.token)
+        assert not find_processes(self.token)
         assert not self.root.exists()
 
 
@@ -103,10 +103,10 @@ def parents() -> Iterator[list[Parent]]:
 def test_after_a_kill_no_process_and_no_folder_is_left(parents: list[Parent]) -> None:
     killed, other = Parent("await asyncio.sleep(100)"), Parent("await asyncio.sleep(100)")
     parents += [killed, other]
-    assert len(running(killed.token)) == 3
+    assert len(find_processes(killed.token)) == 3
     killed.process.kill()
     killed.assert_nothing_is_left(within_s=2)
-    assert len(running(other.token)) == 3
+    assert len(find_processes(other.token)) == 3
     assert other.root.exists()
 
 
@@ -126,7 +126,7 @@ def test_after_an_interrupt_of_the_group_no_process_and_no_folder_is_left(parent
 def test_a_fork_neither_cleans_up_nor_hides_our_end(parents: list[Parent]) -> None:
     parents.append(Parent("pid = os.fork(); (pid or sys.exit(0)); os.waitpid(pid, 0); await asyncio.sleep(100)"))
     time.sleep(0.1)
-    assert len(running(parents[0].token)) == 3
+    assert len(find_processes(parents[0].token)) == 3
     assert parents[0].root.exists()
     parents.append(Parent("import time; os.fork() or time.sleep(4); await asyncio.sleep(100)"))
     time.sleep(0.1)
@@ -148,9 +148,9 @@ def kill_while_it_starts_children(delay_s: float) -> None:
         process.kill()
     time.sleep(0.3)
     end = time.monotonic() + 2
-    while running(token) and time.monotonic() < end:
+    while find_processes(token) and time.monotonic() < end:
         time.sleep(0.02)
-    assert not running(token)
+    assert not find_processes(token)
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.03])
@@ -163,7 +163,7 @@ def test_the_guardian_waits_for_what_is_just_being_started() -> None:
     command = "sleep 0.05; exec env REWARD_KIT_GUARD=just-started sleep 100"
     with subprocess.Popen(["/bin/sh", "-c", command], start_new_session=True) as late:
         try:
-            kill_all("just-started", quiet_looks=process_guardian._QUIET_LOOKS)
+            kill_all("just-started", quiet_checks=process_guardian._QUIET_CHECKS)
             assert late.wait(timeout=2) == -signal.SIGKILL
         finally:
             late.kill()
@@ -204,7 +204,7 @@ def test_children_get_what_is_on_the_list_and_what_is_named(monkeypatch: pytest.
     assert child_environment().keys() - {MARK} == KEPT.keys()
     environment = child_environment({"EXTRA": "1"}, pass_names=["HF_TOKEN"])
     assert environment.keys() - {MARK} == {*KEPT, "EXTRA", "HF_TOKEN"}
-    with pytest.raises(ConfigError, match="NOT_THERE is to be passed on, and is not set"):
+    with pytest.raises(ConfigError, match="NOT_THERE is not set"):
         child_environment(pass_names=["NOT_THERE"])
 
 
@@ -245,11 +245,11 @@ async def test_a_child_that_ignores_the_request_to_end_is_killed_with_its_grandc
     child = await started(sys.executable, "-S", "-c", STUBBORN)
     token = child_environment()[MARK]
     await until(lambda: child.log_tail().count("up") == 2)
-    assert len(running(token)) == 3
+    assert len(find_processes(token)) == 3
     before = time.monotonic()
     await child.end(grace_s=0.2)
     assert time.monotonic() - before > 0.2
-    assert running(token) == []
+    assert find_processes(token) == []
     assert child.returncode == -signal.SIGKILL
 
 
@@ -266,9 +266,9 @@ async def test_what_a_dead_child_left_running_is_ended() -> None:
     child = await started("/bin/sh", "-c", "sleep 100 & exit 7")
     await until(lambda: child.returncode is not None)
     assert child.returncode == 7
-    assert len(running(child_environment()[MARK])) == 1
+    assert len(find_processes(child_environment()[MARK])) == 1
     await child.end(grace_s=1)
-    assert running(child_environment()[MARK]) == []
+    assert find_processes(child_environment()[MARK]) == []
     assert child.returncode == 7
 
 

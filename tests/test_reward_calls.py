@@ -61,7 +61,7 @@ def test_a_class_takes_options_for_its_score():
     ("options", "problem"),
     [
         ({"longset": 4}, "has no option 'longset'; did you mean 'longest'"),
-        ({"messages": []}, "'messages' is the rollout's"),
+        ({"messages": []}, "'messages' is a value of the rollout"),
         ({"longest": "four"}, "option 'longest'.*whole number.*'four'"),
         ({"words": 3}, "option 'words'"),
     ],

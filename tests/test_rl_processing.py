@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reward_kit.agent.models import StepData, steps_of
+from reward_kit.agent.models import StepData, episode_steps
 from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.errors import AlignmentError, ConfigError, Failure, RewardError
 from reward_kit.models import EvaluateResult, MetricResult, StepOutput
@@ -44,7 +44,7 @@ def align(outputs: list[StepOutput], steps: list[StepData]) -> list[StepData]:
 
 @pytest.mark.parametrize("index", [1, "1"])
 def test_an_output_lands_on_the_step_it_names(index: int | str) -> None:
-    steps = steps_of(episode("r1", [0.0, 0.0, 0.0]))
+    steps = episode_steps(episode("r1", [0.0, 0.0, 0.0]))
     metric = MetricResult(score=0.5, reason="half")
     aligned = align([StepOutput(step_index=index, base_reward=0.7, metrics={"m": metric}, reason="why")], steps)
     assert [step.base_reward for step in aligned] == [None, 0.7, None]
@@ -53,13 +53,13 @@ def test_an_output_lands_on_the_step_it_names(index: int | str) -> None:
 
 
 def test_the_assistant_turn_decides_not_the_place_in_the_list() -> None:
-    steps = steps_of(episode("r1", [0.0, 0.0, 0.0]))[1:]
+    steps = episode_steps(episode("r1", [0.0, 0.0, 0.0]))[1:]
     aligned = align([StepOutput(step_index=2, base_reward=0.2)], steps)
     assert [step.base_reward for step in aligned] == [None, 0.2]
 
 
 def test_the_given_steps_are_not_changed() -> None:
-    steps = steps_of(episode("r1", [0.0, 0.0]))
+    steps = episode_steps(episode("r1", [0.0, 0.0]))
     before = [step.model_copy(deep=True) for step in steps]
     align([StepOutput(step_index=0, base_reward=1.0, metrics={"m": MetricResult(score=1.0, reason="")})], steps)
     assert [step.model_dump() for step in steps] == [step.model_dump() for step in before]
@@ -78,11 +78,11 @@ def test_the_given_steps_are_not_changed() -> None:
 def test_an_output_that_fits_no_step_is_an_error(indices: list[int | str], message: str) -> None:
     outputs = [StepOutput(step_index=index, base_reward=1.0) for index in indices]
     with pytest.raises(AlignmentError, match=message):
-        align(outputs, steps_of(episode("r1", [0.0, 0.0])))
+        align(outputs, episode_steps(episode("r1", [0.0, 0.0])))
 
 
 def test_steps_that_cannot_be_told_apart_are_an_error() -> None:
-    first, second = steps_of(episode("r1", [0.0, 0.0]))
+    first, second = episode_steps(episode("r1", [0.0, 0.0]))
     second.step_info["assistant_turn_index"] = 0
     with pytest.raises(AlignmentError, match="two steps have the assistant_turn_index 0"):
         align([], [first, second])
@@ -95,7 +95,7 @@ def test_steps_that_cannot_be_told_apart_are_an_error() -> None:
 
 
 def align_batch(*results: EvaluateResult | None, ids: tuple[str, ...] = ("a", "b")) -> list[list[StepData]]:
-    steps = [steps_of(episode(name, [0.0, 0.0])) for name in "ab"]
+    steps = [episode_steps(episode(name, [0.0, 0.0])) for name in "ab"]
     return RLDataAligner().align_batch_for_rl_processing(results, steps, ids)
 
 
@@ -105,7 +105,7 @@ def test_a_batch_is_aligned_rollout_by_rollout_and_the_unscored_keep_their_steps
 
 
 def test_the_steps_of_an_unscored_rollout_are_copies_too() -> None:
-    steps = steps_of(episode("a", [0.0]))
+    steps = episode_steps(episode("a", [0.0]))
     ((copy,),) = RLDataAligner().align_batch_for_rl_processing([None], [steps], ["a"])
     copy.step_info["group_id"] = copy.base_reward = 7.0
     assert (steps[0].step_info["group_id"], steps[0].base_reward) == ("g", None)
@@ -123,7 +123,7 @@ def test_all_that_cannot_be_aligned_in_a_batch_is_told_at_once() -> None:
 
 def test_of_many_that_cannot_be_aligned_ten_are_told_and_the_rest_counted() -> None:
     ids = [f"r{n}" for n in range(12)]
-    steps = [steps_of(episode(name, [0.0])) for name in ids]
+    steps = [episode_steps(episode(name, [0.0])) for name in ids]
     with pytest.raises(AlignmentError) as error:
         RLDataAligner().align_batch_for_rl_processing([result(1.0, i5=0.0)] * 12, steps, ids)
     told = str(error.value).splitlines()
@@ -231,7 +231,7 @@ def test_rows_say_what_each_step_was_credited_with() -> None:
     assert rows[0] == {**first, "base_reward": 1.0, "return_to_go": 1.0, "A_E": half, "A_S": half, "A": half}
     last = {"rollout_id": "c", "group_id": "g1", "step": 0, "state_key": "s0", "anchor": 0, "peers": None}
     assert rows[2] == {**last, "base_reward": 0.0, "return_to_go": None, "A_E": None, "A_S": None, "A": None}
-    with pytest.raises(ConfigError, match="nothing is credited yet"):
+    with pytest.raises(ConfigError, match="the batch has no credit yet"):
         next(CreditAssigner(**options).align(episodes, results).rows())
 
 

@@ -18,7 +18,7 @@ CONSTANTS = {name: value for name, value in vars(safe_input).items() if name.isu
 @pytest.mark.parametrize("name", [name for name in CONSTANTS if name != "TYPE_CHECKING"])
 def test_every_limit_is_documented_and_has_a_reason(name: str) -> None:
     value = CONSTANTS[name]
-    size = safe_input.shown_size(int(value)) if value >= 1024 and value % 1024 == 0 else f"{value:,g}"
+    size = safe_input.format_size(int(value)) if value >= 1024 and value % 1024 == 0 else f"{value:,g}"
     table = PAGE.read_text(encoding="utf-8").partition("## Limits on input")[2]
     assert size in table or f"{value:,}" in table
     assert re.search(rf'^{name} = .*\n"""', inspect.getsource(safe_input), re.MULTILINE)

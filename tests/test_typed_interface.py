@@ -118,7 +118,7 @@ class TestParameters:
         assert reward(CHAT, "4", weight=0.5).score == 0.5
         with pytest.raises(TypeError, match="takes 2 positional arguments but 3 were given"):
             reward(CHAT, "4", 0.5)
-        with pytest.raises(TypeError, match="several values for 'messages'"):
+        with pytest.raises(TypeError, match="multiple values for argument 'messages'"):
             reward(CHAT, messages=CHAT)
 
     def test_a_positional_value_never_lands_in_kwargs(self):
@@ -281,8 +281,8 @@ class TestClasses:
     @pytest.mark.parametrize(
         ("members", "message"),
         [
-            ({}, r"has a method score\(self, messages, …\)"),
-            ({"score": staticmethod(lambda messages: ONE)}, "has a method score"),
+            ({}, r"needs a method score\(self, messages, …\)"),
+            ({"score": staticmethod(lambda messages: ONE)}, "needs a method score"),
             ({"score": lambda self, message: ONE}, "takes 'messages'"),
             (
                 {"score": lambda self, messages: ONE, "setup": lambda self, key: None},
@@ -298,7 +298,7 @@ class TestClasses:
     def test_an_unknown_level_and_a_resource_that_is_no_parameter_are_refused(self):
         with pytest.raises(ConfigError, match="sandbox 'warmer' is unknown"):
             reward_function(sandbox="warmer")(lambda messages: ONE)
-        with pytest.raises(ConfigError, match="resources names 'judge', which is not a parameter"):
+        with pytest.raises(ConfigError, match="resources has 'judge', which is not a parameter"):
             reward_function(resources={"judge": 1})(lambda messages: ONE)
 
 

@@ -18,16 +18,16 @@ WAY = (
     ("policy", "checkpoints/, model/", "violet"),
 )
 BETWEEN = (
-    ("agent/", "a policy acts in a world: environments/, providers/"),
+    ("agent/", "a policy acts in an environment: environments/, providers/"),
     ("reward_agent/", "rewards/ or your own, in the sandbox/"),
     ("rl_processing, rl_helpers", "step rewards onto steps; estimators of credit/"),
     ("tokens/, then rl/", "rows of tokens; losses; the PPO step"),
 )
-ROWS_TOLD = (
+LAYER_NOTES = (
     "errors, small helpers",
     "data models, loading, limits on input",
     "child processes, YAML",
-    "reward decorator, endpoints, episodes, worlds",
+    "reward decorator, endpoints, episodes, resources",
     "rollouts; confined execution",
     "scoring, credit, tokens",
     "runs on disk and what is read from them",
@@ -81,7 +81,7 @@ def draw_layers(path: Path) -> None:
         + "; ".join(", ".join(row) for row in rows),
     )
     y = 14.0
-    for row, told in zip(reversed(rows), reversed(ROWS_TOLD), strict=True):
+    for row, told in zip(reversed(rows), reversed(LAYER_NOTES), strict=True):
         lines = _wrapped(row, 46)
         height = 32 + 17 * len(lines)
         sheet.rect(40, y, 386, height, "box")

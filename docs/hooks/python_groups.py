@@ -59,7 +59,7 @@ GROUPS = (
                 "reward_kit.models:EvaluateResult",
                 "reward_kit.models:MetricResult",
                 "reward_kit.models:StepOutput",
-                "reward_kit.reward_agent.levels:load_custom_reward",
+                "reward_kit.reward_agent.loading:load_custom_reward",
             ),
             "Call rewards": ("reward_kit.reward_agent",),
             "Simulate overlap": ("reward_kit.rl.overlap",),
@@ -95,7 +95,7 @@ GROUPS = (
         },
     ),
     Group(
-        "worlds",
+        "resources",
         "Resources and tools",
         "[Resources and tools](../../guides/environments.md) for agents.",
         {
@@ -121,7 +121,7 @@ GROUPS = (
             "Steps": (
                 "reward_kit.agent.models:StepData",
                 "reward_kit.agent.models:StopReason",
-                "reward_kit.agent.models:steps_of",
+                "reward_kit.agent.models:episode_steps",
                 "reward_kit.agent.rl_rollout_worker:collect_group",
             ),
             "Check them": ("reward_kit.checks.episode:check_episode", "reward_kit.checks"),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from reward_kit.agent.models import History as History
     from reward_kit.agent.models import StepData as StepData
     from reward_kit.agent.models import StopReason as StopReason
-    from reward_kit.agent.models import steps_of as steps_of
+    from reward_kit.agent.models import episode_steps as episode_steps
     from reward_kit.agent.policies import make_policy as make_policy
     from reward_kit.agent.policies.hf.model import PolicyWithValue as PolicyWithValue
     from reward_kit.agent.policies.hf.model import merged_state_dict as merged_state_dict
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from reward_kit.agent.samples import derive_seed as derive_seed
     from reward_kit.agent.simulated_user import ScriptedUser as ScriptedUser
     from reward_kit.agent.simulated_user import SimulatedUser as SimulatedUser
-    from reward_kit.agent.simulated_user import dialogue_of as dialogue_of
+    from reward_kit.agent.simulated_user import build_dialogue as build_dialogue
 
 _HOMES = {
     "AgentPolicy": "policy_interface",
@@ -63,11 +63,11 @@ _HOMES = {
     "StopReason": "models",
     "collect_group": "rl_rollout_worker",
     "derive_seed": "samples",
-    "dialogue_of": "simulated_user",
+    "build_dialogue": "simulated_user",
     "make_policy": "policies",
     "merged_state_dict": "policies.hf.model",
     "remember": "policies.hf.model",
-    "steps_of": "models",
+    "episode_steps": "models",
 }
 __all__ = sorted(_HOMES)
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

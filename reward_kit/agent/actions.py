@@ -1,8 +1,7 @@
 """Actions of a policy as assistant messages, and assistant messages as actions.
 
-The two are inverses: `assistant_message(action_of(message), step)` normalizes the spelling of `message`, and applying
-it again changes nothing. So a conversation has the same actions whether its model was just asked or it is read from a
-file.
+The two are inverses: `assistant_message(parse_action(message), step)` normalizes the spelling of `message`, and is
+idempotent. So a conversation has the same actions whether it is live or read from a file.
 """
 
 from __future__ import annotations
@@ -14,37 +13,37 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from reward_kit.agent.policy_interface import Action, tool_calls_of
+from reward_kit.agent.policy_interface import Action, get_tool_calls
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import kind_of
+from reward_kit.errors import type_name
 from reward_kit.models import FunctionCall, Message, ToolCall
-from reward_kit.safe_input import read_strictly
+from reward_kit.safe_input import parse_json
 
 MAX_NESTING = 100
-"""Levels of a call's arguments. Deeper ones are a model's slip, and could not be stored."""
+"""Nesting levels of a call's arguments; deeper ones are a model's mistake, and could not be stored."""
 
 
-class WrittenCall(NamedTuple):
-    """A call as the model wrote it: `arguments` is a text that should be a JSON object."""
+class RawToolCall(NamedTuple):
+    """A call as the model wrote it: `arguments` is text that should be a JSON object."""
 
     name: str
     arguments: str
     id: str = ""
 
 
-def action_of(message: Message) -> Action:
+def parse_action(message: Message) -> Action:
     """Return an assistant message as an action. Absent parts are left out; content parts are joined to text."""
-    calls = [WrittenCall(call.function.name, call.function.arguments, call.id) for call in message.tool_calls or ()]
-    return action_written(message.text, calls, message.reasoning_content)
+    calls = [RawToolCall(call.function.name, call.function.arguments, call.id) for call in message.tool_calls or ()]
+    return action_from_parts(message.text, calls, message.reasoning_content)
 
 
-def action_written(text: str, written: Sequence[WrittenCall], reasoning: str | None) -> Action:
+def action_from_parts(text: str, raw_calls: Sequence[RawToolCall], reasoning: str | None) -> Action:
     """Return the action of an assistant message with these parts."""
     calls: list[dict[str, Any]] = []
-    for call in written:
+    for call in raw_calls:
         try:
             # Some models write nothing at all for a tool without parameters.
-            arguments = read_strictly(call.arguments) if call.arguments.strip() else {}
+            arguments = parse_json(call.arguments) if call.arguments.strip() else {}
         except (ValueError, RecursionError):
             arguments = None
         if isinstance(arguments, dict) and not _is_too_deep(call.arguments, arguments):
@@ -78,7 +77,7 @@ def _is_too_deep(text: str, value: Any) -> bool:
 def assistant_message(action: Action, step: int) -> Message:
     """Return the message that an action adds to the conversation."""
     calls = []
-    for call_id, call in zip(call_ids(action, step), tool_calls_of(action), strict=True):
+    for call_id, call in zip(call_ids(action, step), get_tool_calls(action), strict=True):
         is_text = "arguments_text" in call
         arguments = str(call["arguments_text"]) if is_text else json_text(call.get("arguments") or {})
         calls.append(ToolCall(id=call_id, function=FunctionCall(name=call["name"], arguments=arguments)))
@@ -91,19 +90,19 @@ def assistant_message(action: Action, step: int) -> Message:
 
 
 def call_ids(action: Action, step: int) -> list[str]:
-    """Return the ids of an action's calls: their own, or one made of step and position, equal in equal runs.
+    """Return the ids of an action's calls: their own, or one from step and position, equal in equal runs.
 
-    A repeated id is replaced too: answers are matched by it, and endpoints refuse conversations with duplicates.
+    A repeated id is replaced too, since answers are matched by id and endpoints reject duplicates.
     """
     ids: list[str] = []
-    for position, call in enumerate(tool_calls_of(action)):
-        own = str(call.get("id") or "")
-        ids.append(own if own and own not in ids else f"call_{step}_{position}")
+    for position, call in enumerate(get_tool_calls(action)):
+        call_id = str(call.get("id") or "")
+        ids.append(call_id if call_id and call_id not in ids else f"call_{step}_{position}")
     return ids
 
 
-def episode_of(rollout_id: str, messages: Sequence[Message]) -> SingleAgentEpisode:
-    """Return a given conversation as a terminated episode without rewards; each assistant message is a step.
+def episode_from_messages(rollout_id: str, messages: Sequence[Message]) -> SingleAgentEpisode:
+    """Return a conversation as a terminated episode without rewards; each assistant message is a step.
 
     The messages before the first action are its first observation, those after an action the next one. Its
     `custom_data` is left to the caller.
@@ -115,13 +114,13 @@ def episode_of(rollout_id: str, messages: Sequence[Message]) -> SingleAgentEpiso
     episode.add_env_reset("\n".join(message.text for message in messages[: turns[0] if turns else len(messages)]))
     for t, turn in enumerate(turns):
         observation = "\n".join(message.text for message in episode.answers_to(t))
-        episode.add_env_step(observation, action_of(messages[turn]), None)
+        episode.add_env_step(observation, parse_action(messages[turn]), None)
     episode.is_terminated = True
     return episode
 
 
 def as_text(value: Any) -> str:
-    """Return the result of a tool as the agent reads it: text as it is, None as "", everything else as JSON."""
+    """Return a tool's result as text for the agent: strings unchanged, None as "", everything else as JSON."""
     if isinstance(value, str):
         return value
     return "" if value is None else json_text(value)
@@ -132,8 +131,8 @@ def json_text(value: Any) -> str:
     return _TEXT_ENCODER.encode(value)
 
 
-def plain(value: Any) -> Any:
-    """Return `value` as the JSON data it will be stored as; a value without a JSON form raises a TypeError."""
+def to_plain_data(value: Any) -> Any:
+    """Return `value` as the JSON data that is stored; a value without a JSON form raises a TypeError."""
     return json.loads(_STORED_ENCODER.encode(value))
 
 
@@ -144,9 +143,9 @@ def _json_default(value: Any) -> Any:
         return value.model_dump(mode="json")
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
-    raise TypeError(f"{kind_of(value)} has no JSON form; return text or plain data")
+    raise TypeError(f"{type_name(value)} has no JSON form; return text or plain data")
 
 
-# Made once: `json.dumps` makes one at every call that has options.
+# Made once: `json.dumps` with options makes one per call.
 _TEXT_ENCODER = json.JSONEncoder(ensure_ascii=False, default=_json_default)
 _STORED_ENCODER = json.JSONEncoder(default=_json_default)

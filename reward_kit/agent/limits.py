@@ -1,4 +1,4 @@
-"""`RunBudget` and `EpisodeClock`: what a run may use, and the time of an episode.
+"""`RunBudget` and `EpisodeClock`: the limits of a run, and the time of an episode.
 
 All workers of a run spend from one `RunBudget`. Once it is used up no episode takes another step: those in flight stop
 with `StopReason.RUN_LIMIT`, and run again when the run is resumed with a larger budget.
@@ -17,15 +17,15 @@ import anyio
 from reward_kit.task_parts import RunLimitsModel
 
 
-class Used(NamedTuple):
+class ActionUsage(NamedTuple):
     """The usage of one action: tokens read and written, and US dollars, None if the price is unknown."""
 
     tokens: int = 0
     cost: float | None = None
 
 
-class Exhausted(NamedTuple):
-    """A limit that is reached: its key among the run's limits, and a description."""
+class ReachedLimit(NamedTuple):
+    """A reached limit: its key among the run's limits, and a description."""
 
     key: str
     text: str
@@ -36,7 +36,7 @@ class RunBudget:
 
     Args:
         limits: unlimited by default.
-        seconds: time that earlier processes worked on the same run.
+        seconds: time spent by earlier processes of the same run.
     """
 
     def __init__(self, limits: RunLimitsModel | None = None, *, seconds: float = 0.0) -> None:
@@ -44,7 +44,7 @@ class RunBudget:
         self.tokens, self.cost, self.steps = 0, 0.0, 0
         self._began = time.monotonic() - seconds
 
-    def spend(self, used: Used, steps: int = 0) -> None:
+    def spend(self, used: ActionUsage, steps: int = 0) -> None:
         """Add the usage of an action."""
         self.tokens += used.tokens
         self.cost += used.cost or 0.0
@@ -52,25 +52,25 @@ class RunBudget:
 
     @property
     def seconds(self) -> float:
-        """Time worked on the run."""
+        """Seconds spent on the run, earlier processes included."""
         return time.monotonic() - self._began
 
-    def exhausted(self) -> Exhausted | None:
+    def exhausted(self) -> ReachedLimit | None:
         """Return the limit that is reached, if any."""
         limits = self.limits
         if limits.cost is not None and self.cost >= limits.cost:
-            return Exhausted("cost", f"{self.cost:.4f} of {limits.cost:g} US dollars")
+            return ReachedLimit("cost", f"{self.cost:.4f} of {limits.cost:g} US dollars")
         if limits.total_tokens is not None and self.tokens >= limits.total_tokens:
-            return Exhausted("total_tokens", f"{self.tokens:,} of {limits.total_tokens:,} tokens")
+            return ReachedLimit("total_tokens", f"{self.tokens:,} of {limits.total_tokens:,} tokens")
         if limits.steps is not None and self.steps >= limits.steps:
-            return Exhausted("steps", f"{self.steps:,} of {limits.steps:,} steps")
+            return ReachedLimit("steps", f"{self.steps:,} of {limits.steps:,} steps")
         if limits.wall_time_s is not None and (seconds := self.seconds) >= limits.wall_time_s:
-            return Exhausted("wall_time_s", f"{seconds:.0f} of {limits.wall_time_s:g} s")
+            return ReachedLimit("wall_time_s", f"{seconds:.0f} of {limits.wall_time_s:g} s")
         return None
 
 
 class EpisodeClock:
-    """Measures an episode's own time: it stands still while the episode waits for its turn at a model's endpoint.
+    """Measures an episode's own time: it pauses while the episode waits in the queue of a model's endpoint.
 
     Otherwise an outage, which pauses the run, would use up the time of every episode in flight.
 
@@ -88,13 +88,13 @@ class EpisodeClock:
 
     @property
     def seconds(self) -> float:
-        """Seconds that the episode has worked."""
+        """Seconds so far, without pauses."""
         now = time.perf_counter() if self._paused_since is None else self._paused_since
         return now - self._began - self.waited_s
 
     @property
     def left_s(self) -> float | None:
-        """The rest of the limit, at least 0; None without one."""
+        """Seconds left of the limit, at least 0; None without one."""
         return None if self._limit_s is None else max(self._limit_s - self.seconds, 0.0)
 
     @contextmanager

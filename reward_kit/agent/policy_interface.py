@@ -34,14 +34,14 @@ input if it is not the conversation, and `is_final`, which ends the episode.
 
 
 class ToolAnswer(NamedTuple):
-    """The result of a call that the policy made itself: the text, and whether the episode ends with this step."""
+    """The result of a call that the policy made: the text, and whether the episode ends with this step."""
 
     text: str
     is_over: bool
 
 
 OWN_ACCOUNT = ("results", "prompt_messages", "is_final")
-"""Keys of an action that report what the policy did itself; recorded in messages and outputs."""
+"""Keys of an action for a policy's own calls; recorded in messages and outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class AgentPolicy(ABC):
         maybe_path_options: constructor parameters that are a path or a name. In a task file they are relative to it
             if that path exists, or if they begin with a dot.
         object_options: constructor parameters that a task file gives as file.py:name, relative to it; they are loaded.
-        is_free: its actions cost nothing, so that no limit on cost is exceeded.
+        is_free: its actions cost nothing, so limits on cost do not apply.
     """
 
     path_options: ClassVar[tuple[str, ...]] = ()
@@ -104,7 +104,7 @@ class AgentPolicy(ABC):
 
     @property
     def knows_cost(self) -> bool:
-        """The usage of its actions includes their cost, which a limit on cost needs."""
+        """True if the usage of its actions includes their cost, as a cost limit requires."""
         return self.is_free
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
@@ -122,12 +122,12 @@ class AgentPolicy(ABC):
             available_tools_specs: the tools that can be called now, in OpenAI form; or None.
         """
 
-    async def see_end(self, messages: Sequence[Message]) -> None:
-        """Inspect the whole conversation of an episode that did not fail, before `close`; an error breaks it."""
+    async def on_episode_end(self, messages: Sequence[Message]) -> None:
+        """Inspect the conversation of an episode without failure, before `close`; an error fails the episode."""
         return
 
     async def close(self) -> None:
-        """Release resources, once: a session's after its episode, also a failed one; a policy's after all sessions."""
+        """Release resources, once: a session's after its episode, even a failed one; a policy's after all sessions."""
         return
 
 
@@ -183,7 +183,7 @@ def check_output(output: object) -> PolicyOutput:
         if key in action:
             with boundary(PolicyError, f"{key!r} of an action is a list of chat messages"):
                 _MESSAGES.validate_python(action[key])
-    for call in tool_calls_of(action):
+    for call in get_tool_calls(action):
         if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
             raise PolicyError(f"a tool call needs a 'name' string, got {call!r}")
     return output
@@ -203,7 +203,7 @@ def _check_log_probs(log_probs: Any) -> None:
                 array(typecode, values)
 
 
-def tool_calls_of(action: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def get_tool_calls(action: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the tool calls of an action, in order; [] for text and terminate."""
     if action["type"] == "tool_call":
         return [action]

@@ -16,9 +16,9 @@ from typing import Any
 import anyio
 
 from reward_kit import errors
-from reward_kit.agent.actions import as_text, call_ids, plain
-from reward_kit.agent.policy_interface import Action, tool_calls_of
-from reward_kit.display_text import counted, shown
+from reward_kit.agent.actions import as_text, call_ids, to_plain_data
+from reward_kit.agent.policy_interface import Action, get_tool_calls
+from reward_kit.display_text import escape_text, pluralize
 from reward_kit.environments.base import ForkableResource, StepOutcome, ToolSpec, tool_spec
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import (
@@ -30,19 +30,19 @@ from reward_kit.errors import (
     ToolError,
     boundary,
     did_you_mean,
-    kind_of,
     safe_str,
+    type_name,
     user_traceback,
 )
 from reward_kit.models import Message, TaskDefinitionModel
 
-NOT_CARRIED_OUT = "Not carried out: the episode is over."
+NOT_EXECUTED = "Not executed: the episode is over."
 logger = logging.getLogger("reward_kit.agent")
 
 
 @dataclass(slots=True)
 class Execution:
-    """The results of one action: the messages that follow it, the sum of the rewards, JSON-safe facts for the step."""
+    """The results of one action: its messages, the sum of its rewards, and JSON-safe facts for the step."""
 
     messages: list[Message] = field(default_factory=list)
     reward: float | None = None
@@ -55,13 +55,13 @@ class Execution:
 
     @property
     def is_over(self) -> bool:
-        """No further call of this action is executed."""
+        """True if no further call of this action is executed."""
         ended = self.terminated or self.truncated or self.wants_end
         return ended or self.is_interrupted or self.failure is not None
 
 
 class Toolbox:
-    """Every tool that an agent can call in one episode: the resource's, the task's own, and the terminate tool."""
+    """The tools of one episode: the resource's, the task's own, and the terminate tool."""
 
     def __init__(
         self, task: TaskDefinitionModel, resource: ForkableResource | None, registry: ToolRegistry | None
@@ -94,13 +94,13 @@ class Toolbox:
     async def execute(
         self, action: Action, step: int, seconds_left: float | None, done: Execution | None = None
     ) -> Execution:
-        """Make the calls of an action, one after another.
+        """Execute the calls of an action in order.
 
-        A call that fails answers the agent with the error. A resource that breaks, or does not answer in time, ends the
-        episode: its state is unknown. The results are added to `done`.
+        A failed call returns its error to the agent. A resource that fails or times out ends the episode, since its
+        state is unknown. The results are added to `done`.
         """
         done = Execution() if done is None else done
-        calls, limit = tool_calls_of(action), self._output_chars
+        calls, limit = get_tool_calls(action), self._output_chars
         began = time.perf_counter()
         for call, call_id in zip(calls, call_ids(action, step), strict=True):
             left = None if seconds_left is None else max(seconds_left - (time.perf_counter() - began), 0.0)
@@ -121,14 +121,14 @@ class Toolbox:
     ) -> tuple[str, dict[str, Any]]:
         """Return the text that answers one call, and facts about it."""
         if done.is_over:
-            return NOT_CARRIED_OUT, {"skipped": True}
+            return NOT_EXECUTED, {"skipped": True}
         name, arguments = call["name"], call.get("arguments") or {}
         try:
             if "arguments_text" in call:
                 text = str(call["arguments_text"])[:200]
                 raise ToolError(f"the arguments of {name!r} are not a JSON object: {text}")
             if not isinstance(arguments, Mapping):
-                raise ToolError(f"the arguments of {name!r} are {kind_of(arguments)}, not an object")
+                raise ToolError(f"the arguments of {name!r} are {type_name(arguments)}, not an object")
             if name == self._terminate_tool:
                 done.wants_end = True
                 return "The episode ends.", {}
@@ -189,7 +189,7 @@ class Toolbox:
             outcome = await self._resource.step(name, arguments)
             if not isinstance(outcome, StepOutcome):
                 raise EnvironmentFailure(f"step({name!r}) returned {type(outcome).__name__}, not a StepOutcome")
-            text, facts = as_text(outcome.observation), plain(dict(outcome.info))
+            text, facts = as_text(outcome.observation), to_plain_data(dict(outcome.info))
             reward = None if outcome.reward is None else float(outcome.reward)
         if reward is not None:
             if not math.isfinite(reward):
@@ -265,15 +265,16 @@ class ToolErrors:
         lines = []
         for (tool, kind, place), times in self._bugs.most_common(most):
             message = " ".join(self._messages[tool, kind, place].split())
-            what = f"{shown(tool, _SHOWN_CHARS)} raised {kind}{f': {shown(message, _SHOWN_CHARS)}' if message else ''}"
-            lines.append(f"tool {what}{f' ({place})' if place else ''}, {counted(times, 'call')}; more in {log}")
+            detail = f": {escape_text(message, _SHOWN_CHARS)}" if message else ""
+            what = f"{escape_text(tool, _SHOWN_CHARS)} raised {kind}{detail}"
+            lines.append(f"tool {what}{f' ({place})' if place else ''}, {pluralize(times, 'call')}; more in {log}")
         if self._unknown_calls:
-            names = [repr(shown(name, 60)) for name, _ in self._unknown.most_common(_SHOWN_NAMES)]
+            names = [repr(escape_text(name, 60)) for name, _ in self._unknown.most_common(_SHOWN_NAMES)]
             more = len(self._unknown) - len(names)
             named = f"{', '.join(names)}{f' and {more:,} more' if more else ''}"
             ellipsis = ["…"] if len(self._offered) > _SHOWN_TOOLS else []
             offered = ", ".join([*self._offered[:_SHOWN_TOOLS], *ellipsis])
-            calls = counted(self._unknown_calls, "call")
+            calls = pluralize(self._unknown_calls, "call")
             there = f"there are: {offered}" if offered else "the episode has no tools"
             lines.append(f"{calls} named a tool that is not there: {named} ({there})")
         return lines

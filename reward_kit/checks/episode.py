@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from reward_kit.agent.models import StepData, StopReason
-from reward_kit.agent.policy_interface import tool_calls_of
+from reward_kit.agent.policy_interface import get_tool_calls
 from reward_kit.checks.findings import Finding, Findings
-from reward_kit.episodes.record import facts_of
+from reward_kit.episodes.record import get_facts
 from reward_kit.episodes.segments import REWRITTEN, UNKNOWN_VERSION, ActionSpan, EpisodeTokens
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import EpisodeError, did_you_mean
@@ -82,7 +82,7 @@ def check_episode(
     if _has_sound_segments(findings, tokens, None if is_part else len(episode)):
         check_prefixes(findings, tokens)
         _check_versions(findings, tokens.spans, current_version, max_staleness)
-        for row in rows_of(tokens):
+        for row in segment_rows(tokens):
             check_tokens(findings, row, logprobs_of=logprobs_of, tolerance=tolerance)
     if steps is not None:
         _check_credit(findings, episode, [_credit_row(step) for step in steps], scored)
@@ -96,9 +96,9 @@ def check_group(episodes: Sequence[SingleAgentEpisode]) -> list[Finding]:
     """
     checks = BatchChecks()
     findings = [finding for episode in episodes for finding in checks.add(episode)]
-    expected = facts_of(episodes[0]).get("group_id") if episodes else None
+    expected = get_facts(episodes[0]).get("group_id") if episodes else None
     for episode in episodes[1:]:
-        if (group_id := facts_of(episode).get("group_id")) != expected:
+        if (group_id := get_facts(episode).get("group_id")) != expected:
             own = Findings.about_episode(episode.id_)
             own.error(
                 "mixed-groups",
@@ -111,7 +111,7 @@ def check_group(episodes: Sequence[SingleAgentEpisode]) -> list[Finding]:
 
 def _check_end(findings: Findings, episode: SingleAgentEpisode) -> None:
     """Check that an episode ended as its stop reason says, with a failure if something broke."""
-    facts = facts_of(episode)
+    facts = get_facts(episode)
     reason, failure = facts.get("stop_reason"), facts.get("failure")
     if episode.is_terminated and episode.is_truncated:
         findings.error("terminated-and-truncated", "the episode is terminated and truncated")
@@ -159,7 +159,7 @@ def _check_turn(findings: Findings, episode: SingleAgentEpisode, t: int, tool_ca
     called = [call.function.name for call in tool_calls]
     # An episode made by hand may have actions of any form.
     is_ours = isinstance(action, dict) and "type" in action
-    if is_ours and called != (done := [str(call.get("name")) for call in tool_calls_of(action)]):
+    if is_ours and called != (done := [str(call.get("name")) for call in get_tool_calls(action)]):
         text = f"the action calls {json.dumps(done)} and its message {json.dumps(called)}"
         findings.error("action-and-message", text, step=t)
     calls = [call.id for call in tool_calls]
@@ -170,7 +170,7 @@ def _check_turn(findings: Findings, episode: SingleAgentEpisode, t: int, tool_ca
     may_end = False  # on a call: a transcript may, and an agent that was stopped
     if t == len(episode) - 1:
         own = "own_account" in episode.extra_model_outputs and episode.get_extra_model_outputs("own_account", t)
-        may_end = bool(own) or facts_of(episode).get("stop_reason") == StopReason.RECORDED
+        may_end = bool(own) or get_facts(episode).get("stop_reason") == StopReason.RECORDED
     if len(missing) > answered.count(None) and not may_end:  # an answer without an id can be to any call
         findings.error("unanswered-call", f"no tool message answers the call {missing[0]!r}", step=t)
     elif stray:
@@ -202,7 +202,7 @@ def _check_credit(
             "another episode, or to an earlier attempt",
         )
         return
-    facts, rewards = facts_of(episode), episode.environment_rewards()
+    facts, rewards = get_facts(episode), episode.environment_rewards()
     group = facts.get("group_id")
     for t, row in enumerate(rows):
         if group is not None and row["group_id"] not in (None, group):
@@ -267,7 +267,7 @@ class BatchChecks:
 
     def add(self, episode: SingleAgentEpisode) -> list[Finding]:
         """Return what is wrong with an episode beside those that were added before."""
-        findings, facts = Findings.about_episode(episode.id_), facts_of(episode)
+        findings, facts = Findings.about_episode(episode.id_), get_facts(episode)
         if (name := (episode.id_, facts.get("attempt") or 0)) in self._seen:
             text = "another episode of the batch has this id, by which scores and credit are joined"
             findings.error("duplicate-rollout", text)
@@ -326,7 +326,7 @@ class CheckedTokens:
         return next((action.step for action in self.actions if action.start <= token < action.stop), None)
 
 
-def rows_of(tokens: EpisodeTokens) -> Iterator[CheckedTokens]:
+def segment_rows(tokens: EpisodeTokens) -> Iterator[CheckedTokens]:
     """Yield one sequence for each segment."""
     ids, logprobs = np.array(tokens.ids, dtype=np.int64), np.array(tokens.logprobs, dtype=np.float64)
     mask = np.zeros(len(ids), dtype=np.int8)

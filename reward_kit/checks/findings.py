@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from reward_kit.display_text import counted, one_line, truncate
+from reward_kit.display_text import one_line, pluralize, truncate
 
 Level = Literal["error", "warning", "info"]
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -153,15 +153,15 @@ class Report:
     def lines(self) -> Iterator[str]:
         """Yield the report for a terminal: errors first, the most frequent kind first."""
         for level, kind, count, examples in self._most_frequent():
-            yield f"{level + ':':9}{kind}: {counted(count, 'finding')}"
+            yield f"{level + ':':9}{kind}: {pluralize(count, 'finding')}"
             yield from (f"           {truncate(one_line(one.message), _EXAMPLE_CHARS)}" for one in examples)
             if count > len(examples):
                 yield f"           … and {count - len(examples)} more"
-        yield f"{self.target}: {self.verdict()} in {counted(self.checked, self.unit)}"
+        yield f"{self.target}: {self.verdict()} in {pluralize(self.checked, self.unit)}"
 
     def verdict(self) -> str:
         """Return the counts of errors and warnings as a text."""
-        return ", ".join(counted(self.count(level), level) for level in LEVELS[:2])
+        return ", ".join(pluralize(self.count(level), level) for level in LEVELS[:2])
 
     def _most_frequent(self) -> Iterator[tuple[Level, str, int, list[Finding]]]:
         for (level, kind), count in sorted(self.counts.items(), key=lambda item: (item[0][0], -item[1], item[0][1])):

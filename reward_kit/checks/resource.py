@@ -30,9 +30,9 @@ from reward_kit.processes import remove_folder, temporary_folder, temporary_root
 
 _MOST_WALKS = 12
 """Walks for states that return. Three are enough, unless episodes end early."""
-_LOOKED_AT = ("state_key()", "get_observation()", "the digest of final_state()")
-Look = tuple[str, Any, str | None]
-"""The state key, the observation and the digest of the final state, which `_LOOKED_AT` names."""
+_COMPARED_PARTS = ("state_key()", "get_observation()", "the digest of final_state()")
+Snapshot = tuple[str, Any, str | None]
+"""The state key, the observation and the digest of the final state, which `_COMPARED_PARTS` names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ActionOutcome:
     """The outcome of one action and the state after it; `refused` is the message of a `ToolError`."""
 
     action: Action
@@ -62,7 +62,7 @@ class Seen:
         """The action ended the episode."""
         return self.outcome is not None and (self.outcome.terminated or self.outcome.truncated)
 
-    def difference(self, other: Seen) -> str:
+    def difference(self, other: ActionOutcome) -> str:
         """Return where another run of the same action differs; "" if it does not."""
         pairs: list[tuple[str, Any, Any]] = [("the refusal", self.refused, other.refused)]
         if self.outcome is not None and other.outcome is not None:
@@ -101,9 +101,9 @@ class Probe:
         """Record a warning, once."""
         self.error(message, "warning")
 
-    def compare(self, before: Look, after: Look, message: str, parts: int = 2) -> None:
+    def compare(self, before: Snapshot, after: Snapshot, message: str, parts: int = 2) -> None:
         """Record an error for each of the first `parts` that differ; `message` has `{part}` and `{difference}`."""
-        for part, old, new in zip(_LOOKED_AT[:parts], before, after, strict=False):
+        for part, old, new in zip(_COMPARED_PARTS[:parts], before, after, strict=False):
             if difference := first_difference(old, new):
                 self.error(message.format(part=part, difference=difference))
 
@@ -138,14 +138,14 @@ class Probe:
             except RewardKitError as error:
                 self.error(f"{error}; close() must not fail, not even if the episode did")
 
-    async def act(self, resource: ForkableResource, action: Action) -> Seen:
+    async def act(self, resource: ForkableResource, action: Action) -> ActionOutcome:
         """Take one action and look at everything."""
         outcome: Any = None
         try:
             with boundary(EnvironmentFailure, f"step {action}"):
                 outcome = await resource.step(action.name, dict(action.arguments))
         except ToolError as error:
-            return Seen(action, None, str(error), *await self.look(resource))
+            return ActionOutcome(action, None, str(error), *await self.snapshot(resource))
         if type(outcome).__name__ != "StepOutcome":
             raise EnvironmentFailure(f"step {action} returned {type(outcome).__name__}; return a StepOutcome")
         for name, value in (("observation", outcome.observation), ("info", dict(outcome.info))):
@@ -157,9 +157,9 @@ class Probe:
         for name, flag in (("terminated", outcome.terminated), ("truncated", outcome.truncated)):
             if not isinstance(flag, bool):
                 self.error(f"{name} of {action} is {flag!r}, not a bool; NumPy's bool must be converted")
-        return Seen(action, outcome, None, *await self.look(resource))
+        return ActionOutcome(action, outcome, None, *await self.snapshot(resource))
 
-    async def look(self, resource: ForkableResource) -> Look:
+    async def snapshot(self, resource: ForkableResource) -> Snapshot:
         """Return the state key, the observation and the digest of the final state."""
         with boundary(EnvironmentFailure, "state_key"):
             key = await resource.state_key()
@@ -177,9 +177,9 @@ class Probe:
 
     async def walk(
         self, resource: ForkableResource, rng: random.Random, count: int, beside: ForkableResource | None = None
-    ) -> list[Seen]:
+    ) -> list[ActionOutcome]:
         """Take up to `count` random actions, until the episode ends or one also moves the resource `beside` it."""
-        seen: list[Seen] = []
+        seen: list[ActionOutcome] = []
         key = await beside.state_key() if beside else ""
         for _ in range(count):
             with boundary(EnvironmentFailure, "admissible_actions"):
@@ -210,7 +210,7 @@ class Probe:
         await self.repeat(resource, walked[:-1])
         return resource
 
-    async def repeat(self, resource: ForkableResource, walked: list[Seen]) -> str:
+    async def repeat(self, resource: ForkableResource, walked: list[ActionOutcome]) -> str:
         """Take the same actions; return the first that differs and how, or ""."""
         for number, before in enumerate(walked):
             if difference := before.difference(await self.act(resource, before.action)):
@@ -334,26 +334,26 @@ async def _check_reset(probe: Probe) -> None:
     if not probe.is_deterministic:
         return
     one, two = await probe.resource(), await probe.resource()
-    first = await probe.look(one)
+    first = await probe.snapshot(one)
     text = (
         "differ in {part}{difference}; reset() must draw all randomness from its seed and clear everything that a walk "
         "changed"
     )
-    probe.compare(first, await probe.look(two), f"two resources that were reset with one seed {text}")
+    probe.compare(first, await probe.snapshot(two), f"two resources that were reset with one seed {text}")
     await probe.walk(one, random.Random(probe.seed), probe.steps)
     await one.reset(probe.seed)
     again = "a resource and the same resource, reset again with its seed after a walk"
-    probe.compare(first, await probe.look(one), f"{again} {text}")
+    probe.compare(first, await probe.snapshot(one), f"{again} {text}")
 
 
 async def _check_pure(probe: Probe) -> None:
     resource = await probe.resource()
     await probe.walk(resource, random.Random(probe.seed), max(1, probe.steps // 4))
-    before = await probe.look(resource)
+    before = await probe.snapshot(resource)
     await resource.get_tools_spec()
     await resource.admissible_actions()
     await resource.expert_action()
-    for part, old, new in zip(_LOOKED_AT, before, await probe.look(resource), strict=True):
+    for part, old, new in zip(_COMPARED_PARTS, before, await probe.snapshot(resource), strict=True):
         if old != new:
             # A resource that acts on the outside may see it change; a deterministic one has no such excuse.
             probe.error(
@@ -381,7 +381,7 @@ async def _check_determinism(probe: Probe) -> None:
 
 async def _check_refusals(probe: Probe) -> None:
     resource = await probe.resource()
-    before = await probe.look(resource)
+    before = await probe.snapshot(resource)
     calls = [("an unknown tool", Action("no_such_tool", {}))]
     names = [spec["function"]["name"] for spec in await resource.get_tools_spec()]
     calls += [("an unknown argument", Action(name, {"no_such_argument": 1})) for name in names]
@@ -395,9 +395,9 @@ async def _check_refusals(probe: Probe) -> None:
             probe.error(f"{error}; raise ToolError, or the episode ends instead of letting the agent try again")
         else:
             probe.error(f"{what} ({action}) was accepted; raise ToolError, so that the agent learns of its mistake")
-    if await probe.look(resource) != before and probe.is_deterministic:
+    if await probe.snapshot(resource) != before and probe.is_deterministic:
         probe.error("a refused call changed the state; check everything before anything is changed")
-    key = (await probe.look(resource))[0]
+    key = (await probe.snapshot(resource))[0]
     for seen in await probe.walk(resource, random.Random(probe.seed + 1), probe.steps):
         if seen.refused is not None and seen.key != key and probe.is_deterministic:
             probe.error(
@@ -413,26 +413,26 @@ async def _check_fork(probe: Probe) -> None:
         return
     rng = random.Random(probe.seed)
     origin = await probe.unfinished(rng, max(1, probe.steps // 2))
-    before = await probe.look(origin)
+    before = await probe.snapshot(origin)
     twin, still = await probe.fork(origin), await probe.fork(origin)
     text = "a fork differs from its origin in {part}{difference}; fork() must copy all of the state"
-    probe.compare(before, await probe.look(twin), text)
+    probe.compare(before, await probe.snapshot(twin), text)
     shares = "fork() shares something that it must copy"
     walked = await probe.walk(twin, rng, probe.steps, beside=origin)
-    if await probe.look(origin) != before:
+    if await probe.snapshot(origin) != before:
         probe.error(f"what was done in a fork is seen in its origin; {shares}")
     # The fork's fork is older than the walk, so it must not have moved either.
-    if (await probe.look(still))[:2] != before[:2]:
+    if (await probe.snapshot(still))[:2] != before[:2]:
         probe.error(f"what was done in one fork is seen in another; {shares}")
     await _check_future(probe, origin, walked)
-    if (await probe.look(still))[:2] != before[:2]:
+    if (await probe.snapshot(still))[:2] != before[:2]:
         probe.error(f"what was done in the origin is seen in its fork; {shares}")
     await twin.close()
     probe.opened.remove(twin)
     await _check_future(probe, still, walked)
 
 
-async def _check_future(probe: Probe, resource: ForkableResource, walked: list[Seen]) -> None:
+async def _check_future(probe: Probe, resource: ForkableResource, walked: list[ActionOutcome]) -> None:
     if probe.is_deterministic and (difference := await probe.repeat(resource, walked)):
         probe.error(
             f"a fork and its origin have different futures at {difference}; fork() must copy everything that decides "
@@ -443,7 +443,7 @@ async def _check_future(probe: Probe, resource: ForkableResource, walked: list[S
 async def _check_checkpoint(probe: Probe) -> None:
     rng = random.Random(probe.seed)
     resource = await probe.unfinished(rng, max(1, probe.steps // 2))
-    before = await probe.look(resource)
+    before = await probe.snapshot(resource)
     try:
         saved = await resource.checkpoint()
     except NotImplementedError:
@@ -456,7 +456,7 @@ async def _check_checkpoint(probe: Probe) -> None:
             f"after restore(){attempt}, {{part}} is not what it was at checkpoint(){{difference}}; a checkpoint must "
             "hold all of the state, and what happens later must not change it"
         )
-        probe.compare(before, await probe.look(resource), text, parts=2 if probe.is_deterministic else 1)
+        probe.compare(before, await probe.snapshot(resource), text, parts=2 if probe.is_deterministic else 1)
         difference = await probe.repeat(resource, walked)
         if difference and probe.is_deterministic:
             probe.error(f"after restore(){attempt} the same actions give another result at {difference}")
@@ -472,7 +472,7 @@ async def _check_key_of_returning_states(probe: Probe) -> None:
         parts = resource.parts.values() if isinstance(resource, CompositeResource) else ()
         if None in [await part.final_state() for part in parts]:
             return  # the final state does not cover all parts
-        start = await probe.look(resource)
+        start = await probe.snapshot(resource)
         walked = await probe.walk(resource, random.Random(probe.seed + number), 2 * probe.steps)
         taken += len(walked)
         for key, observation, final in [start, *((seen.key, seen.observation, seen.final) for seen in walked)]:
@@ -516,11 +516,11 @@ async def _check_actions_offered(probe: Probe) -> None:
 async def _check_final_state(probe: Probe) -> None:
     one, two = await probe.resource(), await probe.resource()
     walked = await probe.walk(one, random.Random(probe.seed), probe.steps)
-    first, again = (await probe.look(one))[2], (await probe.look(one))[2]
+    first, again = (await probe.snapshot(one))[2], (await probe.snapshot(one))[2]
     if first != again:
         probe.error("final_state() gives other bytes each time it is asked; sort what has no order, leave out the time")
     await probe.repeat(two, walked)
-    if probe.is_deterministic and first != (await probe.look(two))[2]:
+    if probe.is_deterministic and first != (await probe.snapshot(two))[2]:
         probe.error("two resources that did the same have different final states; leave out times, paths and ids")
 
 

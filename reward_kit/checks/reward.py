@@ -23,31 +23,31 @@ from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
 from reward_kit.agent.simulated_user import SimulatedUser
 from reward_kit.agreement import cohens_kappa, pearson, spearman
-from reward_kit.checks import reward_cheats, reward_conduct
+from reward_kit.checks import reward_behavior, reward_exploits
 from reward_kit.checks.findings import Finding
 from reward_kit.checks.reward_bench import (
     LITTLE,
     Bench,
-    Checkup,
+    CheckContext,
     Given,
     Probe,
     RewardReport,
     bench_for,
+    build_questions,
     evidence,
-    grounds_of,
     learned,
     quoted,
     takes_truth,
 )
-from reward_kit.checks.reward_cases import FORMS, clearly_different, text_of
-from reward_kit.checks.source_facts import SourceFacts, facts_of, kind_in
-from reward_kit.display_text import counted
+from reward_kit.checks.reward_cases import FORMS, clearly_different, truth_text
+from reward_kit.checks.source_facts import SourceFacts, kind_in, read_facts
+from reward_kit.display_text import pluralize
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.config import resource_class
 from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, PolicyError, boundary
 from reward_kit.loading import split_reference
-from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice, load_reward, scorer_of
+from reward_kit.reward_agent.loading import LoadedReward, SandboxChoice, load_reward, make_scorer
 from reward_kit.reward_agent.remote import is_address
 from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest, check_parameters
 from reward_kit.reward_agent.sources import find_module, read_source
@@ -55,22 +55,22 @@ from reward_kit.runs.tasks import LoadedTask
 from reward_kit.typed_interface import RewardSpec
 
 PROBES: tuple[tuple[str, Probe, bool], ...] = (
-    ("the same score every time", reward_conduct.steady, False),
-    ("right and wrong answers", reward_cheats.right_and_wrong, True),
-    ("odd rollouts", reward_conduct.odd, False),
-    ("missing ground truths", reward_conduct.missing_truth, True),
-    ("other ways to write an answer", reward_cheats.equal_answers, True),
-    ("text around an answer", reward_cheats.text_around, True),
-    ("cheats that know nothing", reward_cheats.without_truth, True),
-    ("cheats with the ground truth", reward_cheats.with_truth, True),
-    ("code in answers", reward_conduct.runs_answers, False),
-    ("time and memory", reward_conduct.cost, False),
-    ("growth of time", reward_conduct.growth, False),
-    ("regular expressions", reward_conduct.patterns, False),
-    ("the same score in the end", reward_conduct.still, False),
-    ("the range of scores", reward_cheats.scores, False),
-    ("what it reads", reward_conduct.reads, False),
-    ("changed inputs", reward_conduct.changes_inputs, False),
+    ("the same score every time", reward_behavior.steady, False),
+    ("right and wrong answers", reward_exploits.right_and_wrong, True),
+    ("odd rollouts", reward_behavior.odd, False),
+    ("missing ground truths", reward_behavior.missing_truth, True),
+    ("other ways to write an answer", reward_exploits.equal_answers, True),
+    ("text around an answer", reward_exploits.text_around, True),
+    ("cheats that know nothing", reward_exploits.without_truth, True),
+    ("cheats with the ground truth", reward_exploits.with_truth, True),
+    ("code in answers", reward_behavior.runs_answers, False),
+    ("time and memory", reward_behavior.cost, False),
+    ("growth of time", reward_behavior.growth, False),
+    ("regular expressions", reward_behavior.patterns, False),
+    ("the same score in the end", reward_behavior.still, False),
+    ("the range of scores", reward_exploits.scores, False),
+    ("what it reads", reward_behavior.reads, False),
+    ("changed inputs", reward_behavior.changes_inputs, False),
 )
 """Each probe with its name; True if it compares scores, which have to be steady for that."""
 _NOISE = ("nondeterministic", "hidden-state")
@@ -154,25 +154,25 @@ async def check_reward(
     """
     source, origin, limit_s = SourceFacts(), loaded.reward.origin, plan.choice.reward_time_s
     if origin is not None:
-        source = facts_of(read_source(origin.file), origin.qualname or plan.reference.rpartition(":")[2])
+        source = read_facts(read_source(origin.file), origin.qualname or plan.reference.rpartition(":")[2])
     async with bench_for(loaded.reward, limit_s) as bench:
         report = RewardReport(plan.reference, level=bench.level, seed=plan.seed)
         chance = random.Random(plan.seed)
         tell("how it wants an answer")
         needs_truth = takes_truth(loaded.reward.parameters)
-        grounds = await learned(plan.given, source.ground_truth, bench, chance, takes_truth=needs_truth)
-        if not grounds:
+        questions = await learned(plan.given, source.ground_truth, bench, chance, takes_truth=needs_truth)
+        if not questions:
             # Nothing can be checked, which is not a pass: the form of its ground truths is unknown, or it never scores.
-            (first, *_) = grounds_of(Given(), source.ground_truth, takes_truth=True)
+            (first, *_) = build_questions(Given(), source.ground_truth, takes_truth=True)
             seen = await bench.see(first.answered("The answer is 42."))
             text = (
                 "not one rollout could be scored with a ground truth made up for it: ground truths of this form are "
                 "not known; give --ground-truth JSON"
             )
-            report.note("never-scores", "error", text, [evidence(f"ground truth {text_of(first.truth)!r}", seen)])
+            report.note("never-scores", "error", text, [evidence(f"ground truth {truth_text(first.truth)!r}", seen)])
             report.cannot("everything else", "it needs a ground truth that the reward can read; --ground-truth JSON")
             return report
-        checkup = Checkup(bench, report, source, chance, grounds, plan.given.rollouts)
+        context = CheckContext(bench, report, source, chance, questions, plan.given.rollouts)
         compared: dict[str, list[Finding]] = {}
         for name, probe, is_comparing in PROBES:
             if is_comparing and any(map(report.has, _NOISE)):
@@ -180,7 +180,7 @@ async def check_reward(
                 continue
             tell(name)
             before = len(report.findings)
-            await probe(checkup)
+            await probe(context)
             if is_comparing:
                 compared[name] = report.findings[before:]
         if any(map(report.has, _NOISE)):  # state that is kept from call to call may have shown late
@@ -190,28 +190,28 @@ async def check_reward(
         if other is not None and plan.against is not None:
             tell("the other reward")
             async with bench_for(other.reward, limit_s) as beside:
-                await _compare(checkup, beside, plan.against, plan.pass_threshold)
+                await _compare(context, beside, plan.against, plan.pass_threshold)
     return report
 
 
-async def _compare(checkup: Checkup, other: Bench, name: str, threshold: float) -> None:
+async def _compare(context: CheckContext, other: Bench, name: str, threshold: float) -> None:
     """Score the user's rollouts, and made ones if they are few, with a second reward."""
     pairs, unscored = [], 0
-    requests = [*checkup.rollouts, *(ground.gold for ground in checkup.grounds if ground.gold is not None)]
-    for ground in checkup.grounds if len(checkup.rollouts) < 20 else ():
-        requests += [ground.answered(text) for text in clearly_different()]
-        requests += [ground.answered(ground.written(value)) for value in ground.wrong]
-        if ground.truth is not None:
-            text = text_of(ground.truth)
-            requests += [ground.answered(form.write(one)) for form in FORMS for one in (text, text.lower())]
+    requests = [*context.rollouts, *(question.gold for question in context.questions if question.gold is not None)]
+    for question in context.questions if len(context.rollouts) < 20 else ():
+        requests += [question.answered(text) for text in clearly_different()]
+        requests += [question.answered(question.written(value)) for value in question.wrong]
+        if question.truth is not None:
+            text = truth_text(question.truth)
+            requests += [question.answered(form.write(one)) for form in FORMS for one in (text, text.lower())]
     for request in requests:
-        left, right = (await checkup.bench.see(request)).score, (await other.see(request)).score
+        left, right = (await context.bench.see(request)).score, (await other.see(request)).score
         if left is None or right is None:
             unscored += 1
         else:
             pairs.append((left, right, request))
     if len(pairs) < 2:
-        checkup.report.cannot(f"agreement with {name}", f"{len(pairs)} rollouts were scored by both")
+        context.report.cannot(f"agreement with {name}", f"{len(pairs)} rollouts were scored by both")
         return
     lefts, rights = np.array([left for left, _, _ in pairs]), np.array([right for _, right, _ in pairs])
     figures = {
@@ -220,7 +220,7 @@ async def _compare(checkup: Checkup, other: Bench, name: str, threshold: float) 
         "kappa": cohens_kappa((lefts >= threshold).astype(int), (rights >= threshold).astype(int), 2),
         "mean difference": float(lefts.mean() - rights.mean()),
     }
-    checkup.report.facts[f"agreement with {name}"] = {
+    context.report.facts[f"agreement with {name}"] = {
         "rollouts": len(pairs),
         "unscored by one of them": unscored,
         **{key: None if math.isnan(value) else round(value, 4) for key, value in figures.items()},
@@ -231,7 +231,7 @@ async def _compare(checkup: Checkup, other: Bench, name: str, threshold: float) 
             text = f'"{quoted(request.messages[-1].text, 70)}"' if request.messages else "no messages"
             lines.append(f"{left:.4g} against {right:.4g}: {text}")
     text = f"differs from {name}; the worst of {len(pairs)} rollouts"
-    checkup.report.note("disagrees", "info", text, lines, most=_WORST)
+    context.report.note("disagrees", "info", text, lines, most=_WORST)
 
 
 _Right = tuple[str, AgentPolicy]
@@ -319,9 +319,9 @@ class TaskReport:
         right = sum(proof.gold is not None and not proof.problems for proof in self.proofs)
         nothing = sum(not any("nothing" in problem for problem in proof.problems) for proof in self.proofs)
         by = ", ".join(sorted({proof.by for proof in self.proofs if proof.by})) or "unknown"
-        errors = f"{counted(wrong, 'error')}; " if wrong else ""
+        errors = f"{pluralize(wrong, 'error')}; " if wrong else ""
         yield (
-            f"{self.task.path}: {errors}of {counted(count, 'sample')}, what is right ({by}) scores 1 and nothing "
+            f"{self.task.path}: {errors}of {pluralize(count, 'sample')}, what is right ({by}) scores 1 and nothing "
             f"scores 0 on {right}; nothing scores 0 on {nothing}"
         )
 
@@ -390,13 +390,13 @@ async def prove(
     rights = [_right(task, sample, policy) for sample in samples]
     proofs = [SampleProof(sample, right[0] if right else "") for sample, right in zip(samples, rights, strict=True)]
     definition, limiter = task.definition, anyio.CapacityLimiter(max_concurrency)
-    async with ServerPool(), scorer_of(task.reward, definition.limits.reward_time_s) as scorer:
+    async with ServerPool(), make_scorer(task.reward, definition.limits.reward_time_s) as scorer:
 
         async def end(sample: Sample, label: str, policy: AgentPolicy) -> End:
             worker = RLRolloutWorker(definition, policy, tools=task.tools, user=user, policy_label=label)
             async with worker.group(sample, seed) as group:
                 episode = await worker.collect_episode(group)
-            request = ScoringRequest.of(episode, definition)
+            request = ScoringRequest.from_episode(episode, definition)
             return End(request, await scorer.score(request), str(episode.custom_data.get("stop_reason")))
 
         async def prove_one(proof: SampleProof, right: _Right | None) -> None:

@@ -1,4 +1,4 @@
-"""Parts of a reward check: watched calls of the reward, questions with known answers, and the report."""
+"""Parts of a reward check: watched reward calls, questions with known answers, and the report."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from reward_kit.checks.call_recorder import CallRecorder
 from reward_kit.checks.findings import LEVELS, Finding, Level, Report
 from reward_kit.checks.reward_cases import (
     FORMS,
     QUESTION,
     Form,
     is_tool_call,
-    places_of,
-    request_of,
+    make_request,
     said,
-    text_of,
     tool_answer,
+    truth_positions,
+    truth_text,
     user,
     with_messages,
     wrong_values,
 )
 from reward_kit.checks.source_facts import SourceFacts
-from reward_kit.checks.watched import Watch
-from reward_kit.display_text import counted, one_line, truncate
+from reward_kit.display_text import one_line, pluralize, truncate
 from reward_kit.errors import ConfigError, Failure
 from reward_kit.models import EvaluateResult, Message
-from reward_kit.reward_agent.confined import ConfinedReward, ConfinedScorer
 from reward_kit.reward_agent.in_process import InProcessScorer
+from reward_kit.reward_agent.sandboxed import SandboxedReward, SandboxedScorer
 from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest
 from reward_kit.sandbox.outcome import Outcome
 from reward_kit.typed_interface import RewardSpec
 
 LITTLE = 1e-6
 """Scores nearer than this are one."""
-_PLAIN_CALLS = "from reward_kit.reward_agent.inside import ConfinedCalls\n"
-_WATCHED_CALLS = "from reward_kit.checks.watched import WatchedCalls as ConfinedCalls\n"
+_PLAIN_CALLS = "from reward_kit.reward_agent.sandbox_worker import WorkerCalls\n"
+_WATCHED_CALLS = "from reward_kit.checks.call_recorder import RecordedWorkerCalls as WorkerCalls\n"
 ATTACK_CPU_S = 1.0
 """CPU time after which a call that may never return is ended."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class CallOutcome:
     """The outcome of one call."""
 
     score: float | None  # None if the rollout is unscored
@@ -72,27 +72,27 @@ class LocalBench(InProcessScorer):
 
     def __init__(self, spec: RewardSpec, deadline_s: float | None) -> None:
         self.parameters = spec.parameters
-        self._watch = Watch()
+        self._watch = CallRecorder()
         super().__init__(self._watch.wrap(spec), deadline_s)
 
-    async def see(self, request: ScoringRequest, *, memory: bool = False, **_: object) -> Seen:
+    async def see(self, request: ScoringRequest, *, memory: bool = False, **_: object) -> CallOutcome:
         """Make one call, as `SandboxedBench`; only `memory` has an effect."""
         self._watch.observed, self._watch.wants_memory = None, memory
         scored = await self.score(request)
         return _seen(scored, self._watch.observed)
 
 
-class SandboxedBench(ConfinedScorer):
+class SandboxedBench(SandboxedScorer):
     """Calls a reward in the sandbox."""
 
     is_confined = True
 
-    def __init__(self, reward: ConfinedReward) -> None:
+    def __init__(self, reward: SandboxedReward) -> None:
         source = reward.program.source
         if _PLAIN_CALLS not in source:
             raise ConfigError(f"reward {reward.id!r}: its program cannot be watched")
         watched = replace(reward.program, source=source.replace(_PLAIN_CALLS, _WATCHED_CALLS, 1))
-        watched = replace(watched, imports=(*watched.imports, "reward_kit.checks.watched"))
+        watched = replace(watched, imports=(*watched.imports, "reward_kit.checks.call_recorder"))
         super().__init__(replace(reward, program=watched), slots=2)
         self.parameters, self.level = reward.parameters, reward.level
         self._base = self._reward
@@ -107,7 +107,7 @@ class SandboxedBench(ConfinedScorer):
         memory: bool = False,
         is_fresh: bool = False,
         cpu_s: float | None = None,
-    ) -> Seen:
+    ) -> CallOutcome:
         """Make one call. One call at a time.
 
         Args:
@@ -144,12 +144,12 @@ def bench_for(reward: Reward, deadline_s: float | None) -> Bench:
     """Return the bench that calls a reward and records what it does, to be used as an async context manager."""
     if isinstance(reward, RewardSpec):
         return LocalBench(reward, deadline_s)
-    if isinstance(reward, ConfinedReward):
+    if isinstance(reward, SandboxedReward):
         return SandboxedBench(reward)
     raise ConfigError(f"reward {reward.id!r} runs behind HTTP, and cannot be watched here: check it there")
 
 
-def _seen(scored: Scored, watched: Any) -> Seen:
+def _seen(scored: Scored, watched: Any) -> CallOutcome:
     """Return what is known of a call; the worker's own report is untrusted."""
     watched = watched if isinstance(watched, dict) else {}
     numbers = {}
@@ -161,7 +161,7 @@ def _seen(scored: Scored, watched: Any) -> Seen:
     pairs = (
         [one for one in events if isinstance(one, list | tuple) and len(one) == 2] if isinstance(events, list) else []
     )
-    return Seen(
+    return CallOutcome(
         scored.score,
         scored.failure,
         scored.result,
@@ -190,7 +190,7 @@ _BY_ANNOTATION: tuple[tuple[str, tuple[Any, ...]], ...] = (
 
 
 @dataclass(slots=True)
-class Ground:
+class Question:
     """A question with its ground truth, and what was learnt of the reward on it."""
 
     blank: ScoringRequest  # the rollout before the answer; its end and its facts are those of doing nothing
@@ -200,7 +200,7 @@ class Ground:
     is_truth_given: bool = True  # the truth is the user's; else it was made up for the annotation
     form: Form | None = None  # how an answer is written; None if not known, or if no text is the answer
     wrong: Sequence[Any] = ()
-    gold_seen: Seen | None = None
+    gold_seen: CallOutcome | None = None
     floor: float | None = None  # the most that a wrong answer of the same form got; None if none was scored
     was_scored: bool = False
     alike: str = ""  # a form in which a wrong answer earned as much as the truth, with what it earned, or ""
@@ -211,7 +211,7 @@ class Ground:
         return self.gold_seen.score if self.gold_seen is not None else None
 
     @property
-    def tells_apart(self) -> bool:
+    def separates_answers(self) -> bool:
         """The right rollout earns more than wrong ones."""
         return self.gold_score is not None and self.floor is not None and self.gold_score > self.floor + LITTLE
 
@@ -221,7 +221,7 @@ class Ground:
 
     def written(self, value: Any) -> str:
         """Return a value in the form in which the reward wants it."""
-        return self.form.write(text_of(value)) if self.form is not None else text_of(value)
+        return self.form.write(truth_text(value)) if self.form is not None else truth_text(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,37 +241,37 @@ class Given:
             )
 
 
-def grounds_of(given: Given, annotation: str, *, takes_truth: bool, most: int = 4) -> list[Ground]:
+def build_questions(given: Given, annotation: str, *, takes_truth: bool, most: int = 4) -> list[Question]:
     """Return the questions for a reward, before anything is learnt."""
     if given.ends:
         pairs = given.ends[:most]
-        return [Ground(_before_answer(nothing), right.ground_truth, right, True) for right, nothing in pairs]
+        return [Question(_before_answer(nothing), right.ground_truth, right, True) for right, nothing in pairs]
     if given.rollouts and not given.truths:
-        grounds = []
+        questions = []
         for rollout in given.rollouts[:most]:
-            ground, gold = Ground(_before_answer(rollout), rollout.ground_truth), rollout.sample.get("gold_answer")
+            question, gold = Question(_before_answer(rollout), rollout.ground_truth), rollout.sample.get("gold_answer")
             if isinstance(gold, str):
-                ground.gold, ground.is_given = ground.answered(gold), True
-            grounds.append(ground)
-        return grounds
+                question.gold, question.is_given = question.answered(gold), True
+            questions.append(question)
+        return questions
     if not takes_truth:
-        return [_ground(None, gold) for gold in given.golds or (None,)]
+        return [_make_question(None, gold) for gold in given.golds or (None,)]
     if given.truths:
         answers: Sequence[str | None] = given.golds or [None] * len(given.truths)
-        return [_ground(truth, gold) for truth, gold in zip(given.truths, answers, strict=True)]
+        return [_make_question(truth, gold) for truth, gold in zip(given.truths, answers, strict=True)]
     # Texts if the annotation names no kind, or texts among others.
     truths: Sequence[Any] = _TEXTS
     if "str" not in (part.strip() for part in annotation.split("|")):
         truths = next((own for name, own in _BY_ANNOTATION if name.lower() in annotation.lower()), _TEXTS)
-    return [_ground(truth, is_truth_given=False) for truth in truths]
+    return [_make_question(truth, is_truth_given=False) for truth in truths]
 
 
-def _ground(truth: Any, gold: str | None = None, *, is_truth_given: bool = True) -> Ground:
-    blank = request_of((user(QUESTION),), truth, environment_return=0.0)
-    ground = Ground(blank, truth, is_truth_given=is_truth_given)
+def _make_question(truth: Any, gold: str | None = None, *, is_truth_given: bool = True) -> Question:
+    blank = make_request((user(QUESTION),), truth, environment_return=0.0)
+    question = Question(blank, truth, is_truth_given=is_truth_given)
     if gold is not None:
-        ground.gold, ground.is_given = replace(ground.answered(gold), environment_return=1.0), True
-    return ground
+        question.gold, question.is_given = replace(question.answered(gold), environment_return=1.0), True
+    return question
 
 
 def _before_answer(rollout: ScoringRequest) -> ScoringRequest:
@@ -282,59 +282,64 @@ def _before_answer(rollout: ScoringRequest) -> ScoringRequest:
 
 async def learned(
     given: Given, annotation: str, bench: Bench, chance: random.Random, *, takes_truth: bool
-) -> list[Ground]:
+) -> list[Question]:
     """Return the questions with the scores of answers to them; [] if the reward reads no invented ground truth.
 
-    The parameters that `grounds_of` has too are passed to it; `chance` draws the wrong answers.
+    The parameters that `build_questions` has too are passed to it; `chance` draws the wrong answers.
     """
-    grounds = grounds_of(given, annotation, takes_truth=takes_truth)
-    for ground in grounds:
-        await _learn(ground, bench, chance)
-    if all(ground.is_truth_given for ground in grounds):
-        return grounds
-    if not any(ground.was_scored for ground in grounds) and annotation in ("", "Any", "object", "typing.Any"):
-        grounds = [_ground(truth, is_truth_given=False) for truth in _OTHERS]
-        for ground in grounds:
-            await _learn(ground, bench, chance)
-    return [ground for ground in grounds if ground.was_scored]
+    questions = build_questions(given, annotation, takes_truth=takes_truth)
+    for question in questions:
+        await _learn(question, bench, chance)
+    if all(question.is_truth_given for question in questions):
+        return questions
+    if not any(question.was_scored for question in questions) and annotation in ("", "Any", "object", "typing.Any"):
+        questions = [_make_question(truth, is_truth_given=False) for truth in _OTHERS]
+        for question in questions:
+            await _learn(question, bench, chance)
+    return [question for question in questions if question.was_scored]
 
 
-async def _learn(ground: Ground, bench: Bench, chance: random.Random) -> None:
+async def _learn(question: Question, bench: Bench, chance: random.Random) -> None:
     """Find out how the reward wants an answer, and what it gives for right and wrong ones."""
-    ground.wrong = wrong_values(ground.truth, chance) if ground.truth is not None else ()
-    if ground.gold is None and is_tool_call(ground.truth):
-        messages = (*ground.blank.messages, tool_answer(ground.truth))
-        ground.gold, ground.is_given = with_messages(ground.blank, messages), ground.is_truth_given
-    if ground.gold is not None:
-        ground.gold_seen = await bench.see(ground.gold)
-        ground.form = _given_form(ground.gold, ground.truth)
-        ground.floor = await _floor(ground, bench)
-        ground.was_scored = ground.gold_score is not None or ground.floor is not None
+    question.wrong = wrong_values(question.truth, chance) if question.truth is not None else ()
+    if question.gold is None and is_tool_call(question.truth):
+        messages = (*question.blank.messages, tool_answer(question.truth))
+        question.gold, question.is_given = with_messages(question.blank, messages), question.is_truth_given
+    if question.gold is not None:
+        question.gold_seen = await bench.see(question.gold)
+        question.form = _given_form(question.gold, question.truth)
+        question.floor = await _floor(question, bench)
+        question.was_scored = question.gold_score is not None or question.floor is not None
         return
     best = 0.0
-    for form in FORMS if ground.truth is not None else ():
-        tried = replace(ground, form=form)
-        tried.gold = tried.answered(tried.written(ground.truth))
+    for form in FORMS if question.truth is not None else ():
+        tried = replace(question, form=form)
+        tried.gold = tried.answered(tried.written(question.truth))
         tried.gold_seen = await bench.see(tried.gold)
-        ground.was_scored |= tried.gold_score is not None
+        question.was_scored |= tried.gold_score is not None
         if tried.gold_score is None or tried.gold_score <= best + LITTLE:
             continue
         tried.floor = await _floor(tried, bench)
         if tried.floor is None:
             continue  # an unscored wrong answer is another finding, and proves nothing about this form
-        if not tried.tells_apart:
-            ground.alike = f"{tried.written(ground.truth)[:60]}: {tried.gold_score:.4g}, wrong ones too"
+        if not tried.separates_answers:
+            question.alike = f"{tried.written(question.truth)[:60]}: {tried.gold_score:.4g}, wrong ones too"
         else:
             best = tried.gold_score
-            ground.form, ground.gold, ground.gold_seen, ground.floor = form, tried.gold, tried.gold_seen, tried.floor
+            question.form, question.gold, question.gold_seen, question.floor = (
+                form,
+                tried.gold,
+                tried.gold_seen,
+                tried.floor,
+            )
         if best >= 1.0 - LITTLE:
             return
 
 
-async def _floor(ground: Ground, bench: Bench) -> float | None:
+async def _floor(question: Question, bench: Bench) -> float | None:
     """Return the most that a wrong answer earns in the same form."""
-    texts = [ground.written(value) for value in ground.wrong] or ["I do not know."]
-    seen = [await bench.see(ground.answered(text)) for text in texts]
+    texts = [question.written(value) for value in question.wrong] or ["I do not know."]
+    seen = [await bench.see(question.answered(text)) for text in texts]
     return max((one.score for one in seen if one.score is not None), default=None)
 
 
@@ -343,7 +348,7 @@ def _given_form(gold: ScoringRequest, truth: Any) -> Form | None:
     if truth is None:
         return None
     text = gold.messages[-1].text if gold.messages else ""
-    if len(places := list(places_of(truth, text))) != 1:
+    if len(places := list(truth_positions(truth, text))) != 1:
         return None
     ((begin, end),) = places
     before, after = text[:begin], text[end:]
@@ -404,7 +409,7 @@ class RewardReport(Report):
             yield f"{'fact:':9}{name}: {text}"
         for check, why in self.unchecked.items():
             yield f"{'not checked:':13}{check}: {why}"
-        left = f", {counted(len(self.unchecked), 'question')} could not be asked" if self.unchecked else ""
+        left = f", {pluralize(len(self.unchecked), 'question')} could not be asked" if self.unchecked else ""
         yield f"{self.target}: {self.verdict()}{left} (run {self.level}, seed {self.seed})"
 
     def _worst_first(self) -> list[Finding]:
@@ -417,31 +422,31 @@ def quoted(text: str, limit: int) -> str:
 
 
 @dataclass(slots=True)
-class Checkup:
+class CheckContext:
     """The state of a reward check."""
 
     bench: Bench
     report: RewardReport
     source: SourceFacts
     chance: random.Random
-    grounds: list[Ground]  # at least one
+    questions: list[Question]  # at least one
     rollouts: Sequence[ScoringRequest] = ()
-    scores: dict[str, Seen] = field(default_factory=dict)  # by the name of the rollout
+    scores: dict[str, CallOutcome] = field(default_factory=dict)  # by the name of the rollout
     events: dict[tuple[str, str], None] = field(default_factory=dict)
     changed: dict[str, str] = field(default_factory=dict)  # inputs that it changed, with how
     early: list[tuple[ScoringRequest, float | None]] = field(default_factory=list)  # first scores
 
     @property
-    def first(self) -> Ground:
+    def first(self) -> Question:
         """The question that most probes ask: one whose right answer is known to earn more, before others."""
-        return next((ground for ground in self.grounds if ground.tells_apart), self.grounds[0])
+        return next((question for question in self.questions if question.separates_answers), self.questions[0])
 
     @property
-    def known(self) -> list[Ground]:
+    def known(self) -> list[Question]:
         """The questions whose right answer earns more than wrong ones."""
-        return [ground for ground in self.grounds if ground.tells_apart]
+        return [question for question in self.questions if question.separates_answers]
 
-    async def see(self, name: str, request: ScoringRequest) -> Seen:
+    async def see(self, name: str, request: ScoringRequest) -> CallOutcome:
         """Make one call and keep what was seen."""
         self.scores[name] = seen = await self.bench.see(request)
         self.events.update(dict.fromkeys(seen.events))
@@ -455,10 +460,10 @@ def takes_truth(parameters: frozenset[str] | None) -> bool:
     return parameters is None or bool(parameters & {"ground_truth", "ground_truths"})
 
 
-Probe = Callable[[Checkup], Awaitable[None]]
+Probe = Callable[[CheckContext], Awaitable[None]]
 
 
-def evidence(name: str, seen: Seen, text: str | None = None) -> str:
+def evidence(name: str, seen: CallOutcome, text: str | None = None) -> str:
     """Return one line for `RewardReport.note`: the rollout, its answer and its score."""
     answer = f' "{quoted(text, 60)}"' if text is not None else ""
     return f"{name}{answer}: {seen.text}"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from reward_kit.agent.actions import episode_of
+from reward_kit.agent.actions import episode_from_messages
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.models import Message
 from reward_kit.reward_agent.scoring import ScoringRequest
@@ -18,7 +18,7 @@ QUESTION = "Please answer the question."
 _MEGABYTE = 1 << 20
 
 
-class Odd(NamedTuple):
+class OddHistory(NamedTuple):
     """A history that a reward may not expect; `is_models` if a model's output alone can cause it."""
 
     name: str
@@ -32,7 +32,7 @@ def with_messages(request: ScoringRequest, messages: Sequence[Message]) -> Scori
     return replace(request, messages=tuple(messages), assistant_turns=_turns(messages), episode=episode)
 
 
-def request_of(messages: Sequence[Message], ground_truth: Any = None, **facts: Any) -> ScoringRequest:
+def make_request(messages: Sequence[Message], ground_truth: Any = None, **facts: Any) -> ScoringRequest:
     """Return a rollout of these messages, with the steps that a transcript of them has."""
     return ScoringRequest(
         rollout_id="check",
@@ -50,7 +50,7 @@ def _turns(messages: Sequence[Message]) -> list[int]:
 
 
 def _episode(rollout_id: str, messages: Sequence[Message]) -> SingleAgentEpisode:
-    episode = episode_of(rollout_id, messages)
+    episode = episode_from_messages(rollout_id, messages)
     episode.custom_data = {"stop_reason": "recorded", "failure": None}
     return episode
 
@@ -71,28 +71,32 @@ def calling(name: str, arguments: Any, call_id: str = "call_1") -> dict[str, Any
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
 
 
-def odd_histories(prompt: Sequence[Message]) -> Iterator[Odd]:
+def odd_histories(prompt: Sequence[Message]) -> Iterator[OddHistory]:
     """Yield histories after `prompt` that break rewards, each from a published mistake or a habit of a provider."""
     asked = tuple(prompt) or (user(QUESTION),)
     call = calling("look_up", {"key": "value"})
     answer = Message(role="tool", tool_call_id="call_1", content="found")
-    yield Odd("no messages", (), is_models=False)
-    yield Odd("only a system message", (Message(role="system", content="Be brief."),), is_models=False)
-    yield Odd("no answer", asked, is_models=False)
-    yield Odd("an empty answer", (*asked, said("")))
-    yield Odd("an answer without content", (*asked, said(None)))
-    yield Odd("an answer in parts", (*asked, said([{"type": "text", "text": text} for text in ("one ", "two")])))
-    yield Odd("an answer with an image", (*asked, said([{"type": "image_url", "image_url": {"url": "data:,"}}])))
-    yield Odd("only a tool call", (*asked, said(None, tool_calls=[call])))
-    yield Odd("ends with a tool's answer", (*asked, said(None, tool_calls=[call]), answer))
-    yield Odd("a tool call that is not JSON", (*asked, said(None, tool_calls=[calling("look_up", '{"key": ')])))
-    yield Odd("a tool call whose arguments are null", (*asked, said(None, tool_calls=[calling("look_up", "null")])))
-    yield Odd("a tool call without a name", (*asked, said(None, tool_calls=[calling("", "{}")])))
-    yield Odd("a function call", (*asked, said(None, function_call={"name": "look_up", "arguments": "{}"})))
-    yield Odd("only reasoning", (*asked, said(None, reasoning_content="I think so.")))
-    yield Odd("ends with the user", (*asked, said("First."), user("And then?")), is_models=False)
-    yield Odd("several answers in a row", (*asked, said("First."), said("Second.")))
-    yield Odd("five hundred turns", (*asked, *(m for i in range(500) for m in (said(f"Turn {i}."), user("Go on.")))))
+    yield OddHistory("no messages", (), is_models=False)
+    yield OddHistory("only a system message", (Message(role="system", content="Be brief."),), is_models=False)
+    yield OddHistory("no answer", asked, is_models=False)
+    yield OddHistory("an empty answer", (*asked, said("")))
+    yield OddHistory("an answer without content", (*asked, said(None)))
+    yield OddHistory("an answer in parts", (*asked, said([{"type": "text", "text": text} for text in ("one ", "two")])))
+    yield OddHistory("an answer with an image", (*asked, said([{"type": "image_url", "image_url": {"url": "data:,"}}])))
+    yield OddHistory("only a tool call", (*asked, said(None, tool_calls=[call])))
+    yield OddHistory("ends with a tool's answer", (*asked, said(None, tool_calls=[call]), answer))
+    yield OddHistory("a tool call that is not JSON", (*asked, said(None, tool_calls=[calling("look_up", '{"key": ')])))
+    yield OddHistory(
+        "a tool call whose arguments are null", (*asked, said(None, tool_calls=[calling("look_up", "null")]))
+    )
+    yield OddHistory("a tool call without a name", (*asked, said(None, tool_calls=[calling("", "{}")])))
+    yield OddHistory("a function call", (*asked, said(None, function_call={"name": "look_up", "arguments": "{}"})))
+    yield OddHistory("only reasoning", (*asked, said(None, reasoning_content="I think so.")))
+    yield OddHistory("ends with the user", (*asked, said("First."), user("And then?")), is_models=False)
+    yield OddHistory("several answers in a row", (*asked, said("First."), said("Second.")))
+    yield OddHistory(
+        "five hundred turns", (*asked, *(m for i in range(500) for m in (said(f"Turn {i}."), user("Go on."))))
+    )
 
 
 def odd_texts() -> Iterator[tuple[str, str]]:
@@ -175,16 +179,16 @@ FORMS = (
 """In the order in which they are tried on a reward whose form is not known."""
 
 
-def text_of(truth: Any) -> str:
+def truth_text(truth: Any) -> str:
     """Return a ground truth as a model would write it."""
     return truth if isinstance(truth, str) else json.dumps(truth, ensure_ascii=False, default=str)
 
 
-def places_of(truth: Any, text: str) -> Iterator[tuple[int, int]]:
+def truth_positions(truth: Any, text: str) -> Iterator[tuple[int, int]]:
     """Yield the positions of a ground truth in a text; for a number, those of equal numbers, as 8.0 in "8.00"."""
     if is_number(truth):
         yield from (match.span() for match in _NUMBERS.finditer(text) if _value(match[0]) == _value(truth))
-    elif written := text_of(truth):
+    elif written := truth_text(truth):
         yield from (match.span() for match in re.finditer(re.escape(written), text))
 
 
@@ -248,7 +252,7 @@ def near_values(truth: Any) -> list[Any]:
     if isinstance(truth, bool) or is_choice(truth):
         return []
     if is_number(truth):
-        value, text = _value(truth), text_of(truth).strip()
+        value, text = _value(truth), truth_text(truth).strip()
         near = [value + 1, value - 1, value * 10, -value if value else 1]
         near += [value // 10] if isinstance(value, int) and abs(value) >= 10 and value % 10 == 0 else []
         near += [_value(f"{text}7"), _value(f"9{text.lstrip('-')}")]
@@ -262,7 +266,7 @@ def near_values(truth: Any) -> list[Any]:
 
 def equal_forms(truth: Any) -> Iterator[tuple[str, str]]:
     """Yield other ways to write the same answer, each with its name."""
-    text = text_of(truth).strip()
+    text = truth_text(truth).strip()
     if is_number(truth):
         value = _value(truth)
         if isinstance(value, int) and abs(value) >= 1000:
@@ -284,8 +288,8 @@ def options(truth: Any, wrong: Sequence[Any]) -> list[str]:
     if is_choice(truth):
         return list("ABCDEFGHIJ"[: max(4, "ABCDEFGHIJ".index(truth.strip()) + 2)])
     if is_number(truth) and isinstance(value := _value(truth), int):
-        return [text_of(_like(truth, number)) for number in range(value - 12, value + 13)]
-    return [*(text_of(value) for value in wrong), text_of(truth), *_WORDS[:4]]
+        return [truth_text(_like(truth, number)) for number in range(value - 12, value + 13)]
+    return [*(truth_text(value) for value in wrong), truth_text(truth), *_WORDS[:4]]
 
 
 def _value(truth: Any) -> int | float:

@@ -19,12 +19,12 @@ from reward_kit.checks.episode import (
     check_prefixes,
     check_tokens,
     first_mismatch,
-    rows_of,
+    segment_rows,
 )
 from reward_kit.checks.findings import Finding, Findings
 from reward_kit.episodes.segments import EpisodeTokens
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, RewardKitError, boundary, did_you_mean, kind_of, why_unreadable
+from reward_kit.errors import ConfigError, RewardKitError, boundary, describe_read_error, did_you_mean, type_name
 from reward_kit.tokens.batch import TokenBatch
 
 _MASKS = ("attention_mask", "completion_mask", "action_mask", "loss_mask")
@@ -68,7 +68,7 @@ def check_rows(
         _check_masks(own, row)
         if not own:
             episode = known.get(rollout_id)
-            segments = list(rows_of(episode.tokens)) if episode is not None and segment is not None else []
+            segments = list(segment_rows(episode.tokens)) if episode is not None and segment is not None else []
             is_known = segment is not None and 0 <= segment < len(segments)
             tokens = _row_tokens(row, segments[segment].actions if is_known else ())
             _check_row(own, row, tokens, logprobs_of)
@@ -297,7 +297,7 @@ def _check_trajectory(findings: Findings, steps: Sequence[Mapping[str, Any]], lo
     if any(finding.level == "error" for finding in findings):
         return
     check_prefixes(findings, tokens)
-    for row in rows_of(tokens):
+    for row in segment_rows(tokens):
         check_tokens(findings, row, logprobs_of=logprobs_of)
 
 
@@ -388,7 +388,7 @@ def check_foreign_file(path: Path, form: str) -> Iterator[list[Finding]]:
         try:
             record = value if text is None else _parsed(text, f"{path.parent / what}")
             if not isinstance(record, Mapping):
-                raise ConfigError(f"{what}: a record is a mapping, this one is {kind_of(record)}")
+                raise ConfigError(f"{what}: a record is a mapping, this one is {type_name(record)}")
             findings = _CHECKS[form](record, what=what)
             is_of_form = True
         except ConfigError as error:
@@ -410,7 +410,7 @@ def _records(path: Path) -> Iterator[tuple[str, str | None, Any]]:
                 return
             text = lines.read()
     except (OSError, UnicodeError) as error:
-        raise ConfigError(f"cannot read {path}: {why_unreadable(path, error)}") from error
+        raise ConfigError(f"cannot read {path}: {describe_read_error(path, error)}") from error
     whole = _parsed(text, str(path))
     if not isinstance(whole, list):
         yield path.name, None, whole

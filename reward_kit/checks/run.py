@@ -12,7 +12,7 @@ from typing import Any
 from reward_kit.checks.episode import BatchChecks, check_episode
 from reward_kit.checks.findings import Finding, Findings, Report
 from reward_kit.checks.rows import FORMATS, check_foreign_file
-from reward_kit.episodes.record import attempt_of, environment_return, episode_from_record
+from reward_kit.episodes.record import environment_return, episode_from_record, get_attempt
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, EpisodeError, RewardKitError, StoreError, boundary, did_you_mean
 from reward_kit.runs.credit import FILE as CREDIT
@@ -64,7 +64,7 @@ def check_run(run: Path, progress: Callable[[int, float], None] = lambda number,
     _require_run(run)
     report, credit, groups = Report(str(run)), _CreditLines(run), BatchChecks()
     # Of scores one bit is kept, of credit the positions of its lines.
-    is_scored = {(one["rollout_id"], attempt_of(one)): one.get("score") is not None for one in read_scores(run)}
+    is_scored = {(one["rollout_id"], get_attempt(one)): one.get("score") is not None for one in read_scores(run)}
     size, read, seen = (run / _EPISODES).stat().st_size, 0, set()
     for number, (_, line) in enumerate(placed_lines(run / _EPISODES), 1):
         read += len(line)
@@ -73,7 +73,7 @@ def check_run(run: Path, progress: Callable[[int, float], None] = lambda number,
             with boundary(EpisodeError, "it cannot be read as an episode"):
                 record = json.loads(line)
                 episode = episode_from_record(record)
-                findings, attempt = Findings.about_episode(episode.id_), operator.index(attempt_of(record))
+                findings, attempt = Findings.about_episode(episode.id_), operator.index(get_attempt(record))
                 seen.add(episode.id_)
                 _check_record(findings, run, record, episode)
                 if not findings:
@@ -199,7 +199,7 @@ class _CreditLines:
         for _, line in placed_lines(run / _EPISODES):
             try:
                 record = json.loads(line)
-                rollout_id, attempt = str(record["rollout_id"]), operator.index(attempt_of(record))
+                rollout_id, attempt = str(record["rollout_id"]), operator.index(get_attempt(record))
             except (ValueError, KeyError, TypeError, AttributeError):
                 self._is_damaged = True  # which is a finding about that line
             else:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from reward_kit.reward_agent.sources import definition_of, definitions
+from reward_kit.reward_agent.sources import definitions, find_definition
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _RE_CALLS = {"compile", "search", "match", "fullmatch", "findall", "finditer", "split", "sub", "subn"}
@@ -26,7 +26,7 @@ class SourceFacts:
     has_sets: bool = False  # it builds sets or asks for hashes, whose order and value differ between interpreters
 
 
-def facts_of(text: str, name: str) -> SourceFacts:
+def read_facts(text: str, name: str) -> SourceFacts:
     """Read the text of a reward's file; `name` is the reward in it, dotted for a method.
 
     A text that is not Python has no facts: that is reported when it is loaded.
@@ -65,7 +65,7 @@ def kind_in(text: str, name: str) -> str:
     """Return what a text defines under a name: "reward", "class" for a class without `score`, or "" if unknown."""
     if (tree := _parse(text)) is None:
         return ""
-    definition = definition_of(name, tree.body)
+    definition = find_definition(name, tree.body)
     if isinstance(definition, ast.ClassDef):
         methods = {node.name for node in definition.body if isinstance(node, _Function)}
         return "reward" if "score" in methods or definition.decorator_list else "class"
@@ -90,9 +90,9 @@ def _parse(text: str) -> ast.Module | None:
 
 
 def _truth_annotation(tree: ast.Module, name: str) -> str:
-    definition = definition_of(name, tree.body)
+    definition = find_definition(name, tree.body)
     if isinstance(definition, ast.ClassDef):
-        definition = definition_of(f"{name}.score", tree.body)
+        definition = find_definition(f"{name}.score", tree.body)
     if not isinstance(definition, _Function):
         return ""
     for argument in (*definition.args.args, *definition.args.kwonlyargs):
@@ -103,7 +103,7 @@ def _truth_annotation(tree: ast.Module, name: str) -> str:
 
 def _reached(tree: ast.Module, name: str) -> list[ast.AST]:
     """Return the reward, and the functions and classes of its file that it uses, directly or not."""
-    if (first := definition_of(name, tree.body)) is None:
+    if (first := find_definition(name, tree.body)) is None:
         return [tree]
     known = {node.name: node for node in definitions(tree.body)}
     reached: list[ast.AST] = [first]

@@ -23,7 +23,7 @@ from reward_kit.display_text import truncate
 from reward_kit.errors import ConfigError
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
-from reward_kit.reward_agent.levels import scorer_of
+from reward_kit.reward_agent.loading import make_scorer
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.runs.calibration import Calibration, Settings, calibrate
 from reward_kit.runs.labels import LabelColumns, Pairs, read_labels
@@ -122,7 +122,7 @@ def command(
     requests = [request for row in rows for request in row.requests]
     fields = (key for request in requests for key in request.sample)
     check_truth(loaded, (request.ground_truth for request in requests), fields, "row")
-    scorer, id_ = scorer_of(loaded, deadline_s), loaded.id
+    scorer, id_ = make_scorer(loaded, deadline_s), loaded.id
 
     async def run() -> Calibration:
         CURRENT_PROVIDER_SESSION.set(

@@ -36,10 +36,10 @@ from reward_kit.cli.options import (
     set_option,
 )
 from reward_kit.cli.trust import described, require_trust_in, require_trust_in_file, trust_option
-from reward_kit.display_text import counted
+from reward_kit.display_text import pluralize
 from reward_kit.environments.config import resource_class
 from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, boundary
-from reward_kit.reward_agent.levels import SandboxChoice
+from reward_kit.reward_agent.loading import SandboxChoice
 from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.reward_agent.sources import read_source
 from reward_kit.runs.plan import RunArgs, plan_run
@@ -149,7 +149,7 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
         if more["no_run"]:
             _, samples = read_task(Path(target))
             code = plan_file_code(Path(target))
-            echo(f"{target}: the file is ok as far as reading shows. {counted(len(samples), 'sample')}.")
+            echo(f"{target}: the file is ok as far as reading shows. {pluralize(len(samples), 'sample')}.")
             echo("\n".join(["It would run:", *described(code)]) if code.files else "It names no code to run.")
             echo("Nothing was run.")
             return
@@ -163,7 +163,7 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
             nonlocal due, is_shown
             if time.monotonic() >= due:
                 due, is_shown = time.monotonic() + _SECONDS_BETWEEN, True
-                echo(f"{counted(number, 'episode')}, {share:.0%}", err=True)
+                echo(f"{pluralize(number, 'episode')}, {share:.0%}", err=True)
 
         report = check_run(Path(target), show)
         if is_shown:
@@ -215,7 +215,7 @@ def _check_task(path: Path, options: Mapping[str, Any], seed: int) -> None:
     episodes = len(task.samples) * task.rollouts_per_sample
     reward = f"scored by {task.reward.id}" if task.reward else "not scored"
     by = f"by {', '.join(named.label for named in plan.policies)}" if plan.policies else "by the policy that you name"
-    size = f"{counted(len(task.samples), 'sample')}, {counted(episodes, 'episode')}"
+    size = f"{pluralize(len(task.samples), 'sample')}, {pluralize(episodes, 'episode')}"
     echo(f"{path}: the file is ok. {size} {by}, {reward}.", err=as_json)
     if task.reward is None:
         return
@@ -233,7 +233,7 @@ def _check_task(path: Path, options: Mapping[str, Any], seed: int) -> None:
 
 def _check_reward(target: str, options: Mapping[str, Any], seed: int) -> None:
     data = options["data"]
-    rollouts = [ScoringRequest.of(episode) for episode in read_transcripts(data)] if data else []
+    rollouts = [ScoringRequest.from_episode(episode) for episode in read_transcripts(data)] if data else []
     if data and not rollouts:
         raise ConfigError(f"{data} has no rows")
     truths = []
@@ -312,7 +312,7 @@ def _check_resource(target: str, config: dict[str, Any], steps: int, seed: int) 
     for line in (*problems, *([f"rows may set: {of_rows}"] if of_rows else []), *look):
         echo(line)
     errors = sum(finding.level == "error" for finding in findings)
-    verdict = counted(errors, "error") if errors else "ok"
+    verdict = pluralize(errors, "error") if errors else "ok"
     echo(f"{target}: {verdict} ({kind.fork_kind_for(config)} fork, {steps} steps)")
     if errors:
         sys.exit(1)

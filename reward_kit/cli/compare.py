@@ -12,7 +12,7 @@ from reward_kit.cli.echo import echo_json
 from reward_kit.cli.options import Number, WholeNumber, complete_runs, json_option, newest_run_option, two_newest
 from reward_kit.cli.outcome import note_console
 from reward_kit.console import SafeConsole
-from reward_kit.display_text import shown
+from reward_kit.display_text import escape_text
 from reward_kit.runs.comparison import compare, read_sides, regression_gates, to_json, under_gate
 from reward_kit.runs.comparison_table import comparison_notes, comparison_table
 
@@ -109,5 +109,5 @@ def command(
         note.print(f"Its page:  {write_comparison(comparison, output)}")
     for gate in gates:
         outcome, style = ("failed", "red") if gate.failed else ("passed", "")
-        note.print(f"Gate {outcome}: {shown(gate.message, 2_000)}", style=style)
+        note.print(f"Gate {outcome}: {escape_text(gate.message, 2_000)}", style=style)
     sys.exit(int(any(gate.failed for gate in gates)))

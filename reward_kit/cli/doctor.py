@@ -23,18 +23,18 @@ import click
 
 from reward_kit.cli.echo import echo, echo_json
 from reward_kit.cli.options import json_option
-from reward_kit.display_text import counted, shown
-from reward_kit.errors import ConfigError, how_to_install
+from reward_kit.display_text import escape_text, pluralize
+from reward_kit.errors import ConfigError, install_hint
 from reward_kit.providers.keys import (
     PROVIDERS,
     EndpointSettings,
+    allowed_origins,
+    configured_origins,
     key_variable,
-    listed_origins,
-    origins_of,
     read_dotenv,
     resolve_endpoint,
 )
-from reward_kit.safe_input import MODEL_LIST_BYTES, read_beginning
+from reward_kit.safe_input import MODEL_LIST_BYTES, read_prefix
 from reward_kit.sandbox import landlock
 from reward_kit.sandbox.host import STRENGTHS, best_strength, probe
 
@@ -76,9 +76,9 @@ def keys_set() -> list[dict[str, Any]]:
     dotenv = {name: value for name, value in read_dotenv(Path.cwd()).items() if value}
     shell = {name: value for name, value in os.environ.items() if value}
     found = []
-    for name in sorted({*PROVIDERS, *listed_origins(shell)} & {*dotenv, *shell}):
+    for name in sorted({*PROVIDERS, *configured_origins(shell)} & {*dotenv, *shell}):
         source, beside = ("environment", shell) if name in shell else (".env", {**dotenv, **shell})
-        found.append({"variable": name, "source": source, "origins": sorted(origins_of(name, shell, beside))})
+        found.append({"variable": name, "source": source, "origins": sorted(allowed_origins(name, shell, beside))})
     return found
 
 
@@ -94,7 +94,7 @@ async def _ask(endpoint: EndpointSettings) -> EndpointAnswer:
             aiohttp.ClientSession(timeout=limit, cookie_jar=aiohttp.DummyCookieJar(), headers=headers) as session,
             session.get(f"{url}/models", allow_redirects=False) as response,
         ):
-            body = await read_beginning(response, MODEL_LIST_BYTES) if response.status == 200 else b""
+            body = await read_prefix(response, MODEL_LIST_BYTES) if response.status == 200 else b""
             status, seconds, models = response.status, time.perf_counter() - started, None
             location, reason = response.headers.get("Location", ""), response.reason or ""
     except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -102,7 +102,7 @@ async def _ask(endpoint: EndpointSettings) -> EndpointAnswer:
     if status == 200:
         try:
             models = len(json.loads(body)["data"])
-            outcome, message = "ok", f"answers, {counted(models, 'model')}"
+            outcome, message = "ok", f"answers, {pluralize(models, 'model')}"
         except (ValueError, TypeError, KeyError, RecursionError):
             outcome, message = "foreign", "answers, and not as OpenAI's API does: does the URL end in /v1?"
     elif status in (401, 403):
@@ -112,10 +112,10 @@ async def _ask(endpoint: EndpointSettings) -> EndpointAnswer:
     elif status == 404:
         outcome, message = "not_found", "not found (HTTP 404): nothing at /models; does the URL end in /v1?"
     elif 300 <= status < 400:
-        host = shown(urlsplit(location).hostname or "elsewhere", 100)
+        host = escape_text(urlsplit(location).hostname or "elsewhere", 100)
         outcome, message = "redirected", f"redirects to {host} (HTTP {status}): name that URL instead"
     else:
-        outcome, message = "failing", f"is there and fails: HTTP {status} {shown(reason, 60)}".rstrip()
+        outcome, message = "failing", f"is there and fails: HTTP {status} {escape_text(reason, 60)}".rstrip()
     return EndpointAnswer(url, outcome, message, seconds, models)
 
 
@@ -300,7 +300,7 @@ def _show(found: dict[str, Any]) -> None:
         elif extra not in _FOR_CONTRIBUTORS:
             echo(f"  {extra:<12} missing: {', '.join(missing)}")
     if any(found["extras"].values()):
-        echo(f"  To add one, {how_to_install('NAME')}")
+        echo(f"  To add one, {install_hint('NAME')}")
     echo("Endpoints")
     for one in found["endpoints"]:
         taken = "" if one["seconds"] is None else f"after {one['seconds'] * 1000:.0f} ms: "

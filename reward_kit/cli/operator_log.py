@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reward_kit.display_text import SafeFormatter, indented, one_line, traceback_of
+from reward_kit.display_text import SafeFormatter, format_traceback, indent_traceback, one_line
 from reward_kit.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -98,12 +98,12 @@ class OperatorHandler(logging.StreamHandler[Any]):
         """Return the record as one line; a traceback is indented below its text."""
         moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
         at = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        level, trace = record.levelname.lower(), traceback_of(record)
+        level, trace = record.levelname.lower(), format_traceback(record)
         extras = {key: one for key, one in vars(record).items() if key not in _OF_EVERY_RECORD and one is not None}
         if self._form == "text":
             pairs = "".join(f" {key}={value}" for key, value in extras.items())
             message = one_line(self._hidden(f"{record.getMessage()}{pairs}"))
-            return self._hidden(f"{at} {level:7} {record.name}  {message}{indented(self._hidden(trace))}")
+            return self._hidden(f"{at} {level:7} {record.name}  {message}{indent_traceback(self._hidden(trace))}")
         document: dict[str, Any] = {"at": at, "level": level, "logger": record.name, "message": record.getMessage()}
         document |= {"pid": record.process, **extras, **({"traceback": trace} if trace else {})}
         line = self._hidden(json.dumps(document, default=repr))

@@ -35,7 +35,7 @@ from reward_kit.cli.options import (
 )
 from reward_kit.cli.outcome import Ending, run_into
 from reward_kit.cli.trust import require_trust_in_file, trust_option
-from reward_kit.display_text import counted
+from reward_kit.display_text import pluralize
 from reward_kit.errors import ConfigError
 from reward_kit.providers.cassette import Cassette
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
@@ -194,7 +194,7 @@ def command(**options: Any) -> None:
         return
     folder = RunFolder(path, plan.redaction) if path is not None else begin_run(asked.log_dir, task, plan, args)
     ending = Ending(
-        title=f"{plan.definition.name}  ({counted(len(plan.samples), 'sample')} × {plan.rollouts})",
+        title=f"{plan.definition.name}  ({pluralize(len(plan.samples), 'sample')} × {plan.rollouts})",
         expected=plan.total,
         fail_under=asked.fail_under,
         as_json=asked.as_json,

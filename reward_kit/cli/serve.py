@@ -18,7 +18,7 @@ from reward_kit.cli.echo import echo
 from reward_kit.cli.options import Number, WholeNumber, complete_rewards, sandbox_options, set_option
 from reward_kit.cli.trust import require_trust_in, trust_option
 from reward_kit.errors import ConfigError
-from reward_kit.reward_agent.levels import SandboxChoice
+from reward_kit.reward_agent.loading import SandboxChoice
 from reward_kit.reward_agent.remote import KEY_VARIABLE
 from reward_kit.runs.task_file import parse_override
 
@@ -56,7 +56,7 @@ _EXAMPLE = '{"messages": [{"role": "assistant", "content": "42"}], "ground_truth
     help="Rollouts of a reward that may wait; beyond it the answer is 429.",
 )
 @click.option(
-    "--max-batch", type=WholeNumber(1), help="Rollouts in a request.  [default: 1024, or --max-pending if less]"
+    "--max-batch", type=WholeNumber(1), help="Most rollouts in a request.  [default: 1024, or --max-pending if less]"
 )
 @click.option("--max-messages", type=WholeNumber(1), default=10_000, show_default=True, help="Messages in a rollout.")
 @click.option(

@@ -22,7 +22,7 @@ from reward_kit.cli.outcome import (
     note_page,
 )
 from reward_kit.cli.trust import require_trust_in_file
-from reward_kit.display_text import counted
+from reward_kit.display_text import pluralize
 from reward_kit.errors import ConfigError
 from reward_kit.rl.learner.sharding import ProcessGroup, open_process_group
 from reward_kit.rl.training.description import describe_plan, plan_notes
@@ -123,7 +123,7 @@ def _plan_to_resume(args: TrainArgs, given: dict[str, object]) -> tuple[Path, Tr
     if given:
         plan = load_plan(train_file, {**before, **given}, stored=stored)
     if header.status == "complete" and training.updates >= plan.config.updates:
-        done = counted(training.updates, "update")
+        done = pluralize(training.updates, "update")
         more = shlex.join(["reward-kit", "train", "--resume", str(path), "-T", f"updates={2 * training.updates}"])
         echo(f"{path} is finished: it has made its {done}. To train further, raise updates:  {more}", err=True)
     return path, plan

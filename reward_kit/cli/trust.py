@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reward_kit.cli.echo import echo
-from reward_kit.display_text import counted, shown
+from reward_kit.display_text import escape_text, pluralize
 from reward_kit.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:  # what reads task files is loaded by the commands that need it
@@ -110,10 +110,10 @@ def described(code: PlannedCode) -> Iterator[str]:
     for file in code.files:
         name = str(file.relative_to(code.folder) if file.is_relative_to(code.folder) else file)
         lines.append(f"file: {name if name.isprintable() else repr(name)}")
-    yield f"  in {shown(str(code.folder), _LINE_CHARS)}"
-    yield from (f"    {shown(line, _LINE_CHARS)}" for line in lines[:_LINES])
+    yield f"  in {escape_text(str(code.folder), _LINE_CHARS)}"
+    yield from (f"    {escape_text(line, _LINE_CHARS)}" for line in lines[:_LINES])
     if len(lines) > _LINES:
-        yield f"    … and {counted(len(lines) - _LINES, 'line')} more"
+        yield f"    … and {pluralize(len(lines) - _LINES, 'line')} more"
 
 
 def _record(code: PlannedCode, *, always: bool = False) -> None:

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reward_kit.credit.step_arrays import Codes, Flags, Floats, codes_of
+from reward_kit.credit.step_arrays import Codes, Flags, Floats, factorize
 from reward_kit.credit.step_credit import StepCredit
 
 FEW_SHARED = 0.05
 """Below this share of steps with a peer, step-level credit has next to no effect."""
 
 # Each with its cause and fix.
-_NOTHING_SCORED = "no trajectory is scored, so nothing has credit: look at the scores' failures"
-_MOSTLY_UNSCORED = "{} of {} trajectories are unscored and take no part: look at the scores' failures"
+_NOTHING_SCORED = "no trajectory is scored, so there is no credit: inspect the failures of the scores"
+_MOSTLY_UNSCORED = "{} of {} trajectories are unscored and left out: inspect the failures of the scores"
 _ALL_SINGLE = (
     "every group has one scored trajectory, so there is nothing to compare it with: collect more rollouts of each "
     "sample, or check the group ids"
@@ -30,8 +30,8 @@ _FEW_SHARED = (
     "canonical_json, similarity)"
 )
 _NEVER_MEET = (
-    "no two trajectories of a group share a state, each only meets itself: check that the group's episodes have the "
-    "same start and that the state key holds nothing of the episode"
+    "no two trajectories of a group share a state: check that the group's episodes have the "
+    "same start and that the state key contains nothing specific to the episode"
 )
 
 
@@ -129,7 +129,7 @@ def credit_diagnostics(
     lengths_B = np.asarray(lengths_B, dtype=np.int64)
     # As float64, None is NaN.
     scores_B = np.array(scores, dtype=np.float64)
-    groups_B = codes_of(group_ids) if group_ids is not None else np.zeros(len(scores_B), dtype=np.int64)
+    groups_B = factorize(group_ids) if group_ids is not None else np.zeros(len(scores_B), dtype=np.int64)
     is_scored_B = ~np.isnan(scores_B)
     scored_S = np.repeat(is_scored_B, lengths_B)
     anchors_S = credit.anchors_S[scored_S]

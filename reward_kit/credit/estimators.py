@@ -23,10 +23,10 @@ from reward_kit.credit.step_arrays import (
     Batch,
     StepArrays,
     discounted,
-    first_of_each,
+    first_positions,
     overflow_allowed,
     relative,
-    without_gaps,
+    renumber_groups,
 )
 from reward_kit.credit.step_credit import StepCredit, check_advantages, episode_credit, step_credit
 from reward_kit.errors import ConfigError
@@ -69,7 +69,7 @@ def grpo_credit(
     """
     check_returns(gamma, default_step_reward)
     check_normalization(normalization, normalization_constant, epsilon)
-    arrays = StepArrays.of(batch, scores, group_ids)
+    arrays = StepArrays.from_batch(batch, scores, group_ids)
     advantages_B = relative(
         arrays.scores_B, arrays.groups_B, normalization, epsilon, normalization_constant=normalization_constant
     )
@@ -118,7 +118,7 @@ def reinforce_plus_plus_baseline_credit(
     """
     check_returns(gamma, default_step_reward)
     check_normalization("std", None, epsilon)
-    arrays = StepArrays.of(batch, scores, group_ids)
+    arrays = StepArrays.from_batch(batch, scores, group_ids)
     centred_B = relative(arrays.scores_B, arrays.groups_B, "mean")
     scored = centred_B[~np.isnan(centred_B)]
     # `hypot` is the root of the sum of squares, even if no float holds a square.
@@ -146,14 +146,14 @@ def opo_credit(
     """
     check_returns(gamma, default_step_reward)
     check_choice("length", length, get_args(Length))
-    arrays = StepArrays.of(batch, scores, group_ids)
+    arrays = StepArrays.from_batch(batch, scores, group_ids)
     weights_B = arrays.lengths_B.astype(np.float64)
     if length != "steps":
         token_ids = [(step.policy_logprobs or {}).get("token_ids") for step in arrays.steps]
         tokens_S = np.array([math.nan if ids is None else float(len(ids)) for ids in token_ids], dtype=np.float64)
         is_missing_S = np.isnan(tokens_S) & arrays.is_scored_S
         if length == "tokens" and is_missing_S.any():
-            where = arrays.name_of(int(np.argmax(is_missing_S)))
+            where = arrays.describe_step(int(np.argmax(is_missing_S)))
             raise ConfigError(f"{where} records no policy_logprobs['token_ids']; give length 'steps' or 'recorded'")
         tokens_B = arrays.sums_B(np.nan_to_num(tokens_S))
         is_known_G = np.bincount(arrays.groups_B, arrays.sums_B(is_missing_S.astype(np.float64))) == 0
@@ -177,7 +177,7 @@ def grpo_passk_credit(
     zero. If several are best, and in a group of one, all get exact zeros. Arguments and errors as in `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
-    arrays = StepArrays.of(batch, scores, group_ids)
+    arrays = StepArrays.from_batch(batch, scores, group_ids)
     advantages_B = np.where(np.isnan(arrays.scores_B), np.nan, 0.0)
     scored = np.flatnonzero(~np.isnan(arrays.scores_B))
     # By group and then by score: the best of a group comes last, the second best right before it.
@@ -209,7 +209,7 @@ def gpg_credit(
     as in `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
-    arrays = StepArrays.of(batch, scores, group_ids)
+    arrays = StepArrays.from_batch(batch, scores, group_ids)
     centred_B = relative(arrays.scores_B, arrays.groups_B, "mean")
     is_scored_B = ~np.isnan(centred_B)
     differs_G = np.bincount(arrays.groups_B, is_scored_B & (centred_B != 0.0)) > 0
@@ -239,7 +239,7 @@ def discounted_returns_credit(
     """
     check_returns(gamma, default_step_reward)
     check_choice("baseline", baseline, get_args(ReturnBaseline))
-    arrays = StepArrays.of(batch, scores, group_ids)
+    arrays = StepArrays.from_batch(batch, scores, group_ids)
     returns_S = arrays.returns_S(gamma, default_step_reward)
     advantages_S = returns_S.copy()
     if baseline == "mean":
@@ -263,7 +263,7 @@ def reinforce_plus_plus_credit(
     """
     check_returns(gamma, default_step_reward)
     check_normalization("std", None, epsilon)
-    arrays = StepArrays.of(batch, scores, group_ids)
+    arrays = StepArrays.from_batch(batch, scores, group_ids)
     returns_S = arrays.returns_S(gamma, default_step_reward)
     one_group_S = np.zeros(len(returns_S), dtype=np.int64)
     return step_credit(arrays, relative(returns_S, one_group_S, "std", epsilon), returns_S)
@@ -293,15 +293,15 @@ def gae_credit(
     """
     check_returns(gamma, default_step_reward)
     check_number("lam", lam, 0.0, 1.0)
-    arrays = StepArrays.of(batch, scores, group_ids)
+    arrays = StepArrays.from_batch(batch, scores, group_ids)
     values_S = arrays.values_S
     bad_S = ~np.isfinite(values_S) & arrays.is_scored_S
     if bad_S.any():
         position = int(np.argmax(bad_S))
         value = arrays.steps[position].policy_value_estimate
         raise ConfigError(
-            f"{arrays.name_of(position)} has the policy_value_estimate {value}; gae needs a finite one on every step: "
-            "take a policy with a critic, or another estimator"
+            f"{arrays.describe_step(position)} has the policy_value_estimate {value}; gae needs a finite one on every "
+            "step: use a policy with a critic, or another estimator"
         )
     has_steps_B = arrays.lengths_B > 0
     lasts_B = np.cumsum(arrays.lengths_B)[has_steps_B] - 1
@@ -311,7 +311,9 @@ def gae_credit(
         value = arrays.steps[last].step_info.get("bootstrap_value")
         is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
         if value is not None and not (is_number and math.isfinite(value)):
-            raise ConfigError(f"{arrays.name_of(last)}: step_info['bootstrap_value'] is a finite number; got {value!r}")
+            raise ConfigError(
+                f"{arrays.describe_step(last)}: step_info['bootstrap_value'] is a finite number; got {value!r}"
+            )
         next_values_S[last] = values_S[last] if value is None else value
     with overflow_allowed():
         deltas_S = arrays.earned_S(default_step_reward) + gamma * next_values_S - values_S
@@ -346,7 +348,7 @@ def turn_level_grpo_credit(
     as in `gigpo_credit`.
     """
     check_returns(gamma, default_step_reward)
-    arrays = StepArrays.of(batch, scores, group_ids)
+    arrays = StepArrays.from_batch(batch, scores, group_ids)
     returns_S = arrays.returns_S(gamma, default_step_reward)
     starts_B = np.cumsum(arrays.lengths_B) - arrays.lengths_B
     turns_S = np.arange(len(returns_S)) - arrays.to_steps(starts_B)
@@ -355,9 +357,9 @@ def turn_level_grpo_credit(
     is_scored_S = arrays.is_scored_S
     # (N,) the scored steps: each value less the mean of the others of its cell, filled up with zeros to the size of its
     # group. Values count from the cell's first one, as in `relative`, so that equal values give exact zeros.
-    values_N, cells_N = returns_S[is_scored_S], without_gaps(cells_S[is_scored_S])
+    values_N, cells_N = returns_S[is_scored_S], renumber_groups(cells_S[is_scored_S])
     sizes_N = np.bincount(arrays.groups_B, ~np.isnan(arrays.scores_B))[groups_S[is_scored_S]]
-    first_N = values_N[first_of_each(cells_N)][cells_N]
+    first_N = values_N[first_positions(cells_N)][cells_N]
     present_N = np.bincount(cells_N)[cells_N]
     advantages_S = np.full(len(returns_S), np.nan)
     with overflow_allowed():
@@ -433,7 +435,7 @@ def gigpo_credit(
         raise ConfigError(f"min_anchor_group_size is a whole number from 1; got {min_anchor_group_size!r}")
     check_number("invalid_action_penalty", invalid_action_penalty, 0.0)
     check_state_hash(state_hash)
-    arrays = StepArrays.of(batch, scores, group_ids)
+    arrays = StepArrays.from_batch(batch, scores, group_ids)
     penalties_S = np.where(arrays.is_valid_S, 0.0, invalid_action_penalty) if invalid_action_penalty else None
     returns_S = arrays.returns_S(gamma, default_step_reward, penalties_S)
     anchors_S = anchor_codes(batch, arrays.to_steps(arrays.groups_B), state_hash)

@@ -44,7 +44,7 @@ class StepArrays:
     rewards_S: Floats
 
     @classmethod
-    def of(
+    def from_batch(
         cls, batch: Batch, scores: Sequence[float | None], group_ids: Sequence[Hashable] | None = None
     ) -> StepArrays:
         """Return the arrays of a batch.
@@ -80,7 +80,7 @@ class StepArrays:
         if not np.isfinite(rewards_S).all():
             is_unset_S = np.array([reward is None for reward in rewards], dtype=np.bool_)
             check_finite(rewards_S, lengths_B, "a base reward", missing_S=is_unset_S)
-        return cls(steps, lengths_B, scores_B, codes_of(group_ids), rewards_S)
+        return cls(steps, lengths_B, scores_B, factorize(group_ids), rewards_S)
 
     @property
     def is_scored_S(self) -> Flags:
@@ -117,9 +117,9 @@ class StepArrays:
         """Return (S,) each trajectory's value on all its steps."""
         return np.repeat(values_B, self.lengths_B)
 
-    def name_of(self, position: int) -> str:
+    def describe_step(self, position: int) -> str:
         """Return the step at a position of the flat arrays, for messages."""
-        trajectory, step = place_of(position, self.lengths_B)
+        trajectory, step = locate_step(position, self.lengths_B)
         return f"trajectory {trajectory}, step {step}"
 
     def sums_B(self, values_S: Floats) -> Floats:
@@ -189,18 +189,18 @@ def check_finite(values_S: Floats, lengths_B: Codes, what: str, *, missing_S: Fl
     """Raise an InvalidResultError that names the trajectory of a value that is neither finite nor missing."""
     bad_S = ~np.isfinite(values_S) & ~missing_S
     if bad_S.any():
-        trajectory, step = place_of(int(np.argmax(bad_S)), lengths_B)
+        trajectory, step = locate_step(int(np.argmax(bad_S)), lengths_B)
         raise InvalidResultError(f"trajectory {trajectory}: {what} is not finite, at step {step}")
 
 
-def place_of(position: int, lengths_B: Codes) -> tuple[int, int]:
+def locate_step(position: int, lengths_B: Codes) -> tuple[int, int]:
     """Return the trajectory, and the step within it, at a position of the flat arrays."""
     ends_B = np.cumsum(lengths_B)
     trajectory = int(np.searchsorted(ends_B, position, side="right"))
     return trajectory, position - int(ends_B[trajectory] - lengths_B[trajectory])
 
 
-def codes_of(keys: Iterable[Hashable]) -> Codes:
+def factorize(keys: Iterable[Hashable]) -> Codes:
     """Return (N,) a number for each distinct key, from 0 in order of appearance."""
     keys = list(keys)
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
@@ -213,10 +213,10 @@ def check_scores(scores: Sequence[float | None]) -> None:
         try:
             is_finite = score is None or math.isfinite(score)
         except (TypeError, OverflowError):
-            problem = f"is a number, or None where it is unscored; got {score!r:.80}"
+            problem = f"must be a number, or None if unscored; got {score!r:.80}"
             raise ConfigError(f"the score of trajectory {index} {problem}") from None
         if not is_finite:
-            raise InvalidResultError(f"the score of trajectory {index} is {score}; use None where it is unscored")
+            raise InvalidResultError(f"the score of trajectory {index} is {score}; use None if it is unscored")
 
 
 # Between these, values and their differences can be squared and added up.
@@ -256,11 +256,11 @@ def relative(
         min_group_size: smaller groups give zeros.
     """
     valued_N = ~np.isnan(values_N)
-    values, groups = values_N[valued_N], without_gaps(groups_N[valued_N])
+    values, groups = values_N[valued_N], renumber_groups(groups_N[valued_N])
     weights = np.ones(len(values)) if weights_N is None else weights_N[valued_N]
     units = _units(values, groups)
     centred = values / units
-    centred -= centred[first_of_each(groups)][groups]
+    centred -= centred[first_positions(groups)][groups]
     totals = np.bincount(groups, weights)
     # If all weights are zero, as of trajectories without steps, nothing is subtracted.
     centred -= (np.bincount(groups, weights * centred) / np.where(totals > 0, totals, 1.0))[groups]
@@ -299,7 +299,7 @@ def _scales(
     return np.asarray(np.sqrt(variances)[groups] + epsilons, dtype=np.float64)
 
 
-def first_of_each(groups: Codes) -> Codes:
+def first_positions(groups: Codes) -> Codes:
     """Return the position at which each group appears first."""
     first = np.zeros(int(groups.max(initial=-1)) + 1, dtype=np.int64)
     # Of a position that is written twice the last value stays.
@@ -307,7 +307,7 @@ def first_of_each(groups: Codes) -> Codes:
     return first
 
 
-def without_gaps(groups: Codes) -> Codes:
+def renumber_groups(groups: Codes) -> Codes:
     """Renumber groups whose numbers would make the tables of groups much longer than the values."""
     if int(groups.max(initial=0)) <= 4 * len(groups):
         return groups

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from reward_kit.environments.base import ForkableResource
 from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.loading import load_object
-from reward_kit.providers.keys import check_allowed, origin_of
+from reward_kit.providers.keys import check_allowed, url_origin
 from reward_kit.validation import describe_validation_error
 
 BUILT_IN: dict[str, str] = {
@@ -91,7 +91,7 @@ def headers_from_environment(names: Mapping[str, str], url: str, resource: str, 
         if not os.environ.get(name):
             raise ConfigError(f"{where}: the environment variable {name} is not set")
         try:
-            is_started = bool(started) and origin_of(url) == origin_of(started)
+            is_started = bool(started) and url_origin(url) == url_origin(started)
             if not (is_started and urlsplit(started).hostname in _LOOPBACK):
                 check_allowed(name, url, os.environ)
         except (ConfigError, ValueError) as error:

@@ -20,8 +20,8 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from reward_kit.errors import ConfigError, EnvironmentFailure
-from reward_kit.processes import LogLimit, child_environment, log_end, remove_folder, temporary_folder
-from reward_kit.safe_input import ENGINE_ANSWER_BYTES, shown_size
+from reward_kit.processes import LogLimit, child_environment, read_log_end, remove_folder, temporary_folder
+from reward_kit.safe_input import ENGINE_ANSWER_BYTES, format_size
 
 _ROOT = str(Path(__file__).resolve().parents[2])
 _LOG_LINES = 10
@@ -127,7 +127,7 @@ class EngineProcess:
         except TimeoutError:
             await self._fail(f"no answer in {timeout:g} s")
         except anyio.DelimiterNotFound:
-            await self._fail(f"an answer larger than the limit of {shown_size(ENGINE_ANSWER_BYTES)}")
+            await self._fail(f"an answer larger than the limit of {format_size(ENGINE_ANSWER_BYTES)}")
         except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError):
             await self._fail(await self._death())
         try:
@@ -151,6 +151,6 @@ class EngineProcess:
         """End the worker and raise, with the last lines it wrote."""
         lines: list[str] = []
         if self._log is not None:
-            lines = log_end(self._log).decode("utf-8", "replace").rstrip().splitlines()[-_LOG_LINES:]
+            lines = read_log_end(self._log).decode("utf-8", "replace").rstrip().splitlines()[-_LOG_LINES:]
         await self.close()
         raise EnvironmentFailure(": ".join([f"{self._name}: {what}", *(["\n".join(lines)] if lines else [])])) from None

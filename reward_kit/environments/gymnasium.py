@@ -28,7 +28,7 @@ from reward_kit.environments.base import (
     strict_tool,
 )
 from reward_kit.environments.config import ResourceConfig, read_config
-from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, boundary, how_to_install
+from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, boundary, install_hint
 
 Transitions = Mapping[int, Mapping[int, Sequence[tuple[float, int, float, bool]]]]
 """Gymnasium's table: state -> action -> [(probability, next state, reward, terminated)]."""
@@ -384,7 +384,7 @@ class GymnasiumResource(ForkableResource):
             try:
                 import gymnasium
             except ImportError:
-                raise ConfigError(f"the gymnasium resource needs gymnasium; {how_to_install('games')}") from None
+                raise ConfigError(f"the gymnasium resource needs gymnasium; {install_hint('games')}") from None
             with boundary(ConfigError, f"gymnasium resource: {env_id}"):
                 entry = gymnasium.spec(env_id).entry_point
                 made = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry

@@ -16,7 +16,7 @@ from typing import Any
 
 from reward_kit.environments.engine_worker import Operations, run
 from reward_kit.environments.household_problems import KNIVES, Problem, TaskType, can_hold, pddl_name
-from reward_kit.errors import ConfigError, how_to_install
+from reward_kit.errors import ConfigError, install_hint
 
 PACKAGES = ("textworld", "alfworld", "fast_downward")
 _AGENT, _START = "agent1", "loc_00"
@@ -97,7 +97,7 @@ class Game:
         missing = [name for name in PACKAGES if find_spec(name) is None]
         if missing:
             raise ConfigError(
-                f"the real household engine needs {', '.join(missing)}; {how_to_install('text-games')}, "
+                f"the real household engine needs {', '.join(missing)}; {install_hint('text-games')}, "
                 "with Python 3.11 or 3.12, where TextWorld runs (the resource alfworld needs nothing)"
             )
         infos = import_module("textworld").EnvInfos(won=True, admissible_commands=True)

@@ -29,8 +29,8 @@ from reward_kit.safe_input import (
     ENVIRONMENT_ANSWER_VALUES,
     TooLargeError,
     check_values,
+    parse_json,
     read_body,
-    read_strictly,
 )
 from reward_kit.task_parts import ResourceServerConfig
 
@@ -393,7 +393,7 @@ def parse_answer(body: str | bytes, source: str) -> Any:
     """Return the JSON value of a server's answer; raise an `EnvironmentFailure` if it is not JSON, or too large."""
     try:
         check_values(body, ENVIRONMENT_ANSWER_VALUES)
-        return read_strictly(body)
+        return parse_json(body)
     except TooLargeError as error:
         raise EnvironmentFailure(f"{source}: the answer is larger than the limit of {error}") from None
     except (ValueError, RecursionError) as error:

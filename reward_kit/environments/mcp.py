@@ -36,7 +36,7 @@ from reward_kit.environments.base import (
 from reward_kit.environments.config import ResourceConfig, headers_from_environment, read_config, task_path
 from reward_kit.environments.filesystem import SUPPORTED, Entry, files_key, files_snapshot, read_tree, write_entries
 from reward_kit.environments.replay import ReplayForkResource
-from reward_kit.errors import ConfigError, DeadlineError, EnvironmentFailure, ToolError, did_you_mean, how_to_install
+from reward_kit.errors import ConfigError, DeadlineError, EnvironmentFailure, ToolError, did_you_mean, install_hint
 from reward_kit.processes import child_environment, remove_folder, temporary_folder
 from reward_kit.task_parts import Word
 
@@ -321,7 +321,7 @@ class McpResource(ReplayForkResource):
         except ImportError as error:
             if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types", "httpx2"):
                 raise
-            raise ConfigError(f"the mcp resource needs the MCP SDK; {how_to_install('mcp')}") from error
+            raise ConfigError(f"the mcp resource needs the MCP SDK; {install_hint('mcp')}") from error
         try:
             if settings.working_copy is not None:
                 self._folder = await anyio.to_thread.run_sync(_copy, settings.source_folder())

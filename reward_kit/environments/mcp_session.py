@@ -35,7 +35,7 @@ from reward_kit.safe_input import (
     MCP_TOOLS_BYTES,
     TooLargeError,
     check_values,
-    shown_size,
+    format_size,
 )
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class McpSession:
                 size += len(page.model_dump_json())
                 if size > MCP_TOOLS_BYTES:
                     raise EnvironmentFailure(
-                        f"{self._name} lists tools larger than the limit of {shown_size(MCP_TOOLS_BYTES)}"
+                        f"{self._name} lists tools larger than the limit of {format_size(MCP_TOOLS_BYTES)}"
                     )
                 cursor = page.next_cursor
                 if cursor is None:
@@ -390,7 +390,7 @@ async def _limited_lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
             yield whole
         line += rest
         if len(line) > MCP_MESSAGE_BYTES:
-            raise TooLargeError(shown_size(MCP_MESSAGE_BYTES))
+            raise TooLargeError(format_size(MCP_MESSAGE_BYTES))
 
 
 def _message(line: bytes) -> SessionMessage | None:
@@ -457,7 +457,7 @@ class _CountedStream(httpx2.AsyncByteStream):
         async for piece in self._body:
             size += len(piece)
             if self._most_bytes is not None and size > self._most_bytes:
-                raise AnswerTooLargeError(f"the answer is larger than the limit of {shown_size(self._most_bytes)}")
+                raise AnswerTooLargeError(f"the answer is larger than the limit of {format_size(self._most_bytes)}")
             end = piece.rfind(b"\n\n") + 1 if self._is_events else 0
             values = sum(piece.count(mark, end) for mark in (b",", b"[", b"{")) + (0 if end else values)
             if values > MCP_MESSAGE_VALUES:

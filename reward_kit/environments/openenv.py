@@ -32,7 +32,7 @@ from reward_kit.environments.config import read_config
 from reward_kit.environments.http import JsonClient, ServerAddress, ServerConfig, connect_server, parse_answer
 from reward_kit.environments.replay import ReplayForkResource
 from reward_kit.errors import ConfigError, DeadlineError, EnvironmentFailure, ToolError, did_you_mean
-from reward_kit.safe_input import ENVIRONMENT_ANSWER_BYTES, shown_size
+from reward_kit.safe_input import ENVIRONMENT_ANSWER_BYTES, format_size
 
 if TYPE_CHECKING:
     import aiohttp
@@ -339,7 +339,7 @@ class OpenEnvSession:
         finally:
             problem = f": {socket.exception()}" if socket.exception() else ""
             if socket.close_code == _TOO_BIG:
-                problem = f": the answer is larger than the limit of {shown_size(ENVIRONMENT_ANSWER_BYTES)}"
+                problem = f": the answer is larger than the limit of {format_size(ENVIRONMENT_ANSWER_BYTES)}"
             code = f" (code {socket.close_code})" if socket.close_code else ""
             self._ended = f"the connection was closed{code}{problem}"
             answers.put_nowait(None)

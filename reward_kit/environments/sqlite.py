@@ -24,7 +24,7 @@ from reward_kit.environments.base import (
 )
 from reward_kit.environments.config import read_config, task_path
 from reward_kit.environments.sqlite_guard import GuardedConnection, SeedSource, SqliteLimits
-from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, did_you_mean, why_unreadable
+from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError, describe_read_error, did_you_mean
 
 _SEED_TIME_S = 60.0
 _MAX_STATEMENTS = 100
@@ -163,7 +163,7 @@ def _seeded(settings: SqliteConfig) -> GuardedConnection:
         try:
             script = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"sqlite resource: {where} cannot be read: {why_unreadable(path, error)}") from None
+            raise ConfigError(f"sqlite resource: {where} cannot be read: {describe_read_error(path, error)}") from None
     try:
         return GuardedConnection.seeded(settings, script, _SEED_TIME_S, source)
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:

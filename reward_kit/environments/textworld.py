@@ -30,7 +30,7 @@ from reward_kit.environments.base import (
 from reward_kit.environments.config import ResourceConfig, read_config, task_path
 from reward_kit.environments.engine_process import EngineProcess, worker_command
 from reward_kit.environments.replay import ReplayForkResource
-from reward_kit.errors import ConfigError, ToolError, how_to_install
+from reward_kit.errors import ConfigError, ToolError, install_hint
 from reward_kit.processes import shared_folder
 
 Maker = Literal["cooking", "coin_collector", "treasure_hunter", "simple", "custom"]
@@ -227,7 +227,7 @@ class TextworldResource(ReplayForkResource):
             _game_file(settings)
         if find_spec("textworld") is None:
             raise ConfigError(
-                f"the textworld resource needs textworld; {how_to_install('text-games')}, with Python 3.11 or 3.12, "
+                f"the textworld resource needs textworld; {install_hint('text-games')}, with Python 3.11 or 3.12, "
                 "where TextWorld runs"
             )
         await self._engine.start()

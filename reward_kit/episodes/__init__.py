@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from reward_kit.episodes.allowed_ids import AllowedIds, Ids
     from reward_kit.episodes.columns import Column
     from reward_kit.episodes.multi_agent_episode import MultiAgentEpisode
-    from reward_kit.episodes.record import attempt_of, episode_from_record, episode_to_record
+    from reward_kit.episodes.record import episode_from_record, episode_to_record, get_attempt
     from reward_kit.episodes.segments import ActionSpan, EpisodeTokens, Segment, TokenRow, Turn
     from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
     from reward_kit.episodes.storage import RaggedNumbers, RaggedText
@@ -31,15 +31,15 @@ __all__ = [
     "SingleAgentEpisode",
     "TokenRow",
     "Turn",
-    "attempt_of",
     "episode_from_record",
     "episode_to_record",
+    "get_attempt",
 ]
 _MODULES = {
     "allowed_ids": "AllowedIds Ids",
     "columns": "Column",
     "multi_agent_episode": "MultiAgentEpisode",
-    "record": "attempt_of episode_from_record episode_to_record",
+    "record": "get_attempt episode_from_record episode_to_record",
     "segments": "ActionSpan EpisodeTokens Segment TokenRow Turn",
     "single_agent_episode": "SingleAgentEpisode",
     "storage": "RaggedNumbers RaggedText",

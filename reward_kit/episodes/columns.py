@@ -12,7 +12,16 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from reward_kit.episodes.storage import Records, as_list, compact, is_compact, items_of, joined, stacked, stacks
+from reward_kit.episodes.storage import (
+    Records,
+    compact,
+    concat_columns,
+    is_compact,
+    read_items,
+    read_list,
+    stacked,
+    stacks,
+)
 from reward_kit.errors import EpisodeError
 
 
@@ -129,7 +138,7 @@ class Column(Generic[T]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        items = as_list(self.data)
+        items = read_list(self.data)
         return f"Column({items[: self.lookback]!r} <- lookback({self.lookback}) | {items[self.lookback :]!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -148,15 +157,15 @@ class Column(Generic[T]):
 
     def extend(self, items: Iterable[T]) -> None:
         """Add items at the end; compact storage is rewritten."""
-        items = as_list(items) if is_compact(items) else list(items)
+        items = read_list(items) if is_compact(items) else list(items)
         if isinstance(self.data, list):
             self.data.extend(items)
         else:
-            self._replace(joined(self.data, compact(items)))
+            self._replace(concat_columns(self.data, compact(items)))
 
     def pop(self, index: int = -1) -> T:
         """Remove and return the item at a position, the lookback counted."""
-        items = as_list(self.data)
+        items = read_list(self.data)
         item: T = items.pop(index)
         if not isinstance(self.data, list):
             self._replace(compact(items))
@@ -191,7 +200,7 @@ class Column(Generic[T]):
             IndexError: an index is out of range, or the number of new items differs.
             TypeError: `at_indices` is not an index.
         """
-        self._replace(written(self.data, self.lookback, new_data, at_indices, neg_index_as_lookback))
+        self._replace(write(self.data, self.lookback, new_data, at_indices, neg_index_as_lookback))
 
 
 def read(
@@ -219,7 +228,7 @@ def read(
                 return data[lookback + start : lookback + stop]
             size = len(data)
             return _stretch(data, min(lookback + start, size), min(lookback + stop, size))
-    positions = positions_of(len(data), lookback, indices, neg_index_as_lookback, fill is not None)
+    positions = resolve_positions(len(data), lookback, indices, neg_index_as_lookback, fill is not None)
     if isinstance(positions, int):
         if not 0 <= positions < len(data):
             return _filler(fill, space, as_one_hot)
@@ -247,7 +256,7 @@ def _several(data: Any, positions: Sequence[int], fill: Any, space: Any, as_one_
     return [one_hot(data[p], space) if p in inside else filler for p in positions]
 
 
-def positions_of(
+def resolve_positions(
     size: int, lookback: int, indices: Any, neg_index_as_lookback: bool, filled: bool = False
 ) -> int | Sequence[int]:
     """Return the positions of `indices` among all `size` items, beyond the ends only if `filled`; an int for an int.
@@ -278,7 +287,7 @@ def _stretch(data: Any, start: int, stop: int) -> Any:
         return data[start:stop]
     if isinstance(data, Records):
         return data.stacked(slice(start, stop)) if data.stacks else data.part(start, stop)
-    return items_of(data, start, stop)
+    return read_items(data, start, stop)
 
 
 def _filler(fill: Any, space: Any, as_one_hot: bool) -> Any:
@@ -346,14 +355,14 @@ def _slice_positions(size: int, lookback: int, indices: slice, neg_index_as_look
     return range(start, stop, step)
 
 
-def written(data: Any, lookback: int, new_data: Any, at_indices: Indices, neg_index_as_lookback: bool) -> Any:
+def write(data: Any, lookback: int, new_data: Any, at_indices: Indices, neg_index_as_lookback: bool) -> Any:
     """Return the storage with new items at `at_indices`; a list is changed in place, compact storage never is.
 
     Raises:
         IndexError: an index is out of range, or the number of new items differs.
         TypeError: `at_indices` is not an index.
     """
-    positions = positions_of(len(data), lookback, at_indices, neg_index_as_lookback)
+    positions = resolve_positions(len(data), lookback, at_indices, neg_index_as_lookback)
     if isinstance(positions, int):
         positions, new_data = [positions], [new_data]
     if isinstance(data, np.ndarray):
@@ -371,8 +380,8 @@ def written(data: Any, lookback: int, new_data: Any, at_indices: Indices, neg_in
     else:
         new_items = list(new_data)
     if len(new_items) != len(positions):
-        raise IndexError(f"{len(new_items)} new items for the {len(positions)} places of {at_indices!r}")
-    items = as_list(data)
+        raise IndexError(f"{len(new_items)} new items for the {len(positions)} positions of {at_indices!r}")
+    items = read_list(data)
     for position, item in zip(positions, new_items, strict=True):
         items[position] = item
     return data if isinstance(data, list) else compact(items)
@@ -402,5 +411,5 @@ def _same_items(left: Any, right: Any) -> bool:
         return False
     if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
         return _same_array(left, right)
-    lists = (as_list(side) if is_compact(side) else side for side in (left, right))
+    lists = (read_list(side) if is_compact(side) else side for side in (left, right))
     return all(map(same_value, *lists))

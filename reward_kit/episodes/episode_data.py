@@ -27,8 +27,8 @@ import pydantic
 from reward_kit.episodes.columns import Column, read, same_value
 from reward_kit.episodes.json_codec import TAG, from_json_value, to_json_value
 from reward_kit.episodes.segments import EpisodeTokens
-from reward_kit.episodes.storage import as_list, compact, is_compact, joined, part_of
-from reward_kit.errors import EpisodeError, boundary, kind_of
+from reward_kit.episodes.storage import compact, concat_columns, is_compact, read_list, slice_column
+from reward_kit.errors import EpisodeError, boundary, type_name
 from reward_kit.models import Message
 from reward_kit.validation import describe_validation_error
 
@@ -68,7 +68,7 @@ def check_reward(reward: Any, id_: str, step: int, agent: Any = None) -> None:
     if getattr(reward, "ndim", None) == 0 and hasattr(reward, "__float__") and not np.iscomplexobj(reward):
         return
     whose = "the reward" if agent is None else f"the reward of agent {agent!r}"
-    raise EpisodeError(f"episode {id_}, step {step}: {whose} is a number; got {reward!r:.80}")
+    raise EpisodeError(f"episode {id_}, step {step}: {whose} must be a number; got {reward!r:.80}")
 
 
 def check_rewards(rewards: Any, id_: str) -> None:
@@ -86,7 +86,7 @@ def check_state(
 ) -> None:
     """Raise an EpisodeError unless `state` is a mapping of a known version with the needed fields and types."""
     if not isinstance(state, Mapping):
-        raise EpisodeError(f"an episode's state is a dict, as get_state gives it; got {state!r:.80}")
+        raise EpisodeError(f"an episode's state is a dict, as get_state returns it; got {state!r:.80}")
     version = state.get("schema_version")
     if version not in versions:
         known = f"version{'s' if len(versions) > 1 else ''} {' and '.join(map(str, versions))}"
@@ -95,7 +95,7 @@ def check_state(
         raise EpisodeError(f"episode state without {', '.join(sorted(missing))}")
     for name, kinds in types.items():
         if not isinstance(state[name], kinds):
-            raise EpisodeError(f"episode state: {name} is {kind_of(kinds[0]())}; got {state[name]!r:.80}")
+            raise EpisodeError(f"episode state: {name} is {type_name(kinds[0]())}; got {state[name]!r:.80}")
 
 
 class EpisodeStatus:
@@ -223,7 +223,7 @@ class EpisodeData(EpisodeStatus):
             self._lookback = steps if len_lookback_buffer == "auto" else min(len_lookback_buffer, steps)
             if self._lookback < 0:
                 raise EpisodeError(f"episode {self.id_}: a lookback cannot be negative, got {len_lookback_buffer}")
-            given_infos = as_list(_given(infos)) or [None] * len(self._observations)
+            given_infos = read_list(_given(infos)) or [None] * len(self._observations)
             self._infos = [dict(info) if info else None for info in given_infos]
             self.extra_model_outputs = {key: Column(_given(items), self._lookback) for key, items in outputs.items()}
             self.is_numpy = any(not isinstance(data, list) for data in self._stored())
@@ -254,7 +254,7 @@ class EpisodeData(EpisodeStatus):
 
     def to_lists(self) -> None:
         """Undo `to_numpy`."""
-        self._convert(as_list)
+        self._convert(read_list)
         self.is_numpy = False
 
     def validate(self) -> None:
@@ -297,7 +297,7 @@ class EpisodeData(EpisodeStatus):
 
     @infos.setter
     def infos(self, items: Iterable[dict[str, Any]]) -> None:
-        self._infos = as_list(_given(items))
+        self._infos = read_list(_given(items))
 
     @property
     def actions(self) -> Column[Any]:
@@ -389,9 +389,9 @@ class EpisodeData(EpisodeStatus):
         self._infos = [None] * infos if isinstance(infos, int) else infos
         for name, was_list in zip(("_observations", "_actions", "_rewards"), listed[:3], strict=True):
             if was_list:
-                setattr(self, name, as_list(getattr(self, name)))
+                setattr(self, name, read_list(getattr(self, name)))
         self.extra_model_outputs = {
-            key: Column(as_list(data) if was_list else data, self._lookback, space)
+            key: Column(read_list(data) if was_list else data, self._lookback, space)
             for (key, (data, space)), was_list in zip(outputs.items(), listed[3:], strict=True)
         }
 
@@ -404,7 +404,7 @@ class EpisodeData(EpisodeStatus):
             EpisodeError: the episode is over, or the lookback is negative.
         """
         if self.is_done:
-            raise EpisodeError(f"episode {self.id_} is over and has no successor; it has {self.size()}")
+            raise EpisodeError(f"episode {self.id_} is over and cannot be cut; it has {self.size()}")
         if not len(self._observations):
             raise EpisodeError(f"episode {self.id_}: call add_env_reset before cut")
         return self._part(len(self), len(self), len_lookback_buffer)
@@ -422,7 +422,7 @@ class EpisodeData(EpisodeStatus):
                 "get_observations(i), get_actions(i), …"
             )
         if slice_.step not in (None, 1):
-            raise EpisodeError(f"episode {self.id_}: a chunk is whole, so its slice has no step; got {slice_.step!r}")
+            raise EpisodeError(f"episode {self.id_}: a slice of an episode has no step; got {slice_.step!r}")
         if not len(self._observations):
             raise EpisodeError(f"episode {self.id_}: call add_env_reset before taking a slice")
         start, stop, _ = slice_.indices(self.t - self.t_started)
@@ -442,9 +442,9 @@ class EpisodeData(EpisodeStatus):
         kind = type(self)
         chunk = kind.__new__(kind)
         if self.is_numpy:
-            chunk._observations = part_of(self._observations, begin, last + 1)
-            chunk._actions = part_of(self._actions, begin, last)
-            chunk._rewards = part_of(self._rewards, begin, last)
+            chunk._observations = slice_column(self._observations, begin, last + 1)
+            chunk._actions = slice_column(self._actions, begin, last)
+            chunk._rewards = slice_column(self._rewards, begin, last)
         else:
             chunk._observations = self._observations[begin : last + 1]
             chunk._actions = self._actions[begin:last]
@@ -454,7 +454,7 @@ class EpisodeData(EpisodeStatus):
         outputs = self.extra_model_outputs
         chunk.extra_model_outputs = {}
         for key in outputs:
-            data = part_of(outputs[key].data, begin, last)
+            data = slice_column(outputs[key].data, begin, last)
             chunk.extra_model_outputs[key] = Column(data, lookback, outputs[key].space)
         chunk.id_, chunk.is_numpy = self.id_, self.is_numpy
         chunk.t_started, chunk.t = self.t_started + start, self.t_started + stop
@@ -500,9 +500,9 @@ class EpisodeData(EpisodeStatus):
         if other._messages:
             self._messages, self._turns = other._messages[:], self.assistant_turns + other.assistant_turns
         self._tokens = tokens
-        self._observations = joined(
-            part_of(self._observations, 0, len(self._observations) - 1),
-            part_of(other._observations, begin, len(other._observations)),
+        self._observations = concat_columns(
+            slice_column(self._observations, 0, len(self._observations) - 1),
+            slice_column(other._observations, begin, len(other._observations)),
         )
         self._infos = self._infos[:-1] + other._infos[begin:]
         # A key that one of the two lacks counts as None in all of its steps, as in `add_env_step`.
@@ -510,11 +510,11 @@ class EpisodeData(EpisodeStatus):
         for key in {**self.extra_model_outputs, **other.extra_model_outputs}:
             mine, theirs = self.extra_model_outputs.get(key), other.extra_model_outputs.get(key)
             data = [None] * before if mine is None else mine.data
-            added = [None] * after if theirs is None else part_of(theirs.data, begin, len(theirs.data))
+            added = [None] * after if theirs is None else slice_column(theirs.data, begin, len(theirs.data))
             space = (mine or theirs).space  # type: ignore[union-attr]
-            self.extra_model_outputs[key] = Column(joined(data, added), self._lookback, space)
-        self._actions = joined(self._actions, part_of(other._actions, begin, len(other._actions)))
-        self._rewards = joined(self._rewards, part_of(other._rewards, begin, len(other._rewards)))
+            self.extra_model_outputs[key] = Column(concat_columns(data, added), self._lookback, space)
+        self._actions = concat_columns(self._actions, slice_column(other._actions, begin, len(other._actions)))
+        self._rewards = concat_columns(self._rewards, slice_column(other._rewards, begin, len(other._rewards)))
         self._earlier_s = self.get_duration_s() + other.get_duration_s()
         self._start_time = self._last_step_time = None
         self.t = other.t
@@ -629,14 +629,14 @@ def _track_state(data: Any) -> Any:
     data = _packed(data)
     if isinstance(data, np.ndarray) and (data.ndim > 1 or data.dtype.char not in _USUAL_DTYPES):
         return {TAG: _STACK, "value": to_json_value(data)}
-    items = as_list(data)
+    items = read_list(data)
     return list(items) if _is_plain(items) else [to_json_value(item) for item in items]
 
 
 def _track_from(state: Any, is_numpy: bool) -> Any:
     is_stack = isinstance(state, dict) and state.get(TAG) == _STACK
     data = from_json_value(state["value"] if is_stack else state)
-    return compact(data) if is_numpy else as_list(data)
+    return compact(data) if is_numpy else read_list(data)
 
 
 def _is_plain(items: list[Any]) -> bool:

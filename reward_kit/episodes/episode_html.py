@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from reward_kit.display_text import counted
+from reward_kit.display_text import pluralize
 from reward_kit.episodes.episode_data import EpisodeData
 from reward_kit.errors import safe_str
 from reward_kit.models import Message
@@ -17,14 +17,14 @@ from reward_kit.notebook_html import (
     Html,
     block,
     code,
+    details,
     element,
     faint,
     first_and_last,
-    folded,
     line,
+    root,
     strong,
     table,
-    whole,
 )
 
 _MOST_CALLS = 5
@@ -46,7 +46,7 @@ def episode_html(
     state = "terminated" if episode.is_terminated else "truncated" if episode.is_truncated else "not over"
     reason = episode.custom_data.get("stop_reason")
     facts = [
-        counted(len(rewards), "step"),
+        pluralize(len(rewards), "step"),
         f"environment return {sum(known):g}" if known else "no environment reward",
         f"{state} ({reason})" if reason else state,
     ]
@@ -57,8 +57,8 @@ def episode_html(
         parts.append(line(strong("broke: "), text))
     if episode.messages:
         body = _conversation(episode.messages, list(episode.assistant_turns), rewards)
-        label = counted(len(episode.messages), "message")
-        parts.append(folded(label, *body, is_open=len(episode.messages) <= _FOLDED_FROM))
+        label = pluralize(len(episode.messages), "message")
+        parts.append(details(label, *body, is_open=len(episode.messages) <= _FOLDED_FROM))
     elif rewards:
 
         def cells(t: int) -> list[str]:
@@ -66,7 +66,7 @@ def episode_html(
             return [str(t), *map(_short, step_at(t)), "–" if reward is None else f"{reward:g}"]
 
         parts.append(table(["step", "observation", "action", "reward"], range(len(rewards)), cells))
-    return whole(*parts)
+    return root(*parts)
 
 
 def _conversation(messages: list[Message], turns: list[int], rewards: Sequence[float | None]) -> Iterator[Html]:
@@ -87,12 +87,12 @@ def _message(message: Message, label: str) -> Iterator[Html]:
     role = f"{message.role} ({message.name})" if message.name else message.role
     yield line(strong(role), faint(label))
     if message.reasoning_content:
-        yield folded(faint("reasoning"), code(message.reasoning_content))
+        yield details(faint("reasoning"), code(message.reasoning_content))
     # A part of another kind, such as a picture, is shown by the name of its kind.
     content = [{"text": message.content}] if isinstance(message.content, str) else message.content or []
     if text := "\n".join(str(part["text"]) if "text" in part else f"[{part.get('type', 'part')}]" for part in content):
         shown = code(text)
-        yield folded(faint("instructions"), shown) if message.role in ("system", "developer") else shown
+        yield details(faint("instructions"), shown) if message.role in ("system", "developer") else shown
     calls = [call.function for call in message.tool_calls or ()]
     calls += [message.function_call] if message.function_call else []
     for call in calls[:_MOST_CALLS]:

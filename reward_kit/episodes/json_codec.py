@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from reward_kit.errors import EpisodeError, kind_of
+from reward_kit.errors import EpisodeError, type_name
 from reward_kit.models import Message
 
 TAG = "__type__"
@@ -62,7 +62,7 @@ def to_json_value(value: Any) -> Any:
         return {TAG: "scalar", "dtype": value.dtype.str, "value": to_json_value(value.item())}
     if isinstance(value, bytes | bytearray):
         return {TAG: "bytes", "value": _base64(value)}
-    raise EpisodeError(f"{kind_of(value)} has no JSON form; use plain values, NumPy arrays or bytes")
+    raise EpisodeError(f"{type_name(value)} has no JSON form; use plain values, NumPy arrays or bytes")
 
 
 def _encode_dict(value: dict[Any, Any]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class EpisodeFacts(Identity, StartAndEnd, SampleFacts):
 IDENTITY, START_AND_END, SAMPLE = (tuple(kind.__annotations__) for kind in (Identity, StartAndEnd, SampleFacts))
 
 
-def facts_of(episode: SingleAgentEpisode) -> EpisodeFacts:
+def get_facts(episode: SingleAgentEpisode) -> EpisodeFacts:
     """Return the episode's `custom_data`; an episode made by hand lacks these keys, so read them with `get` there."""
     return cast("EpisodeFacts", episode.custom_data)
 
@@ -86,7 +86,7 @@ def episode_to_record(episode: SingleAgentEpisode, *, final_state: Mapping[str, 
     return record | ({"custom_data": facts} if facts else {}) | {"timing": timing}
 
 
-def attempt_of(record: Mapping[str, Any]) -> int:
+def get_attempt(record: Mapping[str, Any]) -> int:
     """Return the attempt that a line of an episode or of a score belongs to. Of several the latest counts."""
     return record.get("attempt") or 0
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from reward_kit.episodes.allowed_ids import Allowed, AllowedTrack, checked_sets
+from reward_kit.episodes.allowed_ids import Allowed, AllowedTrack, check_allowed_ids
 from reward_kit.episodes.json_codec import from_json_value, to_json_value
 from reward_kit.errors import EpisodeError
 
@@ -141,7 +141,7 @@ class EpisodeTokens:
         # Converted first, so that an invalid value leaves everything as it was.
         prompt, sampled = array("i", prompt_ids), array("i", token_ids)
         known = array("d", logprobs if logprobs is not None else [float("nan")] * len(sampled))
-        sets = checked_sets(allowed_ids, sampled, step) if allowed_ids is not None else None
+        sets = check_allowed_ids(allowed_ids, sampled, step) if allowed_ids is not None else None
         stored = self.ids[self.segments[-1].start :] if self.segments else None
         if stored is not None and prompt[: len(stored)] == stored:
             if not (self.spans and self.spans[-1].segment == len(self.segments) - 1):

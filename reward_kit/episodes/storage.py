@@ -33,7 +33,7 @@ class RaggedText:
         if not joined.isascii():
             rows = [text.encode("utf-8", "surrogatepass") for text in texts]
             self.blob = b"".join(rows)
-        self.offsets = offsets_of(rows, len(self.blob))
+        self.offsets = row_offsets(rows, len(self.blob))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -46,7 +46,7 @@ class RaggedText:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         offsets = self.offsets
-        index = checked_index(index, len(offsets) - 1)
+        index = normalize_index(index, len(offsets) - 1)
         part = self.blob[offsets.item(index) : offsets.item(index + 1)]
         return part if isinstance(part, str) else part.decode("utf-8", "surrogatepass")
 
@@ -86,7 +86,7 @@ def _text_of(blob: str | bytes, offsets: npt.NDArray[Any]) -> RaggedText:
     return column
 
 
-class FewTexts:
+class CategoricalText:
     """Texts of which many are equal, such as roles and tool names: each different one once, and a byte per row."""
 
     __slots__ = ("codes", "values")
@@ -104,36 +104,36 @@ class FewTexts:
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
             return [self.values[code] for code in self.codes[index]]
-        return self.values[self.codes[checked_index(index, len(self.codes))]]
+        return self.values[self.codes[normalize_index(index, len(self.codes))]]
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Only the texts that are in this part.
         used = sorted(set(self.codes))
         codes = self.codes.translate(bytes(used.index(code) if code in used else 0 for code in range(_MOST_CODES)))
-        return FewTexts, ([self.values[code] for code in used], codes)
+        return CategoricalText, ([self.values[code] for code in used], codes)
 
     def items(self, start: int, stop: int) -> list[str]:
         """Return the texts from `start` to `stop`."""
         return [*map(self.values.__getitem__, self.codes[start:stop])]
 
-    def part(self, start: int, stop: int) -> FewTexts:
+    def part(self, start: int, stop: int) -> CategoricalText:
         """Return the rows from `start` to `stop` over the same texts."""
-        return FewTexts(self.values, self.codes[start:stop])
+        return CategoricalText(self.values, self.codes[start:stop])
 
 
-def texts_of(texts: list[str]) -> RaggedText | FewTexts:
-    """Return the storage for a column of texts: `FewTexts` if at most a quarter of them differ, found by a sample."""
+def compact_texts(texts: list[str]) -> RaggedText | CategoricalText:
+    """Return the storage for a column of texts: `CategoricalText` if few differ in a sample."""
     rows = len(texts)
     if texts[-1] == texts[0] and texts.count(texts[0]) == rows:
-        return FewTexts(texts[:1], bytes(rows))
+        return CategoricalText(texts[:1], bytes(rows))
     if len(set(texts[:: rows // _SAMPLE + 1])) * 4 <= min(rows, _SAMPLE):
-        code_of = {text: code for code, text in enumerate(dict.fromkeys(texts))}
-        if len(code_of) * 4 <= rows and len(code_of) <= _MOST_CODES:
-            return FewTexts([*code_of], bytes(map(code_of.__getitem__, texts)))
+        codes = {text: code for code, text in enumerate(dict.fromkeys(texts))}
+        if len(codes) * 4 <= rows and len(codes) <= _MOST_CODES:
+            return CategoricalText([*codes], bytes(map(codes.__getitem__, texts)))
     return RaggedText(texts)
 
 
-def offsets_of(rows: list[Any], total: int) -> npt.NDArray[Any]:
+def row_offsets(rows: list[Any], total: int) -> npt.NDArray[Any]:
     """Return the beginning of each row and the end of the last, in the smallest integers that hold `total`."""
     dtype = np.uint32 if total < 2**32 else np.int64
     if len(rows) < _SAMPLE:
@@ -149,7 +149,7 @@ def offsets_of(rows: list[Any], total: int) -> npt.NDArray[Any]:
     return offsets
 
 
-def checked_index(index: int, length: int) -> int:
+def normalize_index(index: int, length: int) -> int:
     """Return the position of an index, which counts from the end if negative; else raise an IndexError."""
     position = index + length if index < 0 else index
     if not 0 <= position < length:
@@ -165,7 +165,7 @@ class RaggedNumbers:
     def __init__(self, dtype: npt.DTypeLike, rows: Iterable[Iterable[float]] = ()) -> None:
         lists = [list(row) for row in rows]
         self.values: npt.NDArray[Any] = np.array(list(chain.from_iterable(lists)), dtype=dtype)
-        self.offsets = offsets_of(lists, len(self.values))
+        self.offsets = row_offsets(lists, len(self.values))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -177,7 +177,7 @@ class RaggedNumbers:
     def __getitem__(self, index: int | slice) -> list[Any]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        index = checked_index(index, len(self))
+        index = normalize_index(index, len(self))
         row: list[Any] = self.values[self.offsets[index] : self.offsets[index + 1]].tolist()
         return row
 
@@ -189,7 +189,7 @@ class RaggedNumbers:
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return numbers_of, (self.flat(), self.offsets - self.offsets[0])
+        return ragged_numbers, (self.flat(), self.offsets - self.offsets[0])
 
     def items(self, start: int, stop: int) -> list[list[Any]]:
         """Return the rows from `start` to `stop`."""
@@ -199,7 +199,7 @@ class RaggedNumbers:
 
     def part(self, start: int, stop: int) -> RaggedNumbers:
         """Return the rows from `start` to `stop` over the same numbers."""
-        return numbers_of(self.values, self.offsets[start : stop + 1])
+        return ragged_numbers(self.values, self.offsets[start : stop + 1])
 
     def flat(self) -> npt.NDArray[Any]:
         """Return all rows, one after another, as one array (N,)."""
@@ -211,7 +211,7 @@ class RaggedNumbers:
         return offsets[1:] - offsets[:-1]
 
 
-def numbers_of(values: npt.NDArray[Any], offsets: npt.NDArray[Any]) -> RaggedNumbers:
+def ragged_numbers(values: npt.NDArray[Any], offsets: npt.NDArray[Any]) -> RaggedNumbers:
     """Return the rows that `offsets` cuts `values` into."""
     column = RaggedNumbers.__new__(RaggedNumbers)
     column.values, column.offsets = values, offsets
@@ -245,8 +245,8 @@ class Records:
             return self.part(start, max(start, stop)) if step == 1 else self.items(0, self.length)[index]
         if isinstance(index, str):
             column, last = self.columns[index], self.first + self.length
-            return column[self.first : last] if isinstance(column, np.ndarray) else items_of(column, self.first, last)
-        row = self.first + checked_index(index, self.length)
+            return column[self.first : last] if isinstance(column, np.ndarray) else read_items(column, self.first, last)
+        row = self.first + normalize_index(index, self.length)
         values = [column[row] for column in self.columns.values()]
         if not self.stacks:
             values = [value.item() if isinstance(value, np.generic) else value for value in values]
@@ -267,17 +267,17 @@ class Records:
 
     def __reduce__(self) -> tuple[Any, ...]:
         last = self.first + self.length
-        columns = {name: part_of(column, self.first, last) for name, column in self.columns.items()}
+        columns = {name: slice_column(column, self.first, last) for name, column in self.columns.items()}
         return Records, (columns, self.length, self.as_tuple)
 
     def items(self, start: int, stop: int) -> list[Any]:
         """Return the dicts or tuples from `start` to `stop`, of plain Python values."""
         start, stop = self.first + start, self.first + stop
-        return self._rows(items_of(column, start, stop) for column in self.columns.values())
+        return self._rows(read_items(column, start, stop) for column in self.columns.values())
 
     def items_at(self, rows: Any) -> list[Any]:
         """Return the dicts or tuples at an array of ints, as `items` does."""
-        return self._rows(items_at(column, rows + self.first) for column in self.columns.values())
+        return self._rows(read_items_at(column, rows + self.first) for column in self.columns.values())
 
     def _rows(self, columns: Iterable[list[Any]]) -> list[Any]:
         rows, names = zip(*columns, strict=True), tuple(self.columns)
@@ -314,22 +314,22 @@ class MixedRecords:
         return len(self.block_of)
 
     def __getitem__(self, index: int) -> Any:
-        index = checked_index(index, len(self))
-        return items_of(self.blocks[self.block_of[index]], int(self.row_of[index]), int(self.row_of[index]) + 1)[0]
+        index = normalize_index(index, len(self))
+        return read_items(self.blocks[self.block_of[index]], int(self.row_of[index]), int(self.row_of[index]) + 1)[0]
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Only the rows that are in this part, so that a part does not carry the whole.
         blocks, row_of = [], self.row_of.copy()
         for number, block in enumerate(self.blocks):
             first, stop = self._stretch(number, 0, len(self))
-            blocks.append(part_of(block, first, stop))
+            blocks.append(slice_column(block, first, stop))
             row_of[self.block_of == number] -= first
         return MixedRecords, (blocks, self.block_of, row_of)
 
     def items(self, start: int, stop: int) -> list[Any]:
         """Return the dicts from `start` to `stop`."""
         stretches = (self._stretch(number, start, stop) for number in range(len(self.blocks)))
-        readers = [iter(items_of(block, *ends)) for block, ends in zip(self.blocks, stretches, strict=True)]
+        readers = [iter(read_items(block, *ends)) for block, ends in zip(self.blocks, stretches, strict=True)]
         return [next(readers[number]) for number in self.block_of[start:stop].tolist()]
 
     def _stretch(self, number: int, start: int, stop: int) -> tuple[int, int]:
@@ -342,7 +342,7 @@ class MixedRecords:
         return MixedRecords(self.blocks, self.block_of[start:stop], self.row_of[start:stop])
 
 
-_COMPACT = (np.ndarray, RaggedText, FewTexts, RaggedNumbers, Records, MixedRecords)
+_COMPACT = (np.ndarray, RaggedText, CategoricalText, RaggedNumbers, Records, MixedRecords)
 
 
 def is_compact(data: Any) -> bool:
@@ -360,7 +360,7 @@ def stacked(data: Any, rows: Any) -> Any:
     return data.stacked(rows) if isinstance(data, Records) else data[rows]
 
 
-def items_of(data: Any, start: int, stop: int) -> list[Any]:
+def read_items(data: Any, start: int, stop: int) -> list[Any]:
     """Return the items from `start` to `stop` as a list of plain values or of arrays."""
     if isinstance(data, list):
         return data[start:stop]
@@ -370,21 +370,21 @@ def items_of(data: Any, start: int, stop: int) -> list[Any]:
     return data[start:stop].tolist() if data.ndim == 1 and data.dtype.kind in "biuf" else list(data[start:stop])
 
 
-def items_at(data: Any, rows: npt.NDArray[np.intp]) -> list[Any]:
-    """Return the items at an array of ints, as `items_of` does."""
+def read_items_at(data: Any, rows: npt.NDArray[np.intp]) -> list[Any]:
+    """Return the items at an array of ints, as `read_items` does."""
     if isinstance(data, RaggedText | Records):
         return data.items_at(rows)
     if isinstance(data, np.ndarray):
-        return items_of(data[rows], 0, len(rows))
+        return read_items(data[rows], 0, len(rows))
     return [*map(data.__getitem__, rows.tolist())]
 
 
-def as_list(data: Any) -> list[Any]:
+def read_list(data: Any) -> list[Any]:
     """Return the whole column as a list: the one it is, or a new one."""
-    return data if isinstance(data, list) else items_of(data, 0, len(data))
+    return data if isinstance(data, list) else read_items(data, 0, len(data))
 
 
-def part_of(data: Any, start: int, stop: int) -> Any:
+def slice_column(data: Any, start: int, stop: int) -> Any:
     """Return the items from `start` to `stop` stored as before; compact storage is shared and not copied."""
     kind = type(data)
     return data[start:stop] if kind is list or kind is np.ndarray else data.part(start, stop)
@@ -397,22 +397,22 @@ _MOST_SHAPES = 64
 _MOST_FIELDS = 256
 
 
-def joined(left: Any, right: Any) -> Any:
+def concat_columns(left: Any, right: Any) -> Any:
     """Return both columns one after the other, stored as `left` is."""
     if isinstance(left, list):
-        return left + as_list(right)
+        return left + read_list(right)
     both = isinstance(left, np.ndarray) and isinstance(right, np.ndarray)
     if both and left.dtype == right.dtype and left.shape[1:] == right.shape[1:]:
         return np.concatenate([left, right])
-    return compact([*as_list(left), *as_list(right)])
+    return compact([*read_list(left), *read_list(right)])
 
 
 def compact(items: Any, *, exact: bool = False) -> Any:
     """Return the most compact storage for a finished column.
 
-    Texts become `RaggedText` or `FewTexts`; numbers, and arrays of one shape, an ndarray with a leading time axis;
-    lists of numbers `RaggedNumbers`; dicts `Records` or `MixedRecords`. Anything else stays the list it is, and so do
-    integers that no array holds exactly.
+    Texts become `RaggedText` or `CategoricalText`; numbers and arrays of one shape an ndarray with a leading time axis;
+    lists of numbers `RaggedNumbers`; dicts `Records` or `MixedRecords`. Anything else stays a list, as do integers that
+    no array holds exactly.
 
     Args:
         items: a list; anything else is stored already.
@@ -425,7 +425,7 @@ def compact(items: Any, *, exact: bool = False) -> Any:
         dtype = "" if exact else _common_dtype(items)
         return np.asarray(items, dtype=dtype) if dtype else items
     if kind is str:
-        return texts_of(items)
+        return compact_texts(items)
     if kind in _PLAIN_DTYPES:
         numbers = np.empty(len(items), _PLAIN_DTYPES[kind])
         try:
@@ -483,7 +483,7 @@ def _rows(items: list[list[Any]], exact: bool) -> Any:
         dtype = "" if exact else _common_dtype(flat)
     if not dtype:
         return items
-    return numbers_of(np.array(flat, dtype=dtype), offsets_of(items, len(flat)))
+    return ragged_numbers(np.array(flat, dtype=dtype), row_offsets(items, len(flat)))
 
 
 def _records(items: list[dict[Any, Any]], exact: bool) -> Any:

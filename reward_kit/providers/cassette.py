@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from reward_kit.display_text import first_difference
-from reward_kit.errors import ConfigError, DeadlineError, LimitError, ProviderError, why_unreadable
+from reward_kit.errors import ConfigError, DeadlineError, LimitError, ProviderError, describe_read_error
 from reward_kit.private_files import private_opener
-from reward_kit.processes import lock_for_this_process
+from reward_kit.processes import lock_file
 from reward_kit.providers.faults import EndpointError, excerpt
 from reward_kit.safe_input import RECORDED_LINE_BYTES, TooLargeError, complete_lines
 
@@ -88,7 +88,7 @@ class Cassette:
         with ExitStack() as undo:
             undo.callback(file.close)
             try:
-                lock_for_this_process(file.fileno())
+                lock_file(file.fileno())
             except OSError as error:
                 raise ConfigError(f"cassette {path} is being recorded by another process") from error
             cassette = cls(path, file, None)
@@ -115,7 +115,7 @@ class Cassette:
         try:
             file = path.open("rb")
         except OSError as error:
-            raise ConfigError(f"cassette {path} cannot be read: {why_unreadable(path, error)}") from error
+            raise ConfigError(f"cassette {path} cannot be read: {describe_read_error(path, error)}") from error
         with ExitStack() as undo:
             undo.callback(file.close)
             cassette = cls(path, file, CassetteIndex.read(path, file))
@@ -130,7 +130,7 @@ class Cassette:
         """True if answers come from the file."""
         return self._index is not None
 
-    def question(self, body: bytes, scope: str, url: str) -> CassetteRequest:
+    def lookup(self, body: bytes, scope: str, url: str) -> CassetteRequest:
         """Return the lookup of a request, as it is sent by `scope`, such as an episode's id; count its occurrence."""
         request = json.loads(body)
         canonical = json.dumps(request, sort_keys=True, separators=(",", ":"))
@@ -153,11 +153,11 @@ class Cassette:
             return line["answer"], line["retries"]
         raise _ERRORS[error["class"]](error["message"])
 
-    def keep(self, question: CassetteRequest, value: Any, retries: int) -> None:
+    def record_answer(self, question: CassetteRequest, value: Any, retries: int) -> None:
         """Record an answer."""
         self._write({**question.to_json(), "answer": value, "retries": retries})
 
-    def keep_error(self, question: CassetteRequest, error: EndpointError) -> None:
+    def record_error(self, question: CassetteRequest, error: EndpointError) -> None:
         """Record how the endpoint failed."""
         kind = next(name for name, kind in _ERRORS.items() if isinstance(error, kind))
         self._write({**question.to_json(), "error": {"class": kind, "message": str(error)}})
@@ -255,7 +255,7 @@ class CassetteIndex:
         what = f"{self._path} has no answer to {describe(asked, question.scope)}"
         if recorded:
             times = "once" if recorded == 1 else f"{recorded} times"
-            return f"{what}: it was recorded {times}, and all of that is used up"
+            return f"{what}: it was recorded {times}, and all recordings are used"
         # The exchange that shares most with it: of its episode and length first, then by content.
         count = len(_messages(asked))
         candidates = sorted(
@@ -270,7 +270,7 @@ class CassetteIndex:
 
         nearest = max(((exchange, self._line(exchange)) for exchange in candidates), key=likeness, default=None)
         if nearest is None:
-            return f"{what}: nothing is recorded in it"
+            return f"{what}: the recording is empty"
         exchange, request = nearest[0], nearest[1]["request"]
         near = f"line {exchange.number}, {describe(request, exchange.scope)}"
         return f"{what}; the nearest is {near}; they differ{_difference(request, asked)}"
@@ -281,7 +281,7 @@ def _check_header(path: Path, file: IO[bytes]) -> None:
         file.seek(0)
         first = file.readline(_LONGEST_HEADER)
     except OSError as error:
-        raise ConfigError(f"cassette {path} cannot be read: {why_unreadable(path, error)}") from error
+        raise ConfigError(f"cassette {path} cannot be read: {describe_read_error(path, error)}") from error
     if not first.endswith(b"\n") and _HEADER_START.startswith(first[: len(_HEADER_START)]):
         return  # nothing, or a header whose writer was killed
     header = _parsed(first)

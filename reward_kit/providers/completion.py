@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from reward_kit.errors import ProviderError, kind_of
+from reward_kit.errors import ProviderError, type_name
 from reward_kit.models import FunctionCall, Message, ToolCall
-from reward_kit.providers.faults import TransientError, error_in_body, excerpt, too_large
+from reward_kit.providers.faults import TransientError, error_in_body, excerpt, too_large_error
 from reward_kit.providers.prices import PriceTable
 from reward_kit.safe_input import (
     MODEL_ANSWER_BYTES,
@@ -25,7 +25,7 @@ from reward_kit.safe_input import (
     MODEL_STREAM_BYTES,
     TooLargeError,
     check_values,
-    shown_size,
+    format_size,
 )
 
 _TOKEN_ID_PREFIX = "token_id:"  # vLLM writes tokens so under return_tokens_as_token_ids
@@ -199,7 +199,7 @@ class EventReader:
         """Return the data of the events that `chunk` completes."""
         self._rest += chunk
         if len(self._rest) + self._data_bytes > MODEL_ANSWER_BYTES:
-            raise TooLargeError(shown_size(MODEL_ANSWER_BYTES))
+            raise TooLargeError(format_size(MODEL_ANSWER_BYTES))
         if b"\n" not in chunk and b"\r" not in chunk:
             return []  # the line goes on; looking at all of it once more would make a long one slow
         lines = bytes(self._rest).splitlines(keepends=True)
@@ -249,14 +249,14 @@ class StreamedCompletion:
         try:
             self._stream_left -= len(chunk)
             if self._stream_left < 0:
-                raise TooLargeError(f"{shown_size(MODEL_STREAM_BYTES)} of stream events")
+                raise TooLargeError(f"{format_size(MODEL_STREAM_BYTES)} of stream events")
             for event in self._events.feed(chunk):
                 if event.strip() == _DONE:
                     self._done = True
                     break
                 self._take(event)
         except TooLargeError as error:
-            raise too_large(self._where, error) from None
+            raise too_large_error(self._where, error) from None
         return self._done
 
     def result(self) -> dict[str, Any]:
@@ -302,12 +302,12 @@ class StreamedCompletion:
     def _keep_text(self, text: str) -> str:
         self._bytes_left -= len(text) + _PIECE_BYTES
         if self._bytes_left < 0:
-            raise TooLargeError(shown_size(MODEL_ANSWER_BYTES))
+            raise TooLargeError(format_size(MODEL_ANSWER_BYTES))
         return text
 
     def _keep_values(self, values: Any) -> list[Any]:
         if not isinstance(values, list):
-            raise TypeError(f"expected a list, got {kind_of(values)}")
+            raise TypeError(f"expected a list, got {type_name(values)}")
         pending: list[Any] = [values]
         while pending:
             value = pending.pop()

@@ -91,7 +91,7 @@ class IdleTimeoutError(DeadlineError):
     """The endpoint sent nothing for too long; another attempt may meet a livelier server."""
 
 
-def too_large(where: str, limit: TooLargeError) -> ProviderError:
+def too_large_error(where: str, limit: TooLargeError) -> ProviderError:
     """Return the error for an answer beyond a limit of `safe_input`; another attempt would bring the same."""
     return ProviderError(
         f"{where} sent an answer of more than {limit}, which is the limit; the rest was not read. Lower max_tokens or "
@@ -127,7 +127,7 @@ def error_in_body(error: Any, where: str, secrets: Iterable[str] = ()) -> Provid
     """Return the error for a success status whose body is `{"error": …}`, as routers answer once they have begun."""
     code = error.get("code") if isinstance(error, Mapping) else None
     text = excerpt(_text_of(error), secrets, _PROVIDER_TEXT_CHARS)
-    message = f"{where} answered with an error in place of a completion: {text}"
+    message = f"{where} answered with an error instead of a completion: {text}"
     is_transient = isinstance(code, int) and code in RETRIED_STATUSES
     return TransientError(message, status=code) if is_transient else ProviderError(message)
 
@@ -196,26 +196,26 @@ _NO_ANSWER = frozenset(
 _LONGEST_CHAIN = 10
 
 
-class Trouble(NamedTuple):
+class TransientFailure(NamedTuple):
     """Trouble of an endpoint that may pass, and its Retry-After if it sent one."""
 
     retry_after_s: float | None
 
 
-def trouble_of(error: BaseException) -> Trouble | None:
+def find_transient_failure(error: BaseException) -> TransientFailure | None:
     """Return the temporary trouble that an error of any client, or its cause, reports, or None."""
     each: BaseException | None = error
     for _ in range(_LONGEST_CHAIN):
         if each is None:
             break
         if isinstance(each, TransientError):
-            return Trouble(each.retry_after_s)
+            return TransientFailure(each.retry_after_s)
         answer = getattr(each, "response", None)
         if (status := _status(each)) or (status := _status(answer)):
             passes = status in _PASSING or status >= 500
-            return Trouble(_retry_after(each) or _retry_after(answer)) if passes else None
+            return TransientFailure(_retry_after(each) or _retry_after(answer)) if passes else None
         if any(kind.__name__ in _NO_ANSWER for kind in type(each).__mro__):
-            return Trouble(None)
+            return TransientFailure(None)
         each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
     return None
 

@@ -47,18 +47,18 @@ _HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")  # others may be read as another
 _SAME_AS = {"ws": "http", "wss": "https"}
 
 
-def origin_of(url: str) -> str:
+def url_origin(url: str) -> str:
     """Return the scheme, host and port of a URL, without the usual port; `ws` counts as `http`, `wss` as `https`."""
     parts = urlsplit(url)
     scheme, host = _SAME_AS.get(parts.scheme, parts.scheme), parts.hostname or ""
     if scheme not in _USUAL_PORTS or not _HOST.fullmatch(host):
-        raise ValueError(f"{url!r} has no origin: it needs http or https, and a host in ASCII")
+        raise ValueError(f"{url!r} has no origin: it needs http or https, and an ASCII host")
     host = f"[{host}]" if ":" in host else host
     is_usual = parts.port in (None, _USUAL_PORTS[scheme])
     return f"{scheme}://{host}" if is_usual else f"{scheme}://{host}:{parts.port}"
 
 
-def listed_origins(shell: Mapping[str, str]) -> dict[str, frozenset[str]]:
+def configured_origins(shell: Mapping[str, str]) -> dict[str, frozenset[str]]:
     """Return the origins that REWARD_KIT_KEY_ORIGINS in the process's environment allows, by variable."""
     origins: dict[str, frozenset[str]] = {}
     for entry in re.split(r"[\s,]+", shell.get(ORIGINS_VARIABLE, "").strip()):
@@ -68,7 +68,7 @@ def listed_origins(shell: Mapping[str, str]) -> dict[str, frozenset[str]]:
         try:
             if not separator or not name.isidentifier():
                 raise ValueError
-            origins[name] = origins.get(name, frozenset()) | {origin_of(url)}
+            origins[name] = origins.get(name, frozenset()) | {url_origin(url)}
         except ValueError:
             shown = f"{name}=…" if separator and name.isidentifier() else "an entry"  # the rest may be a key itself
             raise ConfigError(
@@ -77,39 +77,39 @@ def listed_origins(shell: Mapping[str, str]) -> dict[str, frozenset[str]]:
     return origins
 
 
-def listed_variables(shell: Mapping[str, str]) -> set[str]:
+def configured_variables(shell: Mapping[str, str]) -> set[str]:
     """Return the variables that REWARD_KIT_KEY_ORIGINS names, also if it is wrong elsewhere."""
     entries = re.split(r"[\s,]+", shell.get(ORIGINS_VARIABLE, ""))
     return {entry.partition("=")[0] for entry in entries if "=" in entry}
 
 
-def origins_of(name: str, shell: Mapping[str, str], beside: Mapping[str, str] | None = None) -> frozenset[str]:
+def allowed_origins(name: str, shell: Mapping[str, str], beside: Mapping[str, str] | None = None) -> frozenset[str]:
     """Return the origins that a variable is configured for."""
     own = PROVIDERS.get(name)
     if name == OPENAI_KEY and (url := (shell if beside is None else beside).get(OPENAI_URL)):
         try:
-            own = origin_of(url)
+            own = url_origin(url)
         except ValueError:
             own = None  # reported where the URL is used
-    return listed_origins(shell).get(name, frozenset()) | ({own} if own else frozenset())
+    return configured_origins(shell).get(name, frozenset()) | ({own} if own else frozenset())
 
 
-def how_to_allow(name: str, origin: str, shell: Mapping[str, str]) -> str:
+def allow_command(name: str, origin: str, shell: Mapping[str, str]) -> str:
     """Return the command that allows an origin for a variable, beside what is allowed already."""
     before = f"${ORIGINS_VARIABLE} " if shell.get(ORIGINS_VARIABLE, "").strip() else ""
     return f'export {ORIGINS_VARIABLE}="{before}{name}={origin}"'
 
 
 def check_allowed(name: str, url: str, shell: Mapping[str, str], beside: Mapping[str, str] | None = None) -> None:
-    """Refuse to send a variable to a URL that it is not configured for. See `origins_of` for the arguments."""
+    """Refuse to send a variable to a URL that it is not configured for. See `allowed_origins` for the arguments."""
     try:
-        origin = origin_of(url)
+        origin = url_origin(url)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    if origin not in origins_of(name, shell, beside):
+    if origin not in allowed_origins(name, shell, beside):
         raise ConfigError(
-            f"{name} is not configured for {origin}, and a file alone cannot send it there; if you trust that server "
-            f"with it: {how_to_allow(name, origin, shell)}"
+            f"{name} is not configured for {origin}, and a file cannot send it there; to allow that server: "
+            f"{allow_command(name, origin, shell)}"
         )
 
 
@@ -153,7 +153,7 @@ class _Variables(NamedTuple):
     def may_get(self, name: str, url: str) -> bool:
         """Report whether a variable may go to a URL; not if that has no origin."""
         try:
-            return origin_of(url) in origins_of(name, self.shell, self.beside(name))
+            return url_origin(url) in allowed_origins(name, self.shell, self.beside(name))
         except ValueError:
             return False
 
@@ -198,7 +198,7 @@ def resolve_endpoint(
     if needs_key and not key and (api_key_env or url == OPENAI_BASE_URL):
         raise ConfigError(f"no API key for {url}: {no_key}")
     if not (key.isascii() and key.isprintable()):
-        raise ConfigError(f"the API key for {url} ({key_name}) holds characters that no HTTP header can carry")
+        raise ConfigError(f"the API key for {url} ({key_name}) contains characters that are invalid in an HTTP header")
     return EndpointSettings(url, key or None, no_key)
 
 
@@ -228,7 +228,7 @@ def key_variable(
     elif (
         api_key_env is not None
         and is_url_of_user
-        and (api_key_env in PROVIDERS or api_key_env in listed_origins(variables.shell))
+        and (api_key_env in PROVIDERS or api_key_env in configured_origins(variables.shell))
     ):
         return api_key_env
     url = base_url or variables.get(OPENAI_URL) or OPENAI_BASE_URL
@@ -250,14 +250,14 @@ def _why_no_key(name: str, url: str, variables: _Variables) -> str:
             "needs none"
         )
     try:
-        origin = origin_of(url)
+        origin = url_origin(url)
     except ValueError as error:
         return f"{name} was not sent: {error}"
     own = next((variable for variable, other in PROVIDERS.items() if other == origin), None)
     provider = f"write api_key_env: {own}, or " if own not in (None, name) else ""
     return (
-        f"{name} was not sent, because it is not configured for {origin}; if that server may have it: {provider}"
-        f"{how_to_allow(name, origin, variables.shell)}"
+        f"{name} was not sent, because it is not configured for {origin}; to allow it: {provider}"
+        f"{allow_command(name, origin, variables.shell)}"
     )
 
 
@@ -265,11 +265,11 @@ def _checked_url(url: str) -> str:
     """Return `url` without a slash at its end. Refuse a URL that may hold a credential, without showing it."""
     scheme, separator, rest = url.partition("://")
     if scheme not in ("http", "https") or not separator or not rest.strip("/"):
-        raise ConfigError(f"base_url {url!r} is not a URL; it looks like http://127.0.0.1:8000/v1")
+        raise ConfigError(f"base_url {url!r} is not a URL such as http://127.0.0.1:8000/v1")
     if "@" in rest.partition("/")[0]:
-        raise ConfigError("base_url holds a user name or password; give the credential as api_key instead")
+        raise ConfigError("base_url contains a user name or password; pass the credential as api_key")
     if "?" in rest or "#" in rest:
-        raise ConfigError("base_url holds a query or fragment; nothing may follow its path, such as /v1")
+        raise ConfigError("base_url has a query or fragment; it must end with its path, such as /v1")
     try:
         _ = urlsplit(url).port  # rejects what cannot be connected to, such as port 99999
     except ValueError as error:

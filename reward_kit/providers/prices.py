@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reward_kit.errors import ConfigError, did_you_mean, why_unreadable
+from reward_kit.errors import ConfigError, describe_read_error, did_you_mean
 
 _FIELDS = ("input", "output", "cached")
 
@@ -53,7 +53,7 @@ def load_prices(path: str | Path) -> PriceTable:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"price file {path} cannot be read: {why_unreadable(path, error)}") from error
+        raise ConfigError(f"price file {path} cannot be read: {describe_read_error(path, error)}") from error
     if path.suffix == ".json":
         try:
             data = json.loads(text)

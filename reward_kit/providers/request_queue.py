@@ -57,7 +57,7 @@ class Rates:
     def __post_init__(self) -> None:
         for name in ("requests_per_minute", "tokens_per_minute", "max_connections"):
             if (value := getattr(self, name)) is not None:
-                check_number(name, value, whole=name == "max_connections")
+                check_number(name, value, is_integer=name == "max_connections")
 
     @property
     def is_unlimited(self) -> bool:
@@ -470,7 +470,7 @@ class RequestQueue:
             self._patience.cancel()
             self._patience = None
         if since is not None:
-            self._watcher.tell(f"{self._name} answers again after {now - since:.0f} s; the run goes on")
+            self._watcher.tell(f"{self._name} answers again after {now - since:.0f} s; the run continues")
 
     def failed(self, permit: Permit, error: EndpointError, is_last: bool) -> bool:
         was_probe = self._release(permit)
@@ -493,7 +493,7 @@ class RequestQueue:
             waited_s = 0.0 if self._outage.since is None else now - self._outage.since
             if waited_s >= self._patience_s():
                 what = self._what(str(error))
-                self._stop_soon(f"{self._name} has answered nothing for {waited_s:.0f} s: {what}", fail=True)
+                self._stop_soon(f"{self._name} has not answered for {waited_s:.0f} s: {what}", fail=True)
             excused = self._outage.is_shared or waited_s < permit.budget_s
         if excused:
             permit.waited_s += now - permit.admitted
@@ -521,7 +521,7 @@ class RequestQueue:
         is_news = self._concurrency.refused(number, self._sent, self.in_flight + 1)
         if asked_s is not None:
             if asked_s > self._watcher.outage_patience_s:
-                self._stop_soon(f"{self._name} asks to be left alone for {asked_s:g} s")
+                self._stop_soon(f"{self._name} asks for a pause of {asked_s:g} s")
             self._paused_until = max(self._paused_until, now + min(asked_s, self._watcher.outage_patience_s))
         elif is_news:
             self._paused_until = max(self._paused_until, now + self._concurrency.pause_s())
@@ -545,13 +545,13 @@ class RequestQueue:
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - (now - began)))
         times = "once" if self._outage.count == 1 else f"{self._outage.count} times in a row since {since}"
         what = self._what(str(error))
-        pause = "the run pauses and tries again, after 1 s at first and every 30 s at last"
+        pause = "the run pauses and retries, first after 1 s, later every 30 s"
         self._watcher.tell(f"{self._name} has failed {times}; {pause}: {what}")
 
         def lose_patience() -> None:
             if self._outage.is_open and self._outage.since is not None:
                 waited_s = self._clock.now() - self._outage.since
-                self._stop(f"{self._name} has answered nothing for {waited_s:.0f} s: {what}", fail=True)
+                self._stop(f"{self._name} has not answered for {waited_s:.0f} s: {what}", fail=True)
 
         left_s = max(0.0, self._patience_s() - (now - began))
         self._patience = self._clock.call_later(left_s, lose_patience)

@@ -22,7 +22,7 @@ from reward_kit.providers.faults import (
     UnreachableError,
     excerpt,
     status_error,
-    too_large,
+    too_large_error,
 )
 from reward_kit.safe_input import (
     ERROR_BODY_BYTES,
@@ -30,8 +30,8 @@ from reward_kit.safe_input import (
     MODEL_ANSWER_VALUES,
     TooLargeError,
     check_values,
-    read_beginning,
     read_body,
+    read_prefix,
 )
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Transport:
                     return None
                 status, answer_headers = response.status, response.headers
                 if not 200 <= status < 300:
-                    answer = await read_beginning(response, ERROR_BODY_BYTES)
+                    answer = await read_prefix(response, ERROR_BODY_BYTES)
                     raise status_error(status, answer_headers, answer, url, secrets)
                 answer = await read_body(response, MODEL_ANSWER_BYTES)
             if "html" in answer_headers.get("Content-Type", "").lower() or answer[:64].lstrip()[:1] == b"<":
@@ -113,7 +113,7 @@ class Transport:
                     f"{url} answered status {status} with something that is not JSON: {shown}"
                 ) from None
         except TooLargeError as error:
-            raise too_large(url, error) from None
+            raise too_large_error(url, error) from None
         except (aiohttp.ClientError, OSError) as error:  # OSError covers TimeoutError
             raise self._fault(error, url, secrets) from error
 
@@ -172,7 +172,7 @@ class Transport:
             return UnreachableError(f"{url} cannot be reached; is the server running? {detail}")
         if isinstance(error, aiohttp.ClientConnectionError | OSError):
             return TransientError(f"{url} dropped the connection: {detail}")
-        return ProviderError(f"{url} cannot be talked to: {type(error).__name__}: {detail}")
+        return ProviderError(f"{url}: request failed: {type(error).__name__}: {detail}")
 
 
 async def _feed(content: aiohttp.StreamReader, on_chunk: Callable[[bytes], bool]) -> None:

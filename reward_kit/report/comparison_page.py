@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from reward_kit.display_text import shown
+from reward_kit.display_text import escape_text
 from reward_kit.errors import ConfigError
 from reward_kit.report.rendering import NAME_LENGTH, Drawing, as_script_data, bundle, r2, render, round_step
 from reward_kit.report.run_figures import Cell, DataTable, TableColumn, digits, tables_data
@@ -46,7 +46,7 @@ def write_comparison(comparison: Comparison, target: Path) -> Path:
 def comparison_page(comparison: Comparison) -> str:
     """The page of a comparison as HTML."""
     sides, samples = comparison.sides, samples_table(comparison)
-    baseline = shown(comparison.baseline.label, NAME_LENGTH)
+    baseline = escape_text(comparison.baseline.label, NAME_LENGTH)
     figures = [
         ("run", [side.run_id for side in sides]),
         ("policy", [side.policy for side in sides]),
@@ -57,21 +57,21 @@ def comparison_page(comparison: Comparison) -> str:
     page = {
         "title": f"{len(sides)} runs compared"
         if len(sides) > 2
-        else f"{shown(sides[1].label, NAME_LENGTH)} beside {baseline}",
+        else f"{escape_text(sides[1].label, NAME_LENGTH)} beside {baseline}",
         "version": software_versions()["reward_kit"],
         "facts": [
             f"baseline {baseline}",
             f"{CONFIDENCE:.0%} intervals, paired by sample",
-            f"seed of what is drawn: {comparison.seed}",
+            f"seed:  {comparison.seed}",
         ],
-        "notes": [shown(note, _SENTENCE_LENGTH) for note in comparison_notes(comparison)],
+        "notes": [escape_text(note, _SENTENCE_LENGTH) for note in comparison_notes(comparison)],
         "sentences": [
-            (one.verdict.replace(" ", "-"), shown(sentence(comparison, one), _SENTENCE_LENGTH))
+            (one.verdict.replace(" ", "-"), escape_text(sentence(comparison, one), _SENTENCE_LENGTH))
             for one in comparison.differences
         ],
         "forest": draw_forest(comparison),
-        "labels": [shown(side.label, NAME_LENGTH) for side in sides],
-        "lines": [(name, [shown(cell, NAME_LENGTH) for cell in cells]) for name, cells in figures],
+        "labels": [escape_text(side.label, NAME_LENGTH) for side in sides],
+        "lines": [(name, [escape_text(cell, NAME_LENGTH) for cell in cells]) for name, cells in figures],
         "samples": samples,
     }
     return render(
@@ -97,11 +97,11 @@ def draw_forest(comparison: Comparison) -> Drawing:
 
     text = "; ".join(f"{each.side.label}: {_interval_text(each)}" for each in differences)
     height = _TOP + _ROW * len(differences) + 20
-    drawing = Drawing(f"Differences to the baseline: {shown(text, 2_000)}", _WIDTH, height)
+    drawing = Drawing(f"Differences from the baseline: {escape_text(text, 2_000)}", _WIDTH, height)
     for index, (each, interval) in enumerate(zip(differences, intervals, strict=True)):
         top = _TOP + index * _ROW
         y = top + _BAR
-        drawing.label(_EDGE, top + 14, shown(each.side.label, _LABEL_LENGTH), "start", "title")
+        drawing.label(_EDGE, top + 14, escape_text(each.side.label, _LABEL_LENGTH), "start", "title")
         drawing.label(_EDGE, top + 30, _interval_text(each))
         for mark in marks:
             drawing.path(f"M{x(mark)} {y - _HALF}V{y + _HALF}", "grid" if mark else "zero")
@@ -134,7 +134,7 @@ def samples_table(comparison: Comparison) -> DataTable:
 
 
 def _rows(baseline: Side, difference: Difference) -> list[list[Cell]]:
-    side, label, rows = difference.side, shown(difference.side.label, NAME_LENGTH), []
+    side, label, rows = difference.side, escape_text(difference.side.label, NAME_LENGTH), []
     for pair in difference.pairs:
         change = pair.flip or ("same" if pair.difference == 0.0 else "better" if pair.difference > 0.0 else "worse")
         rows.append(_row(change, pair.sample_id, label, pair.baseline, pair.run))
@@ -149,4 +149,4 @@ def _row(change: str, sample: str, label: str, before: SampleScores | None, afte
     difference = after.mean - before.mean if before and after else None
     means = [digits(scores.mean if scores else None) for scores in both]
     passed = [f"{scores.passed} of {scores.scored}" if scores else "" for scores in both]
-    return [change, shown(sample, NAME_LENGTH), label, *means, digits(difference), *passed]
+    return [change, escape_text(sample, NAME_LENGTH), label, *means, digits(difference), *passed]

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from reward_kit.display_text import shown
+from reward_kit.display_text import escape_text
 from reward_kit.episodes.json_codec import TAG, from_json_value
 from reward_kit.errors import StoreError
 from reward_kit.private_files import make_private_folder
@@ -71,7 +71,7 @@ def group_text(episodes: Iterable[StoredLines], fitter: LineFitter) -> bytes:
     return b"".join(parts).replace(b"<", b"\\u003c")
 
 
-def parts_of(episodes: Iterable[EpisodeOutline]) -> list[GroupPart]:
+def split_groups(episodes: Iterable[EpisodeOutline]) -> list[GroupPart]:
     """Return the groups of a run in the order of samples and policies; a large one in parts."""
     groups = grouped(episodes, lambda facts: facts.group_id)
     parts = []
@@ -87,7 +87,7 @@ def parts_of(episodes: Iterable[EpisodeOutline]) -> list[GroupPart]:
     return parts
 
 
-def chunks_of(parts: Iterable[GroupPart]) -> list[list[GroupPart]]:
+def split_chunks(parts: Iterable[GroupPart]) -> list[list[GroupPart]]:
     """Parts that are opened together, about half a megabyte of stored lines at a time."""
     chunks: list[list[GroupPart]] = []
     size = _CHUNK_BYTES
@@ -111,7 +111,7 @@ class ChunkReader:
     def __init__(self, run: RunFacts) -> None:
         self._path, self._fitter = run.path, LineFitter(run.header)
         self._credit = index_credit(run.path)
-        self.chunks = chunks_of(parts_of(run.episodes))
+        self.chunks = split_chunks(split_groups(run.episodes))
         lines = sum(_size(facts) for facts in run.episodes)
         self.stored_bytes = lines + sum(place.length for place in self._credit.values())
 
@@ -289,7 +289,7 @@ def token_rows(record: Mapping[str, Any], texts: TokenTexts | None = None) -> di
         is_hidden = HIDDEN in json.dumps(record.get("messages"))
         return {"texts": None if texts is None or is_hidden else texts.of(used), "steps": steps}
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        return {"texts": None, "steps": [], "damaged": shown(repr(error), _MOST_CONTEXT)}
+        return {"texts": None, "steps": [], "damaged": escape_text(repr(error), _MOST_CONTEXT)}
 
 
 def _steps(stored: Mapping[str, Any], training: Mapping[str, Any]) -> list[dict[str, Any]]:

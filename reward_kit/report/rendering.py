@@ -14,7 +14,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
-from reward_kit.display_text import shown
+from reward_kit.display_text import escape_text
 from reward_kit.runs.display import figure
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def render(
 
     Args:
         template: the file in `templates/`. Every text in it is escaped but those of `trusted`.
-        page: the page's contents; untrusted texts went through `shown`.
+        page: the page's contents; untrusted texts went through `escape_text`.
         styles: of `assets/`.
         script: its text; "" for none.
         trusted: texts that are put into the page without being escaped: our own, or made for it.
@@ -227,6 +227,6 @@ def _environment() -> Environment:
 
     loader = jinja2.FunctionLoader(lambda name: (_FILES / "templates" / name).read_text(encoding="utf-8"))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, loader=loader)
-    name_text = functools.partial(shown, limit=NAME_LENGTH)
+    name_text = functools.partial(escape_text, limit=NAME_LENGTH)
     environment.globals.update(number=number, share=share, seconds=seconds, href=href, shown=name_text)
     return environment

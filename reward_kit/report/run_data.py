@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from reward_kit.episodes.json_codec import from_json_value
-from reward_kit.episodes.record import LatestAttempts, attempt_of
+from reward_kit.episodes.record import LatestAttempts, get_attempt
 from reward_kit.errors import ConfigError, StoreError, boundary
-from reward_kit.reward_agent.stats import cost_of
-from reward_kit.rewards.judge_questions import METRIC
+from reward_kit.reward_agent.stats import usage_cost
+from reward_kit.rewards.judge_prompts import METRIC
 from reward_kit.runs.files import read_line
 from reward_kit.runs.results import LineRange
 from reward_kit.runs.run_folder import RunHeader, check_score, line_record, placed_lines
@@ -28,7 +28,7 @@ _MIDDLE, _AFTER = b',"messages":[', b',"timing":'
 _TELLING = (b'"error":', b'"user_usage":')
 
 
-class Said(NamedTuple):
+class TextExcerpt(NamedTuple):
     """The beginning of a text that may be of any length, and the length of the whole."""
 
     text: str = ""
@@ -59,7 +59,7 @@ class EpisodeOutline:
     duration_s: float | None
     policy_s: float | None
     environment_s: float | None
-    said: Said  # the error, else the reason of the score
+    said: TextExcerpt  # the error, else the reason of the score
     score: ScoreFacts | None  # None until it is scored
     rollout_index: int = 0  # within its group
     place: LineRange | None = None  # of its line, to read it again
@@ -94,12 +94,12 @@ def read_run(path: Path) -> RunFacts:
     scores: dict[tuple[str, int], dict[str, Any]] = {}
     file = path / "scores.jsonl"
     for number, (offset, line) in enumerate(placed_lines(file), 1):
-        score = lean_score(line_record(file, number, line, check_score), LineRange(offset, len(line)))
-        scores[score["rollout_id"], attempt_of(score)] = score
+        score = score_facts(line_record(file, number, line, check_score), LineRange(offset, len(line)))
+        scores[score["rollout_id"], get_attempt(score)] = score
     latest, file = LatestAttempts[EpisodeOutline](), path / "episodes.jsonl"
     for number, (offset, line) in enumerate(placed_lines(file), 1):
         record = _outlined(line) or line_record(file, number, line)
-        scored = scores.get((record["rollout_id"], attempt_of(record)))
+        scored = scores.get((record["rollout_id"], get_attempt(record)))
         facts = episode_outline(record, header, scored, LineRange(offset, len(line)))
         latest.put(facts.row.rollout_id, facts.row.attempt, facts)
     episodes = latest.values()
@@ -141,7 +141,7 @@ def episode_outline(
         row = EpisodeRow.from_record(record)
         if score is not None:
             row.add_score(score)
-        said = _said(row.error_message) if row.error_message else score["said"] if score is not None else Said()
+        said = _said(row.error_message) if row.error_message else score["said"] if score is not None else TextExcerpt()
         row.error_message = said.text if row.error_message else None
         timing = record.get("timing") or {}
         return EpisodeOutline(
@@ -159,7 +159,7 @@ def episode_outline(
         )
 
 
-def lean_score(line: Mapping[str, Any], place: LineRange | None = None) -> dict[str, Any]:
+def score_facts(line: Mapping[str, Any], place: LineRange | None = None) -> dict[str, Any]:
     """A line of `scores.jsonl` without what the page does not show, and with texts of a bounded length."""
     result, failure = line.get("result") or {}, line.get("failure")
     usage = (result.get("metrics") or {}).get(METRIC) or {}
@@ -181,14 +181,14 @@ def _score(line: Mapping[str, Any]) -> ScoreFacts:
         attempts=tuple((begin, max(begin, end)) for begin, end in spans if begin is not None and end is not None),
         done_s=_number(timing.get("done_s")),
         usage=line["usage"],
-        cost_usd=cost_of(line["usage"]) if line["usage"] else None,
+        cost_usd=usage_cost(line["usage"]) if line["usage"] else None,
         place=line["place"],
     )
 
 
-def _said(text: str | None) -> Said:
+def _said(text: str | None) -> TextExcerpt:
     """The beginning alone, so that memory does not grow with untrusted texts."""
-    return Said(text[:_KEPT_TEXT], len(text)) if text else Said()
+    return TextExcerpt(text[:_KEPT_TEXT], len(text)) if text else TextExcerpt()
 
 
 def _since(header: RunHeader, time: Any) -> float | None:
@@ -212,5 +212,5 @@ def _number(value: Any) -> float | None:
         return None
     try:
         return float(value) if math.isfinite(value) else None
-    except OverflowError:  # a whole number beyond every float
+    except OverflowError:  # a whole number out of the range of floats
         return None

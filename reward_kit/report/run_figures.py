@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from reward_kit.agent.models import StopReason
-from reward_kit.display_text import shown
+from reward_kit.display_text import escape_text
 from reward_kit.report.rendering import NAME_LENGTH, Drawing, number, r2
 from reward_kit.report.run_data import EpisodeOutline, RunFacts, grouped
 from reward_kit.report.timeline import RunTimeline, groups_complete
@@ -22,7 +22,7 @@ _EXTREMES = 10
 _TOKENS = {"prompt_tokens": "prompt", "completion_tokens": "completion"}
 
 
-def policies_of(episodes: Iterable[EpisodeOutline]) -> list[str]:
+def policy_names(episodes: Iterable[EpisodeOutline]) -> list[str]:
     """The policies, by name."""
     return sorted({facts.row.policy for facts in episodes})
 
@@ -119,16 +119,16 @@ def stop_reasons(episodes: Sequence[EpisodeOutline]) -> list[Count]:
 
 def failure_classes(episodes: Sequence[EpisodeOutline]) -> list[Count]:
     """The classes of failures, the most frequent first; of episodes and scores alike."""
-    return _counts(episodes, lambda facts: error_of(facts) or None)
+    return _counts(episodes, lambda facts: error_class(facts) or None)
 
 
-def error_of(facts: EpisodeOutline) -> str:
+def error_class(facts: EpisodeOutline) -> str:
     """The class of the failure of an episode or of its scoring; "" without one."""
     return facts.row.error_class or facts.row.score_error or ""
 
 
 def _counts(episodes: Sequence[EpisodeOutline], key: Callable[[EpisodeOutline], str | None]) -> list[Count]:
-    policies = policies_of(episodes)
+    policies = policy_names(episodes)
     counts = Counter((name, facts.row.policy) for facts in episodes if (name := key(facts)) is not None)
     found = [Count(name, [counts[name, policy] for policy in policies]) for name in {name for name, _ in counts}]
     return sorted(found, key=lambda count: (-count.total, count.name))
@@ -170,7 +170,7 @@ class PolicyUsage(NamedTuple):
     lengths: Percentiles | None  # of one episode
 
 
-def spent_by(policy: str, episodes: Iterable[EpisodeOutline]) -> PolicyUsage:
+def policy_usage(policy: str, episodes: Iterable[EpisodeOutline]) -> PolicyUsage:
     """Tokens, dollars and seconds of one policy's episodes."""
     own = [facts for facts in episodes if facts.row.policy == policy]
     usages = [facts.row.usage for facts in own]
@@ -186,7 +186,7 @@ def spent_by(policy: str, episodes: Iterable[EpisodeOutline]) -> PolicyUsage:
     )
 
 
-def tokens_of(facts: EpisodeOutline) -> int:
+def episode_tokens(facts: EpisodeOutline) -> int:
     """The tokens that an episode used."""
     return int(sum(facts.row.usage.get(key, 0) for key in _TOKENS))
 
@@ -197,7 +197,7 @@ class ScoringFigures(NamedTuple):
     times: Sequence[Percentiles]  # of waits, calls, scores and groups
     calls: int | None  # None if unknown
     retries: int
-    known: int  # scores answered without a call
+    known: int  # scores scored without a call
     cost: float | None  # dollars that judges report; None if none does
     unpriced: int  # judges' answers without a known price
     groups: tuple[int, int]  # complete groups, and all groups
@@ -217,10 +217,10 @@ def scoring_figures(run: RunFacts, timeline: RunTimeline | None) -> ScoringFigur
         begins = [facts.begin_s for facts in group if facts.begin_s is not None]
         group_times += [done[0] - min(begins)] if done and begins else []
     times = [
-        percentiles("wait for the first call", (c.attempts[0].begin_s - c.submitted_s for c in calls if c.attempts)),
+        percentiles("wait before the first call", (c.attempts[0].begin_s - c.submitted_s for c in calls if c.attempts)),
         percentiles("one call", (span.end_s - span.begin_s for call in calls for span in call.attempts)),
-        percentiles("from asked for to there", (call.done_s - call.submitted_s for call in calls)),
-        percentiles("a group, from its first episode on", group_times),
+        percentiles("from request to score", (call.done_s - call.submitted_s for call in calls)),
+        percentiles("a group, from its first episode", group_times),
     ]
     if not calls:
         times = [percentiles("one score", (score.duration_s for score in scores))]
@@ -377,11 +377,11 @@ def samples_table(episodes: Iterable[EpisodeOutline], pass_threshold: float) -> 
             min(scores, default=None),
             max(scores, default=None),
             sum(facts.row.num_steps for facts in own) / len(own),
-            sum(map(tokens_of, own)),
+            sum(map(episode_tokens, own)),
             _sum(facts.row.usage.get("cost") for facts in own),
             _sum(facts.duration_s for facts in own),
         )
-        rows.append([shown(sample_id, NAME_LENGTH), shown(policy, NAME_LENGTH), *map(digits, figures)])
+        rows.append([escape_text(sample_id, NAME_LENGTH), escape_text(policy, NAME_LENGTH), *map(digits, figures)])
     return DataTable("samples", "Samples", _SAMPLE_COLUMNS, rows, key=2).with_choices("policy")
 
 
@@ -391,7 +391,7 @@ def groups_table(episodes: Iterable[EpisodeOutline]) -> DataTable:
     for group_id, own in grouped(episodes, lambda facts: facts.group_id).items():
         if len(own) == 1:
             continue
-        scores, sample_id, policy = _scores(own), str(own[0].row.sample_id), ", ".join(policies_of(own))
+        scores, sample_id, policy = _scores(own), str(own[0].row.sample_id), ", ".join(policy_names(own))
         spread = max(scores) - min(scores) if scores else math.inf
         figures = (
             len(own),
@@ -402,7 +402,7 @@ def groups_table(episodes: Iterable[EpisodeOutline]) -> DataTable:
             spread if math.isfinite(spread) else None,
             sum(facts.row.num_steps for facts in own) / len(own),
         )
-        names: list[Cell] = [_named(group_id), shown(sample_id, NAME_LENGTH), shown(policy, NAME_LENGTH)]
+        names: list[Cell] = [_named(group_id), escape_text(sample_id, NAME_LENGTH), escape_text(policy, NAME_LENGTH)]
         order = (-spread if math.isfinite(spread) else 1.0, sample_id, policy, group_id)
         rows.append((order, [*names, *map(digits, figures)]))
     cells = [row for _, row in sorted(rows, key=lambda row: row[0])]
@@ -419,15 +419,15 @@ def episodes_table(episodes: Sequence[EpisodeOutline], pass_threshold: float) ->
         rows.append(
             [
                 _named(row.rollout_id),
-                shown(row.sample_id, NAME_LENGTH),
-                shown(row.policy, NAME_LENGTH),
+                escape_text(row.sample_id, NAME_LENGTH),
+                escape_text(row.policy, NAME_LENGTH),
                 digits(row.score),
                 outcome if row.score is None else "passed" if passed else "failed",
-                shown(row.stop_reason, NAME_LENGTH),
-                shown(error_of(facts), NAME_LENGTH),
-                shown(facts.said.text, length, facts.said.length),
+                escape_text(row.stop_reason, NAME_LENGTH),
+                escape_text(error_class(facts), NAME_LENGTH),
+                escape_text(facts.said.text, length, facts.said.length),
                 row.num_steps,
-                tokens_of(facts),
+                episode_tokens(facts),
                 digits(row.usage.get("cost")),
                 digits(facts.duration_s),
                 digits(facts.score.duration_s if facts.score is not None else None),
@@ -439,7 +439,7 @@ def episodes_table(episodes: Sequence[EpisodeOutline], pass_threshold: float) ->
 
 def _named(name: str) -> Cell:
     """A name as it is shown, and if that differs also as it is stored."""
-    text = shown(name, NAME_LENGTH)
+    text = escape_text(name, NAME_LENGTH)
     return text if text == name else [text, name]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from reward_kit.display_text import shown
+from reward_kit.display_text import escape_text
 from reward_kit.errors import ConfigError
 from reward_kit.report import run_figures as figures
 from reward_kit.report.episode_chunks import MOST_INLINE, ChunkData, ChunkReader, beside, forget_others, within
@@ -23,7 +23,7 @@ from reward_kit.report.rendering import (
     status_text,
 )
 from reward_kit.report.run_data import RunFacts, read_run
-from reward_kit.report.timeline import MOST_BARS, RunTimeline, draw_timeline, length_of, timeline_of
+from reward_kit.report.timeline import MOST_BARS, RunTimeline, build_timeline, covered_seconds, draw_timeline
 from reward_kit.report.training_data import read_training
 from reward_kit.report.training_page import training_page
 from reward_kit.runs.files import write_atomically
@@ -55,29 +55,29 @@ def write_report(run: Path, target: Path | None = None) -> Path:
 
 def run_page(run: RunFacts, data: ChunkData, extra_script: str = "", *, has_rows: bool = True) -> str:
     """The page of a run as HTML."""
-    header, timeline = run.header, timeline_of(run)
+    header, timeline = run.header, build_timeline(run)
     listed = run.episodes if has_rows else []
     summaries = summarise((facts.row for facts in run.episodes), run.pass_threshold)
     scoring = figures.scoring_figures(run, timeline)
-    policies = figures.policies_of(run.episodes)
+    policies = figures.policy_names(run.episodes)
     tables = (
         figures.samples_table(listed, run.pass_threshold),
         figures.groups_table(listed),
         figures.episodes_table(listed, run.pass_threshold),
     )
-    spent = [figures.spent_by(policy, run.episodes) for policy in policies]
+    spent = [figures.policy_usage(policy, run.episodes) for policy in policies]
     page = {
-        "title": shown(header.task_name, NAME_LENGTH),
-        "run_id": shown(header.run_id or run.path.name, NAME_LENGTH),
+        "title": escape_text(header.task_name, NAME_LENGTH),
+        "run_id": escape_text(header.run_id or run.path.name, NAME_LENGTH),
         "status": status_text(header.status),
         "version": header.versions.get("reward_kit", ""),
         "facts": _facts(run),
         "notes": _notes(run, summaries),
-        "policies": [shown(policy, NAME_LENGTH) for policy in policies],
+        "policies": [escape_text(policy, NAME_LENGTH) for policy in policies],
         "summaries": [(one, _is_share(one.score)) for one in summaries],
         "histograms": [
             (
-                shown(found.policy, NAME_LENGTH),
+                escape_text(found.policy, NAME_LENGTH),
                 figures.draw_histogram(found),
                 f"{found.scored:,} scores" + (f", {found.unscored:,} unscored" if found.unscored else ""),
             )
@@ -111,14 +111,14 @@ def run_page(run: RunFacts, data: ChunkData, extra_script: str = "", *, has_rows
 def _facts(run: RunFacts) -> list[str]:
     header = run.header
     facts = [
-        shown(header.run_id or run.path.name, NAME_LENGTH),
+        escape_text(header.run_id or run.path.name, NAME_LENGTH),
         f"began {header.timing.started_at:%Y-%m-%d %H:%M} UTC",
         f"took {seconds(header.timing.worked_s)}",
         f"{len(run.episodes):,} of {header.total:,} episodes",
         f"pass threshold {run.pass_threshold:g}",
     ]
     if header.data is not None:
-        return [*facts, f"scored with {shown(header.reward, NAME_LENGTH)}"]
+        return [*facts, f"scored with {escape_text(header.reward, NAME_LENGTH)}"]
     facts.append(f"seed {header.seed}")
     return [*facts, f"concurrency {header.max_concurrency}"] if header.max_concurrency is not None else facts
 
@@ -128,16 +128,14 @@ def _notes(run: RunFacts, summaries: Iterable[PolicySummary]) -> list[str]:
     notes = []
     missing = run.header.total - len(run.episodes)
     if missing > 0:
-        notes.append(
-            f"{missing:,} of {run.header.total:,} episodes are missing: the figures are of those that are there."
-        )
+        notes.append(f"{missing:,} of {run.header.total:,} episodes are missing: the figures cover the others.")
     if run.unfinished:
-        notes.append(f"{run.unfinished:,} episodes were cut off by a limit of the run, and are no results.")
+        notes.append(f"{run.unfinished:,} episodes were cut off by a limit of the run and do not count as results.")
     if run.earlier_attempts:
-        notes.append(f"{run.earlier_attempts:,} earlier attempts of episodes were run again; the latest ones count.")
+        notes.append(f"{run.earlier_attempts:,} attempts were superseded by later ones; the latest counts.")
     for summary in summaries:
         if unscored := summary.episodes - summary.scored:
-            policy = shown(summary.policy, NAME_LENGTH)
+            policy = escape_text(summary.policy, NAME_LENGTH)
             notes.append(
                 f"{policy}: {unscored:,} of {summary.episodes:,} episodes are unscored, and excluded from means."
             )
@@ -167,11 +165,11 @@ def _timeline_notes(run: RunFacts, timeline: RunTimeline | None, scoring: figure
             "When they were requested, waited and arrived is unknown."
         )
     if timeline is None:
-        return [*notes, "The files of this run have no times, so there is nothing to draw."]
+        return [*notes, "The files of this run have no times, so there is no timeline."]
     if not timeline.bands:
-        notes.append(f"For more than about {MOST_BARS} bars, or more slots than fit, the sums are drawn alone.")
-    elif any("without what waits" in band.title for band in timeline.bands):
-        notes.append("Calls alone are in the lanes of scoring: what waits would take more lanes than fit.")
+        notes.append(f"For more than about {MOST_BARS} bars, or more slots than fit, only the totals are drawn.")
+    elif any("without waiting requests" in band.title for band in timeline.bands):
+        notes.append("The scoring slots show calls only: waiting requests would need more slots than fit.")
     return notes
 
 
@@ -179,16 +177,16 @@ def _scoring_lines(timeline: RunTimeline | None, scoring: figures.ScoringFigures
     complete, groups = scoring.groups
     lines = [("groups complete", f"{complete:,} of {groups:,}")] if timeline is not None and timeline.calls else []
     if scoring.calls is not None:
-        lines.append(("calls of the reward", f"{scoring.calls:,}"))
-        lines.append(("of these, made again", f"{scoring.retries:,}"))
-        lines.append(("answered without a call", f"{scoring.known:,}"))
+        lines.append(("reward calls", f"{scoring.calls:,}"))
+        lines.append(("of these, retries", f"{scoring.retries:,}"))
+        lines.append(("scored without a call", f"{scoring.known:,}"))
     if scoring.cost is not None or scoring.unpriced:
-        lines.append(("cost of scoring", _cost(scoring.cost, scoring.unpriced, tokens=1)))
+        lines.append(("scoring cost", _cost(scoring.cost, scoring.unpriced, tokens=1)))
     if timeline is not None:
-        lines += [(strip.title.lower(), f"at most {strip.peak:,} at once") for strip in timeline.strips]
-        called_s = length_of(timeline.calling)
+        lines += [(strip.title.lower(), f"peak {strip.peak:,}") for strip in timeline.strips]
+        called_s = covered_seconds(timeline.calling)
         if timeline.alone_s is not None and called_s:
             overlap = f"{share(timeline.overlap_s / called_s)} of {seconds(called_s)}"
-            lines.append(("calls while episodes went on", overlap))
+            lines.append(("calls during episodes", overlap))
             lines.append(("scoring after the last episode", seconds(timeline.alone_s)))
-    return lines or [("scoring", "nothing is known of it")]
+    return lines or [("scoring", "unknown")]

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from reward_kit.display_text import shown
+from reward_kit.display_text import escape_text
 from reward_kit.report.rendering import Drawing, r2, round_step, seconds
 from reward_kit.report.run_data import EpisodeOutline, RunFacts, grouped
 
@@ -35,11 +35,11 @@ _TICKS = 8
 _STEPS_OF_TIME = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
 _BAR_KINDS = {
     "episode": "episode",
-    "broken": "episode that broke",
+    "broken": "failed episode",
     "waiting": "score, waiting",
-    "call": "call of the reward",
-    "retried": "call that failed and was made again",
-    "unscored": "call that left no score",
+    "call": "reward call",
+    "retried": "failed call, retried",
+    "unscored": "failed call, unscored",
 }
 Floats = npt.NDArray[np.float64]
 Kind = Literal["episode", "broken", "waiting", "call", "retried", "unscored"]
@@ -134,7 +134,7 @@ class RunTimeline:
     @property
     def overlap_s(self) -> float:
         """The seconds during which both went on."""
-        return length_of(crossed(self.collecting, self.calling))
+        return covered_seconds(intersect_spans(self.collecting, self.calling))
 
     @property
     def alone_s(self) -> float | None:
@@ -144,7 +144,7 @@ class RunTimeline:
         return max(0.0, max(call.done_s for call in self.calls) - self.collecting[-1].end_s)
 
 
-def timeline_of(run: RunFacts) -> RunTimeline | None:
+def build_timeline(run: RunFacts) -> RunTimeline | None:
     """The timeline of a run; None if its files tell no times."""
     pairs = ((facts, facts.begin_s, facts.end_s) for facts in run.episodes)
     episodes = [(facts, Span(begin, end)) for facts, begin, end in pairs if begin is not None and end is not None]
@@ -159,7 +159,7 @@ def timeline_of(run: RunFacts) -> RunTimeline | None:
     calls = [axis.call(call) for call in calls]
     edges = np.linspace(0.0, axis.length_s or 1.0, _BINS + 1)
     kinds: list[tuple[str, Kind, list[Span]]] = [
-        ("Episodes under way", "episode", [work.span for work in works]),
+        ("Episodes in progress", "episode", [work.span for work in works]),
         ("Scores waiting", "waiting", [span for call in calls for span in call.waits]),
         ("Calls in flight", "call", [span for call in calls for span in call.attempts]),
     ]
@@ -173,8 +173,8 @@ def timeline_of(run: RunFacts) -> RunTimeline | None:
         ],
         curves=_curves(run.episodes, axis),
         gaps=axis.gaps,
-        collecting=joined(work.span for work in works),
-        calling=joined(span for call in calls for span in call.attempts),
+        collecting=merge_spans(work.span for work in works),
+        calling=merge_spans(span for call in calls for span in call.attempts),
         calls=calls,
     )
 
@@ -200,8 +200,8 @@ class _Axis:
     """Leaves out the stretches in which nothing was done."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
-        busy = joined(spans)
-        longest = max(_SHORTEST_GAP_S, _GAP_SHARE * length_of(busy))
+        busy = merge_spans(spans)
+        longest = max(_SHORTEST_GAP_S, _GAP_SHARE * covered_seconds(busy))
         idle = [Span(a.end_s, b.begin_s) for a, b in zip([Span(0.0, 0.0), *busy], busy, strict=False)]
         left_out = [span for span in idle if span.end_s - span.begin_s > longest]
         self._ends = [span.end_s for span in left_out]
@@ -220,7 +220,7 @@ class _Axis:
         return replace(call, submitted_s=self.at(call.submitted_s), done_s=self.at(call.done_s), attempts=attempts)
 
 
-def joined(spans: Iterable[Span]) -> list[Span]:
+def merge_spans(spans: Iterable[Span]) -> list[Span]:
     """The time that spans cover, each moment once, in order."""
     found: list[Span] = []
     for span in sorted(spans):
@@ -231,7 +231,7 @@ def joined(spans: Iterable[Span]) -> list[Span]:
     return found
 
 
-def crossed(one: Sequence[Span], other: Sequence[Span]) -> list[Span]:
+def intersect_spans(one: Sequence[Span], other: Sequence[Span]) -> list[Span]:
     """The time that two joined lists of spans both cover."""
     found, i, j = [], 0, 0
     while i < len(one) and j < len(other):
@@ -245,7 +245,7 @@ def crossed(one: Sequence[Span], other: Sequence[Span]) -> list[Span]:
     return found
 
 
-def length_of(spans: Iterable[Span]) -> float:
+def covered_seconds(spans: Iterable[Span]) -> float:
     """The seconds of spans together."""
     return sum(span.end_s - span.begin_s for span in spans)
 
@@ -254,11 +254,11 @@ def _bands(works: Sequence[Bar], calls: Sequence[RewardCall]) -> list[Band]:
     """The lanes if they fit; else those of calls in flight alone; else none."""
     if len(works) + sum(max(1, len(call.attempts)) for call in calls) > MOST_BARS:
         return []
-    collecting = Band("Collecting", *_placed([(work.span, [work]) for work in works]))
-    scoring = Band("Scoring", *_placed([(Span(c.submitted_s, c.done_s), _bars_of(c)) for c in calls]))
+    collecting = Band("Collecting", *_assign_lanes([(work.span, [work]) for work in works]))
+    scoring = Band("Scoring", *_assign_lanes([(Span(c.submitted_s, c.done_s), _bars_of(c)) for c in calls]))
     if scoring.lanes > _MOST_LANES:
         made = [(bar.span, [bar]) for c in calls for bar in _bars_of(c) if bar.kind != "waiting"]
-        scoring = Band("Scoring, without what waits", *_placed(made))
+        scoring = Band("Scoring, without waiting requests", *_assign_lanes(made))
     return [band for band in (collecting, scoring) if band.bars and band.lanes <= _MOST_LANES]
 
 
@@ -270,7 +270,7 @@ def _bars_of(call: RewardCall) -> list[Bar]:
     return waits + [Bar(0, kind, *span, name) for kind, span in zip(kinds, call.attempts, strict=False)]
 
 
-def _placed(items: Sequence[tuple[Span, Sequence[Bar]]]) -> tuple[int, list[Bar]]:
+def _assign_lanes(items: Sequence[tuple[Span, Sequence[Bar]]]) -> tuple[int, list[Bar]]:
     """Each item in the first lane that is free when it begins: how many lanes that takes, and all bars."""
     bars: list[Bar] = []
     free: list[int] = []
@@ -346,7 +346,7 @@ def groups_complete(episodes: Iterable[EpisodeOutline]) -> tuple[list[float], in
 
 def draw_timeline(timeline: RunTimeline) -> Drawing:
     """Lanes if there are any, the course of the sums below them, and the share that was done by when."""
-    parts = [f"{strip.title.lower()}: at most {strip.peak} at once" for strip in timeline.strips]
+    parts = [f"{strip.title.lower()}: peak {strip.peak}" for strip in timeline.strips]
     drawing = Drawing(f"Timeline of {seconds(timeline.length_s)}; {'; '.join(parts)}", _WIDTH)
     scale = (_WIDTH - _LEFT - _RIGHT) / (timeline.length_s or 1.0)
     for band in timeline.bands:
@@ -386,7 +386,7 @@ def _draw_band(drawing: Drawing, band: Band, scale: float) -> None:
         if bar.kind == "waiting":  # thin, so that it differs from a call without its colour too
             y, tall = y + tall * 0.35, tall * 0.3
         lasted_s, what = bar.end_s - bar.begin_s, _BAR_KINDS[bar.kind]
-        note = f"{shown(bar.episode, 80)}: {what}, at {seconds(bar.begin_s)} for {seconds(lasted_s)}"
+        note = f"{escape_text(bar.episode, 80)}: {what}, at {seconds(bar.begin_s)} for {seconds(lasted_s)}"
         drawing.rect(_LEFT + bar.begin_s * scale, y, max(_LEAST_WIDTH, lasted_s * scale), tall, bar.kind, note)
         drawing.legend[bar.kind] = what
     drawing.height = top + max(26.0, band.lanes * pitch) + _BAND_GAP
@@ -401,7 +401,7 @@ def _draw_strip(drawing: Drawing, strip: Strip, tall: float) -> None:
         points.append(f"L{r2(_LEFT + index * step)} {y}H{r2(_LEFT + (index + 1) * step)}")
     drawing.path(f"{''.join(points)}V{base}Z", f"area {strip.kind}")
     _draw_rule(drawing, base)
-    _draw_titles(drawing, base - 18, strip.title, f"at most {strip.peak:,}")
+    _draw_titles(drawing, base - 18, strip.title, f"peak {strip.peak:,}")
     drawing.height = base + _BAND_GAP
 
 

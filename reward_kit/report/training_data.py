@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reward_kit.display_text import shown
+from reward_kit.display_text import escape_text
 from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.report.episode_chunks import ChunkData, GroupPart, LineFitter, StoredLines, group_text
@@ -68,7 +68,7 @@ class TrainingFacts:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The train file as it counts."""
+        """Effective train file."""
         config = self.training.get("config")
         return config if isinstance(config, Mapping) else {}
 
@@ -151,7 +151,7 @@ def _metrics(file: Path) -> Iterator[dict[str, Any]]:
             except ValueError as error:
                 raise StoreError(f"{file}:{number}: not JSON: {error}") from None
             if not isinstance(record, dict) or not isinstance(record.get("update"), int):
-                why = "a line is an object with an update, a whole number; edited by hand?"
+                why = "expected an object with an integer 'update'; was the file edited?"
                 raise StoreError(f"{file}:{number}: {why}")
             yield record
 
@@ -179,7 +179,7 @@ class Curve:
         return values[np.isfinite(values)]
 
 
-def curve_of(series: Series, most: int = MOST_POINTS) -> Curve:
+def build_curve(series: Series, most: int = MOST_POINTS) -> Curve:
     """The series itself, or where it is long, equal stretches of it, so that no peak is lost."""
     count = len(series.values_N)
     if count <= most:
@@ -205,7 +205,7 @@ def thinned(series: Series, most: int = MOST_POINTS) -> Series:
     return Series(series.updates_N[places], series.values_N[places])
 
 
-# Episodes along the way
+# Logged episodes
 
 _MOST_UPDATES, _MOST_EPISODES, _MOST_MESSAGES = 8, 2, 24
 _TEXT = 700
@@ -257,7 +257,7 @@ def kept_records(file: Path) -> Iterator[dict[str, Any]]:
 
 def _has_messages(record: Mapping[str, Any]) -> None:
     if not isinstance(record.get("messages"), list):
-        raise StoreError("a line is an episode, an object with messages; edited by hand?")
+        raise StoreError("expected an episode, an object with 'messages'; was the file edited?")
 
 
 def _episode(record: Mapping[str, Any], file: Path) -> KeptEpisode:
@@ -266,12 +266,12 @@ def _episode(record: Mapping[str, Any], file: Path) -> KeptEpisode:
     half = _MOST_MESSAGES // 2
     said = [_said(message) for message in messages]
     if (cut := len(messages) - 2 * half) > 0:
-        said[half:-half] = [ShownMessage("…", f"{cut:,} messages are left out")]
-    steps, reason = record.get("num_steps"), shown(record.get("stop_reason") or "", NAME_LENGTH)
+        said[half:-half] = [ShownMessage("…", f"{cut:,} messages omitted")]
+    steps, reason = record.get("num_steps"), escape_text(record.get("stop_reason") or "", NAME_LENGTH)
     facts = [f"{steps} steps", reason] if isinstance(steps, int) else [reason]
     gave = record.get("environment_return")
     facts += [f"return {number(gave)}"] if isinstance(gave, int | float) else []
-    return KeptEpisode(shown(record.get("rollout_id") or file.stem, NAME_LENGTH), ", ".join(facts), said)
+    return KeptEpisode(escape_text(record.get("rollout_id") or file.stem, NAME_LENGTH), ", ".join(facts), said)
 
 
 def _said(message: Mapping[str, Any]) -> ShownMessage:
@@ -280,7 +280,9 @@ def _said(message: Mapping[str, Any]) -> ShownMessage:
     text = content if isinstance(content, str) else "" if content is None else json.dumps(message["content"])
     calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
     parts = [text, *(f"{call.get('name')}({call.get('arguments')})" for call in calls)]
-    return ShownMessage(shown(message.get("role") or "", NAME_LENGTH), shown("\n".join(filter(None, parts)), _TEXT))
+    return ShownMessage(
+        escape_text(message.get("role") or "", NAME_LENGTH), escape_text("\n".join(filter(None, parts)), _TEXT)
+    )
 
 
 # Groups of the latest kept update

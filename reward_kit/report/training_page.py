@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from reward_kit.display_text import shown
+from reward_kit.display_text import escape_text
 from reward_kit.report.rendering import (
     NAME_LENGTH,
     RUN_SCRIPTS,
@@ -33,7 +33,7 @@ from reward_kit.report.training_data import (
     Curve,
     Series,
     TrainingFacts,
-    curve_of,
+    build_curve,
     kept_groups,
     kept_updates,
     thinned,
@@ -41,18 +41,18 @@ from reward_kit.report.training_data import (
 from reward_kit.runs.files import HELD_OUT_SCORE
 
 
-class Line(NamedTuple):
+class ChartLine(NamedTuple):
     """A figure of a picture, with its label in the legend."""
 
     name: str
     label: str
 
 
-class Picture(NamedTuple):
+class ChartSpec(NamedTuple):
     """A picture."""
 
     title: str
-    lines: tuple[Line, ...]  # those that the run has are drawn
+    lines: tuple[ChartLine, ...]  # those that the run has are drawn
     note: str  # what the figures mean, and what to look for
     has_zero: bool = True  # the scale includes 0
     is_log: bool = False  # logarithmic if the values are far apart
@@ -60,198 +60,197 @@ class Picture(NamedTuple):
     hides_zeros: bool = False  # left out if only 0 was measured
 
 
-class PictureGroup(NamedTuple):
+class ChartGroup(NamedTuple):
     """Pictures under one heading."""
 
     anchor: str
     title: str
-    pictures: tuple[Picture, ...]
+    pictures: tuple[ChartSpec, ...]
 
 
-SCORE = Picture(
+SCORE = ChartSpec(
     "Score",
-    (Line(HELD_OUT_SCORE, "held-out samples"), Line("score/mean", "batch in training")),
-    "The mean score on held-out samples, always the same samples and the same draws, and the band of ± 1.96 standard "
-    "errors. The batch in training is another one each time, so that it jumps more; where it climbs away from the "
-    "held-out score, the policy learns its training samples by heart.",
+    (ChartLine(HELD_OUT_SCORE, "held-out samples"), ChartLine("score/mean", "training batch")),
+    "Mean score on the held-out samples with fixed seeds, ± 1.96 standard errors. The training batch changes with "
+    "every update, so its score is noisier; if it rises away from the held-out score, the policy overfits.",
     has_zero=False,
 )
-POLICY = PictureGroup(
+POLICY = ChartGroup(
     "policy",
-    "How the policy moves",
+    "Policy",
     (
-        Picture(
-            "KL of one update",
-            (Line("learner/approx_kl", "moved in this update"), Line("learner/kl", "from the reference")),
-            "How far the policy moved in one update (k3 estimator), and how far it is from the reference, if there is "
-            "one. A jump says that the steps are too large; lower ppo.lr.",
+        ChartSpec(
+            "KL",
+            (ChartLine("learner/approx_kl", "within the update"), ChartLine("learner/kl", "to the reference")),
+            "KL of one update (k3 estimator), and KL to the reference policy, if there is one. A jump means that the "
+            "updates are too large; lower ppo.lr.",
         ),
-        Picture(
-            "Tokens that the clip holds back",
+        ChartSpec(
+            "Clip fraction",
             (
-                Line("learner/clip_fraction", "all"),
-                Line("learner/clip_fraction_low", "lower bound"),
-                Line("learner/clip_fraction_high", "upper bound"),
+                ChartLine("learner/clip_fraction", "all"),
+                ChartLine("learner/clip_fraction_low", "lower bound"),
+                ChartLine("learner/clip_fraction_high", "upper bound"),
             ),
-            "Share of tokens without a gradient, since their probability has moved beyond a bound. Some per cent are "
-            "common; most of them would be wasted work.",
+            "Share of tokens whose ratio is clipped, so that they have no gradient. A few percent are usual.",
             is_share=True,
         ),
-        Picture(
+        ChartSpec(
             "Entropy",
-            (Line("learner/entropy", "nats per token"),),
-            "How undecided the policy is. It falls as the policy makes up its mind; near 0 it tries nothing new, and "
-            "the episodes of a group become equal.",
+            (ChartLine("learner/entropy", "nats per token"),),
+            "Entropy of the policy. Near 0 it stops exploring, and the episodes of a group become equal.",
         ),
-        Picture(
+        ChartSpec(
             "Gradient norm",
-            (Line("learner/grad_norm", "mean of the update"), Line("learner/grad_norm_max", "greatest")),
-            "Before it is cut. Peaks of ten times the usual are cut by ppo.max_grad_norm; a steady climb is a warning.",
+            (ChartLine("learner/grad_norm", "mean of the update"), ChartLine("learner/grad_norm_max", "greatest")),
+            "Before clipping to ppo.max_grad_norm. Single peaks are clipped; a steady rise is a warning.",
             is_log=True,
             has_zero=False,
         ),
-        Picture("Learning rate", (Line("learner/lr", "learning rate"),), "Its schedule."),
-        Picture(
+        ChartSpec("Learning rate", (ChartLine("learner/lr", "learning rate"),), "The schedule."),
+        ChartSpec(
             "Loss",
             (
-                Line("learner/policy_loss", "policy"),
-                Line("learner/value_loss", "value"),
-                Line("learner/kl_loss", "KL"),
-                Line("learner/entropy_loss", "entropy"),
+                ChartLine("learner/policy_loss", "policy"),
+                ChartLine("learner/value_loss", "value"),
+                ChartLine("learner/kl_loss", "KL"),
+                ChartLine("learner/entropy_loss", "entropy"),
             ),
-            "The parts of what is made smaller. The policy's part says little by itself: it is measured on other "
-            "episodes each time, and need not fall.",
+            "The terms of the loss. The policy loss is measured on new episodes each time and need not fall.",
             has_zero=False,
         ),
-        Picture(
+        ChartSpec(
             "Critic",
-            (Line("learner/explained_variance", "explained variance"),),
-            "1 is a perfect critic, 0 one that says the mean, and below 0 it is worse than that.",
+            (ChartLine("learner/explained_variance", "explained variance"),),
+            "1: perfect predictions; 0: no better than the mean; below 0: worse than the mean.",
             has_zero=False,
         ),
     ),
 )
-OFF_POLICY = PictureGroup(
+OFF_POLICY = ChartGroup(
     "off-policy",
-    "How old the samples are",
+    "Off-policy",
     (
-        Picture(
+        ChartSpec(
             "Policy lag",
-            (Line("learner/lag_mean", "mean"), Line("learner/lag_max", "greatest")),
-            "How many versions older than the weights in training those are that sampled a token: 0 for sync and "
-            "minibatch, 1 for one_step_off and both.",
+            (ChartLine("learner/lag_mean", "mean"), ChartLine("learner/lag_max", "greatest")),
+            "Versions between the weights that sampled a token and those in training: 0 for sync and minibatch, 1 for "
+            "one_step_off and both.",
         ),
-        Picture(
-            "Effective share of the samples",
-            (Line("learner/effective_share", "share of the tokens"),),
-            "How many tokens with equal ratios would be worth as much, as a share. Where it falls, few tokens decide.",
+        ChartSpec(
+            "Effective sample size",
+            (ChartLine("learner/effective_share", "share of tokens"),),
+            "Effective sample size of the importance ratios, as a share. If it falls, few tokens dominate.",
             is_share=True,
         ),
-        Picture(
-            "Sampler and learner",
-            (Line("learner/logprob_gap_mean", "mean difference"), Line("learner/logprob_gap", "greatest")),
-            "The log-probability of a token as it was recorded when it was sampled, and as the learner computes it "
-            "before the update. About 1e-6 in float32 at lag 0; more says that the two are not the same policy.",
+        ChartSpec(
+            "Sampler-learner gap",
+            (ChartLine("learner/logprob_gap_mean", "mean difference"), ChartLine("learner/logprob_gap", "greatest")),
+            "Difference between the recorded log-probability of a token and the learner's before the update. About "
+            "1e-6 in float32 at lag 0; more means that sampler and learner differ.",
             is_log=True,
             has_zero=False,
         ),
-        Picture(
+        ChartSpec(
             "Probability ratio",
             (
-                Line("learner/ratio_min", "least"),
-                Line("learner/ratio_mean", "mean"),
-                Line("learner/ratio_max", "greatest"),
+                ChartLine("learner/ratio_min", "least"),
+                ChartLine("learner/ratio_mean", "mean"),
+                ChartLine("learner/ratio_max", "greatest"),
             ),
-            "Probability of a token now, over that when it was sampled.",
+            "Probability of a token now, divided by that when it was sampled.",
             is_log=True,
             has_zero=False,
         ),
     ),
 )
-EPISODES = PictureGroup(
+EPISODES = ChartGroup(
     "figures-episodes",
-    "The episodes",
+    "Episodes",
     (
-        Picture(
-            "Steps of an episode",
-            (Line("held_out/steps_mean", "held-out"), Line("episode/steps_mean", "in training")),
-            "Mean number of actions. Where a task can be done in fewer, they fall as the score climbs.",
+        ChartSpec(
+            "Episode length",
+            (ChartLine("held_out/steps_mean", "held-out"), ChartLine("episode/steps_mean", "in training")),
+            "Mean number of steps. Often falls as the score rises.",
         ),
-        Picture(
-            "Sampled tokens of an episode",
-            (Line("held_out/tokens_mean", "held-out"), Line("episode/tokens_mean", "in training")),
-            "Mean number. A climb without a better score is talk.",
+        ChartSpec(
+            "Tokens per episode",
+            (ChartLine("held_out/tokens_mean", "held-out"), ChartLine("episode/tokens_mean", "in training")),
+            "Mean sampled tokens. A rise without a better score is verbosity.",
         ),
-        Picture(
-            "Impossible actions",
-            (Line("held_out/invalid_action_share", "held-out"), Line("episode/invalid_action_share", "in training")),
-            "Share of actions that the environment could not carry out.",
-            is_share=True,
-            hides_zeros=True,
-        ),
-        Picture(
-            "How episodes end",
-            (),
-            "Share of the batch that ended so. Many that a limit cut off leave little to learn from.",
-            is_share=True,
-        ),
-        Picture(
-            "Unscored",
-            (Line("held_out/unscored", "held-out"), Line("score/unscored", "in training")),
-            "Episodes without a score; they take no part, and are in no mean.",
-            hides_zeros=True,
-        ),
-        Picture(
-            "What groups teach",
+        ChartSpec(
+            "Invalid actions",
             (
-                Line("credit/tied_groups_share", "groups whose scores are equal"),
-                Line("credit/zero_advantage_share", "steps with advantage 0"),
-                Line("credit/other_peer_share", "steps in a state that another episode was in"),
+                ChartLine("held_out/invalid_action_share", "held-out"),
+                ChartLine("episode/invalid_action_share", "in training"),
             ),
-            "Groups whose scores are all equal teach nothing by scores: the samples are too easy or too hard by now. "
-            "Steps in shared states are what GiGPO's second half compares.",
+            "Share of actions that the environment rejected.",
+            is_share=True,
+            hides_zeros=True,
+        ),
+        ChartSpec(
+            "Stop reasons",
+            (),
+            "Share of the batch for each stop reason. Many truncated episodes leave little to learn from.",
+            is_share=True,
+        ),
+        ChartSpec(
+            "Unscored",
+            (ChartLine("held_out/unscored", "held-out"), ChartLine("score/unscored", "in training")),
+            "Episodes without a score, excluded from training and from means.",
+            hides_zeros=True,
+        ),
+        ChartSpec(
+            "Group signal",
+            (
+                ChartLine("credit/tied_groups_share", "groups with equal scores"),
+                ChartLine("credit/zero_advantage_share", "steps with advantage 0"),
+                ChartLine("credit/other_peer_share", "steps in a state shared with another episode"),
+            ),
+            "Groups with equal scores have no group advantage: their samples are too easy or too hard. GiGPO's step "
+            "advantage compares steps in shared states.",
             is_share=True,
         ),
     ),
 )
-TIME = PictureGroup(
+TIME = ChartGroup(
     "time",
-    "Where the time goes",
+    "Time",
     (
-        Picture(
+        ChartSpec(
             "Throughput",
             (
-                Line("speed/sampled_tokens_per_s", "tokens sampled per second"),
-                Line("speed/trained_tokens_per_s", "tokens learned from per second"),
+                ChartLine("speed/sampled_tokens_per_s", "tokens sampled per second"),
+                ChartLine("speed/trained_tokens_per_s", "tokens trained per second"),
             ),
-            "Of the whole update, evaluation left out.",
+            "Over the whole update, without evaluation.",
         ),
-        Picture(
+        ChartSpec(
             "Environment steps per second",
-            (Line("speed/env_steps_per_s", "steps per second"),),
-            "Actions carried out, per second of the whole update.",
+            (ChartLine("speed/env_steps_per_s", "steps per second"),),
+            "Over the whole update.",
         ),
-        Picture(
-            "Seconds of an update",
+        ChartSpec(
+            "Time per update",
             (
-                Line("time/total_s", "in all"),
-                Line("time/collect_s", "rollouts"),
-                Line("time/update_s", "learner"),
-                Line("time/wait_for_scores_s", "waiting for scores"),
+                ChartLine("time/total_s", "total"),
+                ChartLine("time/collect_s", "rollouts"),
+                ChartLine("time/update_s", "learner"),
+                ChartLine("time/wait_for_scores_s", "waiting for scores"),
             ),
-            "What goes on at the same time counts in each of its places.",
+            "Concurrent work counts in each of its phases.",
         ),
-        Picture(
-            "Scoring that cost nothing",
-            (Line("overlap/hidden_share", "share of the time of scoring"),),
-            "1 − waiting / scoring: how much of scoring was used for something else.",
+        ChartSpec(
+            "Hidden scoring time",
+            (ChartLine("overlap/hidden_share", "share of scoring time"),),
+            "1 − waiting / scoring: the share of scoring that overlapped with other work.",
             is_share=True,
         ),
     ),
 )
 PARTS = (POLICY, OFF_POLICY, EPISODES, TIME)
 STOPS = "episode/stop/"
-STOPS_TITLE = "How episodes end"
+STOPS_TITLE = "Stop reasons"
 
 
 # Drawing
@@ -331,7 +330,7 @@ class Chart:
     """A picture."""
 
     key: str
-    picture: Picture
+    picture: ChartSpec
     box: Box
     aloud: str  # its content in words, for screen readers
     data: dict[str, Any]  # for the script: box, scale, and the points of each line
@@ -342,9 +341,9 @@ class Chart:
     marks: list[Mark] = field(default_factory=list)
 
 
-def draw(key: str, picture: Picture, run: TrainingFacts, box: Box = SMALL) -> Chart | None:
+def draw(key: str, picture: ChartSpec, run: TrainingFacts, box: Box = SMALL) -> Chart | None:
     """A picture of the run; None if the run has nothing for it."""
-    curves = [(line, curve_of(run.series[line.name])) for line in picture.lines if line.name in run.series]
+    curves = [(line, build_curve(run.series[line.name])) for line in picture.lines if line.name in run.series]
     curves = [(line, curve) for line, curve in curves if np.isfinite(curve.values_M).any()]
     values = np.concatenate([curve.all_values for _, curve in curves]) if curves else np.empty(0)
     if not len(values) or (picture.hides_zeros and not values.any()):
@@ -373,7 +372,7 @@ def draw(key: str, picture: Picture, run: TrainingFacts, box: Box = SMALL) -> Ch
 Band = Sequence[tuple[int, float, float]]
 
 
-def _band(run: TrainingFacts, curves: Iterable[tuple[Line, Curve]]) -> Band:
+def _band(run: TrainingFacts, curves: Iterable[tuple[ChartLine, Curve]]) -> Band:
     """Mean ± 1.96 standard errors of the held-out score, within [0, 1] where all scores are."""
     error = run.series.get("held_out/standard_error")
     curve = next((curve for line, curve in curves if line.name == HELD_OUT_SCORE), None)
@@ -390,7 +389,7 @@ def _band(run: TrainingFacts, curves: Iterable[tuple[Line, Curve]]) -> Band:
     return band
 
 
-def _scale(picture: Picture, values: np.ndarray, band: Band, run: TrainingFacts, box: Box) -> Axes:
+def _scale(picture: ChartSpec, values: np.ndarray, band: Band, run: TrainingFacts, box: Box) -> Axes:
     low, high = float(values.min()), float(values.max())
     if band:
         low, high = min(low, *(bottom for _, bottom, _ in band)), max(high, *(top for _, _, top in band))
@@ -407,7 +406,7 @@ def _scale(picture: Picture, values: np.ndarray, band: Band, run: TrainingFacts,
     return Axes(box, low, high, False, first, last)
 
 
-def _picture(line: Line, curve: Curve, scale: Axes, latest: str) -> CurvePath:
+def _picture(line: ChartLine, curve: Curve, scale: Axes, latest: str) -> CurvePath:
     pairs = list(zip(curve.updates_M.tolist(), curve.values_M.tolist(), strict=True))
     points = [(scale.x(update), scale.y(value)) if math.isfinite(value) else None for update, value in pairs]
     parts, is_begin = [], True
@@ -431,7 +430,7 @@ def _area(band: Band, scale: Axes) -> str:
     return f"M{'L'.join([*above, *below])}Z"
 
 
-def _data(scale: Axes, picture: Picture, curves: Iterable[tuple[Line, Curve]], band: Band) -> dict[str, Any]:
+def _data(scale: Axes, picture: ChartSpec, curves: Iterable[tuple[ChartLine, Curve]], band: Band) -> dict[str, Any]:
     """The points, with which the script shows the values under the pointer and draws the curves over another axis."""
     return {
         "box": list(scale.box[:4]),
@@ -458,7 +457,7 @@ def _digits(value: float) -> float | None:
 # Numbers
 
 
-def value_text(value: float, picture: Picture) -> str:
+def value_text(value: float, picture: ChartSpec) -> str:
     """Return a value in the picture's unit."""
     if not picture.is_share:
         return short(value)
@@ -510,8 +509,8 @@ def training_page(run: TrainingFacts, extra_script: str = "", *, is_served: bool
     charts = [*([score] if score else []), *(chart for _, _, drawn in parts for chart in drawn)]
     data = as_script_data({"charts": {chart.key: chart.data for chart in charts}, "axes": _axes(run)})
     page = {
-        "title": shown(header.task_name, NAME_LENGTH),
-        "run_id": shown(header.run_id or run.path.name, NAME_LENGTH),
+        "title": escape_text(header.task_name, NAME_LENGTH),
+        "run_id": escape_text(header.run_id or run.path.name, NAME_LENGTH),
         "status": status_text(header.status),
         "version": header.versions.get("reward_kit", ""),
         "facts": _facts(run),
@@ -525,7 +524,7 @@ def training_page(run: TrainingFacts, extra_script: str = "", *, is_served: bool
         "kept": kept_updates(run.path),
         "groups": groups,
         "figures": [_figure_row(name, run.series[name]) for name in sorted(run.series)],
-        "config": shown(yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True), _CONFIG_LENGTH),
+        "config": escape_text(yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True), _CONFIG_LENGTH),
     }
     styles, scripts = (RUN_STYLES, RUN_SCRIPTS) if groups is not None else (("page.css",), ("base.js",))
     return render(
@@ -547,7 +546,7 @@ def _updates_asked(run: TrainingFacts) -> int | None:
 def _facts(run: TrainingFacts) -> list[str]:
     header, asked = run.header, _updates_asked(run)
     return [
-        shown(header.run_id or run.path.name, NAME_LENGTH),
+        escape_text(header.run_id or run.path.name, NAME_LENGTH),
         f"began {header.timing.started_at:%Y-%m-%d %H:%M} UTC",
         f"{run.updates:,}{f' of {asked:,}' if asked is not None else ''} updates",
         f"took {seconds(run.last('time/worked_s') or header.timing.worked_s)}",
@@ -560,24 +559,26 @@ def _notes(run: TrainingFacts) -> list[str]:
     notes, asked = [], _updates_asked(run)
     if run.header.status == "interrupted" or (run.header.status == "failed" and run.updates):
         again = shlex.join(["reward-kit", "train", "--resume", str(run.path)])
-        notes.append(f"It ended before its last update. Go on with: {shown(again, 400)}")
+        notes.append(f"Training ended before the last update. Resume with: {escape_text(again, 400)}")
     elif run.stopped and asked is not None and run.updates < asked:
-        notes.append(f"It ended early: {shown(run.stopped, 400)}.")
+        notes.append(f"Training ended early: {escape_text(run.stopped, 400)}.")
     broken = [
-        f"{shown(name, NAME_LENGTH)} (update {series.updates_N[bad[0]]:,})"
+        f"{escape_text(name, NAME_LENGTH)} (update {series.updates_N[bad[0]]:,})"
         for name, series in run.series.items()
         if len(bad := np.flatnonzero(~np.isfinite(series.values_N)))
     ]
     if broken:
         more = " and more" if len(broken) > 5 else ""
-        notes.append(f"Not finite, for the first time: {', '.join(broken[:5])}{more}.")
+        notes.append(f"First non-finite values: {', '.join(broken[:5])}{more}.")
     if HELD_OUT_SCORE not in run.series and "score/mean" in run.series:
-        notes.append("No samples are held out: the score is that of the batch in training, another one each time.")
+        notes.append("No samples are held out: the score is that of the training batch.")
     if unscored := run.last("held_out/unscored"):
-        notes.append(f"{unscored:,.0f} held-out episodes of the latest evaluation are unscored, and in no mean.")
+        notes.append(
+            f"{unscored:,.0f} held-out episodes of the latest evaluation are unscored and excluded from means."
+        )
     if run.resumed_at:
         where = ", ".join(f"{update:,}" for update in run.resumed_at[:10])
-        notes.append(f"It was resumed {len(run.resumed_at):,} times, at update {where}: the dotted lines.")
+        notes.append(f"Resumed {len(run.resumed_at):,} times, at update {where}: the dotted lines.")
     return notes
 
 
@@ -592,7 +593,7 @@ def _cards(run: TrainingFacts) -> list[tuple[str, str, str]]:
     for name, (update, value) in (("first", first), ("best", run.best), ("last", last)):
         error = errors.at(update) if errors is not None else None
         sure = f", ± {number(1.96 * error)}" if error is not None else ""
-        title = f"{name} {'held-out score' if is_held_out else 'score of the batch'}"
+        title = f"{name} {'held-out score' if is_held_out else 'training batch score'}"
         cards.append((title, number(value), f"after update {update:,}{sure}"))
     return cards
 
@@ -607,20 +608,22 @@ def _totals(run: TrainingFacts) -> list[tuple[str, str]]:
     if worked := run.last("time/worked_s"):
         totals.append(("updates per hour", short(run.updates / worked * 3600)))
     if (passed := run.last("held_out/passed_share")) is not None:
-        totals.append(("held-out samples passed at last", share(passed)))
+        totals.append(("latest held-out pass rate", share(passed)))
     if run.last_at is not None:
-        totals.append(("last line", f"{run.last_at.astimezone(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"))
+        totals.append(("last update", f"{run.last_at.astimezone(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"))
     return totals
 
 
-def _drawn(part: PictureGroup, run: TrainingFacts) -> list[Chart]:
+def _drawn(part: ChartGroup, run: TrainingFacts) -> list[Chart]:
     charts = []
     for index, picture in enumerate(part.pictures):
         if picture.title == STOPS_TITLE:  # a line for each of the most frequent reasons
             stops = {name: series.finite.values_N for name, series in run.series.items() if name.startswith(STOPS)}
             most = sorted((name for name in stops if len(stops[name])), key=lambda name: -float(stops[name].sum()))
             labels = [(name, name.removeprefix(STOPS).removesuffix("_share")) for name in most[:_MOST_STOPS]]
-            picture = picture._replace(lines=tuple(Line(name, shown(label, NAME_LENGTH)) for name, label in labels))
+            picture = picture._replace(
+                lines=tuple(ChartLine(name, escape_text(label, NAME_LENGTH)) for name, label in labels)
+            )
         charts.append(draw(f"{part.anchor}-{index}", picture, run))
     return [chart for chart in charts if chart is not None]
 
@@ -634,7 +637,7 @@ def _alarms(run: TrainingFacts) -> list[tuple[str, int, int, int, str]]:
             worst = float(finite.min() if bare == "effective_share" else finite.max()) if len(finite) else math.nan
             text = short(worst) if math.isfinite(worst) else "not finite"
             first, last = int(series.updates_N[0]), int(series.updates_N[-1])
-            alarms.append((shown(bare, NAME_LENGTH), len(series.values_N), first, last, text))
+            alarms.append((escape_text(bare, NAME_LENGTH), len(series.values_N), first, last, text))
     return sorted(alarms, key=lambda alarm: -alarm[1])
 
 
@@ -642,9 +645,9 @@ def _figure_row(name: str, series: Series) -> tuple[str, int, list[str]]:
     """A figure in numbers: its name, how often it was measured, and its first, last, least and greatest value."""
     values = series.finite.values_N
     if not len(values):
-        return shown(name, NAME_LENGTH), 0, ["not finite"] * 4
+        return escape_text(name, NAME_LENGTH), 0, ["not finite"] * 4
     texts = [short(float(value)) for value in (values[0], values[-1], values.min(), values.max())]
-    return shown(name, NAME_LENGTH), len(series.values_N), texts
+    return escape_text(name, NAME_LENGTH), len(series.values_N), texts
 
 
 def _axes(run: TrainingFacts) -> dict[str, Any]:

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reward_kit.display_text import shown
-from reward_kit.episodes.record import attempt_of
+from reward_kit.display_text import escape_text
+from reward_kit.episodes.record import get_attempt
 from reward_kit.errors import ConfigError, RewardKitError, StoreError, boundary
-from reward_kit.report.episode_chunks import StoredLines, parts_of
+from reward_kit.report.episode_chunks import StoredLines, split_groups
 from reward_kit.report.rendering import NAME_LENGTH
-from reward_kit.report.run_data import EpisodeOutline, RunFacts, episode_outline, lean_score
+from reward_kit.report.run_data import EpisodeOutline, RunFacts, episode_outline, score_facts
 from reward_kit.runs.files import EPISODES, HELD_OUT_SCORE, METRICS, read_json, wrap_os_errors
 from reward_kit.runs.results import LineRange, index_credit
 from reward_kit.runs.run_folder import FILE, RunHeader, check_score, is_open_elsewhere, line_record
@@ -44,7 +44,7 @@ class PlacedRecord(NamedTuple):
     record: dict[str, Any]
 
 
-class News(NamedTuple):
+class NewLines(NamedTuple):
     """The lines that a file has gained."""
 
     lines: list[PlacedRecord]
@@ -69,7 +69,7 @@ class TailReader:
         self._inode: int | None = None
         self._offset = self._lines = self._seen_size = 0
 
-    def news(self) -> News:
+    def news(self) -> NewLines:
         """Return the lines that came since the last call, or the next part of them.
 
         Raises:
@@ -80,12 +80,12 @@ class TailReader:
         except FileNotFoundError:
             is_new_file = self._inode is not None
             self._inode, self._offset, self._lines, self._seen_size = None, 0, 0, 0
-            return News([], is_new_file, True)
+            return NewLines([], is_new_file, True)
         is_new_file = self._inode is not None and (facts.st_ino != self._inode or facts.st_size < self._offset)
         if is_new_file or self._inode is None:
             self._inode, self._offset, self._lines, self._seen_size = facts.st_ino, 0, 0, 0
         if facts.st_size == self._seen_size:
-            return News([], is_new_file, True)
+            return NewLines([], is_new_file, True)
         parts: list[bytes] = []
         size, has_line, part = 0, False, b"\n"
         with wrap_os_errors("read", self.path), self.path.open("rb", buffering=0) as file:
@@ -105,7 +105,7 @@ class TailReader:
             offset += len(line) + 1
         self._offset, self._lines = offset, number
         self._seen_size = -1 if part else facts.st_size
-        return News(placed, is_new_file, not part)
+        return NewLines(placed, is_new_file, not part)
 
 
 # One run in memory
@@ -148,7 +148,7 @@ class WatchedRun:
     """A run in memory. `look` may be called from any thread, one call after the other.
 
     Raises:
-        ConfigError: it is a training run, which has no episodes of its own.
+        ConfigError: it is a training run, which has no episodes.jsonl.
         StoreError: its `run.json` is missing or damaged.
     """
 
@@ -177,7 +177,7 @@ class WatchedRun:
         """Of its lines, without those that are read again for an episode that is opened."""
         return self._memory.episodes.bytes_read + self._memory.scores.bytes_read
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Read what is new, or a bounded part of it."""
         with self._lock:
             try:
@@ -187,9 +187,9 @@ class WatchedRun:
                 self._forget()  # or what stands before the damage would count as all there is
                 raise
 
-    def look_at_all(self) -> None:
+    def poll_all(self) -> None:
         """Read everything there is at present."""
-        while not self.look():
+        while not self.poll():
             continue
 
     def facts(self) -> RunFacts:
@@ -219,11 +219,11 @@ class WatchedRun:
             known = [self._memory.known[one].facts for key in keys for one in self._memory.rows[key]]
             return [facts for facts in known if not facts.row.is_unfinished]
 
-    def lines_of_group(self, group_id: str, around: str | None = None) -> GroupLines:
+    def group_lines(self, group_id: str, around: str | None = None) -> GroupLines:
         """The stored lines of a group's episodes; of a large one the part in which an episode is."""
         with self._lock:
             group = [self._memory.known[name].facts for name in self._memory.groups.get(group_id, ())]
-            parts = parts_of([facts for facts in group if not facts.row.is_unfinished])
+            parts = split_groups([facts for facts in group if not facts.row.is_unfinished])
             if not parts:
                 raise ConfigError(f"no episode of group {group_id!r} is there yet")
             named = (part for part in parts if around in {facts.row.rollout_id for facts in part.episodes})
@@ -239,13 +239,13 @@ class WatchedRun:
             ]
             return GroupLines(part.size, part.first, lines)
 
-    def lines_of_episode(self, rollout_id: str) -> GroupLines:
+    def episode_lines(self, rollout_id: str) -> GroupLines:
         """The stored lines of an episode and of those beside it in its group."""
         with self._lock:
             known = self._memory.known.get(rollout_id)
             if known is None or known.facts.row.is_unfinished:
                 raise ConfigError(f"episode {rollout_id!r} is not there yet")
-            return self.lines_of_group(known.facts.group_id, rollout_id)
+            return self.group_lines(known.facts.group_id, rollout_id)
 
     def _index_credit(self) -> Mapping[str, LineRange]:
         """The lines of `credit.jsonl` by episode. The file is written as a whole, and so it is read."""
@@ -266,8 +266,8 @@ class WatchedRun:
             self._forget()
             return False
         for place, record in scores.lines:
-            name, attempt = record["rollout_id"], attempt_of(record)
-            memory.scores_of[name, attempt] = lean_score(record, place)
+            name, attempt = record["rollout_id"], get_attempt(record)
+            memory.scores_of[name, attempt] = score_facts(record, place)
             scored = memory.known.get(name)
             if scored is not None and scored.facts.row.attempt == attempt:
                 file, place_of_episode = self.path / "episodes.jsonl", scored.facts.place
@@ -298,12 +298,12 @@ class WatchedRun:
             return
         self.header = RunHeader.read(self.path)
         if self.header.training is not None:
-            raise ConfigError(f"{self.path} is a training run, which has no episodes of its own")
+            raise ConfigError(f"{self.path} is a training run, which has no episodes.jsonl")
         self._header_is_from = is_from
         self.change += 1
 
     def _facts_of(self, record: Mapping[str, Any], place: LineRange | None) -> EpisodeOutline:
-        score = self._memory.scores_of.get((record["rollout_id"], attempt_of(record)))
+        score = self._memory.scores_of.get((record["rollout_id"], get_attempt(record)))
         return episode_outline(record, self.header, score, place)
 
     def _note(self, rollout_id: str, known: _Known) -> None:
@@ -410,20 +410,20 @@ class RunCatalogue:
     @property
     def title(self) -> str:
         """The name of the folder, as a page shows it."""
-        return shown(self._only or self._folder.resolve().name, NAME_LENGTH)
+        return escape_text(self._only or self._folder.resolve().name, NAME_LENGTH)
 
     @property
     def names(self) -> list[str]:
         """The names of the runs, as they are shown."""
         with self._lock:
-            return [shown(name, NAME_LENGTH) for name in self._entries]
+            return [escape_text(name, NAME_LENGTH) for name in self._entries]
 
     def changed_since(self, change: int) -> list[RunRow]:
         """The rows of the runs of which one changed after that."""
         with self._lock:
             return [row for entry in self._entries.values() if entry.change > change for row in entry.rows]
 
-    def path_of(self, name: str) -> Path | None:
+    def run_path(self, name: str) -> Path | None:
         """Return the folder of a run; None if it is unknown.
 
         A name never leads out of the folder, nor does a link in it, to a folder or to one of the files that are read.
@@ -439,8 +439,8 @@ class RunCatalogue:
         is_inside = all(root in Path(os.path.realpath(part)).parents for part in parts)
         return path if is_inside and (path / FILE).is_file() else None
 
-    def look(self) -> None:
-        """Read what changed in the folder since the last look, a bounded part of it for each run."""
+    def poll(self) -> None:
+        """Read what changed in the folder since the last poll, a bounded part of it for each run."""
         with self._lock:
             names = [self._only] if self._only is not None else []
             if self._only is None:
@@ -455,7 +455,7 @@ class RunCatalogue:
         path, entry = self._folder / name, self._entries.get(name)
         signature = _signature(path)
         if entry is None or signature != entry.signature:
-            if self.path_of(name) is None:
+            if self.run_path(name) is None:
                 self._forget(name)
                 return
             entry = self._entries.setdefault(name, _Entry())
@@ -472,7 +472,7 @@ class RunCatalogue:
         except (StoreError, ConfigError) as error:
             entry.watch = None
             begun = entry.rows[0] if entry.rows else RunRow(run=path.name, task="?")
-            note = shown(str(error), _NOTE_LENGTH)
+            note = escape_text(str(error), _NOTE_LENGTH)
             rows = [RunRow(run=path.name, task=begun.task, began=begun.began, note=note)]
         if rows is not None and list(rows) != list(entry.rows):
             self.change += 1
@@ -487,7 +487,7 @@ class RunCatalogue:
         header = RunHeader.read(path)
         known = RunRow(
             run=path.name,
-            task=shown(header.task_name, NAME_LENGTH),
+            task=escape_text(header.task_name, NAME_LENGTH),
             status=header.status_now(entry.is_open),
             total=header.total,
             began=f"{header.timing.started_at.astimezone(datetime.UTC):%Y-%m-%d %H:%M}",
@@ -505,7 +505,7 @@ class RunCatalogue:
     def _counted(self, path: Path, entry: _Entry, known: RunRow) -> Sequence[RunRow] | None:
         """The figures of what is there, from memory, and no more often than that they take a twentieth of the time."""
         watch = entry.watch = entry.watch or WatchedRun(path)
-        is_all = watch.look()
+        is_all = watch.poll()
         began_s, state = time.monotonic(), (watch.change, known)
         is_over = is_all and known.status != "running"
         if state == entry.counted or (began_s < entry.due_s and not is_over):
@@ -536,7 +536,7 @@ def _with_figures(known: RunRow, summaries: Sequence[PolicySummary]) -> list[Run
     known = known._replace(note=f"{done:,} of {total:,} episodes" if done < total else "")
     return [
         known._replace(
-            policy=shown(summary.policy, NAME_LENGTH),
+            policy=escape_text(summary.policy, NAME_LENGTH),
             episodes=summary.episodes,
             mean=summary.score.mean if summary.score else None,
             low=summary.score.low if summary.score else None,

@@ -17,7 +17,7 @@ import anyio
 from aiohttp import web
 from anyio.to_thread import run_sync
 
-from reward_kit.display_text import shown
+from reward_kit.display_text import escape_text
 from reward_kit.errors import ConfigError, RewardKitError, StoreError, boundary
 from reward_kit.report.episode_chunks import LineFitter, group_text, served
 from reward_kit.report.rendering import NAME_LENGTH, as_script_data, asset, bundle, name_from_link, render
@@ -57,7 +57,7 @@ _COLUMNS = (
     TableColumn("note", "note", "text"),
 )
 Event = tuple[str, Mapping[str, Any]]
-News = Callable[[str], Awaitable[tuple[str, list[Event]]]]
+EventSource = Callable[[str], Awaitable[tuple[str, list[Event]]]]
 """From the mark of what a page knows to the current mark, and the events since then: names with their data."""
 
 
@@ -87,7 +87,7 @@ async def serving(catalogue: RunCatalogue, port: int = 0, access: Access | None 
             await web.TCPSite(runner, LOOPBACK, port).start()
         except OSError as error:
             why = error.strerror or error
-            raise ConfigError(f"--port {port}: {why}; choose another, or none for a free one") from error
+            raise ConfigError(f"--port {port}: {why}; choose another, or leave it out for a free one") from error
         yield f"http://{LOOPBACK}:{runner.addresses[0][1]}/?{TOKEN}={access.token}"
     finally:
         viewer.ending.set()
@@ -106,17 +106,17 @@ class _Viewer:
     async def index(self, request: web.Request) -> web.Response:
         def page() -> str:
             with self._catalogue.held():
-                self._catalogue.look()
+                self._catalogue.poll()
                 return _index_page(self._catalogue)
 
         async with self._looking:
             return _html(await run_sync(page))
 
     async def index_events(self, request: web.Request) -> web.StreamResponse:
-        def look(mark: str) -> tuple[str, list[Event]]:
+        def poll(mark: str) -> tuple[str, list[Event]]:
             # A client that disconnects releases `_looking` while the thread still looks, so the catalogue is held too.
             with self._catalogue.held():
-                self._catalogue.look()
+                self._catalogue.poll()
                 now, known = self._catalogue.change, int(mark) if mark.isdecimal() else -1
                 if not 0 <= known <= now:  # of another start of the server
                     return str(now), [("reload", {})]
@@ -126,13 +126,13 @@ class _Viewer:
 
         async def news(mark: str) -> tuple[str, list[Event]]:
             async with self._looking:
-                return await run_sync(look, mark)
+                return await run_sync(poll, mark)
 
         return await self._stream(request, news)
 
     async def with_slash(self, request: web.Request) -> web.Response:
         name = request.match_info["run"]
-        if self._catalogue.path_of(name) is None:
+        if self._catalogue.run_path(name) is None:
             raise web.HTTPNotFound(text="Unknown run.\n")
         return web.Response(status=303, headers={"Location": f"./{_quoted(name)}/"})
 
@@ -161,7 +161,7 @@ class _Viewer:
             text = await run_sync(self._runs.group, run, group, around)
             return web.Response(body=text, content_type="text/plain", charset="utf-8")
 
-    async def _stream(self, request: web.Request, news: News) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, news: EventSource) -> web.StreamResponse:
         """Send a page its news until it hangs up, a file is damaged, or the server ends."""
         mark = request.headers.get("Last-Event-ID") or request.query.get("since", "")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -197,7 +197,7 @@ def _html(text: str) -> web.Response:
 def _refusals(kind: str) -> Iterator[None]:
     """Answer an error with its reason: as a page ("text/html") or as a sentence ("text/plain")."""
     try:
-        with boundary(StoreError, "this cannot be shown"):
+        with boundary(StoreError, "this page cannot be shown"):
             yield
     except (ConfigError, StoreError) as error:
         text = _message(error)
@@ -224,7 +224,7 @@ def _viewer_page(template: str, script: str, data: str = "", **values: Any) -> s
 
 def _cells(row: RunRow) -> list[Cell]:
     figures = (row.episodes, row.mean, row.low, row.high, row.cost, row.began, row.note)
-    return [[shown(row.run, NAME_LENGTH), f"./{_quoted(row.run)}/"], row.policy, row.task, row.status, *figures]
+    return [[escape_text(row.run, NAME_LENGTH), f"./{_quoted(row.run)}/"], row.policy, row.task, row.status, *figures]
 
 
 def _live_script(mark: str) -> str:
@@ -238,7 +238,7 @@ def _mark_script(mark: str) -> str:
 
 
 def _message(error: RewardKitError) -> str:
-    return shown(str(error), _MESSAGE_LENGTH)
+    return escape_text(str(error), _MESSAGE_LENGTH)
 
 
 def _quoted(name: str) -> str:
@@ -278,22 +278,22 @@ class _OpenRuns:
 
     def page(self, name: str) -> str:
         """Return the page of a run as it is now."""
-        path = self._path_of(name)
+        path = self._run_path(name)
         if _is_training(path):
             return self._training_page(path)
         run = self._shown(name, path)
         with run.lock:
-            run.watch.look_at_all()
+            run.watch.poll_all()
             return run_page(run.watch.facts(), served(path), _live_script(run.mark))
 
     def figures(self, name: str) -> str:
         """Return the page without the rows of its tables, from which an open page takes its figures."""
-        path = self._path_of(name)
+        path = self._run_path(name)
         if _is_training(path):
             return self._training_page(path)
         run = self._shown(name, path)
         with run.lock:
-            run.watch.look_at_all()
+            run.watch.poll_all()
             if run.mark != run.figures_are_of:
                 mark, facts = run.mark, run.watch.facts()
                 run.figures, run.figures_are_of = run_page(facts, served(path), has_rows=False), mark
@@ -301,12 +301,12 @@ class _OpenRuns:
 
     def news(self, name: str, mark: str) -> tuple[str, list[Event]]:
         """The events after a mark that a page has."""
-        path = self._path_of(name)
+        path = self._run_path(name)
         if _is_training(path):
             return (now := training_mark(path)), [("figures", {})] if now != mark else []
         run = self._shown(name, path)
         with run.lock:
-            run.watch.look()
+            run.watch.poll()
             now, (epoch, _, change) = run.mark, mark.partition("-")
             if epoch != run.watch.epoch or not change.isdecimal():
                 return now, [("reload", {})]
@@ -321,23 +321,23 @@ class _OpenRuns:
     def episode(self, name: str, rollout_id: str) -> bytes:
         """The stored lines of an episode and of its group, as the page's script reads them."""
         run = self._ready(name)
-        return run.text(run.watch.lines_of_episode(_decoded(rollout_id)))
+        return run.text(run.watch.episode_lines(_decoded(rollout_id)))
 
     def group(self, name: str, group_id: str, around: str | None) -> bytes:
         """The same of a group, of a large one the part around an episode."""
         run = self._ready(name)
-        return run.text(run.watch.lines_of_group(_decoded(group_id), _decoded(around) if around is not None else None))
+        return run.text(run.watch.group_lines(_decoded(group_id), _decoded(around) if around is not None else None))
 
     def _ready(self, name: str) -> _Shown:
-        run = self._shown(name, self._path_of(name))
+        run = self._shown(name, self._run_path(name))
         with run.lock:
-            run.watch.look_at_all()
+            run.watch.poll_all()
         return run
 
-    def _path_of(self, name: str) -> Path:
-        path = self._catalogue.path_of(name)
+    def _run_path(self, name: str) -> Path:
+        path = self._catalogue.run_path(name)
         if path is None:
-            raise ConfigError("This run is unknown here. It may have been removed.")
+            raise ConfigError("Unknown run. It may have been removed.")
         return path
 
     def _shown(self, name: str, path: Path) -> _Shown:
@@ -387,4 +387,4 @@ def _decoded(name: str) -> str:
     try:
         return name_from_link(name)
     except ValueError:
-        raise ConfigError(f"{name!r} names nothing") from None
+        raise ConfigError(f"{name!r} is not a valid name") from None

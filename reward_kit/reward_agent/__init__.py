@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from reward_kit.reward_agent.agent import AsyncRewardAgent as AsyncRewardAgent
     from reward_kit.reward_agent.agent import SyncRewardAgent as SyncRewardAgent
     from reward_kit.reward_agent.agent import score_all as score_all
-    from reward_kit.reward_agent.calling import Retries as Retries
-    from reward_kit.reward_agent.confined import ConfinedReward as ConfinedReward
-    from reward_kit.reward_agent.confined import ConfinedScorer as ConfinedScorer
+    from reward_kit.reward_agent.call_scheduler import Retries as Retries
     from reward_kit.reward_agent.in_process import InProcessScorer as InProcessScorer
     from reward_kit.reward_agent.in_process import score_one as score_one
-    from reward_kit.reward_agent.levels import SandboxChoice as SandboxChoice
-    from reward_kit.reward_agent.levels import load_custom_reward as load_custom_reward
-    from reward_kit.reward_agent.levels import load_reward as load_reward
-    from reward_kit.reward_agent.levels import scorer_of as scorer_of
+    from reward_kit.reward_agent.loading import SandboxChoice as SandboxChoice
+    from reward_kit.reward_agent.loading import load_custom_reward as load_custom_reward
+    from reward_kit.reward_agent.loading import load_reward as load_reward
+    from reward_kit.reward_agent.loading import make_scorer as make_scorer
     from reward_kit.reward_agent.remote import RemoteReward as RemoteReward
+    from reward_kit.reward_agent.sandboxed import SandboxedReward as SandboxedReward
+    from reward_kit.reward_agent.sandboxed import SandboxedScorer as SandboxedScorer
     from reward_kit.reward_agent.score_cache import ScoreCache as ScoreCache
     from reward_kit.reward_agent.scoring import Scored as Scored
     from reward_kit.reward_agent.scoring import Scorer as Scorer
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "agent": "AsyncRewardAgent SyncRewardAgent score_all",
-    "calling": "Retries",
-    "confined": "ConfinedReward ConfinedScorer",
+    "call_scheduler": "Retries",
+    "sandboxed": "SandboxedReward SandboxedScorer",
     "in_process": "InProcessScorer score_one",
-    "levels": "SandboxChoice load_custom_reward load_reward scorer_of",
+    "loading": "SandboxChoice load_custom_reward load_reward make_scorer",
     "remote": "RemoteReward",
     "score_cache": "ScoreCache",
     "scoring": "Scored Scorer ScoringRequest",

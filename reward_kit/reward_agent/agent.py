@@ -1,7 +1,8 @@
-"""`AsyncRewardAgent`: submit a batch, and take results as whole groups complete, while the machine goes on working.
+"""`AsyncRewardAgent`: submit a batch of rollouts and receive the scores group by group, concurrently with other work.
 
 A pointwise reward is called once for each rollout, a batch reward once for each group. Nothing here polls: a result
-wakes its waiters. `calling.py` makes the calls, `tickets.py` holds a batch and decides which of it is handed out when.
+wakes its waiters. `call_scheduler.py` makes the calls, `tickets.py` holds a batch and delivers its
+results.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import anyio
 import anyio.abc
 
 from reward_kit.blocking import LoopThread
-from reward_kit.errors import ConfigError, RewardError, kind_of
+from reward_kit.errors import ConfigError, RewardError, type_name
 from reward_kit.providers.request_queue import Rates
-from reward_kit.reward_agent.calling import Caller, Retries
-from reward_kit.reward_agent.custom_scorer import scorer_here
+from reward_kit.reward_agent.call_scheduler import CallScheduler, Retries
+from reward_kit.reward_agent.custom_scorer import in_process_scorer
 from reward_kit.reward_agent.in_process import warn_unconfined
 from reward_kit.reward_agent.score_cache import ScoreCache, check_cacheable
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest
@@ -69,27 +70,27 @@ class AsyncRewardAgent:
         cache: ScoreCache | None = None,
     ) -> None:
         if max_concurrency < 1:
-            raise ConfigError(f"max_concurrency is at least 1, not {max_concurrency}")
+            raise ConfigError(f"max_concurrency must be at least 1, not {max_concurrency}")
         if deadline_s is not None:
             check_number("deadline_s", deadline_s)
         if max_pending is not None:
-            check_number("max_pending", max_pending, whole=True)
+            check_number("max_pending", max_pending, is_integer=True)
         if isinstance(scorer, type) or (callable(scorer) and not hasattr(scorer, "score")):
             scorer = reward_spec(scorer)
         if isinstance(scorer, RewardSpec):
             warn_unconfined(scorer)
             if cache is not None:
                 check_cacheable(scorer)
-            scorer = scorer_here(scorer, deadline_s, max_threads=max_concurrency)
+            scorer = in_process_scorer(scorer, deadline_s, max_threads=max_concurrency)
             deadline_s = None
         rates = rates or getattr(scorer, "rates", None) or Rates()
         if rates.tokens_per_minute is not None:
-            raise ConfigError("rates.tokens_per_minute is for model endpoints: what a reward's calls use is unknown")
+            raise ConfigError("rates.tokens_per_minute is for model endpoints: a reward's token use is unknown")
         self.scorer = cast(Scorer, scorer)
         retries = retries or getattr(scorer, "retries", None)
         width = min(max_concurrency, rates.max_connections or max_concurrency)
         self._tally = Tally()
-        self._caller = Caller(
+        self._caller = CallScheduler(
             self.scorer,
             self._tally,
             max_concurrency=width,
@@ -164,8 +165,8 @@ class AsyncRewardAgent:
         for index, request in enumerate(batch):
             if not isinstance(request, ScoringRequest):
                 raise ConfigError(
-                    f"submit: item {index} is {kind_of(request)}; give requests, as ScoringRequest.of(episode) makes "
-                    "them"
+                    f"submit: item {index} is {type_name(request)}; pass requests, as made by "
+                    "ScoringRequest.from_episode(episode)"
                 )
         group_size = _whole("group_size", group_size)
         if group_size < 1 or len(batch) % group_size:
@@ -245,9 +246,9 @@ class AsyncRewardAgent:
         if ticket is None:
             ticket = self._oldest(chunk_size)
         elif not isinstance(ticket, Ticket):
-            raise ConfigError(f"ticket is the result of submit; got {kind_of(ticket)}")
-        elif not ticket.is_of(self) and ticket.requests:
-            raise ConfigError("the ticket is of another agent, or of one that was closed since")
+            raise ConfigError(f"ticket must be the result of submit; got {type_name(ticket)}")
+        elif not ticket.belongs_to(self) and ticket.requests:
+            raise ConfigError("the ticket belongs to another agent, or to one that is closed")
         chunk = self._handed_out(ticket, await ticket.deliveries.take(chunk_size, order, cut_groups=cut_groups))
         if hook_func is None:
             return chunk
@@ -266,7 +267,7 @@ class AsyncRewardAgent:
             return (await self.get(len(batch), ticket=ticket)).extra_infos
         except anyio.get_cancelled_exc_class():
             ticket.cancel()
-            if ticket.is_of(self):  # take the results, all of which exist now; the agent would keep them
+            if ticket.belongs_to(self):  # take the results, all of which exist now; the agent would keep them
                 await self.get(len(batch), ticket=ticket)
             raise
 
@@ -283,7 +284,7 @@ class AsyncRewardAgent:
             while True:
                 self._open_tasks()
                 if not self._tickets:
-                    raise ConfigError("get_group() can never be met: 0 results are outstanding")
+                    raise ConfigError("get_group() cannot return: 0 results are outstanding")
                 if self._group_takers[0] is wake_up and (ticket := self._with_ready_group()) is not None:
                     return self._handed_out(ticket, ticket.deliveries.take_group())
                 await wake_up.wait()
@@ -316,7 +317,7 @@ class AsyncRewardAgent:
                 return ticket
         if chunk_size == 0:  # all of an empty batch
             return Ticket((), 1, self)
-        raise ConfigError(f"get({chunk_size}) can never be met: 0 results are outstanding")
+        raise ConfigError(f"get({chunk_size}) cannot return: 0 results are outstanding")
 
     def _with_ready_group(self) -> Ticket | None:
         """Return the batch of the first complete group that no `get` waits for."""
@@ -344,7 +345,7 @@ class AsyncRewardAgent:
             self._submitters[0].set()
 
     def completed(self, ticket: Ticket, group: int) -> None:
-        self._tally.complete_group(ticket.results[ticket.group_of(group)])
+        self._tally.complete_group(ticket.results[ticket.group_slice(group)])
         self._completed[ticket, group] = None
         ticket.deliveries.complete(group)
         if self._group_takers:
@@ -358,7 +359,7 @@ def _whole(name: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise ConfigError(f"{name} is a whole number; got {value!r}") from None
+        raise ConfigError(f"{name} must be an integer; got {value!r}") from None
 
 
 _Result = TypeVar("_Result")
@@ -446,7 +447,7 @@ class _Held:
     task: asyncio.Task[None] | None = None
 
 
-class KeptOpenAgent:
+class PersistentAgent:
     """A reward agent that stays open between calls, for trainers that score in loops and tasks of their own.
 
     Each event loop has an agent, opened by its first call and closed when the loop ends: trainers have no hook at the
@@ -503,7 +504,7 @@ def score_all(
 
     Args:
         reward: as for `AsyncRewardAgent`.
-        requests: for example `ScoringRequest.of(episode, task)` for each episode.
+        requests: for example `ScoringRequest.from_episode(episode, task)` for each episode.
         group_size: this many consecutive requests form a group.
         **options: of `AsyncRewardAgent`, such as `max_concurrency` or `deadline_s`.
 

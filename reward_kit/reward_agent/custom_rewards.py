@@ -1,4 +1,4 @@
-"""`compute_score`, as verl's users write it, made a reward: a function, or a class that keeps a client between calls.
+"""Adapters from verl's `compute_score`, a function or a class that keeps a client between calls, to a reward.
 
     def compute_score(data_source, solution_str, ground_truth, extra_info) -> (score, query, response)
 
@@ -6,8 +6,8 @@
         def compute_score(self, data_source, solution_str, ground_truth, extra_info): ...
         def post_process_scores(self, scores): ...  # optional, once for each group
 
-`spec_of` makes both rewards like any other: options, deadlines, levels, files. From top to bottom: reading a signature
-(`ScoreForm`), making a call (`Calls`), reading an answer. The sandboxed worker imports this, so it imports little.
+`build_spec` turns both into ordinary rewards with options, deadlines and sandbox levels. In reading order: signatures
+(`ScoreForm`), calls (`Calls`), answers. The sandboxed worker imports this file, so it imports little.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from typing import Any
 
 from pydantic import Field
 
-from reward_kit.errors import ConfigError, InvalidResultError, RewardKitError, kind_of, safe_str
+from reward_kit.errors import ConfigError, InvalidResultError, RewardKitError, safe_str, type_name
 from reward_kit.models import EvaluateResult
 from reward_kit.reward_calls import BATCH_NAMES
 from reward_kit.typed_interface import (
     Mode,
     RewardSpec,
     argument_without_default,
-    code_of,
-    line_of,
-    origin_of,
+    function_origin,
     reward_spec,
+    scoring_function,
+    source_location,
 )
 
 _GIVEN = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -47,20 +47,20 @@ _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _NO_EXTRA = {"data_source", "ground_truth", "reward_model", "extra_info"}
 _LOGGED = (*_GIVEN, "score", "query", "response")
 _MOST_REASON_CHARS = 4_000
-NO_SCORE = "it gave no score"
+NO_SCORE = "no score"
 _FORMS = "return a number, (score, query, response), or a mapping with 'score'"
 logger = logging.getLogger("reward_kit.reward_agent")
 
 
-def spec_of(given: Any) -> RewardSpec:
+def build_spec(given: Any) -> RewardSpec:
     """Return the spec of a reward in any of its forms: `@reward_function`, a plain function, or a `compute_score`."""
     if isinstance(given, type):
         if hasattr(given, "score"):
             return reward_spec(given)
         if hasattr(given, "compute_score"):
             return _class_spec(given)
-        if near := _misspelt(given, "compute_score"):
-            raise ConfigError(f"{given.__name__} has a method {near!r}; the one that is called is 'compute_score'")
+        if near := _misspelled_method(given, "compute_score"):
+            raise ConfigError(f"{given.__name__} has a method {near!r}; did you mean 'compute_score'?")
         return reward_spec(given)
     if callable(given) and not hasattr(given, "__reward_spec__"):
         try:
@@ -78,13 +78,13 @@ def spec_of(given: Any) -> RewardSpec:
 def _function_spec(function: Callable[..., Any]) -> RewardSpec:
     name = getattr(function, "__name__", type(function).__name__)
     is_partial = isinstance(function, functools.partial)
-    code = code_of(function)
+    code = scoring_function(function)
     form = ScoreForm.read(function if is_partial else code, name, has_self=not is_partial and code is not function)
     calls = Calls(function, form)
     call = calls.all if form.is_batch else calls.one
 
     def score(**values: Any) -> Any:
-        return call(values) if form.is_async else _without_waiting(call(values))
+        return call(values) if form.is_async else _run_sync(call(values))
 
     score.__name__, score.__module__ = form.id, code.__module__
     score.__annotations__ = dict(form.hints)
@@ -100,24 +100,28 @@ def _class_spec(kind: type) -> RewardSpec:
     for method in ("__init__", "setup", "close"):
         if argument := argument_without_default(kind, method):
             raise ConfigError(
-                f"{line_of(getattr(kind, method))}{name}.{method} is called without arguments; give "
+                f"{source_location(getattr(kind, method))}{name}.{method} is called without arguments; give "
                 f"{argument!r} a default, or take it in compute_score, where reward_options fix it"
             )
     post = getattr(kind, post_name, None)
     if not hasattr(kind, post_name):
-        if near := _misspelt(kind, post_name):
+        if near := _misspelled_method(kind, post_name):
             raise ConfigError(f"{name} has an unused method {near!r}; did you mean {post_name!r}?")
     elif not callable(post):
-        raise ConfigError(f"{name}.{post_name} is {kind_of(post)}; write def {post_name}(self, scores)")
+        raise ConfigError(
+            f"{name}.{post_name} must be a method, not {type_name(post)}; write def {post_name}(self, scores)"
+        )
     else:
         is_bound = isinstance(inspect.getattr_static(kind, post_name), staticmethod | classmethod)
         try:
             inspect.signature(post).bind(*(() if is_bound else (None,)), [])
         except TypeError as error:
-            raise ConfigError(f"{line_of(post)}{name}.{post_name}(self, scores) takes the scores: {error}") from None
+            raise ConfigError(
+                f"{source_location(post)}{name}.{post_name}(self, scores) takes the scores: {error}"
+            ) from None
     for method in (post_name, "log"):
         if inspect.iscoroutinefunction(getattr(kind, method, None)) and not form.is_async:
-            raise ConfigError(f"{name}: {method} is async and compute_score is not; make both the same")
+            raise ConfigError(f"{name}: {method} is async and compute_score is not; make both async or neither")
     each = _spec(form, _adapted_class(kind, form, "one"), compute, kind)
     if not form.is_batch and post is None:
         return each
@@ -136,7 +140,7 @@ def _adapted_class(kind: type, form: ScoreForm, method: str) -> type:
 
     def score(self: Any, **values: Any) -> Any:
         result = getattr(self.calls, method)(values)
-        return result if form.is_async else _without_waiting(result)
+        return result if form.is_async else _run_sync(result)
 
     def forwarded(name: str) -> Callable[[Any], Any]:
         return lambda self: getattr(self.user, name)()
@@ -153,7 +157,7 @@ def _adapted_class(kind: type, form: ScoreForm, method: str) -> type:
     return type(kind.__name__, (), space)
 
 
-def _without_waiting(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def _run_sync(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Return the result of a coroutine of `Calls` for a synchronous reward; nothing in it waits."""
     try:
         coroutine.send(None)
@@ -177,7 +181,7 @@ def _spec(form: ScoreForm, function: Any, code: Any, given: Any, mode: Mode | No
         required=(form.required & form.own) | ({named_truth} if truth in form.required else set()),
         is_async=form.is_async,
         _converters={},
-        origin=origin_of(given, code),
+        origin=function_origin(given, code),
     )
 
 
@@ -186,7 +190,7 @@ def _nearly(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.85)), None)
 
 
-def _misspelt(kind: type, method: str) -> str | None:
+def _misspelled_method(kind: type, method: str) -> str | None:
     """Return a method of a class whose name is a typo of this one."""
     written = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
     return next((name for name in written if _nearly(name, (method,))), None)
@@ -209,9 +213,9 @@ class ScoreForm:
         """Read a signature."""
         parameters = list(inspect.signature(code).parameters.values())
         code = code.func if isinstance(code, functools.partial) else code
-        where = f"{line_of(code)}{id}"
+        where = f"{source_location(code)}{id}"
         if has_self and parameters and (first := parameters[0].name) in (*_GIVEN, *_GIVEN_TO_BATCH):
-            raise ConfigError(f"{where}: its first parameter is {first!r}; a method begins with self")
+            raise ConfigError(f"{where}: its first parameter is {first!r}; the first parameter of a method is self")
         parameters = parameters[has_self:]
         names = {each.name for each in parameters if each.kind not in _VARIABLE}
         is_batch = "solution_strs" in names
@@ -232,7 +236,7 @@ class ScoreForm:
         for name in sorted(own):  # a misspelt parameter of the form would always have its default
             if name in other:
                 meant = form[other.index(name)]
-                raise ConfigError(f"{where}: {name!r} does not go with {form[1]!r}; write {meant!r}")
+                raise ConfigError(f"{where}: {name!r} cannot be combined with {form[1]!r}; write {meant!r}")
             if near := _nearly(name, set(form) - names):
                 raise ConfigError(f"{where}: unknown parameter {name!r}; did you mean {near!r}?")
         return cls(
@@ -341,7 +345,9 @@ class Calls:
     def _read_all(self, returned: Any, count: int) -> list[EvaluateResult]:
         answers = returned.tolist() if hasattr(returned, "tolist") else returned
         if not isinstance(answers, list | tuple):
-            raise InvalidResultError(f"{self.form.id}: for several solutions it returns a list, not {kind_of(answers)}")
+            raise InvalidResultError(
+                f"{self.form.id}: for several solutions it returns a list, not {type_name(answers)}"
+            )
         if len(answers) != count:
             raise InvalidResultError(f"{self.form.id}: {len(answers)} scores for {count} solutions")
         results = []
@@ -423,15 +429,15 @@ def _number(score: Any, what: str, forms: str = _FORMS) -> float:
         try:
             score = item()
         except (TypeError, ValueError, RuntimeError):  # an array of several items
-            raise InvalidResultError(f"{what} gave {kind_of(score)} of several items for a score") from None
+            raise InvalidResultError(f"{what} gave {type_name(score)} of several items as the score") from None
     if not isinstance(score, int | float):
-        raise InvalidResultError(f"{what} gave {kind_of(score)} for a score; {forms}")
+        raise InvalidResultError(f"{what} gave {type_name(score)} as the score; {forms}")
     try:
         number = float(score)
     except OverflowError:
         number = math.inf
     if math.isinf(number):
-        raise InvalidResultError(f"{what} gave {number} for a score; return a finite number, or None if unscored")
+        raise InvalidResultError(f"{what} gave {number} as the score; return a finite number, or None if unscored")
     return number
 
 
@@ -464,7 +470,7 @@ def finished(results: Sequence[EvaluateResult], processed: Any, what: str) -> li
     given = processed.tolist() if hasattr(processed, "tolist") else processed
     name = f"post_process_scores of {what}"
     if not isinstance(given, list | tuple):
-        raise InvalidResultError(f"{name} returned {kind_of(given)}; return a list of scores")
+        raise InvalidResultError(f"{name} returned {type_name(given)}; return a list of scores")
     if len(given) != len(results):
         raise InvalidResultError(f"{name} returned {len(given)} scores for {len(results)}")
     forms = "return a list of numbers, with None for unscored rollouts"
@@ -473,7 +479,7 @@ def finished(results: Sequence[EvaluateResult], processed: Any, what: str) -> li
         after = _number(given[index], f"{name}, [{index}],", forms)
         changes: dict[str, Any] = {}
         if math.isnan(after) and not math.isnan(before):
-            error = "post_process_scores left it without a score"
+            error = "post_process_scores returned no score for this rollout"
             changes = {"is_score_valid": False, "error": error, "raw_score": before}
         elif math.isnan(before) and not math.isnan(after):
             why = result.error or result.reason or NO_SCORE

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from reward_kit.errors import ConfigError, Failure, RewardError, RewardKitError, boundary, did_you_mean, kind_of
+from reward_kit.errors import ConfigError, Failure, RewardError, RewardKitError, boundary, did_you_mean, type_name
 from reward_kit.providers.request_queue import Rates, RetryPolicy
-from reward_kit.reward_agent.calling import Retries
+from reward_kit.reward_agent.call_scheduler import Retries
 from reward_kit.reward_agent.custom_rewards import NO_SCORE, Calls, failed, finished
 from reward_kit.reward_agent.in_process import InProcessScorer
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
@@ -41,11 +41,11 @@ class CustomScorer(InProcessScorer):
         if (policy := getattr(kind, "call_retries", None)) is not None:
             what, known = f"{kind.__name__}.call_retries", [each.name for each in fields(RetryPolicy)]
             if not isinstance(policy, Mapping):
-                raise ConfigError(f"{what} is a mapping with some of {', '.join(known)}, not {kind_of(policy)}")
+                raise ConfigError(f"{what} is a mapping with some of {', '.join(known)}, not {type_name(policy)}")
             for name, value in policy.items():
                 if name not in known:
                     raise ConfigError(f"{what}: unknown key {name!r}{did_you_mean(str(name), known)}")
-                check_number(f"{what}[{name!r}]", value, whole=name == "max_attempts")
+                check_number(f"{what}[{name!r}]", value, is_integer=name == "max_attempts")
             self.retries = Retries(RetryPolicy(**policy))
 
 
@@ -79,7 +79,7 @@ class GroupScorer(CustomScorer):
         assert self._opened is not None
         assert self._threads is not None
         calls: Calls = self._opened.instance.calls
-        assert calls.post is not None, "only a class that has one is scored so"
+        assert calls.post is not None, "only a class with that method is scored in groups"
         post = functools.partial(calls.post, [math.nan if each.score is None else each.score for each in before])
 
         async def awaited() -> Any:
@@ -102,12 +102,12 @@ class GroupScorer(CustomScorer):
             elif each.failure is not None:  # it had no score and got none
                 scored.append(each)
             else:
-                failure = Failure("invalid_result", "InvalidResultError", result.error or "it has no valid score")
+                failure = Failure("invalid_result", "InvalidResultError", result.error or "no valid score")
                 scored.append(replace(each, result=result, failure=failure))
         return scored
 
 
-def scorer_here(spec: RewardSpec, deadline_s: float | None = None, **options: int) -> InProcessScorer:
+def in_process_scorer(spec: RewardSpec, deadline_s: float | None = None, **options: int) -> InProcessScorer:
     """Return the scorer of a reward in this process; see `InProcessScorer` for the options."""
     if hasattr(spec.function, "each"):
         return GroupScorer(spec, deadline_s, **options)

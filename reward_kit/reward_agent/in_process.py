@@ -27,7 +27,7 @@ from reward_kit.environments.snapshots import close_state
 from reward_kit.errors import RewardError, RewardKitError, boundary
 from reward_kit.loading import load_object
 from reward_kit.models import EvaluateResult
-from reward_kit.reward_agent.scoring import Scored, ScoringRequest, error_of, failure_of, scored_together
+from reward_kit.reward_agent.scoring import Scored, ScoringRequest, failure_from_error, result_error, score_unbroken
 from reward_kit.reward_calls import OpenReward
 from reward_kit.typed_interface import Mode, RewardSpec
 
@@ -322,9 +322,9 @@ class InProcessScorer:
     async def score_group(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
         if self._spec.mode == "pointwise":
             return [await self.score(request) for request in requests]
-        return await scored_together(requests, self._score_whole)
+        return await score_unbroken(requests, self._score_complete)
 
-    async def _score_whole(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
+    async def _score_complete(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
         began = time.perf_counter()
         results: Sequence[EvaluateResult | RewardKitError]
         try:
@@ -348,12 +348,12 @@ class InProcessScorer:
         if isinstance(result, RewardKitError):
             kept, error = None, result
         else:
-            kept, invalid = result, error_of(self._spec.id, result, len(request.assistant_turns))
+            kept, invalid = result, result_error(self._spec.id, result, len(request.assistant_turns))
             if invalid is None:
                 return Scored(request.rollout_id, kept, None, duration_s, self._sandbox)
             error = invalid
         logger.info("episode %s cannot be scored", request.rollout_id, exc_info=error)
-        failure, asked_s = failure_of(error)
+        failure, asked_s = failure_from_error(error)
         return Scored(request.rollout_id, kept, failure, duration_s, self._sandbox, retry_after_s=asked_s)
 
     async def _closing(self, given: Iterable[Mapping[str, Any]], call: Coroutine[Any, Any, _Result]) -> _Result:

@@ -41,9 +41,9 @@ from reward_kit.models import EvaluateResult
 from reward_kit.providers.faults import TransientError, UnreachableError, excerpt, status_error
 from reward_kit.providers.keys import check_allowed, read_dotenv
 from reward_kit.providers.request_queue import RetryPolicy, with_retries
-from reward_kit.reward_agent.confined import state_record, steps_record
-from reward_kit.reward_agent.scoring import Scored, ScoringRequest, failure_of, scored_together
-from reward_kit.safe_input import REWARD_ANSWER_BYTES, TooLargeError, read_body, read_strictly
+from reward_kit.reward_agent.sandboxed import state_record, steps_record
+from reward_kit.reward_agent.scoring import Scored, ScoringRequest, failure_from_error, score_unbroken
+from reward_kit.safe_input import REWARD_ANSWER_BYTES, TooLargeError, parse_json, read_body
 from reward_kit.typed_interface import Mode, Origin
 from reward_kit.validation import check_number, describe_validation_error
 
@@ -78,10 +78,10 @@ class AnswerBody(BaseModel):
     model_config = ConfigDict(strict=True, title="Score")
 
     rollout_id: str
-    score: float | None = Field(description="null where the rollout is unscored")
-    result: EvaluateResult | None = Field(description="What the reward function returned; null where it failed.")
+    score: float | None = Field(description="null if the rollout is unscored")
+    result: EvaluateResult | None = Field(description="The return value of the reward function; null if it failed.")
     error: FailureBody | None = Field(description="The reason for a missing score.")
-    duration_s: float = Field(ge=0, description="Of the call, with its wait for a thread or a worker.")
+    duration_s: float = Field(ge=0, description="Duration of the call, including the wait for a thread or worker.")
     sandbox: dict[str, str] | None = Field(description="Where the reward ran.")
     stdout: str = ""
     stderr: str = ""
@@ -94,15 +94,15 @@ class AboutBody(BaseModel):
 
     model_config = ConfigDict(strict=True, title="Reward")
 
-    name: str = Field(description="As in its address.")
+    name: str = Field(description="The name in its URL.")
     id: str = Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")
     mode: Mode = Field(description='"batch": the rollouts of a request are one group, scored in one call.')
-    parameters: list[str] | None = Field(description="The values that it is given by name; null: any.")
-    required: list[str] = Field(description="Those of them that have no default.")
-    level: str = Field(description="Where it runs: in_process, warm or isolated.")
-    digest: str = Field(min_length=8, max_length=200, description="Changes when its code or its options do.")
-    deadline_s: float | None = Field(gt=0, description="For one call.")
-    max_batch: int = Field(ge=1, description="Rollouts in a request.")
+    parameters: list[str] | None = Field(description="Parameters of the reward; null: any.")
+    required: list[str] = Field(description="Parameters without a default.")
+    level: str = Field(description="Sandbox level: in_process, warm or isolated.")
+    digest: str = Field(min_length=8, max_length=200, description="Changes with its code or options.")
+    deadline_s: float | None = Field(gt=0, description="Deadline of one call.")
+    max_batch: int = Field(ge=1, description="Most rollouts in a request.")
 
 
 def is_address(reference: str) -> bool:
@@ -113,7 +113,7 @@ def is_address(reference: str) -> bool:
 def checked_address(url: str) -> str:
     """Return the URL of a reward, without a slash at its end."""
     if "@" in url:
-        raise ConfigError(f"the URL of a reward holds no user name and no password; set {KEY_VARIABLE} instead")
+        raise ConfigError(f"the URL of a reward must not contain a user name or password; set {KEY_VARIABLE} instead")
     address = url.rstrip("/")
     try:
         is_right = bool(_ADDRESS.match(address)) and urlsplit(address).port != 0
@@ -145,12 +145,12 @@ def key_for(url: str, api_key: str | None = None) -> str:
     if not key:
         raise ConfigError(f"no key for {url}: set {KEY_VARIABLE} in the environment or in a .env file")
     if not (key.isascii() and key.isprintable() and " " not in key):
-        raise ConfigError(f"the key for {url} ({KEY_VARIABLE}) holds characters that no HTTP header can carry")
+        raise ConfigError(f"the key for {url} ({KEY_VARIABLE}) contains characters that are invalid in an HTTP header")
     return key
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RequestOptions:
     """Timeouts and attempts of requests to a reward server.
 
     Attributes:
@@ -170,22 +170,22 @@ class Patience:
     def __post_init__(self) -> None:
         check_number("timeout_s", self.timeout_s)
         check_number("connect_timeout_s", self.connect_timeout_s)
-        check_number("max_attempts", self.policy.max_attempts, whole=True)
+        check_number("max_attempts", self.policy.max_attempts, is_integer=True)
         check_number("budget_s", self.policy.budget_s)
 
 
 class RewardEndpoint:
     """One reward's address, requested over kept-alive connections; the key is shown in no message."""
 
-    def __init__(self, url: str, key: str, patience: Patience) -> None:
+    def __init__(self, url: str, key: str, request_options: RequestOptions) -> None:
         self.url = url
-        self._key, self._patience = key, patience
+        self._key, self._options = key, request_options
         self._jitter = random.Random()
         self._session: aiohttp.ClientSession | None = None
 
-    def another(self) -> RewardEndpoint:
+    def clone(self) -> RewardEndpoint:
         """Return one with connections of its own."""
-        return RewardEndpoint(self.url, self._key, self._patience)
+        return RewardEndpoint(self.url, self._key, self._options)
 
     async def __aenter__(self) -> Self:
         import aiohttp
@@ -194,9 +194,7 @@ class RewardEndpoint:
             # The reward agent decides how many are in flight.
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300),
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(
-                total=self._patience.timeout_s, sock_connect=self._patience.connect_timeout_s
-            ),
+            timeout=aiohttp.ClientTimeout(total=self._options.timeout_s, sock_connect=self._options.connect_timeout_s),
             # Compressed, a small answer could expand to any size.
             headers={"Authorization": f"Bearer {self._key}", "Accept-Encoding": "identity", "User-Agent": "reward-kit"},
             auto_decompress=False,
@@ -222,7 +220,7 @@ class RewardEndpoint:
             ProviderError: it cannot be reached, is overloaded or answers something else, after all attempts.
             DeadlineError: it did not answer in time.
         """
-        value, _ = await with_retries(lambda: self._attempt(action, body), self._patience.policy, self._jitter)
+        value, _ = await with_retries(lambda: self._attempt(action, body), self._options.policy, self._jitter)
         return value
 
     async def _attempt(self, action: str, body: bytes | None) -> Any:
@@ -237,13 +235,13 @@ class RewardEndpoint:
             ) as response:
                 status, answer = response.status, await read_body(response, REWARD_ANSWER_BYTES)
         except TooLargeError as error:
-            raise ProviderError(f"{url}: the answer has more than {error}, which is the limit") from None
+            raise ProviderError(f"{url}: the response exceeds the limit of {error}") from None
         except aiohttp.ConnectionTimeoutError as error:
-            raise UnreachableError(f"{url}: no connection within {self._patience.connect_timeout_s:g} s") from error
+            raise UnreachableError(f"{url}: no connection within {self._options.connect_timeout_s:g} s") from error
         except TimeoutError as error:
-            raise DeadlineError(f"{url} did not answer within timeout_s={self._patience.timeout_s:g}") from error
+            raise DeadlineError(f"{url} did not answer within timeout_s={self._options.timeout_s:g}") from error
         except (aiohttp.InvalidURL, aiohttp.ClientSSLError) as error:
-            raise ProviderError(f"{url} cannot be talked to: {self._excerpt(error)}") from error
+            raise ProviderError(f"{url} failed: {self._excerpt(error)}") from error
         except aiohttp.ClientConnectorError as error:
             raise UnreachableError(
                 f"{url} refused the connection; is the server running? {error.os_error.strerror or error.os_error}"
@@ -252,11 +250,11 @@ class RewardEndpoint:
             raise TransientError(f"{url} dropped the connection: {self._excerpt(error)}") from error
         if status == 200:
             try:
-                return read_strictly(answer)
+                return parse_json(answer)
             except (ValueError, RecursionError) as error:
-                raise TransientError(f"{url} answered something that is not JSON: {self._excerpt(error)}") from None
+                raise TransientError(f"{url} returned invalid JSON: {self._excerpt(error)}") from None
         if 300 <= status < 400:
-            raise ConfigError(f"{url} redirects (HTTP {status}); name the address that it leads to")
+            raise ConfigError(f"{url} redirects (HTTP {status}); use the target address")
         problem = status_error(status, response.headers, answer, url, [self._key])
         if status in (401, 403):
             raise ConfigError(f"{problem}; is {KEY_VARIABLE} the server's key?")
@@ -271,14 +269,14 @@ class RewardEndpoint:
 class RemoteReward:
     """One reward of a reward server: its description, and the scorer that calls it; see `scoring.Reward`.
 
-    Make it with `RemoteReward.at` or `load_reward`. The reward agent opens it as an async context manager.
+    Make it with `RemoteReward.connect` or `load_reward`. The reward agent opens it as an async context manager.
     """
 
     def __init__(
-        self, url: str, about: AboutBody, *, api_key: str | None = None, patience: Patience | None = None
+        self, url: str, about: AboutBody, *, api_key: str | None = None, request_options: RequestOptions | None = None
     ) -> None:
         self.url, self.about = checked_address(url), about
-        self._endpoint = RewardEndpoint(self.url, key_for(self.url, api_key), patience or Patience())
+        self._endpoint = RewardEndpoint(self.url, key_for(self.url, api_key), request_options or RequestOptions())
         self._deadline_s: float | None = None
         self.id, self.mode, self.digest = about.id, about.mode, about.digest
         self.parameters = None if about.parameters is None else frozenset(about.parameters)
@@ -290,7 +288,9 @@ class RemoteReward:
         self.options: Mapping[str, Any] = {}
 
     @classmethod
-    async def at(cls, url: str, *, api_key: str | None = None, patience: Patience | None = None) -> Self:
+    async def connect(
+        cls, url: str, *, api_key: str | None = None, request_options: RequestOptions | None = None
+    ) -> Self:
         """Return the reward at an address, once the server has described it.
 
         Args:
@@ -304,21 +304,21 @@ class RemoteReward:
             DeadlineError: it does not answer.
         """
         url = checked_address(url)
-        async with RewardEndpoint(url, key_for(url, api_key), patience or Patience()) as endpoint:
+        async with RewardEndpoint(url, key_for(url, api_key), request_options or RequestOptions()) as endpoint:
             description = await endpoint.request()
         try:
             about = AboutBody.model_validate(description, strict=True)
         except pydantic.ValidationError as error:
             problems = "; ".join(describe_validation_error(error)[:3])
             raise ProviderError(f"{url} is not a reward of a reward server: {problems}") from None
-        return cls(url, about, api_key=api_key, patience=patience)
+        return cls(url, about, api_key=api_key, request_options=request_options)
 
     def scorer(self, deadline_s: float | None = None) -> RemoteReward:
         """Return another one that can be opened beside this; beyond `deadline_s`, a call is unscored as a timeout."""
         if deadline_s is not None:
             check_number("deadline_s", deadline_s)
         other = copy.copy(self)
-        other._endpoint, other._deadline_s = self._endpoint.another(), deadline_s
+        other._endpoint, other._deadline_s = self._endpoint.clone(), deadline_s
         return other
 
     async def __aenter__(self) -> Self:
@@ -336,9 +336,9 @@ class RemoteReward:
         return (await self._scored([request], "score"))[0]
 
     async def score_group(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        return await scored_together(requests, self._score_whole)
+        return await score_unbroken(requests, self._score_complete)
 
-    async def _score_whole(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
+    async def _score_complete(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
         # A group that is too large for the server is refused there; requests of a pointwise reward can be split.
         size = len(requests) if self.mode == "batch" else self.about.max_batch
         parts = [requests[start : start + size] for start in range(0, len(requests), size)]
@@ -348,7 +348,7 @@ class RemoteReward:
         began = time.perf_counter()
         try:
             with boundary(RewardError, f"reward {self.id!r} at {self.url}"):
-                rollouts = [rollout_of(request, self.parameters) for request in requests]
+                rollouts = [encode_rollout(request, self.parameters) for request in requests]
                 body = rollouts[0] if action == "score" else {"rollouts": rollouts}
                 sent = json.dumps({**body, "codec": "typed"}, allow_nan=False, separators=(",", ":")).encode("ascii")
                 try:
@@ -360,7 +360,7 @@ class RemoteReward:
                     ) from None
                 return self._read(answer, requests, action, time.perf_counter() - began)
         except RewardKitError as error:
-            failure, asked_s = failure_of(error)
+            failure, asked_s = failure_from_error(error)
             duration_s = time.perf_counter() - began
         logger.info("%d episodes cannot be scored: %s", len(requests), failure.message)
         return [Scored(one.rollout_id, None, failure, duration_s, retry_after_s=asked_s) for one in requests]
@@ -368,7 +368,7 @@ class RemoteReward:
     def _read(self, answer: Any, requests: Sequence[ScoringRequest], action: str, duration_s: float) -> list[Scored]:
         answers = [answer] if action == "score" else answer.get("scores") if isinstance(answer, Mapping) else None
         if not isinstance(answers, list) or len(answers) != len(requests):
-            raise ProviderError(f"{self.url} answered something else than {len(requests)} scores")
+            raise ProviderError(f"{self.url} did not return {len(requests)} scores")
         scored = []
         try:
             for request, one in zip(requests, answers, strict=True):
@@ -389,10 +389,10 @@ class RemoteReward:
             problem = "; ".join(describe_validation_error(error)[:3])
         except (ValueError, KeyError, TypeError, EpisodeError) as error:
             problem = str(error)
-        raise ProviderError(f"{self.url} answered something that is not a score: {problem}")
+        raise ProviderError(f"{self.url} returned an invalid score: {problem}")
 
 
-def rollout_of(request: ScoringRequest, wanted: frozenset[str] | None) -> dict[str, Any]:
+def encode_rollout(request: ScoringRequest, wanted: frozenset[str] | None) -> dict[str, Any]:
     """Return the values of a rollout that the reward names, coded."""
     names = request.names(wanted) | _ALWAYS
     values: dict[str, Any] = {
@@ -412,7 +412,7 @@ def rollout_of(request: ScoringRequest, wanted: frozenset[str] | None) -> dict[s
     return values
 
 
-def notes_on(reward: RemoteReward) -> tuple[str, ...]:
+def reward_notes(reward: RemoteReward) -> tuple[str, ...]:
     """Return lines for the user."""
     address = urlsplit(reward.url)
     if address.scheme != "http" or address.hostname in _LOOPBACK:

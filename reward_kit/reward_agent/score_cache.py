@@ -32,7 +32,7 @@ class ScoreCache:
     """
 
     def __init__(self, max_entries: int = 100_000) -> None:
-        check_number("max_entries", max_entries, whole=True)
+        check_number("max_entries", max_entries, is_integer=True)
         self._max_entries = max_entries
         self._entries: OrderedDict[str, tuple[Scored, ...]] = OrderedDict()
 
@@ -69,7 +69,7 @@ def check_cacheable(spec: RewardSpec) -> None:
     """Reject a reward that names a value outside of the key."""
     left_out = _NOT_HASHED | {BATCH_NAMES.get(name, name) for name in _NOT_HASHED}
     for name in sorted((spec.parameters or frozenset()) & left_out):
-        raise ConfigError(f"reward {spec.id!r} asks for {name!r}, which is not part of a cache's key: leave out cache=")
+        raise ConfigError(f"reward {spec.id!r} uses {name!r}, which is not part of the cache key: remove cache=")
 
 
 def content_hash(requests: Sequence[ScoringRequest]) -> str | None:

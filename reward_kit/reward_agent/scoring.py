@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from types import NoneType, TracebackType
 from typing import Any, Protocol, Self
 
-from reward_kit.agent.models import steps_of
+from reward_kit.agent.models import episode_steps
 from reward_kit.environments.base import StateSnapshot
 from reward_kit.environments.snapshots import open_snapshot
-from reward_kit.episodes.record import environment_return, facts_of
+from reward_kit.episodes.record import environment_return, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import AlignmentError, ConfigError, Failure, InvalidResultError, RewardKitError, did_you_mean
 from reward_kit.models import EvaluateResult, Message, TaskDefinitionModel, match_to_steps
-from reward_kit.providers.faults import trouble_of
+from reward_kit.providers.faults import find_transient_failure
 from reward_kit.reward_agent.requirements import check_installed
 from reward_kit.reward_calls import BATCH_NAMES, OFFERED
 from reward_kit.typed_interface import Mode, Origin
@@ -60,9 +60,9 @@ class ScoringRequest:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, episode: SingleAgentEpisode, task: TaskDefinitionModel | None = None) -> ScoringRequest:
+    def from_episode(cls, episode: SingleAgentEpisode, task: TaskDefinitionModel | None = None) -> ScoringRequest:
         """Return the request for an episode."""
-        facts = facts_of(episode)
+        facts = get_facts(episode)
         stored, broke = facts.get("final_state"), facts.get("failure")
         extra = {}
         if task is not None:
@@ -96,7 +96,7 @@ class ScoringRequest:
             if name == "messages":
                 values[name] = [_copy(message) for message in self.messages]
             elif name == "step_data":
-                values[name] = copy.deepcopy(steps_of(self.episode)) if self.episode is not None else []
+                values[name] = copy.deepcopy(episode_steps(self.episode)) if self.episode is not None else []
             elif name == "state":
                 values[name] = open_snapshot(self.final_state) if self.final_state else None
             else:
@@ -230,13 +230,13 @@ def check_truth(reward: Reward, truths: Iterable[Any], fields: Iterable[str], wh
         known = sorted(set(fields))
         near = difflib.get_close_matches("ground_truth", known, n=1)
         fix = f"; rename {near[0]!r} to 'ground_truth'" if near else ""
-        message = f"reward {reward.id!r} asks for ground_truth, and no {what} has it{fix}"
+        message = f"reward {reward.id!r} needs ground_truth, which no {what} has{fix}"
         raise ConfigError(f"{message} (their fields: {', '.join(known) or 'none'})")
 
 
-def failure_of(error: RewardKitError) -> tuple[Failure, float | None]:
+def failure_from_error(error: RewardKitError) -> tuple[Failure, float | None]:
     """Return the failure of a call, and the Retry-After of the endpoint behind it."""
-    failure, trouble = Failure.from_exception(error), trouble_of(error)
+    failure, trouble = Failure.from_exception(error), find_transient_failure(error)
     if trouble is None:
         return failure, None
     if failure.failure_class == "crash":
@@ -244,20 +244,20 @@ def failure_of(error: RewardKitError) -> tuple[Failure, float | None]:
     return failure, trouble.retry_after_s
 
 
-async def scored_together(
+async def score_unbroken(
     requests: Sequence[ScoringRequest],
-    score_whole: Callable[[Sequence[ScoringRequest]], Awaitable[Sequence[Scored]]],
+    score_complete: Callable[[Sequence[ScoringRequest]], Awaitable[Sequence[Scored]]],
 ) -> list[Scored]:
     """Score a group without its broken rollouts; their failures are their results."""
     whole = [request for request in requests if request.failure is None]
-    scored = iter(await score_whole(whole) if whole else ())
+    scored = iter(await score_complete(whole) if whole else ())
     return [
         next(scored) if request.failure is None else Scored(request.rollout_id, None, request.failure)
         for request in requests
     ]
 
 
-def error_of(id: str, result: EvaluateResult, steps: int) -> RewardKitError | None:
+def result_error(id: str, result: EvaluateResult, steps: int) -> RewardKitError | None:
     """Return why a result leaves its rollout unscored: by its own fields, or since a step output names a wrong step."""
     try:
         if result.step_outputs:
@@ -266,5 +266,5 @@ def error_of(id: str, result: EvaluateResult, steps: int) -> RewardKitError | No
         return error
     if result.error is None and result.is_score_valid:
         return None
-    reason = result.error or result.reason or "is_score_valid is false"
-    return InvalidResultError(f"reward {id!r} declared no valid score: {reason}")
+    reason = result.error or result.reason or "is_score_valid is False"
+    return InvalidResultError(f"reward {id!r} returned no valid score: {reason}")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from reward_kit import rewards
 from reward_kit.errors import ConfigError
-from reward_kit.loading import MODULE_PREFIX, is_built_in, module_name_of
+from reward_kit.loading import MODULE_PREFIX, is_built_in, user_module_name
 from reward_kit.reward_calls import REFERENCE
 from reward_kit.sandbox.program import SOURCE_LIMIT, library_path
 
@@ -67,7 +67,7 @@ def definitions(scope: Sequence[ast.stmt]) -> Iterator[Definition]:
             yield from definitions(getattr(node, inner, ()))
 
 
-def definition_of(name: str, scope: Sequence[ast.stmt]) -> Definition | None:
+def find_definition(name: str, scope: Sequence[ast.stmt]) -> Definition | None:
     """Return the last definition of a name, dotted for one in a class; None if the scope does not define it."""
     definition: Definition | None = None
     for part in name.split("."):
@@ -81,7 +81,7 @@ def definition_of(name: str, scope: Sequence[ast.stmt]) -> Definition | None:
 
 def declared_requirements(text: str, name: str) -> tuple[str, ...]:
     """Return the plain texts of `requirements=` in a reward's decorator, whatever the decorator is called."""
-    definition = definition_of(name, _tree(text).body)
+    definition = find_definition(name, _tree(text).body)
     for decorator in definition.decorator_list if definition is not None else ():
         for keyword in decorator.keywords if isinstance(decorator, ast.Call) else ():
             if keyword.arg != "requirements":
@@ -98,7 +98,7 @@ def declared_requirements(text: str, name: str) -> tuple[str, ...]:
 def refuse_network(text: str, name: str, file: str, level: str) -> None:
     """Reject a `compute_score` that imports a client of the network, which the sandbox does not have."""
     tree = _tree(text)
-    definition = definition_of(name, tree.body)
+    definition = find_definition(name, tree.body)
     if isinstance(definition, ast.ClassDef):
         has_form = any(one.name == "compute_score" for one in definitions(definition.body))
     elif definition is not None:
@@ -133,7 +133,7 @@ class Sources:
     imports: set[str] = field(default_factory=set)
 
 
-def sources_of(file: Path, name: str, roots: Sequence[Path]) -> Sources:
+def collect_sources(file: Path, name: str, roots: Sequence[Path]) -> Sources:
     """Read a reward's file and the modules that it imports."""
     sources, library = Sources(), library_path()
     pending = [(name, file, False)]
@@ -158,7 +158,7 @@ def sources_of(file: Path, name: str, roots: Sequence[Path]) -> Sources:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and REFERENCE.match(node.value):
                 factory = (file.parent / node.value.partition(":")[0]).resolve()
                 if _is_within(factory, file.parent):
-                    pending.append((module_name_of(factory), factory, False))
+                    pending.append((user_module_name(factory), factory, False))
     return sources
 
 
@@ -203,7 +203,7 @@ def read_source(path: Path) -> str:
     """Return the text of a user's file."""
     try:
         if path.stat().st_size > SOURCE_LIMIT:
-            raise ConfigError(f"{path} is longer than {SOURCE_LIMIT:,} bytes, which is the most that is run")
+            raise ConfigError(f"{path} exceeds the limit of {SOURCE_LIMIT:,} bytes")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error

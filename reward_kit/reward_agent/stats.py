@@ -12,14 +12,14 @@ import numpy as np
 
 from reward_kit.errors import FailureClass
 from reward_kit.reward_agent.scoring import Scored
-from reward_kit.rewards.judge_questions import METRIC
+from reward_kit.rewards.judge_prompts import METRIC
 
 PREFIX = "reward_agent/"
 _COST = re.compile(r"\bcost_usd=(\d{1,12}(?:\.\d{1,12})?)(?=\s|$)")
 _KEPT_LATENCIES = 4096
 
 
-def cost_of(usage: str) -> float | None:
+def usage_cost(usage: str) -> float | None:
     """Return the dollars in a judge's usage; None if its price is unknown."""
     cost = _COST.search(usage)
     return float(cost[1]) if cost is not None else None
@@ -132,7 +132,7 @@ class Tally:
         # Rollouts of a group that were judged together all record the whole cost.
         usages = (one.result.metrics.get(METRIC) for one in scored if one.result is not None)
         for usage in dict.fromkeys(metric.reason for metric in usages if metric is not None):
-            if (cost := cost_of(usage)) is None:
+            if (cost := usage_cost(usage)) is None:
                 self.unpriced += 1
             else:
                 self.cost_usd = (self.cost_usd or 0.0) + cost

@@ -131,7 +131,7 @@ class Ticket:
         self.spans: list[Spans] = [()] * len(self.requests)
         self.context = contextvars.copy_context()
         name = f"batch {number}, of {len(self.requests)} requests"
-        self.deliveries = Deliveries(len(self.requests), group_size, name)
+        self.deliveries = DeliveryQueue(len(self.requests), group_size, name)
         self._owner: TicketOwner | None = owner
         self._finishes_groups = finishes_groups
         self._loop = asyncio.get_running_loop()
@@ -147,7 +147,7 @@ class Ticket:
         """True if every result is there, be it a failure."""
         return self._open_groups == 0
 
-    def is_of(self, owner: TicketOwner) -> bool:
+    def belongs_to(self, owner: TicketOwner) -> bool:
         """Report whether `owner` issued it and is still open."""
         return self._owner is owner
 
@@ -168,7 +168,7 @@ class Ticket:
 
     def expire_in(self, seconds: float) -> None:
         """Give up all requests without a score after this time, with the class `timeout`."""
-        error = DeadlineError(f"not scored within the {seconds:g} s of its ticket (deadline_s)")
+        error = DeadlineError(f"not scored within the ticket's deadline_s={seconds:g}")
         if not self.is_done:
             self._deadline = self._loop.call_later(seconds, self._end, Failure.from_exception(error))
 
@@ -179,7 +179,7 @@ class Ticket:
             self._deadline.cancel()
         self.deliveries.close()
 
-    def group_of(self, group: int) -> slice:
+    def group_slice(self, group: int) -> slice:
         """Return the indexes of a group."""
         return slice(group * self.group_size, (group + 1) * self.group_size)
 
@@ -209,7 +209,7 @@ class Ticket:
     def finish(self, group: int, scored: Sequence[Scored]) -> None:
         """Replace the results of a group by finished ones, unless it is too late, and let it be handed out."""
         if self.is_open(group):
-            self.results[self.group_of(group)] = scored
+            self.results[self.group_slice(group)] = scored
             self._complete(group)
 
     def is_open(self, group: int) -> bool:
@@ -250,13 +250,13 @@ class Ticket:
 
 
 @dataclass(slots=True, eq=False)
-class _Taker:
+class _Waiter:
     size: int
     order: Order
     wake_up: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Deliveries:
+class DeliveryQueue:
     """The results of one batch, whose name is for messages, on their way out by index."""
 
     def __init__(self, size: int, group_size: int, batch: str) -> None:
@@ -266,7 +266,7 @@ class Deliveries:
         self._undelivered = OrderedDict.fromkeys(range(size // group_size))
         self._ready: OrderedDict[int, None] = OrderedDict()
         self._rest: list[int] = []  # of a group that was cut
-        self._takers: deque[_Taker] = deque()
+        self._takers: deque[_Waiter] = deque()
         self._is_closed = False
 
     def complete(self, group: int) -> None:
@@ -292,12 +292,12 @@ class Deliveries:
     async def take(self, size: int, order: Order, *, cut_groups: bool) -> list[int]:
         """Return the next `size` indexes, sorted, once their groups are complete; ConfigError if they never will be."""
         if size < 0:
-            raise ConfigError(f"get({size}): a chunk has no negative size")
+            raise ConfigError(f"get({size}): chunk_size must not be negative")
         if order not in ("completion", "submission"):
-            raise ConfigError(f"get: order is 'completion' or 'submission', not {order!r}")
+            raise ConfigError(f"get: order must be 'completion' or 'submission', not {order!r}")
         outstanding = f"{self.outstanding} results are outstanding of {self._batch}"
         if size > self.outstanding:
-            raise ConfigError(f"get({size}) can never be met: {outstanding}")
+            raise ConfigError(f"get({size}) cannot return: {outstanding}")
         # The rest of a group that earlier callers will have cut comes first.
         over = (size - self.outstanding) % self._group_size
         if over and not cut_groups:
@@ -308,7 +308,7 @@ class Deliveries:
                 f"cut_groups=True; {outstanding}"
             )
         self.outstanding -= size
-        taker = _Taker(size, order)
+        taker = _Waiter(size, order)
         self._takers.append(taker)
         try:
             while True:
@@ -329,7 +329,7 @@ class Deliveries:
         self._wake_first()
         return sorted(taken)
 
-    def _groups_for(self, taker: _Taker) -> list[int] | None:
+    def _groups_for(self, taker: _Waiter) -> list[int] | None:
         """Return the groups that serve the first caller; None if they are not complete."""
         count = max(0, -(-(taker.size - len(self._rest)) // self._group_size))
         if len(self._ready) < count:

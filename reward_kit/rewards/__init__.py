@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from reward_kit.rewards.answers import list_answer as list_answer
     from reward_kit.rewards.code import program_code as program_code
     from reward_kit.rewards.code import python_code as python_code
-    from reward_kit.rewards.combining import clip as clip
-    from reward_kit.rewards.combining import first_of as first_of
-    from reward_kit.rewards.combining import gate as gate
-    from reward_kit.rewards.combining import weighted as weighted
+    from reward_kit.rewards.combinators import clip as clip
+    from reward_kit.rewards.combinators import first_of as first_of
+    from reward_kit.rewards.combinators import gate as gate
+    from reward_kit.rewards.combinators import weighted as weighted
     from reward_kit.rewards.final_state import final_state_matches as final_state_matches
-    from reward_kit.rewards.form import contains_all as contains_all
-    from reward_kit.rewards.form import contains_none as contains_none
-    from reward_kit.rewards.form import no_repetition as no_repetition
-    from reward_kit.rewards.form import reasoning_steps as reasoning_steps
-    from reward_kit.rewards.form import regex_format as regex_format
-    from reward_kit.rewards.form import tag_format as tag_format
+    from reward_kit.rewards.formats import contains_all as contains_all
+    from reward_kit.rewards.formats import contains_none as contains_none
+    from reward_kit.rewards.formats import no_repetition as no_repetition
+    from reward_kit.rewards.formats import reasoning_steps as reasoning_steps
+    from reward_kit.rewards.formats import regex_format as regex_format
+    from reward_kit.rewards.formats import tag_format as tag_format
     from reward_kit.rewards.json_answers import json_answer as json_answer
     from reward_kit.rewards.json_answers import json_schema_answer as json_schema_answer
     from reward_kit.rewards.judges import grounded_judge as grounded_judge
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 _MODULES = {
     "answers": "choice_answer exact_answer list_answer",
     "code": "program_code python_code",
-    "combining": "clip first_of gate weighted",
+    "combinators": "clip first_of gate weighted",
     "final_state": "final_state_matches",
-    "form": "contains_all contains_none no_repetition reasoning_steps regex_format tag_format",
+    "formats": "contains_all contains_none no_repetition reasoning_steps regex_format tag_format",
     "json_answers": "json_answer json_schema_answer",
     "judges": "grounded_judge group_judge llm_judge pairwise_judge",
     "languages": "same_language",

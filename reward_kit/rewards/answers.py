@@ -161,7 +161,7 @@ SQUAD: Final[tuple[Normalisation, ...]] = ("casefold", "punctuation", "articles"
 _ARTICLES: Final = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
 
 
-def normalised(text: str, steps: tuple[Normalisation, ...]) -> str:
+def normalize_text(text: str, steps: tuple[Normalisation, ...]) -> str:
     """Return `text` after these steps, in their order.
 
     "strip" drops white space around it, "whitespace" also makes one blank of each run inside; "casefold" ignores case;
@@ -214,7 +214,7 @@ def exact_answer(
     """
     given = require_truth(ground_truth, "exact_answer")
     accepted = [str(item) for item in (given if isinstance(given, list | tuple) else [given])]
-    wanted = {normalised(text, normalise) for text in accepted}
+    wanted = {normalize_text(text, normalise) for text in accepted}
     if not wanted:
         raise RewardError("exact_answer compares with a ground_truth, and the sample's list of them is empty")
     if "" in wanted and any(text.strip() for text in accepted):
@@ -229,7 +229,7 @@ def exact_answer(
         text = found.text
     if len(text) > LONGEST:
         return passed(False, f"the answer is longer than {LONGEST} characters")
-    is_right = normalised(text, normalise) in wanted
+    is_right = normalize_text(text, normalise) in wanted
     expected = " or ".join(quoted(item) for item in accepted[:3])
     return passed(is_right, f"the answer {quoted(text)} {'is' if is_right else 'is not'} {expected}")
 
@@ -293,7 +293,7 @@ def choice_answer(
         ```
     """
     _check_letters({"letters": letters})
-    texts = _texts_of(sample, letters)
+    texts = _option_texts(sample, letters)
     right, text = _right(require_truth(ground_truth, "choice_answer"), letters, texts, zero_based)
     if text:
         texts[right] = text
@@ -316,27 +316,27 @@ def choice_answer(
 def _letters_in(text: str, letters: str, texts: Mapping[str, str]) -> set[str]:
     """Return the letters that a stated answer names."""
     plain = unwrap(_COMMAND.sub(" ", text).strip())
-    chosen = _letters_of_piece(plain, letters, texts)
+    chosen = _letters_in_piece(plain, letters, texts)
     pieces = [piece for piece in _BETWEEN.split(plain) if piece]
     if chosen or len(pieces) < 2:
         return chosen
     for piece in pieces:
         leading = _LEADING.fullmatch(piece)
-        chosen |= _letters_of_piece(piece, letters, texts) or ({leading[1]} & set(letters) if leading else set())
+        chosen |= _letters_in_piece(piece, letters, texts) or ({leading[1]} & set(letters) if leading else set())
     return chosen
 
 
-def _letters_of_piece(piece: str, letters: str, texts: Mapping[str, str]) -> set[str]:
+def _letters_in_piece(piece: str, letters: str, texts: Mapping[str, str]) -> set[str]:
     """Return the letter of a piece of text; two if letter and option contradict one another."""
     piece = _PREFIX.sub("", piece.strip(), count=1).strip()
-    if by_text := _with_text(piece, texts):
+    if by_text := _letters_with_text(piece, texts):
         return by_text
     if alone := _ALONE.fullmatch(piece):
         return {alone[1].upper()} & set(letters)
     labelled = _LABELLED.fullmatch(piece)
     if labelled is None or (letter := (labelled[1] or labelled[2]).upper()) not in letters:
         return set()
-    chosen = {letter} | _with_text(labelled[3], texts)
+    chosen = {letter} | _letters_with_text(labelled[3], texts)
     for more in _BETWEEN.split(labelled[3])[1:]:
         match = _ALONE.fullmatch(more.strip()) or _BRACKETED.fullmatch(more.strip())
         if match and match[1].isupper():
@@ -344,10 +344,10 @@ def _letters_of_piece(piece: str, letters: str, texts: Mapping[str, str]) -> set
     return chosen
 
 
-def _with_text(text: str, texts: Mapping[str, str]) -> set[str]:
+def _letters_with_text(text: str, texts: Mapping[str, str]) -> set[str]:
     """Return the letters of the options with this text."""
-    folded = normalised(text, _FOLD)
-    return {letter for letter, option in texts.items() if folded and normalised(option, _FOLD) == folded}
+    folded = normalize_text(text, _FOLD)
+    return {letter for letter, option in texts.items() if folded and normalize_text(option, _FOLD) == folded}
 
 
 def _right(given: Any, letters: str, texts: Mapping[str, str], zero_based: bool) -> tuple[str, str]:
@@ -357,7 +357,7 @@ def _right(given: Any, letters: str, texts: Mapping[str, str], zero_based: bool)
         if 0 <= position < len(letters):
             return letters[position], ""
     text = str(given).strip()
-    by_text = _with_text(text, texts)
+    by_text = _letters_with_text(text, texts)
     if len(by_text) == 1:
         return by_text.pop(), ""
     if (alone := _ALONE.fullmatch(text)) and alone[1].upper() in letters:
@@ -367,7 +367,7 @@ def _right(given: Any, letters: str, texts: Mapping[str, str], zero_based: bool)
     raise RewardError(f"choice_answer: the ground_truth {quoted(text)} is not a letter of {letters} nor an option")
 
 
-def _texts_of(sample: Any, letters: str) -> dict[str, str]:
+def _option_texts(sample: Any, letters: str) -> dict[str, str]:
     """Return the texts of the sample's options by their letters."""
     row = sample if isinstance(sample, Mapping) else {}
     given = row.get("choices", row.get("options"))
@@ -435,7 +435,7 @@ def list_answer(
         return EvaluateResult(score=0.0, reason=f"the reply lists {len(listed)} items; the limit is {MOST_ITEMS}")
     expected, stated = (
         [
-            normalised(item if isinstance(item, str) else json.dumps(item, sort_keys=True, default=str), normalise)
+            normalize_text(item if isinstance(item, str) else json.dumps(item, sort_keys=True, default=str), normalise)
             for item in items
         ]
         for items in (wanted, listed)

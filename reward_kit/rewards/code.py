@@ -35,7 +35,7 @@ from reward_kit.rewards.code_tests import (
     shown_answer,
 )
 from reward_kit.rewards.option_types import Closeness, Megabytes, Seconds, check_closeness
-from reward_kit.rewards.replies import Choice, block_of, last_answer, require_truth
+from reward_kit.rewards.replies import Choice, last_answer, require_truth, select_block
 from reward_kit.sandbox.host import Sandbox
 from reward_kit.sandbox.outcome import Outcome
 from reward_kit.sandbox.program import SOURCE_LIMIT, Limits, Program
@@ -46,7 +46,7 @@ Runs = Literal["fresh", "together"]
 Ask = Callable[[Sequence[Any]], Awaitable[list[Outcome]]]
 """Puts inputs to one program, in one process."""
 _PYTHON = frozenset({"python", "py", "python3", "py3", "ipython", "sage"})
-_INSIDE = "reward_kit.rewards.code_inside"
+_INSIDE = "reward_kit.rewards.program_runner"
 _LEAST_KB = 256
 _REFUSAL = "what a model wrote is run in a sandbox only"
 _SLOTS_PER_CPU = 2
@@ -257,14 +257,14 @@ async def python_code(
     rules = Rules(tolerance, unordered, stdout)
     text = _program_text(messages, _PYTHON, block, unfenced)
     if not text:
-        return _nothing("the reply has no fenced block of Python" if unfenced == "refuse" else "the reply is empty")
+        return _zero_result("the reply has no fenced block of Python" if unfenced == "refuse" else "the reply is empty")
     limits = _limits(suite, time_s, wall_s, memory_mb)
-    made = f"function_of({text!r}, {suite.setup!r}, {suite.function!r})"
+    made = f"load_function({text!r}, {suite.setup!r}, {suite.function!r})"
     if not suite.calls:
-        made = f"script_of({text!r}, {suite.setup!r})"
-    source = f"from {_INSIDE} import function_of, script_of\nask = {made}\n"
+        made = f"load_script({text!r}, {suite.setup!r})"
+    source = f"from {_INSIDE} import load_function, load_script\nask = {made}\n"
     if len(source) > SOURCE_LIMIT:
-        return _nothing(f"the program has {len(text):,} characters")
+        return _zero_result(f"the program has {len(text):,} characters")
     program = Program(source, "ask", "<harness>", form="plain", imports=(_INSIDE, *preload))
     async with AsyncExitStack() as stack:
         ours = sandbox if sandbox is not None else await stack.enter_async_context(CodeSandboxes())
@@ -333,7 +333,7 @@ async def program_code(
     rules, tools = Rules(tolerance, stdout=stdout), LANGUAGES[language]
     text = _program_text(messages, tools.tags, block, unfenced)
     if not text or len(text) > SOURCE_LIMIT // 8:
-        return _nothing("the program is too long" if text else f"the reply has no fenced block of {language}")
+        return _zero_result("the program is too long" if text else f"the reply has no fenced block of {language}")
     if not 0 < compile_s <= 600:
         raise ConfigError(f"option 'compile_s': it is more than 0 and at most 600, not {compile_s}")
     of_run = _limits(suite, time_s, None, memory_mb)
@@ -347,7 +347,7 @@ async def program_code(
     )
     bounds = {"compile_s": compile_s, "run_s": 3 * time_s + 1, "cpu_s": time_s, "output": limits.output_bytes}
     given = (text, tools.filename, tools.compile_command.split(), tools.run_command.split(), bounds)
-    source = f"from {_INSIDE} import compiled\nask = compiled(*{given!r})\n"
+    source = f"from {_INSIDE} import compile_program\nask = compile_program(*{given!r})\n"
     paths = tuple(path for path in _HEADERS if os.path.isdir(path))  # noqa: ASYNC240, PTH112 - local
     imports = (_INSIDE, "subprocess", "tempfile")
     program = Program(source, "ask", "<harness>", form="plain", imports=imports, read_paths=paths)
@@ -438,7 +438,7 @@ def _message(outcome: Outcome) -> str:
 def _program_text(messages: list[Message], tags: frozenset[str], block: Choice, unfenced: str) -> str:
     """Return the program of a reply, or "". Halves of surrogate pairs become question marks, as in a file."""
     answer = last_answer(messages)
-    text = block_of(answer, tags, block)
+    text = select_block(answer, tags, block)
     if text is None:
         text = answer if unfenced == "whole" else ""
     return text.encode("utf-8", "replace").decode("utf-8") if text.strip() else ""
@@ -466,7 +466,7 @@ def _limits(suite: Suite, time_s: float, wall_s: float | None, memory_mb: int) -
     )
 
 
-def _nothing(reason: str) -> EvaluateResult:
+def _zero_result(reason: str) -> EvaluateResult:
     return EvaluateResult(score=0.0, reason=reason, metrics={"passed": MetricResult(score=0.0, reason=reason)})
 
 

@@ -17,7 +17,7 @@ a small interpreter of Python's expressions that knows constants, comparisons, a
 meets nothing but plain data. Unknown expressions are refused, since the only other way would be to run the assertion
 beside the code that it tests, where that code can read it.
 
-Answers are JSON of the form of `code_inside.encode`, and their author may be hostile.
+Answers are JSON of the form of `program_runner.encode`, and their author may be hostile.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from reward_kit.display_text import truncate
-from reward_kit.errors import RewardError, did_you_mean, kind_of
-from reward_kit.rewards.code_inside import decode, encode
+from reward_kit.errors import RewardError, did_you_mean, type_name
 from reward_kit.rewards.option_types import is_close
+from reward_kit.rewards.program_runner import decode, encode
 
 Stdout = Literal["lines", "tokens", "exact"]
 """Outputs without blanks at the ends of lines and of all; word by word; or exactly."""
@@ -586,7 +586,7 @@ def parse_suite(ground_truth: Any) -> Suite:
     if isinstance(data, list):
         data = {"test_list" if all(isinstance(item, str) for item in data) else "tests": data}
     if not isinstance(data, dict):
-        raise RewardError(f"ground_truth is {kind_of(data)}, not tests; {_FORMS}")
+        raise RewardError(f"ground_truth is {type_name(data)}, not tests; {_FORMS}")
     setup, tests = _text(data.get("setup") or "", "setup"), list[CallTest | RunTest]()
     if "test_list" in data or {"test", "entry_point"} <= data.keys():
         if "test_list" in data:
@@ -618,7 +618,7 @@ def parse_suite(ground_truth: Any) -> Suite:
                 tests.append(_call_test(function, given, {}, wanted[0] if is_wrapped else wanted))
             else:
                 raise RewardError(
-                    f"ground_truth.inputs[{number}] is {kind_of(given)}, and fn_name wants a list of arguments"
+                    f"ground_truth.inputs[{number}] is {type_name(given)}, and fn_name wants a list of arguments"
                 )
     elif "tests" in data:
         _refuse_others(data, _SUITE, "ground_truth")
@@ -640,7 +640,7 @@ def parse_suite(ground_truth: Any) -> Suite:
 
 def _parse_test(test: Any, function: str, where: str) -> CallTest | RunTest:
     if not isinstance(test, Mapping):
-        raise RewardError(f"{where} is {kind_of(test)}; {_FORMS}")
+        raise RewardError(f"{where} is {type_name(test)}; {_FORMS}")
     label = _text(test.get("class", ""), f"{where}.class")
     if "stdout" in test:
         _refuse_others(test, _OF_RUN, where)
@@ -708,13 +708,13 @@ def _parsed(value: Any) -> Any:
 def _items(data: Mapping[str, Any], name: str) -> list[Any]:
     value = _parsed(data[name])
     if not isinstance(value, list | tuple):
-        raise RewardError(f"ground_truth.{name} is {kind_of(value)}, not a list; {_FORMS}")
+        raise RewardError(f"ground_truth.{name} is {type_name(value)}, not a list; {_FORMS}")
     return list(value)
 
 
 def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise RewardError(f"{name if '.' in name else f'ground_truth.{name}'} is {kind_of(value)}, not a text")
+        raise RewardError(f"{name if '.' in name else f'ground_truth.{name}'} is {type_name(value)}, not a text")
     return value
 
 

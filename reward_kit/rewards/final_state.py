@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from reward_kit.environments.snapshots import CompositeState, FilesState, SqliteState
-from reward_kit.errors import ConfigError, EnvironmentFailure, RewardError, did_you_mean, kind_of
+from reward_kit.errors import ConfigError, EnvironmentFailure, RewardError, did_you_mean, type_name
 from reward_kit.models import EvaluateResult, Message, MetricResult
-from reward_kit.rewards.json_answers import Comparing, as_json, difference, in_short, read_json
+from reward_kit.rewards.json_answers import ComparisonRules, abbreviate, as_json, difference, read_json
 from reward_kit.rewards.option_types import Closeness, check_closeness
 from reward_kit.rewards.replies import excerpt, quoted, require_truth
 from reward_kit.rewards.sql import QueryResult, row_key, same_rows
@@ -79,7 +79,7 @@ def final_state_matches(
         expected = expected if isinstance(state, SqliteState | CompositeState) else as_json(expected)
     except ValueError as error:
         raise RewardError(f"final_state_matches: the ground_truth cannot be read: {error}") from None
-    findings = list(_compare(expected, state, Checking("equal", tolerance, ordered, globs, texts), match))
+    findings = list(_compare(expected, state, StateRules("equal", tolerance, ordered, globs, texts), match))
     if not findings:
         raise RewardError("final_state_matches: the ground_truth names nothing to compare")
     wrong = [finding for finding in findings if finding.problem]
@@ -95,11 +95,11 @@ def final_state_matches(
     return EvaluateResult(score=score, reason=reason, metrics=metrics)
 
 
-def _compare(expected: Any, state: Any, how: Checking, match: Match | dict[str, Match]) -> Iterator[StateMismatch]:
+def _compare(expected: Any, state: Any, how: StateRules, match: Match | dict[str, Match]) -> Iterator[StateMismatch]:
     if isinstance(state, CompositeState):
         if not isinstance(expected, Mapping):
             raise RewardError(
-                f"final_state_matches: several resources are expected by name, not as {kind_of(expected)}"
+                f"final_state_matches: several resources are expected by name, not as {type_name(expected)}"
             )
         for name in (*expected, *(match if isinstance(match, dict) else ())):
             if name not in state:
@@ -118,7 +118,7 @@ def _compare(expected: Any, state: Any, how: Checking, match: Match | dict[str, 
         yield from _compare_files(expected, state, how)
     elif isinstance(state, SqliteState):
         if not isinstance(expected, Mapping):
-            problem = f"rows are expected as {{table or query: rows}}, not {kind_of(expected)}"
+            problem = f"rows are expected as {{table or query: rows}}, not {type_name(expected)}"
             raise RewardError(f"final_state_matches: {problem}")
         for source, rows in expected.items():
             yield StateMismatch(source, _rows_problem(source, rows, state, how))
@@ -134,7 +134,7 @@ _AUTHORS_MISTAKE: Final = re.compile(r'.{,30}state: (?:near "|incomplete input|u
 _QUERY: Final = re.compile(r"\s*(?:\(|--|/\*|(?:select|with|values)\b\s*\S)", re.IGNORECASE | re.DOTALL)
 
 
-class Checking(NamedTuple):
+class StateRules(NamedTuple):
     """The rules of comparing states; see `final_state_matches`."""
 
     match: Match = "equal"
@@ -151,14 +151,14 @@ class StateMismatch(NamedTuple):
     problem: str
 
 
-def _compare_json(expected: Any, state: Any, how: Checking) -> Iterator[StateMismatch]:
+def _compare_json(expected: Any, state: Any, how: StateRules) -> Iterator[StateMismatch]:
     """Compare a JSON state as a whole, or the values at JSON pointers (RFC 6901)."""
     try:
         as_json(state)
     except ValueError as error:
         yield StateMismatch("state", f"the state cannot be compared: {error}")
         return
-    comparing = Comparing(how.tolerance, subset=how.match == "subset")
+    comparing = ComparisonRules(how.tolerance, subset=how.match == "subset")
     if how.match != "paths":
         yield StateMismatch("state", difference(expected, state, comparing).removeprefix(": ").lstrip())
         return
@@ -166,14 +166,16 @@ def _compare_json(expected: Any, state: Any, how: Checking) -> Iterator[StateMis
         raise RewardError('final_state_matches: with match="paths" the ground_truth is {"/a/0/b": value}')
     for pointer, value in expected.items():
         is_there, at_pointer = _follow(state, pointer)
-        problem = difference(value, at_pointer, comparing) if is_there else f": {in_short(value)} is expected, missing"
+        problem = (
+            difference(value, at_pointer, comparing) if is_there else f": {abbreviate(value)} is expected, missing"
+        )
         yield StateMismatch(pointer, problem.removeprefix(": ").lstrip())
 
 
-def _compare_files(expected: Any, state: FilesState, how: Checking) -> Iterator[StateMismatch]:
+def _compare_files(expected: Any, state: FilesState, how: StateRules) -> Iterator[StateMismatch]:
     """Compare files by path or pattern, and under "equal" find those that are not expected."""
     if not isinstance(expected, Mapping):
-        raise RewardError(f"final_state_matches: files are expected as {{path: text}}, not as {kind_of(expected)}")
+        raise RewardError(f"final_state_matches: files are expected as {{path: text}}, not as {type_name(expected)}")
     known: set[str] = set()
     for path, content in expected.items():
         paths = [path] if path in state else []
@@ -206,7 +208,7 @@ def _follow(value: Any, pointer: str) -> tuple[bool, Any]:
     return True, value
 
 
-def _file_problem(expected: Any, files: Mapping[str, str | bytes], how: Checking) -> str:
+def _file_problem(expected: Any, files: Mapping[str, str | bytes], how: StateRules) -> str:
     if expected is None:
         return f"{quoted(next(iter(files)))} is there, and no such file is expected" if files else ""
     if not files:
@@ -223,8 +225,8 @@ def _file_problem(expected: Any, files: Mapping[str, str | bytes], how: Checking
             raise RewardError("final_state_matches: an expected file's base64 cannot be decoded") from None
     else:
         raise RewardError(
-            f"final_state_matches: a file is expected as {kind_of(expected)}; write its text, null for none, true for "
-            'any content, or {"base64": …}'
+            f"final_state_matches: a file is expected as {type_name(expected)}; write its text, null for none, true "
+            'for any content, or {"base64": …}'
         )
 
     def as_read(content: str | bytes) -> str | bytes:
@@ -238,7 +240,9 @@ def _file_problem(expected: Any, files: Mapping[str, str | bytes], how: Checking
         if as_read(content) == as_read(wanted):
             continue
         if isinstance(content, bytes) or isinstance(wanted, bytes):
-            sizes = f"{kind_of(content)} of length {len(content)}, expected {kind_of(wanted)} of length {len(wanted)}"
+            sizes = (
+                f"{type_name(content)} of length {len(content)}, expected {type_name(wanted)} of length {len(wanted)}"
+            )
             return f"{quoted(path)} holds {sizes}"
         lines, others = content.splitlines(keepends=True), wanted.splitlines(keepends=True)
         for number, (line, other) in enumerate(zip(lines, others, strict=False), start=1):
@@ -259,7 +263,7 @@ def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
     return len(path) in reached
 
 
-def _rows_problem(source: str, rows: Any, state: SqliteState, how: Checking) -> str:
+def _rows_problem(source: str, rows: Any, state: SqliteState, how: StateRules) -> str:
     wanted, columns = _wanted_rows(source, rows)
 
     def backticked(name: str) -> str:  # in double quotes SQLite takes an unknown name for a text
@@ -306,10 +310,10 @@ def _wanted_rows(source: str, rows: Any) -> tuple[list[tuple[Any, ...]], list[st
         raise RewardError(f"final_state_matches: the rows of {source!r} are not of one length")
     for cell in (cell for row in wanted for cell in row):
         if isinstance(cell, bool) or not isinstance(cell, _CELL_TYPES):
-            raise RewardError(f"final_state_matches: a row of {source!r} holds {kind_of(cell)}; SQLite has 0 and 1")
+            raise RewardError(f"final_state_matches: a row of {source!r} holds {type_name(cell)}; SQLite has 0 and 1")
     return wanted, columns
 
 
 def _shown_row(row: Sequence[Any]) -> str:
-    cells = [in_short(cell) if not isinstance(cell, bytes) else f"{len(cell)} bytes" for cell in row[:6]]
+    cells = [abbreviate(cell) if not isinstance(cell, bytes) else f"{len(cell)} bytes" for cell in row[:6]]
     return f"({', '.join(cells)}{', …' if len(row) > 6 else ''})"

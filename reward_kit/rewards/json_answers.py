@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from reward_kit.display_text import counted
-from reward_kit.errors import ConfigError, RewardError, how_to_install
+from reward_kit.display_text import pluralize
+from reward_kit.errors import ConfigError, RewardError, install_hint
 from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.option_types import Closeness, check_closeness, check_extra, is_close
@@ -78,7 +78,7 @@ def json_answer(
         value = find_json(last_answer(messages), answer)
     except ValueError as error:
         return passed(False, f"no answer: {error}")
-    how = Comparing(tolerance, arrays == "any_order")
+    how = ComparisonRules(tolerance, arrays == "any_order")
     differs = difference(expected, value, how)
     common = common_leaves(expected, value, how) if differs else leaves(expected)
     share = common / (leaves(expected) + leaves(value) - common) if differs else 1.0
@@ -138,7 +138,7 @@ def json_schema_answer(
     except ValueError as error:
         value, why = None, str(error)
     try:  # also without an answer, so that the first rollout reports a wrong schema
-        problem = why_not_conforming(value, wanted, formats)
+        problem = schema_violation(value, wanted, formats)
     except ValueError as error:
         kind = ConfigError if schema is not None else RewardError
         raise kind(f"json_schema_answer: the schema is not a JSON schema: {error}") from None
@@ -191,10 +191,10 @@ def _truth(ground_truth: Any, reward: str) -> Any:
 
 
 DEEPEST: Final = 50
-"""Levels of a value. Comparing a deeper one would end in Python's own limit."""
+"""Levels of a value. ComparisonRules a deeper one would end in Python's own limit."""
 
 
-class Comparing(NamedTuple):
+class ComparisonRules(NamedTuple):
     """The rules of comparing two values.
 
     Attributes:
@@ -212,8 +212,8 @@ def read_json(text: str) -> Any:
     """Return the value of a JSON text (RFC 8259).
 
     Raises:
-        ValueError: it is not JSON, names a field of one object twice, has a number beyond every float, or is too long
-            or too deep.
+        ValueError: it is not JSON, names a field of one object twice, has a number out of the range of floats, or is
+            too long or too deep.
     """
     if len(text) > LONGEST:
         raise ValueError(f"it is longer than {LONGEST:,} characters")
@@ -236,7 +236,7 @@ def as_json(value: Any) -> Any:
     raise ValueError(f"it nests deeper than {DEEPEST} levels")
 
 
-def difference(expected: Any, given: Any, how: Comparing, path: str = "") -> str:
+def difference(expected: Any, given: Any, how: ComparisonRules, path: str = "") -> str:
     """Return the first difference of two values, such as " at .a[0]: expected 3, found 4"; "" if they are the same.
 
     1 and 1.0 are the same number; true is not a number. Fields of an object have no order.
@@ -244,30 +244,30 @@ def difference(expected: Any, given: Any, how: Comparing, path: str = "") -> str
     if isinstance(expected, Mapping) and isinstance(given, Mapping):
         for name, item in expected.items():
             if name not in given:
-                return _located(_field(path, name), f"expected {in_short(item)}, and it is missing")
+                return _located(_field(path, name), f"expected {abbreviate(item)}, and it is missing")
             if differs := difference(item, given[name], how, _field(path, name)):
                 return differs
         extra = next((name for name in given if name not in expected), None)
         if extra is None or how.subset:
             return ""
-        return _located(_field(path, extra), f"{in_short(given[extra])} is not expected")
+        return _located(_field(path, extra), f"{abbreviate(given[extra])} is not expected")
     if isinstance(expected, list | tuple) and isinstance(given, list | tuple) and len(expected) == len(given):
         if not how.any_order:
             pairs = enumerate(zip(expected, given, strict=True))
             differences = (difference(one, other, how, f"{path}[{index}]") for index, (one, other) in pairs)
             return next(filter(None, differences), "")
-        left = Counter(key_of(item, True) for item in given)
+        left = Counter(comparison_key(item, True) for item in given)
         for item in expected:
-            key = key_of(item, True)
+            key = comparison_key(item, True)
             if not left[key]:
-                return _located(path, f"no item is {in_short(item)} as expected")
+                return _located(path, f"no item is {abbreviate(item)} as expected")
             left[key] -= 1
         return ""
     if is_number(expected) and is_number(given):
         is_same = is_close(expected, given, how.tolerance)
     else:
         is_same = type(expected) is type(given) and bool(expected == given)
-    return "" if is_same else _located(path, f"expected {in_short(expected)}, found {in_short(given)}")
+    return "" if is_same else _located(path, f"expected {abbreviate(expected)}, found {abbreviate(given)}")
 
 
 def _field(path: str, name: str) -> str:
@@ -278,12 +278,12 @@ def _located(path: str, problem: str) -> str:
     return f" at {path}: {problem}" if path else f": {problem}"
 
 
-def key_of(value: Any, any_order: bool = False) -> Hashable:
+def comparison_key(value: Any, any_order: bool = False) -> Hashable:
     """Return a key that is equal for values without a `difference` at tolerance 0."""
     if isinstance(value, Mapping):
-        return "object", frozenset((name, key_of(item, any_order)) for name, item in value.items())
+        return "object", frozenset((name, comparison_key(item, any_order)) for name, item in value.items())
     if isinstance(value, list | tuple):
-        return array_key([key_of(item, any_order) for item in value], any_order)
+        return array_key([comparison_key(item, any_order) for item in value], any_order)
     if is_number(value):
         return "number", value
     return type(value).__name__, value
@@ -300,14 +300,16 @@ def leaves(value: Any) -> int:
     return sum(map(leaves, inner)) if inner else 1
 
 
-def common_leaves(expected: Any, given: Any, how: Comparing) -> int:
+def common_leaves(expected: Any, given: Any, how: ComparisonRules) -> int:
     """Count the leaves of two values with the same value in the same position."""
     if isinstance(expected, Mapping) and isinstance(given, Mapping) and (expected or given):
         return sum(common_leaves(item, given[name], how) for name, item in expected.items() if name in given)
     if isinstance(expected, list | tuple) and isinstance(given, list | tuple) and (expected or given):
         if how.any_order:
-            shared = Counter(key_of(item, True) for item in expected) & Counter(key_of(item, True) for item in given)
-            sizes = {key_of(item, True): leaves(item) for item in expected}
+            shared = Counter(comparison_key(item, True) for item in expected) & Counter(
+                comparison_key(item, True) for item in given
+            )
+            sizes = {comparison_key(item, True): leaves(item) for item in expected}
             return sum(sizes[key] * count for key, count in shared.items())
         return sum(common_leaves(one, other, how) for one, other in zip(expected, given, strict=False))
     return int(not difference(expected, given, how))
@@ -318,14 +320,14 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def in_short(value: Any) -> str:
+def abbreviate(value: Any) -> str:
     """Return a value in a few words, for a reason."""
     if isinstance(value, str):
         return quoted(value)
     if isinstance(value, Mapping):
-        return f"an object of {counted(len(value), 'field')}"
+        return f"an object of {pluralize(len(value), 'field')}"
     if isinstance(value, list | tuple):
-        return f"an array of {counted(len(value), 'item')}"
+        return f"an array of {pluralize(len(value), 'item')}"
     if isinstance(value, int) and abs(value) >= 10**30:
         return "a number of more than 30 digits"
     return json.dumps(value)
@@ -345,7 +347,7 @@ def _inside(value: Any) -> Iterator[Any]:
         raise ValueError(f"{type(value).__name__} is not JSON")
 
 
-def _without_twins(pairs: Pairs) -> dict[str, Any]:
+def _reject_duplicate_keys(pairs: Pairs) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         twin = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
@@ -353,13 +355,13 @@ def _without_twins(pairs: Pairs) -> dict[str, Any]:
     return fields
 
 
-decoder: Final = strict_decoder(_without_twins)
+decoder: Final = strict_decoder(_reject_duplicate_keys)
 """A strict decoder that rejects a field that stands twice with a ValueError."""
 LONGEST_MATCHED: Final = 10_000
 """Characters of a text or name for a schema's regular expressions."""
 
 
-def why_not_conforming(value: Any, schema: Any, formats: bool) -> str:
+def schema_violation(value: Any, schema: Any, formats: bool) -> str:
     """Return the first point in which a value does not conform to a schema, or "".
 
     Args:
@@ -397,7 +399,7 @@ def _validator(text: str, formats: bool) -> jsonschema.protocols.Validator:
         import jsonschema.validators  # type: ignore[import-untyped, unused-ignore]
         import jsonschema_specifications  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
-        raise RewardError(f"json_schema_answer needs jsonschema; {how_to_install('json')}") from None
+        raise RewardError(f"json_schema_answer needs jsonschema; {install_hint('json')}") from None
     schema = json.loads(text)
     draft = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
@@ -413,7 +415,7 @@ def _unique_items(_validator: Any, is_asked: Any, items: Any, _schema: Any) -> I
     """Replace the library's check, whose time grows with the square of the number of items."""
     import jsonschema
 
-    if is_asked is True and isinstance(items, list) and len(set(map(key_of, items))) < len(items):
+    if is_asked is True and isinstance(items, list) and len(set(map(comparison_key, items))) < len(items):
         yield jsonschema.ValidationError("two items are the same")
 
 

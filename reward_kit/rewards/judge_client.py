@@ -27,14 +27,14 @@ from typing import IO, Any, Literal, NamedTuple, TypeVar
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from reward_kit.errors import ConfigError, DeadlineError, ProviderError, RewardKitError, why_unreadable
+from reward_kit.errors import ConfigError, DeadlineError, ProviderError, RewardKitError, describe_read_error
 from reward_kit.models import MetricResult
 from reward_kit.private_files import private_opener
 from reward_kit.providers.chat import ChatEndpoint
 from reward_kit.providers.prices import load_prices
 from reward_kit.providers.request_queue import Rates, RetryPolicy
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession, endpoint_for
-from reward_kit.rewards.judge_questions import Question, UnreadableVerdict, schema_of
+from reward_kit.rewards.judge_prompts import Question, UnreadableVerdict, form_schema
 from reward_kit.safe_input import complete_lines
 from reward_kit.validation import describe_validation_error
 
@@ -183,7 +183,7 @@ class AnswerCache:
                 self._file = undo.enter_context(open(path, "a+b", buffering=0, opener=private_opener))
                 self._read(path, self._file)
             except OSError as error:
-                raise ConfigError(f"cache {path} cannot be written: {why_unreadable(path, error)}") from error
+                raise ConfigError(f"cache {path} cannot be written: {describe_read_error(path, error)}") from error
             undo.pop_all()
 
     def get(self, key: str) -> Answer | None:
@@ -402,7 +402,7 @@ class JudgeClient:
         request: dict[str, Any] = {"model": self._model, "messages": messages, **options.extra_body}
         request.update({name: value for name, value in given.items() if value is not None})
         if options.answer_form in ("auto", "json_schema"):
-            schema = {"name": question.name, "strict": True, "schema": schema_of(question.whole_form)}
+            schema = {"name": question.name, "strict": True, "schema": form_schema(question.whole_form)}
             request["response_format"] = {"type": "json_schema", "json_schema": schema}
         elif options.answer_form == "json_object":
             request["response_format"] = {"type": "json_object"}

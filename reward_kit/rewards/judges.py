@@ -25,7 +25,7 @@ from reward_kit.rewards.judge_client import (
     open_judge,
     together,
 )
-from reward_kit.rewards.judge_questions import (
+from reward_kit.rewards.judge_prompts import (
     DEFAULT_RUBRIC,
     METRIC,
     Question,
@@ -34,10 +34,10 @@ from reward_kit.rewards.judge_questions import (
     as_text,
     before_answer,
     first_request,
-    fitting,
     parse_rubric,
-    reason_of,
     shown_messages,
+    truncate_to_fit,
+    verdict_reason,
     weighted_mean,
 )
 from reward_kit.rewards.replies import last_answer, passed, require_truth
@@ -136,7 +136,7 @@ async def llm_judge(
         *(f"- {name}: {criterion.description}" for name, criterion in chosen.items()),
     ]
     form = {"grades": dict.fromkeys(chosen, grading.grades)}
-    question, usage = Question("rubric_verdict", "\n".join(lines), fitting(data, longest), form), JudgeUsage()
+    question, usage = Question("rubric_verdict", "\n".join(lines), truncate_to_fit(data, longest), form), JudgeUsage()
     async with open_judge(judge_clients, model, base_url, cache, client) as judge:
         verdicts = await judge.ask(question, usage, votes)
     medians = {name: float(statistics.median(one["grades"][name] for one in verdicts)) for name in chosen}
@@ -146,7 +146,7 @@ async def llm_judge(
     listed = ", ".join(f"{name} {grade:g}" for name, grade in medians.items())
     return EvaluateResult(
         score=weighted_mean(shares, chosen),
-        reason=f"{listed} ({ends}): {reason_of(verdicts[0])}",
+        reason=f"{listed} ({ends}): {verdict_reason(verdicts[0])}",
         metrics={**metrics, METRIC: usage.as_metric()},
     )
 
@@ -224,7 +224,7 @@ async def grounded_judge(
         if not given:
             raise RewardError(f"grounded_judge: the sample has no passages in its field {passages_key!r}")
         passages = [_passage(item) for item in (given if isinstance(given, list | tuple) else [given])]
-    sentences = sentences_of(last_answer(messages))
+    sentences = split_sentences(last_answer(messages))
     if not sentences:
         return passed(False, "the answer is empty")
     names = [f"sentence_{number}" for number in range(1, len(sentences) + 1)]
@@ -235,7 +235,7 @@ async def grounded_judge(
     }
     labelled = {"label": _LABELS, "passages": range(1, len(passages) + 1)}
     form = {"labels": dict.fromkeys(names, labelled)}
-    question = Question("grounded_verdict", _GROUNDED_TASK, fitting(data, longest), form, _unsupported)
+    question = Question("grounded_verdict", _GROUNDED_TASK, truncate_to_fit(data, longest), form, _unsupported)
     usage = JudgeUsage()
     async with open_judge(judge_clients, model, base_url, cache, client) as judge:
         verdicts = await judge.ask(question, usage, votes)
@@ -249,7 +249,7 @@ async def grounded_judge(
         labels[label] += 1
         supporting = {number for one in given if one["label"] == "supported" for number in one["passages"]}
         attributed += label == "supported" and bool(cited_in(sentence) & supporting)
-    claims, reason = len(names) - labels["no_claim"], reason_of(verdicts[0])
+    claims, reason = len(names) - labels["no_claim"], verdict_reason(verdicts[0])
     if not claims:
         return EvaluateResult(
             score=abstaining, reason=f"the answer claims nothing: {reason}", metrics={METRIC: usage.as_metric()}
@@ -271,7 +271,7 @@ async def grounded_judge(
     )
 
 
-def sentences_of(text: str) -> list[str]:
+def split_sentences(text: str) -> list[str]:
     """Return the sentences of a text, at most 60: neighbours in a longer one are put together, and none is left out.
 
     A citation behind the full stop belongs to the sentence before it.
@@ -377,7 +377,7 @@ async def pairwise_judge(
     if answer == other.strip():
         return EvaluateResult(score=0.5, reason="both answers are the same")
     conversation, usage = shown_messages(before_answer(messages)), JudgeUsage()
-    ours = fitting({"conversation": conversation, "first": answer, "second": other}, longest)
+    ours = truncate_to_fit({"conversation": conversation, "first": answer, "second": other}, longest)
     theirs = {**ours, "first": ours["second"], "second": ours["first"]}
     task, form = _PAIR_TASK.format(criteria=criteria), {"winner": tuple(_OUTCOMES)}
     async with open_judge(judge_clients, model, base_url, cache, client) as judge:
@@ -395,7 +395,7 @@ async def pairwise_judge(
         "won_as_second": MetricResult(score=won_as_second, reason="the rollout's answer stood second"),
         METRIC: usage.as_metric(),
     }
-    return EvaluateResult(score=score, reason=f"{reason}: {reason_of(as_first[0])}", metrics=metrics)
+    return EvaluateResult(score=score, reason=f"{reason}: {verdict_reason(as_first[0])}", metrics=metrics)
 
 
 def _first_wins(verdicts: Sequence[Mapping[str, Any]]) -> float:
@@ -522,10 +522,10 @@ async def _score_group(
     async def shares_in(order: Sequence[str]) -> tuple[dict[str, float], str]:
         """Each answer's share of the best, by its median over the votes, and the judge's reasons."""
         whole = {**data, "answers": dict(zip(names, order, strict=True))}
-        verdicts = await judge.ask(Question("group_verdict", task, fitting(whole, longest), form), usage, votes)
+        verdicts = await judge.ask(Question("group_verdict", task, truncate_to_fit(whole, longest), form), usage, votes)
         medians = (statistics.median(ends.share(verdict["grades"][name]) for verdict in verdicts) for name in names)
         shares = [median if method == "score" else 1.0 - median for median in medians]
-        return dict(zip(order, shares, strict=True)), reason_of(verdicts[0])
+        return dict(zip(order, shares, strict=True)), verdict_reason(verdicts[0])
 
     # A random order that is the same in every run.
     key = json.dumps([order_seed, distinct])

@@ -16,7 +16,7 @@ from reward_kit.errors import ConfigError, RewardError
 from reward_kit.models import EvaluateResult, Message
 from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.option_types import check_extra
-from reward_kit.rewards.replies import Part, composed, last_reply, lines_without_code, own_messages, passed
+from reward_kit.rewards.replies import Part, agent_messages, composed, last_reply, lines_without_code, passed
 from reward_kit.typed_interface import reward_function
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def same_language(
     """The share of the agent's last message that is in the right language, over `enough`, and 1 from there on.
 
     The language consistency reward of DeepSeek-R1 (2025), whose target language is that of the prompt. Words are
-    counted; of Chinese and Japanese characters, and of Thai, Lao, Khmer and Burmese every four letters. Fenced and
+    counted; of Chinese and Japanese characters, and of Thai, Lao, Khmer and Burmese every four letters. FencedBlock and
     inline code, formulas, links, tags, numbers and names with an underscore do not count; a reply of nothing else
     earns 1, and an empty one 0.
 
@@ -133,7 +133,7 @@ def same_language(
     reply = last_reply(messages, assistant_turns, of)
     if not reply.strip():
         return passed(False, "the reply is empty")
-    target = _of_prompt(messages, assistant_turns) if language is None else _target(language)
+    target = _prompt_language(messages, assistant_turns) if language is None else _target(language)
     right, uncertain, others = _count(reply, target)
     if not right + uncertain + others.total():
         return passed(True, "there are no words that would be in a language")
@@ -180,7 +180,7 @@ def known_languages() -> frozenset[str]:
 
 
 @functools.cache
-def _languages_of(script: str) -> frozenset[str]:
+def _script_languages(script: str) -> frozenset[str]:
     if script == "LATIN":
         others = frozenset(" ".join(_LANGUAGES_BY_SCRIPT.values()).split())
         return known_languages() - others | _BOTH_SCRIPTS
@@ -194,16 +194,16 @@ def _target(language: str) -> _Target:
             f"option 'language': {language!r:.40} is unknown; known: {', '.join(sorted(known_languages()))}"
         )
     scripts = ("LATIN", *_LANGUAGES_BY_SCRIPT)
-    return _Target(code, code, frozenset(script for script in scripts if code in _languages_of(script)))
+    return _Target(code, code, frozenset(script for script in scripts if code in _script_languages(script)))
 
 
-def _of_prompt(messages: Sequence[Message], assistant_turns: Sequence[int] | None) -> _Target:
+def _prompt_language(messages: Sequence[Message], assistant_turns: Sequence[int] | None) -> _Target:
     """Return the language of the last user message before the agent's last message."""
-    own = own_messages(messages, assistant_turns)
+    own = agent_messages(messages, assistant_turns)
     end = next((place for place, message in enumerate(messages) if own and message is own[-1]), len(messages))
     prompt = next((message.text for message in reversed(messages[:end]) if message.role == "user"), "")
     whole = _joined(list(_sentences(prompt)))
-    known = {script: count for script, count in whole.words.items() if _languages_of(script)}
+    known = {script: count for script, count in whole.words.items() if _script_languages(script)}
     if not known:
         raise RewardError("same_language: the prompt has no words of a known script; give the option `language`")
     script = max(known, key=lambda name: known[name])
@@ -240,7 +240,7 @@ def _count(text: str, target: _Target) -> tuple[int, int, Counter[str]]:
     for sentence in _sentences(text):
         for script, count in sentence.words.items():
             if script not in target.scripts:
-                languages = _languages_of(script)
+                languages = _script_languages(script)
                 others[next(iter(languages)) if len(languages) == 1 else f"{script.capitalize()} script"] += count
         if not is_certain(sentence):
             unsure.append(sentence)
@@ -250,7 +250,7 @@ def _count(text: str, target: _Target) -> tuple[int, int, Counter[str]]:
 
 def _identified(sentence: _Sentence, scripts: frozenset[str], target: str) -> str:
     """Return the language of a sentence's words in these scripts; "" if it is uncertain."""
-    candidates = frozenset().union(*(_languages_of(script) for script in scripts)) & (_COMMON | {target})
+    candidates = frozenset().union(*(_script_languages(script) for script in scripts)) & (_COMMON | {target})
     if len(candidates) == 1:
         return next(iter(candidates))
     text = " ".join(text for script, text in sentence.texts.items() if script in scripts)

@@ -13,8 +13,8 @@ from pydantic import Field
 from reward_kit.errors import ConfigError, RewardError, RewardKitError, boundary
 from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.reward_calls import BATCH_NAMES, checks_options, with_options
-from reward_kit.rewards.combining import Call, CombinedReward, Reward, combined, rollout_values
-from reward_kit.rewards.judge_questions import as_text, first_request, shown_messages
+from reward_kit.rewards.combinators import Call, CombinedReward, Reward, combined, rollout_values
+from reward_kit.rewards.judge_prompts import as_text, first_request, shown_messages
 from reward_kit.rewards.replies import Part, last_reply, passed
 from reward_kit.typed_interface import as_function, reward_function, reward_spec
 
@@ -70,7 +70,7 @@ def length_within(
         ```
     """
     _check_bounds({"at_least": at_least, "at_most": at_most})
-    length = length_of(messages, assistant_turns, unit, of)
+    length = reply_length(messages, assistant_turns, unit, of)
     if not length and not as_penalty:
         return passed(False, "the reply is empty")
     outside = max(at_least - length, 0)
@@ -91,10 +91,10 @@ def measured_length(
     of: Part = "whole",
 ) -> EvaluateResult:
     """Return the length itself, as a part for combinations; it is not a score in [0, 1]."""
-    return EvaluateResult(score=float(length_of(messages, assistant_turns, unit, of)))
+    return EvaluateResult(score=float(reply_length(messages, assistant_turns, unit, of)))
 
 
-def length_of(messages: Sequence[Message], assistant_turns: Sequence[int] | None, unit: Unit, of: Part) -> int:
+def reply_length(messages: Sequence[Message], assistant_turns: Sequence[int] | None, unit: Unit, of: Part) -> int:
     """Return the length of the agent's last message, or of a part of it."""
     text = last_reply(messages, assistant_turns, of)
     return len(text) if unit == "characters" else len(text.split())
@@ -207,7 +207,7 @@ def shortest_in_group(
     with_options(measured_length, unit=unit, of=of)  # refuses what it does not know
 
     def length(rollout: Mapping[str, Any]) -> int:
-        return length_of(rollout["messages"], rollout.get("assistant_turns"), unit, of)
+        return reply_length(rollout["messages"], rollout.get("assistant_turns"), unit, of)
 
     def scaled(results: Sequence[EvaluateResult], lengths: Sequence[int]) -> list[EvaluateResult]:
         """Return the results of one group, all of which are scored."""

@@ -40,7 +40,7 @@ def _check_packages(_options: Mapping[str, Any]) -> None:
     check_extra("math", "math_verify", "sympy")
 
 
-class Terms(NamedTuple):
+class EqualityRules(NamedTuple):
     """The terms of equality: the policy for units, the largest differences of real numbers, and a limit to numbers."""
 
     units: Units = "ignore"
@@ -90,7 +90,7 @@ def math_answer(
         math_answer(messages, r"\frac{1}{2}")  # 1 for "The answer is 0.5." and for r"\boxed{\tfrac{2}{4}}"
         ```
     """
-    terms = Terms(units, absolute_tolerance, relative_tolerance)
+    terms = EqualityRules(units, absolute_tolerance, relative_tolerance)
     truths = _accepted(ground_truth, "math_answer", terms)
     answer = find_answer(last_answer(messages), unmarked)
     if not answer.text:
@@ -132,7 +132,7 @@ def number_answer(
         number_answer(messages, 72)  # 1 for "… so #### 72", "The answer is $72.00." and r"\boxed{72}"
         ```
     """
-    terms = Terms(units, absolute_tolerance, relative_tolerance, numbers_only=True)
+    terms = EqualityRules(units, absolute_tolerance, relative_tolerance, numbers_only=True)
     truths = _accepted(ground_truth, "number_answer", terms)
     if unread := [truth for truth in truths if not _is_number(truth)]:
         raise RewardError(f"number_answer compares with a number, and the ground_truth is {quoted(unread[0])}")
@@ -147,7 +147,7 @@ def number_answer(
     return _compared(truths, text, terms, answer)
 
 
-def _accepted(ground_truth: Any, reward: str, terms: Terms) -> list[str]:
+def _accepted(ground_truth: Any, reward: str, terms: EqualityRules) -> list[str]:
     """Return the accepted answers as texts, after a check of the terms."""
     for name, value in (("absolute_tolerance", terms.absolute), ("relative_tolerance", terms.relative)):
         if not math.isfinite(value) or value < 0:
@@ -159,7 +159,7 @@ def _accepted(ground_truth: Any, reward: str, terms: Terms) -> list[str]:
     return texts
 
 
-def _compared(truths: list[str], text: str, terms: Terms, answer: FinalAnswer) -> EvaluateResult:
+def _compared(truths: list[str], text: str, terms: EqualityRules, answer: FinalAnswer) -> EvaluateResult:
     is_right = any(is_equal(truth, text, terms) for truth in truths)
     expected = " or ".join(quoted(truth) for truth in truths[:3])
     return passed(
@@ -167,7 +167,7 @@ def _compared(truths: list[str], text: str, terms: Terms, answer: FinalAnswer) -
     )
 
 
-def is_equal(truth: str, answer: str, terms: Terms) -> bool:
+def is_equal(truth: str, answer: str, terms: EqualityRules) -> bool:
     """Report whether two texts, as they were written, are equal. Never raises on a model's text."""
     left, right = _plain_number(truth), _plain_number(answer)
     if left is not None and right is not None:
@@ -208,7 +208,7 @@ _DEEPEST: Final = 12
 class _Comparison:
     """Compares cleaned texts part for part, down to quantities and expressions; bounds all work of math-verify."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: EqualityRules) -> None:
         self._terms = terms
         self._symbolic: BoundedComparison | None = None
 
@@ -271,7 +271,7 @@ class _Comparison:
 
     def _collapsed(self, values: Sequence[str], depth: int) -> Sequence[str]:
         """Return one of several values that are exactly the same: "3 or 6/2"."""
-        terms, self._terms = self._terms, Terms("require", numbers_only=self._terms.numbers_only)
+        terms, self._terms = self._terms, EqualityRules("require", numbers_only=self._terms.numbers_only)
         try:
             same = len(values) > 1 and all(self.equal(values[0], value, depth + 1) for value in values[1:])
         finally:

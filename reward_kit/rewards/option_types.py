@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from reward_kit.errors import ConfigError, how_to_install
+from reward_kit.errors import ConfigError, install_hint
 
 Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """The largest difference, or share of one."""
@@ -41,4 +41,4 @@ def check_extra(extra: str, *packages: str) -> None:
     """Raise a ConfigError if a package of an extra is missing, before rollouts are left unscored one by one."""
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
-        raise ConfigError(f"it needs {', '.join(missing)}; {how_to_install(extra)}")
+        raise ConfigError(f"it needs {', '.join(missing)}; {install_hint(extra)}")

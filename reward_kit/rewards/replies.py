@@ -59,7 +59,7 @@ def last_answer(messages: Sequence[Message]) -> str:
     return _split(last_text(messages))[1]
 
 
-def own_messages(messages: Sequence[Message], assistant_turns: Sequence[int] | None) -> list[Message]:
+def agent_messages(messages: Sequence[Message], assistant_turns: Sequence[int] | None) -> list[Message]:
     """Return the messages of the agent: those at `assistant_turns`, or all assistant messages if that is None."""
     if assistant_turns is None:
         return [message for message in messages if message.role == "assistant"]
@@ -68,11 +68,11 @@ def own_messages(messages: Sequence[Message], assistant_turns: Sequence[int] | N
 
 def last_reply(messages: Sequence[Message], assistant_turns: Sequence[int] | None, part: Part = "whole") -> str:
     """Return a part of the agent's last message, or ""."""
-    own = own_messages(messages, assistant_turns)
-    return part_of(own[-1], part) if own else ""
+    own = agent_messages(messages, assistant_turns)
+    return message_part(own[-1], part) if own else ""
 
 
-def part_of(message: Message, part: Part) -> str:
+def message_part(message: Message, part: Part) -> str:
     """Return a part of a message. `reasoning_content`, which the provider set apart, is thought and comes first."""
     thought, answer = _split(message.text)
     if part == "answer":
@@ -147,7 +147,7 @@ def lines_without_code(text: str) -> Iterator[str]:
             yield line
 
 
-def block_of(text: str, tags: Collection[str], choice: Choice) -> str | None:
+def select_block(text: str, tags: Collection[str], choice: Choice) -> str | None:
     """Return the text of the chosen block; None if no block fits.
 
     Blocks with one of `tags` fit; if no block has one, those without a tag. Blocks of other languages, such as a shell

@@ -19,13 +19,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from reward_kit.display_text import counted
+from reward_kit.display_text import pluralize
 from reward_kit.environments.snapshots import CompositeState, SqliteState
 from reward_kit.environments.sqlite_guard import GuardedConnection, SqliteLimits
-from reward_kit.errors import ConfigError, RewardError, ToolError, kind_of
+from reward_kit.errors import ConfigError, RewardError, ToolError, type_name
 from reward_kit.models import EvaluateResult, Message
 from reward_kit.rewards.option_types import Closeness, Seconds, check_closeness, is_close
-from reward_kit.rewards.replies import block_of, last_answer, passed, require_truth
+from reward_kit.rewards.replies import last_answer, passed, require_truth, select_block
 from reward_kit.typed_interface import reward_function
 
 _TAGS = frozenset({"sql", "sqlite", "sqlite3", "postgresql", "mysql"})
@@ -138,14 +138,14 @@ def sql_result(
         source, truth = truth, truth.get("query")
     queries = list(truth) if isinstance(truth, list | tuple) else [truth]
     if not queries or not all(isinstance(query, str) and query.strip() for query in queries):
-        raise RewardError(f"ground_truth holds {kind_of(truth)} instead of a query; {_FORM}")
+        raise RewardError(f"ground_truth holds {type_name(truth)} instead of a query; {_FORM}")
     limits = SqliteLimits(statement_time_s=time_s, max_value_bytes=1 << 24, read_only=True)
-    database = _Database(_bytes_of(source, sample, state, resource), limits, max_rows)
+    database = _Database(_database_bytes(source, sample, state, resource), limits, max_rows)
     results = [_gold_results(database, query, ordered, ties) for query in queries]
     if empty == "unscored" and not any(one.rows for several in results for one in several):
         raise RewardError("the gold query returns no rows, which any wrong query may do too")
     answer = last_answer(messages)
-    block = block_of(answer, _TAGS, "last")
+    block = select_block(answer, _TAGS, "last")
     query = block if block is not None else answer if unfenced == "whole" else ""
     query = query.encode("utf-8", "replace").decode("utf-8").strip()
     if not query:
@@ -166,7 +166,7 @@ def sql_result(
     return passed(False, problem)
 
 
-def _bytes_of(truth: Mapping[str, Any], sample: Any, state: Any, resource: str) -> bytes:
+def _database_bytes(truth: Mapping[str, Any], sample: Any, state: Any, resource: str) -> bytes:
     for source in (truth, sample if isinstance(sample, Mapping) else {}):
         if isinstance(script := source.get("seed_sql"), str):
             return _seeded(script)
@@ -262,9 +262,9 @@ def same_rows(
     """
     gold = golds[0]
     if result.width != gold.width:
-        return f"it returns {counted(result.width, 'column')}, and {gold.width} were expected"
+        return f"it returns {pluralize(result.width, 'column')}, and {gold.width} were expected"
     if len(result.rows) != len(gold.rows):
-        return f"it returns {counted(len(result.rows), 'row')}, and {len(gold.rows)} were expected"
+        return f"it returns {pluralize(len(result.rows), 'row')}, and {len(gold.rows)} were expected"
     blocks = _blocks(golds) if is_ordered else [(0, len(gold.rows))]
     for order in _assignments(gold, result) if columns == "any_order" else [range(gold.width)]:
         rows = [tuple(row[column] for column in order) for row in result.rows]

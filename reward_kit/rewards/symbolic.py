@@ -17,7 +17,7 @@ from fractions import Fraction
 from types import FrameType
 from typing import Any, Final
 
-from reward_kit.errors import RewardError, how_to_install
+from reward_kit.errors import RewardError, install_hint
 from reward_kit.rewards.quantities import FUNCTIONS, close
 
 MOST_CALLS: Final = 3_000_000
@@ -60,7 +60,7 @@ class BoundedComparison:
         try:
             import math_verify  # type: ignore[import-untyped, unused-ignore]
         except ImportError:
-            raise RewardError(f"math_answer needs math-verify; {how_to_install('math')}") from None
+            raise RewardError(f"math_answer needs math-verify; {install_hint('math')}") from None
         try:
             with self._bounded(), _quiet():
                 pair = self._parse(truth), self._parse(answer)

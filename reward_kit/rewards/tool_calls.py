@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-from reward_kit.errors import ConfigError, RewardError, boundary, kind_of
+from reward_kit.errors import ConfigError, RewardError, boundary, type_name
 from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.reward_calls import checks_options
-from reward_kit.rewards.json_answers import array_key, as_json, in_short, is_number, read_json
-from reward_kit.rewards.replies import fenced_blocks, last_answer, own_messages, passed, quoted, require_truth
+from reward_kit.rewards.json_answers import abbreviate, array_key, as_json, is_number, read_json
+from reward_kit.rewards.replies import agent_messages, fenced_blocks, last_answer, passed, quoted, require_truth
 from reward_kit.typed_interface import reward_function
 
 MOST_CALLS: Final = 256
@@ -31,7 +31,7 @@ Extra = Literal["wrong", "ignore"]
 Partial = Literal["none", "calls", "arguments"]
 
 
-class _Written(NamedTuple):
+class _ParsedCall(NamedTuple):
     """A call in a message, its arguments as JSON text."""
 
     name: str
@@ -44,7 +44,7 @@ Strings = Literal["exact", "casefold", "bfcl"]
 characters ,./-_*^ and takes both quotes for one."""
 
 
-class Same(NamedTuple):
+class ArgumentRules(NamedTuple):
     """The rules of comparing arguments.
 
     Attributes:
@@ -60,7 +60,7 @@ class Same(NamedTuple):
 
 def _check_tools(options: Mapping[str, Any]) -> None:
     if options["tools"] is not None:
-        _by_name(options["tools"], Same("exact", False, False), ConfigError, "option 'tools': tools")
+        _by_name(options["tools"], ArgumentRules("exact", False, False), ConfigError, "option 'tools': tools")
 
 
 @reward_function
@@ -123,14 +123,14 @@ def tool_calls_match(
         ```
     """
     expected = read_expected(require_truth(ground_truth, "tool_calls_match"))
-    same = Same(strings, coerce, any_order)
+    same = ArgumentRules(strings, coerce, any_order)
     schemas = _schemas(tools, sample, same)
     if coerce and schemas is None:
         raise RewardError("tool_calls_match: `coerce` needs tool specifications; give the option or sample a `tools`")
-    turns_seen = [message for message in own_messages(messages, assistant_turns) if message.role == "assistant"]
+    turns_seen = [message for message in agent_messages(messages, assistant_turns) if message.role == "assistant"]
     if not turns_seen:
         return passed(False, "the agent wrote nothing and made no call")
-    by_turn = [calls for message in turns_seen if (calls := _calls_of(message, text_calls))]
+    by_turn = [calls for message in turns_seen if (calls := _message_calls(message, text_calls))]
     written = [call for calls in (by_turn if turns == "all" else by_turn[-1:]) for call in calls]
     if len(written) > MOST_CALLS or sum(len(call.arguments) for call in written) > LONGEST:
         return passed(False, f"{len(written)} calls are too many, or too long")
@@ -177,12 +177,12 @@ def _problem(expected: ExpectedCall, shares: Sequence[float], made: Sequence[Mad
     name = next((name for name in (*expected.arguments, *nearest.arguments) if name not in same), None)
     if name is None:
         return f"; {quoted(expected.name)}: it is right"
-    wanted = f"{in_short(expected.arguments[name])} was" if name in expected.arguments else "it was not"
-    given = f"is {in_short(nearest.arguments[name])}" if name in nearest.arguments else "is missing"
+    wanted = f"{abbreviate(expected.arguments[name])} was" if name in expected.arguments else "it was not"
+    given = f"is {abbreviate(nearest.arguments[name])}" if name in nearest.arguments else "is missing"
     return f"; {quoted(expected.name)}: argument {quoted(name)} {given}, {wanted} expected"
 
 
-def _made(call: _Written, schemas: Mapping[str, ToolSchema] | None, validate: str) -> MadeCall:
+def _made(call: _ParsedCall, schemas: Mapping[str, ToolSchema] | None, validate: str) -> MadeCall:
     if call.problem:
         return MadeCall(call.name, {}, call.problem)
     try:
@@ -201,10 +201,10 @@ def _made(call: _Written, schemas: Mapping[str, ToolSchema] | None, validate: st
     return MadeCall(call.name, arguments, problem)
 
 
-def _calls_of(message: Message, text_calls: bool) -> list[_Written]:
-    calls = [_Written(call.function.name, call.function.arguments) for call in message.tool_calls or []]
+def _message_calls(message: Message, text_calls: bool) -> list[_ParsedCall]:
+    calls = [_ParsedCall(call.function.name, call.function.arguments) for call in message.tool_calls or []]
     if not calls and message.function_call is not None:
-        calls = [_Written(message.function_call.name, message.function_call.arguments)]
+        calls = [_ParsedCall(message.function_call.name, message.function_call.arguments)]
     text = last_answer([message]) if text_calls and not calls else ""
     if len(text) > LONGEST:
         return []
@@ -214,23 +214,23 @@ def _calls_of(message: Message, text_calls: bool) -> list[_Written]:
     return calls or [call for block in blocks for call in _read(block, False)]
 
 
-def _read(text: str, is_call: bool) -> Iterator[_Written]:
+def _read(text: str, is_call: bool) -> Iterator[_ParsedCall]:
     try:
         value = read_json(text.strip())
     except ValueError as error:
         if is_call:
-            yield _Written("", "", f"a call cannot be read: {error}")
+            yield _ParsedCall("", "", f"a call cannot be read: {error}")
         return
     for item in value if isinstance(value, list) else [value]:
         inner = item.get("function", item) if isinstance(item, dict) else None
         if isinstance(inner, dict) and isinstance(inner.get("name"), str) and "arguments" in inner:
             arguments = inner["arguments"]
-            yield _Written(inner["name"], arguments if isinstance(arguments, str) else json.dumps(arguments))
+            yield _ParsedCall(inner["name"], arguments if isinstance(arguments, str) else json.dumps(arguments))
         elif is_call:
-            yield _Written("", "", "a call has no name or no arguments")
+            yield _ParsedCall("", "", "a call has no name or no arguments")
 
 
-def _schemas(tools: Any, sample: Any, same: Same) -> dict[str, ToolSchema] | None:
+def _schemas(tools: Any, sample: Any, same: ArgumentRules) -> dict[str, ToolSchema] | None:
     """Return the schemas of the tools by name; None if no tools are known."""
     if tools is not None:
         return _by_name(tools, same, ConfigError, "option 'tools': tools")
@@ -248,7 +248,7 @@ def _schemas(tools: Any, sample: Any, same: Same) -> dict[str, ToolSchema] | Non
     return None
 
 
-def _by_name(given: Any, same: Same, error: type[Exception], where: str) -> dict[str, ToolSchema]:
+def _by_name(given: Any, same: ArgumentRules, error: type[Exception], where: str) -> dict[str, ToolSchema]:
     by_name: dict[str, ToolSchema] = {}
     for index, item in enumerate(given):
         inner = item.get("function", item) if isinstance(item, Mapping) else None
@@ -354,7 +354,7 @@ class ToolSchema:
     `$ref` inside of the schema, allOf, anyOf and oneOf. Patterns, formats and bounds are not checked.
     """
 
-    def __init__(self, schema: Any, same: Same, tool: str = "") -> None:
+    def __init__(self, schema: Any, same: ArgumentRules, tool: str = "") -> None:
         self.root, self._same, self._tool = schema, same, tool
         # By the identity of value and schema, which outlive the comparison.
         self._known: dict[tuple[int, int], str] = {}
@@ -430,14 +430,14 @@ class ToolSchema:
         if isinstance(names, list | tuple) and names:
             plain = self._coerced(value, frozenset(filter(_is_text, names))) if isinstance(value, str) else value
             if not any(_is_of(plain, name) for name in names):
-                return f"{_named(path)} is {in_short(value)}, not {' or '.join(map(str, names))}"
+                return f"{_named(path)} is {abbreviate(value)}, not {' or '.join(map(str, names))}"
         of_choice = {"type": schema.get("type", ["number", "string"])}
         if "enum" in schema or "const" in schema:
             key = self.key(value, of_choice)
             if "enum" in schema and not any(key == self.key(choice, of_choice) for choice in schema["enum"]):
-                return f"{_named(path)} is {in_short(value)}, which is not one of its values"
+                return f"{_named(path)} is {abbreviate(value)}, which is not one of its values"
             if "const" in schema and key != self.key(schema["const"], of_choice):
-                return f"{_named(path)} is {in_short(value)} and not {in_short(schema['const'])}"
+                return f"{_named(path)} is {abbreviate(value)} and not {abbreviate(schema['const'])}"
         for part in self._parts(schema):
             if problem := self._problem(value, part, path):
                 return problem
@@ -583,14 +583,14 @@ def read_expected(ground_truth: Any) -> list[ExpectedCall]:
     if isinstance(value, Mapping):
         value = value["tool_calls"] or [] if "tool_calls" in value else [value]
     if not isinstance(value, list | tuple):
-        raise RewardError(f"tool_calls_match: the ground_truth is {kind_of(value)}; {_FORMS}")
+        raise RewardError(f"tool_calls_match: the ground_truth is {type_name(value)}; {_FORMS}")
     if len(value) > MOST_EXPECTED:
         raise RewardError(f"tool_calls_match: the ground_truth has {len(value)} calls; at most {MOST_EXPECTED} are")
     calls = []
     for index, item in enumerate(value):
         where = f"tool_calls_match: ground_truth[{index}]"
         if not isinstance(item, Mapping):
-            raise RewardError(f"{where} is {kind_of(item)}; {_FORMS}")
+            raise RewardError(f"{where} is {type_name(item)}; {_FORMS}")
         if len(item) == 1:
             ((name, choices),) = item.items()
             if isinstance(choices, Mapping) and _are_choices(choices) and (choices or name not in _KEYS):
@@ -607,7 +607,7 @@ def read_expected(ground_truth: Any) -> list[ExpectedCall]:
         except ValueError as error:
             raise RewardError(f"{where}: its arguments cannot be read: {error}") from None
         if not isinstance(arguments, Mapping):
-            raise RewardError(f"{where}: its arguments are {kind_of(arguments)}; write an object")
+            raise RewardError(f"{where}: its arguments are {type_name(arguments)}; write an object")
         calls.append(ExpectedCall(call["name"], arguments))
     return calls
 

@@ -44,7 +44,7 @@ from safetensors.torch import load_file, save_file
 
 from reward_kit.agent.policies.hf.model import no_progress_bars
 from reward_kit.episodes.allowed_ids import AllowedIds
-from reward_kit.errors import ConfigError, StoreError, boundary, kind_of
+from reward_kit.errors import ConfigError, StoreError, boundary, type_name
 from reward_kit.private_files import make_private, make_private_folder
 from reward_kit.runs.files import read_json, wrap_os_errors
 from reward_kit.tokens import TokenBatch
@@ -403,7 +403,9 @@ class _Writer:
             return {"$allowed_ids": self.plain((value.places, value.which, list(value.sets)), where)}
         if self._as_text:
             return {"$text": repr(value)}
-        raise ConfigError(f"{where} is {kind_of(value)}, which a checkpoint cannot hold; give numbers, texts or arrays")
+        raise ConfigError(
+            f"{where} is {type_name(value)}, which a checkpoint cannot hold; give numbers, texts or arrays"
+        )
 
     def _tensor(self, value: torch.Tensor) -> str:
         tensor = value.detach()

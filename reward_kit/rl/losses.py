@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from reward_kit.credit.options import check_choice, check_number
-from reward_kit.errors import ConfigError, TrainingError, kind_of
+from reward_kit.errors import ConfigError, TrainingError, type_name
 
 __all__ = [
     "AdaptiveKLCoefficient",
@@ -212,7 +212,7 @@ class Participants:
 
 def _check_tensor(name: str, values: object) -> None:
     if not isinstance(values, Tensor):
-        raise ConfigError(f"{name} is a tensor; got {kind_of(values)}")
+        raise ConfigError(f"{name} is a tensor; got {type_name(values)}")
 
 
 Kind = Literal["total", "mean", "min", "max", "effective"]

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from reward_kit.errors import ConfigError, did_you_mean, why_unreadable
+from reward_kit.errors import ConfigError, describe_read_error, did_you_mean
 
 __all__ = [
     "Latency",
@@ -227,7 +227,7 @@ def read_durations(path: Path) -> tuple[float, ...]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     except (OSError, UnicodeError) as error:
-        raise ConfigError(f"{path}: {why_unreadable(path, error)}") from None
+        raise ConfigError(f"{path}: {describe_read_error(path, error)}") from None
     durations: list[float] = []
     groups: set[tuple[str, float]] = set()
     for number, line in enumerate(lines, 1):

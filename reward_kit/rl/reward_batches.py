@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from reward_kit.errors import ConfigError, did_you_mean, kind_of
+from reward_kit.errors import ConfigError, did_you_mean, type_name
 from reward_kit.tokens import PackedBatch
 
 Ints = npt.NDArray[np.int64]
@@ -190,7 +190,7 @@ def tensors_of(data: Any, names: Sequence[str]) -> dict[str, Tensor]:
         raise ConfigError("these rows are packed, all in one; give a reward manager padded rows, and pack them later")
     if not hasattr(getattr(data, "batch", None), "keys"):
         raise ConfigError(
-            f"a batch has `batch` and `non_tensor_batch`, as DataProto and TokenBatch do; got {kind_of(data)}"
+            f"a batch has `batch` and `non_tensor_batch`, as DataProto and TokenBatch do; got {type_name(data)}"
         )
     present = set(data.batch.keys())  # a TensorDict does not answer `in`
     tensors: dict[str, Tensor] = {}

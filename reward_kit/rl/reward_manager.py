@@ -35,7 +35,7 @@ from reward_kit.errors import (
 )
 from reward_kit.models import Message
 from reward_kit.reward_agent.agent import AsyncRewardAgent
-from reward_kit.reward_agent.custom_rewards import CustomAnswer, spec_of
+from reward_kit.reward_agent.custom_rewards import CustomAnswer, build_spec
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest, check_truth
 from reward_kit.rl.reward_batches import (
     Bools,
@@ -608,7 +608,7 @@ def _as_reward(given: Any, mode: Mode) -> RewardSpec | Scorer:
     if hasattr(given, "score_group"):
         scorer: Scorer = given
         return scorer
-    spec = given if isinstance(given, RewardSpec) else spec_of(given)
+    spec = given if isinstance(given, RewardSpec) else build_spec(given)
     if hasattr(spec.function, "each"):
         raise ConfigError(
             f"reward {spec.id!r} has post_process_scores, which is for groups, and a reward manager scores rows; "

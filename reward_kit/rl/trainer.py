@@ -118,7 +118,7 @@ class Trainer:
     async def score(self, episodes: Sequence[SingleAgentEpisode]) -> list[Scored]:
         """Score the episodes, in order; a failure replaces a missing score."""
         with self.meter.time(SCORING), self.meter.time(WAIT):
-            requests = [ScoringRequest.of(episode, self.worker.task_definition) for episode in episodes]
+            requests = [ScoringRequest.from_episode(episode, self.worker.task_definition) for episode in episodes]
             return await self.reward_agent.score_all(requests, self.group_size)
 
     def align(self, episodes: Sequence[SingleAgentEpisode], scored: Sequence[Scored]) -> CreditBatch:

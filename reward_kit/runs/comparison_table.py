@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from reward_kit.display_text import shown
+from reward_kit.display_text import escape_text
 from reward_kit.runs.comparison import Comparison, Difference, Side
 from reward_kit.runs.display import difference_text, figure, interval_text
 
@@ -26,7 +26,7 @@ def comparison_table(comparison: Comparison, *, plain: bool = False) -> Renderab
     table = Table(box=None if plain else box.SIMPLE_HEAVY, title_justify="left", pad_edge=not plain)
     table.add_column("", style="" if plain else "dim", no_wrap=True)
     for index, side in enumerate(comparison.sides):
-        heading = shown(side.label, _NAME_LENGTH) + ("\n(baseline)" if index == 0 else "")
+        heading = escape_text(side.label, _NAME_LENGTH) + ("\n(baseline)" if index == 0 else "")
         table.add_column(Text(heading), justify="right", overflow="fold")
     for name, cells in lines(comparison):
         table.add_row(name, *map(Text, cells))
@@ -109,10 +109,10 @@ def _below(comparison: Comparison, difference: Difference) -> list[str]:
     directions: tuple[Literal["won", "lost"], ...] = ("won", "lost")
     for direction in directions:
         if pairs := difference.flipped(direction):
-            names = ", ".join(shown(pair.sample_id, _NAME_LENGTH) for pair in pairs[:_NAMES_SHOWN])
+            names = ", ".join(escape_text(pair.sample_id, _NAME_LENGTH) for pair in pairs[:_NAMES_SHOWN])
             more = f" and {len(pairs) - _NAMES_SHOWN:,} more" if len(pairs) > _NAMES_SHOWN else ""
             texts.append(f"  {direction} ({len(pairs):,}): {names}{more}")
-    return [shown(text, _LINE_LENGTH) for text in texts]
+    return [escape_text(text, _LINE_LENGTH) for text in texts]
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
@@ -130,7 +130,7 @@ def comparison_notes(comparison: Comparison) -> list[str]:
             notes.append(f"{side.label}: {counts}, and in no average")
         if len(side.scorers) > 1:
             notes.append(f"{side.label}: its scores come from several rewards: {', '.join(sorted(side.scorers))}")
-    return [shown(note, _LINE_LENGTH) for note in notes]
+    return [escape_text(note, _LINE_LENGTH) for note in notes]
 
 
 def p_text(p: float) -> str:

@@ -21,11 +21,11 @@ import pydantic
 from reward_kit.agent.models import StopReason
 from reward_kit.credit.diagnostics import credit_diagnostics
 from reward_kit.episodes.json_codec import TAG
-from reward_kit.episodes.record import LatestAttempts, attempt_of, episode_from_record
+from reward_kit.episodes.record import LatestAttempts, episode_from_record, get_attempt
 from reward_kit.errors import ConfigError, EpisodeError, Failure, StoreError, boundary
 from reward_kit.models import EvaluateResult
 from reward_kit.reward_agent.scoring import Scored
-from reward_kit.rl_processing import Aligned, CreditAssigner, CreditBatch
+from reward_kit.rl_processing import AlignedEpisode, CreditAssigner, CreditBatch
 from reward_kit.runs.files import read_json, write_atomically
 from reward_kit.runs.run_folder import RunFolder, placed_episodes, read_credit, read_scores
 from reward_kit.runs.tasks import make_assigner
@@ -55,7 +55,7 @@ def assign_credit(path: Path, credit: CreditModel) -> RunCredit:
     stored = _stored(path, assigner)
     if all(episode.aligned.score is None for episode in stored):
         raise ConfigError(f"none of the {len(stored)} episodes in {path} is scored; score them before assigning credit")
-    batch = assigner.advantages(CreditBatch.of(episode.aligned for episode in stored))
+    batch = assigner.advantages(CreditBatch.from_episodes(episode.aligned for episode in stored))
     lines = ({"schema_version": SCHEMA_VERSION, **row} for row in batch.rows())
     texts = (json.dumps(line, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n" for line in lines)
     write_atomically(path / FILE, texts)
@@ -110,7 +110,7 @@ def extreme_steps(path: Path, count: int) -> tuple[list[dict[str, Any]], list[di
 class _StoredEpisode(NamedTuple):
     """The latest attempt of one episode."""
 
-    aligned: Aligned
+    aligned: AlignedEpisode
     attempt: int
     rollout_index: int
     offset: int
@@ -121,13 +121,13 @@ def _stored(path: Path, assigner: CreditAssigner, *, keeps_steps: bool = True) -
 
     An episode cut off by the run's budget is left out.
     """
-    scores = {(score["rollout_id"], attempt_of(score)): score for score in read_scores(path)}
+    scores = {(score["rollout_id"], get_attempt(score)): score for score in read_scores(path)}
     state_hash = assigner.options.get("state_hash")
     name = state_hash.get("name") if isinstance(state_hash, Mapping) else state_hash
     is_lean = name in (None, "state_key")  # states are identified by recorded keys, or not at all
     latest = LatestAttempts[_StoredEpisode | None]()
     for number, (offset, record) in enumerate(placed_episodes(path), 1):
-        rollout_id, attempt = record["rollout_id"], attempt_of(record)
+        rollout_id, attempt = record["rollout_id"], get_attempt(record)
         if latest.is_outdated(rollout_id, attempt):
             continue
         scored, episode = _scored(path, rollout_id, scores.get((rollout_id, attempt))), None

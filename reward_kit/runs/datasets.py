@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reward_kit.agent.samples import Sample
-from reward_kit.errors import ConfigError, did_you_mean, kind_of
+from reward_kit.errors import ConfigError, did_you_mean, type_name
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.runs.task_file import LocatedYaml
 from reward_kit.safe_input import NESTING, is_nested_too_deeply
@@ -26,13 +26,13 @@ def read_samples(
     elif definition.dataset_path is not None:
         placed = read_rows(folder / definition.dataset_path)
     else:
-        yield Sample.of_task(definition)
+        yield Sample.from_task(definition)
         return
     seen: dict[str, str] = {}
     for where, row in placed:
         config = row.get("resource_config") or {}
         if not isinstance(config, Mapping):
-            raise ConfigError(f"{where}: resource_config is {kind_of(config)}, not a mapping")
+            raise ConfigError(f"{where}: resource_config is {type_name(config)}, not a mapping")
         truth = row.get("ground_truth", definition.ground_truth)
         sample = Sample(str(row.get("id", f"sample-{len(seen)}")), row, truth, config, where)
         if sample.id in seen:
@@ -49,7 +49,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         for where, row in _READERS[path.suffix](path):
             if not isinstance(row, dict):
-                raise ConfigError(f"{where}: expected a mapping of fields, got {kind_of(row)}")
+                raise ConfigError(f"{where}: expected a mapping of fields, got {type_name(row)}")
             yield where, row
     except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"dataset {path} cannot be read as UTF-8 {path.suffix[1:]}: {error}") from None

@@ -14,13 +14,13 @@ from typing import Any, Self
 
 from reward_kit.agent.samples import Prompt, Sample
 from reward_kit.blocking import run_blocking
-from reward_kit.display_text import counted
+from reward_kit.display_text import pluralize
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, ProviderError, kind_of
+from reward_kit.errors import ConfigError, ProviderError, type_name
 from reward_kit.models import Message, TaskDefinitionModel
-from reward_kit.notebook_html import code, folded, line, strong, table, whole
+from reward_kit.notebook_html import code, details, line, root, strong, table
 from reward_kit.providers.session import ProviderSession
 from reward_kit.runs.finished import FinishedRun
 from reward_kit.runs.plan import Control, RunArgs, RunPlan, begin_run, label_policies, plan_run
@@ -99,7 +99,7 @@ async def evaluate_async(
     """
     for name, count in (("rollouts", rollouts), ("limit", limit), ("max_concurrency", max_concurrency)):
         if count is not None:
-            check_number(name, count, whole=True)
+            check_number(name, count, is_integer=True)
     models, names, live = _several("models", models), *_chosen(policies)
     keys = _keys("overrides", overrides)
     with overrides_in_python():
@@ -122,7 +122,7 @@ async def evaluate_async(
         plan = plan_run(loaded, args, max_concurrency=max_concurrency, traffic=traffic, live=live)
         await check_resource_starts(loaded.definition, loaded.samples, loaded.located)
         folder = begin_run(Path(log_dir), loaded, plan, args, live)
-        title = f"{loaded.definition.name}  ({counted(len(plan.samples), 'sample')} × {plan.rollouts})"
+        title = f"{loaded.definition.name}  ({pluralize(len(plan.samples), 'sample')} × {plan.rollouts})"
         finished = await _run(plan, folder, title, traffic)
     finally:
         traffic.close()
@@ -159,7 +159,7 @@ def score_transcripts(
     """
     data, own = _path("data", data), _keys("options", options)
     if not isinstance(reward, str):
-        raise ConfigError(f"reward is 'file.py:function', not {kind_of(reward)}; AsyncRewardAgent takes functions")
+        raise ConfigError(f"reward is 'file.py:function', not {type_name(reward)}; AsyncRewardAgent takes functions")
     changes = {**_keys("overrides", overrides), **{f"reward_options.{key}": value for key, value in own.items()}}
     origin = data_origin(data)
     with overrides_in_python():
@@ -199,7 +199,7 @@ def _chosen(policies: object) -> tuple[tuple[str, ...], dict[str, LivePolicy]]:
     """Return policy names, and policy objects by label."""
     if isinstance(policies, Mapping):
         if wrong := [one for one in policies.values() if not is_policy_object(one)]:
-            raise ConfigError(f"policies: expected a dict from label to AgentPolicy, got the value {kind_of(wrong[0])}")
+            raise ConfigError(f"policies: expected a dict of label to AgentPolicy, got {type_name(wrong[0])}")
         return (), {str(label): one for label, one in policies.items()}
     several = list(policies) if isinstance(policies, list | tuple) else [policies]
     live = [one for one in several if is_policy_object(one)]
@@ -208,20 +208,20 @@ def _chosen(policies: object) -> tuple[tuple[str, ...], dict[str, LivePolicy]]:
 
 def _path(name: str, given: object) -> Path:
     if not isinstance(given, str | Path):
-        raise ConfigError(f"{name} is the path of a file, not {kind_of(given)}")
+        raise ConfigError(f"{name} is the path of a file, not {type_name(given)}")
     return Path(given)
 
 
 def _keys(name: str, given: object) -> dict[str, Any]:
     if given is not None and not isinstance(given, Mapping):
-        raise ConfigError(f"{name} is a dict of keys and values, not {kind_of(given)}")
+        raise ConfigError(f"{name} is a dict of keys and values, not {type_name(given)}")
     return dict(given or {})
 
 
 def _several(name: str, given: object) -> tuple[str, ...]:
     several = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list | tuple) else (given,)
     if wrong := [one for one in several if not isinstance(one, str)]:
-        raise ConfigError(f"{name} is a name or a list of names; {kind_of(wrong[0])} is not one")
+        raise ConfigError(f"{name} is a name or a list of names; {type_name(wrong[0])} is not one")
     return several
 
 
@@ -272,7 +272,7 @@ class Task:
         **keys: Any,
     ) -> None:
         if not isinstance(name, str):
-            raise ConfigError(f"a task's name is a text, not {kind_of(name)}; Task.from_file reads a task file")
+            raise ConfigError(f"a task's name is a text, not {type_name(name)}; Task.from_file reads a task file")
         objects = {"reward": reward, "tools": tools, "dataset": dataset, "resource": resource}
         values, given = _read(name, objects, policy, keys)
         path = placeholder_path(Path(folder) if folder is not None else None, name)
@@ -349,7 +349,7 @@ class Task:
         return await evaluate_async(self, **options)
 
     def __repr__(self) -> str:
-        return f"Task({self.name!r}, {counted(len(self.samples), 'sample')})"
+        return f"Task({self.name!r}, {pluralize(len(self.samples), 'sample')})"
 
     def _repr_html_(self) -> str:
         task, definition, given = self._loaded, self._loaded.definition, self._loaded.objects.policy
@@ -364,8 +364,8 @@ class Task:
         parts = [line(strong(f"Task {definition.name}"))]
         parts.append(table(["", ""], [(name, value) for name, value in facts.items() if value]))
         if definition.initial_user_prompt:
-            parts.append(folded("prompt", code(definition.initial_user_prompt)))
-        return whole(*parts, *map(line, task.notes))
+            parts.append(details("prompt", code(definition.initial_user_prompt)))
+        return root(*parts, *map(line, task.notes))
 
 
 _options = list(inspect.signature(evaluate_async).parameters.values())[1:]
@@ -395,10 +395,10 @@ def _read(
     rows = None
     if "dataset" in live:
         rows = check_rows(live["dataset"])
-        names["dataset"], kept["dataset"] = counted(len(rows), "row"), copy_rows(rows)
+        names["dataset"], kept["dataset"] = pluralize(len(rows), "row"), copy_rows(rows)
     if "tools" in live:
         if not isinstance(live["tools"], ToolRegistry):
-            raise ConfigError(f"tools: expected a ToolRegistry or the file of one, got {kind_of(live['tools'])}")
+            raise ConfigError(f"tools: expected a ToolRegistry or the file of one, got {type_name(live['tools'])}")
         names["tools"] = sorted(live["tools"].get_tools())
     if isinstance(policy, Mapping):
         values["policy"] = dict(policy)
@@ -407,6 +407,6 @@ def _read(
         is_model = bool(separator) and provider == "openai"
         values["policy"] = {"type": "openai", "model": model} if is_model else {"type": policy}
     elif policy is not None and not is_policy_object(policy):
-        raise ConfigError(f"policy: expected an AgentPolicy, a name or a dict of keys, got {kind_of(policy)}")
+        raise ConfigError(f"policy: expected an AgentPolicy, a name or a dict of keys, got {type_name(policy)}")
     given = policy if is_policy_object(policy) else None
     return values, TaskObjects(live.get("reward"), live.get("tools"), rows, given, names, kept)

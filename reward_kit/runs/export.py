@@ -21,7 +21,7 @@ from typing import IO, Any, Literal, NamedTuple, cast
 
 from reward_kit.display_text import printable
 from reward_kit.episodes.json_codec import from_json_value
-from reward_kit.errors import ConfigError, StoreError, did_you_mean, how_to_install
+from reward_kit.errors import ConfigError, StoreError, did_you_mean, install_hint
 from reward_kit.runs.files import replacing, wrap_os_errors
 from reward_kit.runs.results import Result, index_credit, read_results
 from reward_kit.runs.run_folder import RunHeader
@@ -254,7 +254,7 @@ def _number(value: Any) -> float | None:
         return None
     try:
         return float(value) if math.isfinite(value) else None
-    except OverflowError:  # a whole number beyond every float
+    except OverflowError:  # a whole number out of the range of floats
         return None
 
 
@@ -292,7 +292,7 @@ class TableWriter:
         self, file: IO[bytes], form: str, table: Table, metadata: Mapping[str, str], *, is_raw: bool = False
     ) -> None:
         if find_spec("pyarrow") is None:
-            raise ConfigError(f"--format {form} needs pyarrow; {how_to_install('export')}")
+            raise ConfigError(f"--format {form} needs pyarrow; {install_hint('export')}")
         self._arrow: Any = import_module("pyarrow")
         kinds = {"text": "string", "number": "double", "count": "int64", "flag": "bool"}
         fields = [(column.name, self._arrow.type_for_alias(kinds[column.kind])) for column in table.columns]

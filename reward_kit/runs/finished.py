@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reward_kit.display_text import counted
+from reward_kit.display_text import pluralize
 from reward_kit.errors import ConfigError, did_you_mean
-from reward_kit.notebook_html import Html, element, escaped, faint, folded, line, link, strong, table, whole
+from reward_kit.notebook_html import Html, details, element, escape, faint, line, link, root, strong, table
 from reward_kit.runs.display import as_text, figure, interval_text
 from reward_kit.runs.results import Result, read_results
 from reward_kit.runs.summary import EpisodeRow, PolicySummary
@@ -95,7 +95,7 @@ class FinishedRun:
 
     def __repr__(self) -> str:
         scores = [f"{one.policy} {one.score.mean:.3f}" if one.score else f"{one.policy} –" for one in self.policies]
-        parts = [repr(str(self.path)), self.status, counted(len(self.rows), "episode"), *scores]
+        parts = [repr(str(self.path)), self.status, pluralize(len(self.rows), "episode"), *scores]
         return f"FinishedRun({', '.join(parts)})"
 
     def _repr_html_(self) -> str:
@@ -105,13 +105,13 @@ class FinishedRun:
         columns = _columns(self.policies)
         parts.append(table(columns, self.policies, lambda one: [_cells(one)[name] for name in columns]))
         if self.errors:
-            parts.append(folded(f"{counted(len(self.errors), 'episode')} with errors", _rows(self.errors, "error")))
+            parts.append(details(f"{pluralize(len(self.errors), 'episode')} with errors", _rows(self.errors, "error")))
         if self.failed:
-            parts.append(folded(f"{counted(len(self.failed), 'episode')} did not pass", _rows(self.failed, "score")))
+            parts.append(details(f"{pluralize(len(self.failed), 'episode')} did not pass", _rows(self.failed, "score")))
         parts += [line(faint(note)) for note in self.notes]
         page = self.page
         parts.append(line(link(page)) if page.is_file() else line(faint(f"no report; the run is in {page.parent}")))
-        return whole(*parts)
+        return root(*parts)
 
 
 _BAR = "color-mix(in srgb, currentColor {0}, transparent)"
@@ -140,7 +140,7 @@ def _bar(one: PolicySummary) -> Html:
     """Return the mean of scores within [0, 1] as a bar, with its interval below it."""
     interval = one.score
     if interval is None or not 0.0 <= interval.mean <= 1.0:
-        return escaped("")
+        return escape("")
     full = _BAR.format("75%")
     track = element("div", element("div", "", style=f"width:{interval.mean:.1%}; height:100%; background:{full};"),
                     style=f"width:7em; height:0.5em; margin-top:0.45em; background:{_BAR.format('15%')};")  # fmt: skip

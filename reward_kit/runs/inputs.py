@@ -17,12 +17,12 @@ from typing import Any
 from urllib.parse import quote
 
 from reward_kit.errors import ConfigError
-from reward_kit.loading import module_name_of, split_reference
+from reward_kit.loading import split_reference, user_module_name
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.private_files import make_private_folder
-from reward_kit.reward_agent.confined import ConfinedReward
+from reward_kit.reward_agent.sandboxed import SandboxedReward
 from reward_kit.reward_agent.scoring import Reward
-from reward_kit.reward_agent.sources import sources_of, user_roots
+from reward_kit.reward_agent.sources import collect_sources, user_roots
 from reward_kit.reward_calls import REFERENCE
 from reward_kit.runs.files import wrap_os_errors, write_atomically
 from reward_kit.runs.run_folder import RunFolder
@@ -62,7 +62,7 @@ def find_inputs(
     named = ((folder / text).resolve() if (folder / text).is_file() else _file_of_code(text, folder) for text in texts)
     further = [file for file in named if file is not None]
     for file in [*files.values(), *(file for file in further if file.suffix == ".py")]:
-        further += own_modules(file, module_name_of(file)) if file != files.get("reward") else []
+        further += own_modules(file, user_module_name(file)) if file != files.get("reward") else []
     further += reward_files(reward) if reward is not None else ()
     files |= {TASK_FILE: path.resolve()} if path is not None else {}
     files |= {"dataset": folder / definition.dataset_path} if definition.dataset_path else {}
@@ -79,7 +79,7 @@ def own_modules(file: Path, module: str) -> tuple[Path, ...]:
     if module.partition(".")[0] == "reward_kit":
         return ()
     try:
-        sources = sources_of(file, module, [file.parent, *user_roots()])
+        sources = collect_sources(file, module, [file.parent, *user_roots()])
     except ConfigError:  # a module without source text, known by its content only
         return (file,)
     return tuple(sorted({Path(source.filename) for source in sources.modules.values() if source.text is not None}))
@@ -87,7 +87,7 @@ def own_modules(file: Path, module: str) -> tuple[Path, ...]:
 
 def reward_files(reward: Reward) -> tuple[Path, ...]:
     """Return the files that a reward depends on: its own, and those that it may read on this machine."""
-    if isinstance(reward, ConfinedReward):
+    if isinstance(reward, SandboxedReward):
         return reward.files
     if isinstance(reward, RewardSpec) and reward.origin is not None:
         return own_modules(reward.origin.file, reward.function.__module__)

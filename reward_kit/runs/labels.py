@@ -119,7 +119,7 @@ class _LabelReader:
             if rollout not in self.episodes:
                 near = did_you_mean(rollout, self.episodes) if len(self.episodes) < 1_000 else ""
                 raise ConfigError(f"{where}: {names.rollout}: the data has no rollout {row[names.rollout]!r}{near}")
-            return LabelledRow(where, row_id, label, (ScoringRequest.of(self.episodes[rollout]),))
+            return LabelledRow(where, row_id, label, (ScoringRequest.from_episode(self.episodes[rollout]),))
         if names.rollout in row and not {names.messages, names.response} & row.keys():
             raise ConfigError(f"{where}: {names.rollout}: give the transcripts that contain it with --data")
         messages = self._messages(row, names.messages, names.response, where)
@@ -143,7 +143,9 @@ class _LabelReader:
         names = self.columns
         hidden = {names.label, names.winner, *(f"{names.messages}{x}" for x in ("", "_a", "_b")), "ground_truth"}
         sample = {name: value for name, value in row.items() if name not in hidden}
-        return ScoringRequest.of(recorded_episode(rollout_id, list(messages), sample_id, "labelled", sample, truth))
+        return ScoringRequest.from_episode(
+            recorded_episode(rollout_id, list(messages), sample_id, "labelled", sample, truth)
+        )
 
 
 def _missing(where: str, row: Mapping[str, Any], column: str, otherwise: str) -> str:

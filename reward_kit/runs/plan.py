@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
-from reward_kit.agent.limits import Exhausted
+from reward_kit.agent.limits import ReachedLimit
 from reward_kit.agent.policies import make_policy, option_names
 from reward_kit.agent.policies.simple_policies import HumanPolicy
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.samples import Sample
 from reward_kit.agent.simulated_user import WHO, ScriptedUser, SimulatedUser
 from reward_kit.environments.tools import ToolRegistry
-from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean, kind_of
+from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean, type_name
 from reward_kit.loading import load_object
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.scoring import Reward
@@ -157,7 +157,7 @@ class Control:
     """
 
     stop_reason: str | None = None
-    reached: Exhausted | None = None
+    reached: ReachedLimit | None = None
     is_failure: bool = False
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
@@ -165,7 +165,7 @@ class Control:
         """Start no further episode."""
         self.stop_reason = self.stop_reason or reason
 
-    def reach_limit(self, limit: Exhausted) -> None:
+    def reach_limit(self, limit: ReachedLimit) -> None:
         """Start no further episode because a run limit is reached; a later call updates the message."""
         if self.stop_reason is None or self.reached is not None:
             self.reached = limit
@@ -425,7 +425,7 @@ def make_user(task: LoadedTask, traffic: ProviderSession | None = None) -> Simul
             if isinstance(replies, str):
                 replies, named = load_object(replies, task.folder), replies
                 if not callable(replies):
-                    raise ConfigError(f"user.replies: {named} is {kind_of(replies)}, not a function")
+                    raise ConfigError(f"user.replies: {named} is {type_name(replies)}, not a function")
             user: SimulatedUser = ScriptedUser(replies, opens=block.opens, **words)
         else:
             of_user = overridden_keys("user", options, task.of_user)

@@ -16,11 +16,11 @@ from typing import Any
 from urllib.parse import unquote
 
 from reward_kit.episodes.json_codec import to_json_value
-from reward_kit.errors import ConfigError, RewardKitError, StoreError, boundary, kind_of
+from reward_kit.errors import ConfigError, RewardKitError, StoreError, boundary, type_name
 from reward_kit.loading import load_object
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.processes import SECRET_NAME
-from reward_kit.providers.keys import listed_variables, read_dotenv
+from reward_kit.providers.keys import configured_variables, read_dotenv
 
 HIDDEN = "(hidden)"
 _JOINS = (
@@ -147,7 +147,7 @@ def known_secrets(*configurations: Any) -> Iterator[str]:
     dotenv = read_dotenv(Path.cwd())
     for variables in (dotenv, os.environ):
         yield from _secrets_in(variables)
-    named = {*_variables_in(configurations), *listed_variables(os.environ)}
+    named = {*_variables_in(configurations), *configured_variables(os.environ)}
     for value in (variables[name] for variables in (dotenv, os.environ) for name in named & variables.keys()):
         if not value.startswith(os.sep) or not Path(value).exists():  # `pass_env` may name a path
             yield value
@@ -200,5 +200,5 @@ def load_hook(location: str | None, folder: Path) -> Callable[[str], str] | None
         return None
     hook = load_object(location, folder)
     if not callable(hook):
-        raise ConfigError(f"{location} is {kind_of(hook)}, not a function from text to text")
+        raise ConfigError(f"{location} is {type_name(hook)}, not a function from text to text")
     return hook  # type: ignore[no-any-return]

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from reward_kit.agent.models import StopReason
-from reward_kit.episodes.record import LatestAttempts, attempt_of, episode_from_record
+from reward_kit.episodes.record import LatestAttempts, episode_from_record, get_attempt
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.models import EvaluateResult
-from reward_kit.notebook_html import Html, line, strong, whole
+from reward_kit.notebook_html import Html, line, root, strong
 from reward_kit.runs.files import wrap_os_errors
 from reward_kit.runs.run_folder import line_record, placed_episodes, placed_lines, placed_scores
 from reward_kit.runs.summary import EpisodeRow
@@ -76,7 +76,7 @@ class Result(NamedTuple):
         parts = [Html(result._repr_html_())] if result is not None else []
         if failure:
             parts.append(line(strong("unscored: "), f"{failure['class']}: {failure['message']}"))
-        return whole(*parts, Html(self.to_episode()._repr_html_()))
+        return root(*parts, Html(self.to_episode()._repr_html_()))
 
 
 class ResultIndex(NamedTuple):
@@ -91,12 +91,12 @@ def index_results(run: Path) -> ResultIndex:
     latest = LatestAttempts[tuple[int, bool]]()
     for offset, record in placed_episodes(run):
         is_result = record.get("stop_reason") != StopReason.RUN_LIMIT
-        latest.put(record["rollout_id"], attempt_of(record), (offset, is_result))
+        latest.put(record["rollout_id"], get_attempt(record), (offset, is_result))
     episodes = {rollout_id: offset for rollout_id, (offset, is_result) in latest.items().items() if is_result}
     scores = {
         line["rollout_id"]: offset
         for offset, line in placed_scores(run)
-        if line["rollout_id"] in episodes and attempt_of(line) == latest.attempt(line["rollout_id"])
+        if line["rollout_id"] in episodes and get_attempt(line) == latest.attempt(line["rollout_id"])
     }
     return ResultIndex(episodes, scores)
 

@@ -37,7 +37,7 @@ from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, Failure, StoreError, boundary, did_you_mean
 from reward_kit.private_files import make_private_folder, private_opener
-from reward_kit.processes import lock_for_this_process
+from reward_kit.processes import lock_file
 from reward_kit.runs.files import (
     STATES,
     cut_torn_line,
@@ -251,7 +251,7 @@ def is_open_elsewhere(path: Path) -> bool:
     except OSError:
         return False
     try:
-        lock_for_this_process(descriptor)
+        lock_file(descriptor)
     except OSError:
         return True
     finally:
@@ -298,7 +298,7 @@ class RunFolder:
         with ExitStack() as opened:
             lock = self._open(".lock", os.O_RDWR, opened)
             try:
-                lock_for_this_process(lock)
+                lock_file(lock)
             except OSError:
                 raise StoreError(f"{self.path} is open in another process; wait for it to end") from None
             header = RunHeader.read(self.path)

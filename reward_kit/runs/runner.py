@@ -28,7 +28,7 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
-from reward_kit.agent.limits import RunBudget, Used
+from reward_kit.agent.limits import ActionUsage, RunBudget
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample, make_group_id, make_rollout_id
@@ -36,13 +36,13 @@ from reward_kit.agent.simulated_user import WHO, SimulatedUser
 from reward_kit.agent.starts import CLOSE_SECONDS
 from reward_kit.agent.tool_execution import CURRENT_TOOL_ERRORS, ToolErrors
 from reward_kit.environments.servers import ServerPool
-from reward_kit.episodes.record import attempt_of, facts_of
+from reward_kit.episodes.record import get_attempt, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import PolicyError, RewardKitError, StoreError, boundary
 from reward_kit.processes import LOG_FOLDER
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.reward_agent.agent import AsyncRewardAgent
-from reward_kit.reward_agent.levels import scorer_of
+from reward_kit.reward_agent.loading import make_scorer
 from reward_kit.reward_agent.scoring import Reward, Scored, Scorer, ScoringRequest
 from reward_kit.reward_agent.stats import AgentStats
 from reward_kit.reward_agent.tickets import Ticket
@@ -98,7 +98,7 @@ class LocalEngine:
 
     def scorer(self, reward: Reward, deadline_s: float | None) -> Scorer:
         """Return the scorer of this process."""
-        return scorer_of(reward, deadline_s)
+        return make_scorer(reward, deadline_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,10 +412,10 @@ class Run:
             following = max(self._next_attempt.get(row.rollout_id, 0), row.attempt + 1)
             self._next_attempt[row.rollout_id] = following
             tokens = row.usage.get("prompt_tokens", 0) + row.usage.get("completion_tokens", 0)
-            self._budget.spend(Used(int(tokens), row.usage.get("cost")), steps=row.num_steps)
+            self._budget.spend(ActionUsage(int(tokens), row.usage.get("cost")), steps=row.num_steps)
             if row.attempt + 1 == following:
                 latest[row.rollout_id] = (offset, row, record["group_id"], record["rollout_index"])
-        scores = {(score["rollout_id"], attempt_of(score)): score for score in read_scores(self._store.path)}
+        scores = {(score["rollout_id"], get_attempt(score)): score for score in read_scores(self._store.path)}
         for offset, row, group_id, index in sorted(latest.values(), key=itemgetter(0)):
             if row.is_unfinished:
                 continue
@@ -440,7 +440,7 @@ class Run:
         units = ScoringUnits(self._mode, None)
         for episode in episodes:
             self._store.append_episode(episode)
-            row, facts = EpisodeRow.from_episode(episode), facts_of(episode)
+            row, facts = EpisodeRow.from_episode(episode), get_facts(episode)
             self._take(row)
             self._add(units, facts["group_id"], facts["rollout_index"], row, partial(self._request, episode))
         self._settle(units.remaining())
@@ -550,7 +550,7 @@ class Run:
     # Bookkeeping
 
     def _request(self, episode: SingleAgentEpisode) -> ScoringRequest:
-        return ScoringRequest.of(episode, self._plan.definition)
+        return ScoringRequest.from_episode(episode, self._plan.definition)
 
     def _stored_request(self, offset: int) -> ScoringRequest:
         return self._request(episode_at(self._store.path, offset))

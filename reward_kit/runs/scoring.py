@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 import pydantic
 
-from reward_kit.agent.actions import episode_of
+from reward_kit.agent.actions import episode_from_messages
 from reward_kit.agent.models import StopReason
 from reward_kit.agent.samples import make_group_id, make_rollout_id
-from reward_kit.display_text import counted
-from reward_kit.episodes.record import EpisodeFacts, LatestAttempts, attempt_of, facts_of
+from reward_kit.display_text import pluralize
+from reward_kit.episodes.record import EpisodeFacts, LatestAttempts, get_attempt, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.models import Message, TaskDefinitionModel
@@ -55,7 +55,7 @@ def read_transcripts(path: Path) -> list[SingleAgentEpisode]:
         episode: SingleAgentEpisode | None = None  # None if a run limit cut it off
         if "rollout_id" in row and "steps" in row:
             with boundary(StoreError, f"{where}: it cannot be read as an episode"):
-                rollout_id, attempt = row["rollout_id"], attempt_of(row)
+                rollout_id, attempt = row["rollout_id"], get_attempt(row)
                 if row["stop_reason"] != StopReason.RUN_LIMIT:
                     episode = load_episode(path.parent, row)
         else:
@@ -95,7 +95,7 @@ def recorded_episode(
     rollout_index: int = 0,
 ) -> SingleAgentEpisode:
     """Make an episode from a conversation; each assistant message is a step."""
-    episode = episode_of(rollout_id, messages)
+    episode = episode_from_messages(rollout_id, messages)
     facts = EpisodeFacts(
         sample_id=sample_id,
         group_id=group_id or sample_id,
@@ -205,7 +205,7 @@ def scoring_run(data: Path, ready: ScoringSetup, reward: str, log_dir: Path) -> 
     episodes = read_transcripts(data)
     if not episodes:
         raise ConfigError(f"{data} has no rows")
-    check_reward(ready.reward, map(facts_of, episodes))
+    check_reward(ready.reward, map(get_facts, episodes))
     plan = RunPlan(ready.definition, reward=ready.reward, given=len(episodes), redaction=ready.redaction)
     header = RunHeader(
         task_name=ready.definition.name,
@@ -215,7 +215,7 @@ def scoring_run(data: Path, ready: ScoringSetup, reward: str, log_dir: Path) -> 
         total=plan.total,
     )
     store = RunFolder.create(new_run_path(log_dir, ready.definition.name), header, ready.redaction)
-    return ScoringRun(plan, store, episodes, f"{data.name}  ({counted(len(episodes), 'transcript')})")
+    return ScoringRun(plan, store, episodes, f"{data.name}  ({pluralize(len(episodes), 'transcript')})")
 
 
 def check_reward(reward: Reward, facts: Iterable[Mapping[str, Any]]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from reward_kit.agent.models import StopReason
 from reward_kit.episodes.json_codec import from_json_value
-from reward_kit.episodes.record import attempt_of, environment_return, facts_of
+from reward_kit.episodes.record import environment_return, get_attempt, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.runs.statistics import Interval, mean_interval, mean_pass_at_k, mean_pass_hat_k, safe_mean
 
@@ -53,14 +53,14 @@ class EpisodeRow:
             error_message=failure.get("message"),
             error_traceback=failure.get("traceback"),
             usage=total_usage(record),
-            attempt=attempt_of(record),
+            attempt=get_attempt(record),
             tool_errors=_tool_errors(part.get("info") for part in [*record["steps"][1:], record.get("final") or {}]),
         )
 
     @classmethod
     def from_episode(cls, episode: SingleAgentEpisode) -> EpisodeRow:
         """Make the row of an episode in memory."""
-        facts = facts_of(episode)
+        facts = get_facts(episode)
         failure = facts.get("failure") or {}
         return cls(
             rollout_id=episode.id_,

@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 import pydantic
 import yaml
 
-from reward_kit.errors import ConfigError, why_unreadable
+from reward_kit.errors import ConfigError, describe_read_error
 from reward_kit.limited_yaml import LimitedLoader, YamlLimitError
 from reward_kit.loading import is_built_in
 from reward_kit.models import TaskDefinitionModel
-from reward_kit.safe_input import YAML_BYTES, shown_size
+from reward_kit.safe_input import YAML_BYTES, format_size
 from reward_kit.validation import describe_validation_error
 
 KeyPath = tuple[str | int, ...]
@@ -64,11 +64,11 @@ class LocatedYaml:
             with path.open("rb") as file:
                 self.source = file.read(YAML_BYTES + 1)
             if len(self.source) > YAML_BYTES:
-                problem = f"the file is larger than the limit of {shown_size(YAML_BYTES)}"
+                problem = f"the file is larger than the limit of {format_size(YAML_BYTES)}"
                 raise ConfigError(f"{path}: {problem}; write a dataset as JSONL")
             text = self.source.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read {path}: {why_unreadable(path, error)}") from None
+            raise ConfigError(f"cannot read {path}: {describe_read_error(path, error)}") from None
         self._lines: dict[KeyPath, int] = {}
         try:
             loader = _Loader(text)

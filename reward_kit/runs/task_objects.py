@@ -21,10 +21,10 @@ from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.json_codec import to_json_value
-from reward_kit.errors import ConfigError, EpisodeError, RewardKitError, kind_of
+from reward_kit.errors import ConfigError, EpisodeError, RewardKitError, type_name
 from reward_kit.loading import load_object
 from reward_kit.models import TaskDefinitionModel
-from reward_kit.reward_agent.levels import reward_here
+from reward_kit.reward_agent.loading import load_in_process
 from reward_kit.typed_interface import RewardSpec
 
 
@@ -111,7 +111,7 @@ class TaskObjects:
 
 def wrap_reward_object(reward: Any, definition: TaskDefinitionModel) -> tuple[RewardSpec, str]:
     """Wrap a reward object for calls in this process, with a note that it is unconfined."""
-    spec = reward_here(reward, definition.reward_options)
+    spec = load_in_process(reward, definition.reward_options)
     sandbox = definition.sandbox
     asked = next((key for key in sandbox.model_fields_set if getattr(sandbox, key) not in (None, "in_process")), None)
     setting = f"sandbox.{asked}" if asked is not None else f"@reward_function(sandbox={spec.sandbox!r})"
@@ -126,7 +126,7 @@ def wrap_reward_object(reward: Any, definition: TaskDefinitionModel) -> tuple[Re
 def check_rows(dataset: Any) -> list[dict[str, Any]]:
     """Validate and copy the rows of a dataset."""
     if isinstance(dataset, Mapping) or not isinstance(dataset, Iterable):
-        raise ConfigError(f"dataset: expected a file's path or a list of rows, got {kind_of(dataset)}")
+        raise ConfigError(f"dataset: expected a file's path or a list of rows, got {type_name(dataset)}")
     rows = list(dataset)
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping) or not all(isinstance(key, str) for key in row):
@@ -155,7 +155,7 @@ def object_reference(value: Any) -> str:
 def resource_reference(kind: Any) -> str:
     """Return the reference that loads a resource class in this process."""
     if not (isinstance(kind, type) and issubclass(kind, ForkableResource)):
-        raise ConfigError(f"resource: expected a name or a subclass of ForkableResource, got {kind_of(kind)}")
+        raise ConfigError(f"resource: expected a name or a subclass of ForkableResource, got {type_name(kind)}")
     reference = object_reference(kind)
     try:
         is_found = load_object(reference) is kind

@@ -17,16 +17,16 @@ import pydantic
 
 from reward_kit.agent.samples import Prompt, PromptError, Sample
 from reward_kit.agent.starts import GroupStart
-from reward_kit.earlier_tasks import notes_on
 from reward_kit.environments.config import check_row_config, read_config, resource_class
 from reward_kit.environments.servers import ServerPool
 from reward_kit.environments.tools import ToolRegistry
-from reward_kit.errors import ConfigError, EnvironmentFailure, boundary, did_you_mean, kind_of
+from reward_kit.errors import ConfigError, EnvironmentFailure, boundary, did_you_mean, type_name
+from reward_kit.legacy_tasks import upgrade_notes
 from reward_kit.loading import load_module, load_object
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.providers.keys import NO_KEY
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, key_variable_for
-from reward_kit.reward_agent.levels import LoadedReward, SandboxChoice, load_reward
+from reward_kit.reward_agent.loading import LoadedReward, SandboxChoice, load_reward
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.runs.datasets import check_dataset, read_samples
 from reward_kit.runs.inputs import TASK_FILE, find_inputs, hash_path
@@ -148,7 +148,7 @@ def resolve_task(
         reward=reward,
         inputs=inputs,
         digests={**digests, **objects.digests(), TASK_FILE: hashlib.sha256(located.source).hexdigest()},
-        notes=(*notes_on(located.data), *_check_prompts(definition, located, samples), *notes),
+        notes=(*upgrade_notes(located.data), *_check_prompts(definition, located, samples), *notes),
         objects=objects,
         of_user=of_user,
     )
@@ -250,7 +250,7 @@ def load_tools(location: str, folder: Path) -> ToolRegistry:
     if not location.endswith(".py") and ":" in location:
         registry = load_object(location, folder)
         if not isinstance(registry, ToolRegistry):
-            raise ConfigError(f"{location} is {kind_of(registry)}, not a ToolRegistry")
+            raise ConfigError(f"{location} is {type_name(registry)}, not a ToolRegistry")
         return registry
     module = load_module(location, folder)
     found = {name: value for name, value in vars(module).items() if isinstance(value, ToolRegistry)}
@@ -275,7 +275,7 @@ def _check_prompts(definition: TaskDefinitionModel, located: LocatedYaml, sample
             messages = prompt.render(sample)
         except PromptError as error:
             problem = f"{located.where(error.key)}: {'.'.join(map(str, error.key))}: {error.problem}"
-            unfit.setdefault(problem, []).append(sample.place)
+            unfit.setdefault(problem, []).append(sample.location)
         except ConfigError as error:
             problems.append(str(error))
         except pydantic.ValidationError as error:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from reward_kit.errors import StoreError
-from reward_kit.loading import is_built_in, module_name_of
+from reward_kit.loading import is_built_in, user_module_name
 from reward_kit.reward_agent.sources import find_module
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.inputs import hash_path, own_modules
@@ -131,7 +131,7 @@ class _Search:
         self.runs_code = True
         for word in words:
             if len(word) < 256 and "\0" not in word and (file := folder / word).is_file():
-                self.code.setdefault(file.resolve(), module_name_of(file.resolve()))
+                self.code.setdefault(file.resolve(), user_module_name(file.resolve()))
 
     def visit_text(self, key: str, text: str, folder: Path, *, is_module: bool = False) -> None:
         """Add the code that a text names in any form that `load_object` accepts, if any."""
@@ -145,7 +145,7 @@ class _Search:
                 return
             if location.endswith(".py") and (file := folder / location).is_file():
                 file = file.resolve()
-                self.code.setdefault(file, module_name_of(file))
+                self.code.setdefault(file, user_module_name(file))
             elif (match := _find_module(location, folder)) is not None:
                 module, file = match
                 if _is_local(file, folder):

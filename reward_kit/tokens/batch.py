@@ -57,7 +57,7 @@ class Widths(NamedTuple):
     both: int | None
 
 
-def axis_of(key: str, meta_info: Mapping[str, Any]) -> Axis:
+def get_axis(key: str, meta_info: Mapping[str, Any]) -> Axis:
     """Return the axis on which an array of a batch lies."""
     if key in _PROMPT:
         return "prompt"
@@ -66,25 +66,25 @@ def axis_of(key: str, meta_info: Mapping[str, Any]) -> Axis:
     return "both"
 
 
-def fill_of(key: str, meta_info: Mapping[str, Any]) -> int:
+def fill_value(key: str, meta_info: Mapping[str, Any]) -> int:
     """Return the value that pads an array."""
     if key in _IDS:
         return int(meta_info.get("pad_token_id", 0))
     return -1 if key == "policy_versions" else 0
 
 
-def widths_of(batch: Mapping[str, Array], meta_info: Mapping[str, Any]) -> Widths:
+def get_widths(batch: Mapping[str, Array], meta_info: Mapping[str, Any]) -> Widths:
     """Return the width of each axis."""
     widths: dict[str, int] = {}
     for key in (*_PROMPT, *_COMPLETION, "input_ids", "attention_mask"):
         if key in batch:
-            widths[axis_of(key, meta_info)] = batch[key].shape[1]
+            widths[get_axis(key, meta_info)] = batch[key].shape[1]
     return Widths(widths.get("prompt"), widths.get("completion"), widths.get("both"))
 
 
-def joined(batches: Sequence[Mapping[str, Array]], meta_info: Mapping[str, Any]) -> dict[str, Array]:
+def concat_arrays(batches: Sequence[Mapping[str, Array]], meta_info: Mapping[str, Any]) -> dict[str, Array]:
     """Return the arrays of several batches of the same keys, one under another, all padded to the widest."""
-    widths = [widths_of(batch, meta_info) for batch in batches]
+    widths = [get_widths(batch, meta_info) for batch in batches]
     return {
         key: np.concatenate(_widened(key, [batch[key] for batch in batches], widths, meta_info)) for key in batches[0]
     }
@@ -93,7 +93,7 @@ def joined(batches: Sequence[Mapping[str, Array]], meta_info: Mapping[str, Any])
 def _widened(key: str, arrays: list[Array], all_widths: list[Widths], meta_info: Mapping[str, Any]) -> list[Array]:
     """Return the arrays of one key of several batches, all padded to the widest."""
     shapes = {array.shape[1:] for array in arrays}
-    axis, padding = axis_of(key, meta_info), meta_info.get("padding", "right")
+    axis, padding = get_axis(key, meta_info), meta_info.get("padding", "right")
     outer_both = padding == "outer" and axis == "both"
     known = all(None not in (widths.prompt, widths.completion) for widths in all_widths)
     # Arrays that begin and end in the same columns stay as they are.
@@ -112,7 +112,7 @@ def _widened(key: str, arrays: list[Array], all_widths: list[Widths], meta_info:
         on_left = padding == "left" or (padding == "outer" and axis == "prompt")
         sizes, none = [array.shape[1] for array in arrays], [0] * len(arrays)
         lefts, rights = (sizes, none) if on_left else (none, sizes)
-    fill = fill_of(key, meta_info)
+    fill = fill_value(key, meta_info)
     return [
         np.pad(array, ((0, 0), (max(lefts) - left, max(rights) - right)), constant_values=fill)
         for array, left, right in zip(arrays, lefts, rights, strict=True)
@@ -122,8 +122,8 @@ def _widened(key: str, arrays: list[Array], all_widths: list[Widths], meta_info:
 def _needed(batch: Mapping[str, Array], meta_info: Mapping[str, Any]) -> Widths:
     """Return the least width of each axis."""
     if "attention_mask" not in batch:
-        raise ConfigError("a batch without 'attention_mask' does not say where its padding is")
-    is_token, old = batch["attention_mask"] != 0, widths_of(batch, meta_info)
+        raise ConfigError("the batch has no 'attention_mask', so its padding is unknown")
+    is_token, old = batch["attention_mask"] != 0, get_widths(batch, meta_info)
     if meta_info.get("padding") == "outer" and old.prompt is not None:
         in_completion = np.arange(is_token.shape[1]) >= old.prompt
     elif "completion_mask" in batch:
@@ -131,7 +131,7 @@ def _needed(batch: Mapping[str, Array], meta_info: Mapping[str, Any]) -> Widths:
     elif old.prompt is None and old.completion is None:
         in_completion = np.array(False)
     else:
-        raise ConfigError("a batch with prompts but without 'completion_mask' does not say how long they are")
+        raise ConfigError("the batch has prompts but no 'completion_mask', so their lengths are unknown")
     prompt, completion, both = (
         int(counted.sum(axis=1).max(initial=0))
         for counted in (is_token & ~in_completion, is_token & in_completion, is_token)
@@ -170,7 +170,7 @@ class TokenBatch:
     def __post_init__(self) -> None:
         sizes = {key: len(values) for key, values in (*self.batch.items(), *self.non_tensor_batch.items())}
         if len(set(sizes.values())) > 1:
-            raise ConfigError(f"the arrays of a batch have one number of rows; got {sizes}")
+            raise ConfigError(f"the arrays of a batch must have the same number of rows; got {sizes}")
 
     def __len__(self) -> int:
         return len(next(iter(self.batch.values()), next(iter(self.non_tensor_batch.values()), ())))
@@ -238,7 +238,7 @@ class TokenBatch:
             ConfigError: they have different numbers of rows, or different values of a key.
         """
         if len(self) != len(other):
-            raise ConfigError(f"a union is of the same rows; got {len(self)} and {len(other)}")
+            raise ConfigError(f"a union needs the same rows; got {len(self)} and {len(other)} rows")
         parts = []
         for what in ("batch", "non_tensor_batch"):
             first, second = getattr(self, what), getattr(other, what)
@@ -256,13 +256,13 @@ class TokenBatch:
             ConfigError: the list is empty, keys differ, or facts or widths contradict each other.
         """
         if not batches:
-            raise ConfigError("there is nothing to concatenate; give at least one batch")
+            raise ConfigError("no batches to concatenate; give at least one")
         _check_same_keys([one.batch for one in batches], "batch")
         _check_same_keys([one.non_tensor_batch for one in batches], "non_tensor_batch")
         meta = _merged_meta([one.meta_info for one in batches])
         first, parts = batches[0], [one.non_tensor_batch for one in batches]
         others = {key: np.concatenate([part[key] for part in parts]) for key in first.non_tensor_batch}
-        return TokenBatch(joined([one.batch for one in batches], meta), others, meta)
+        return TokenBatch(concat_arrays([one.batch for one in batches], meta), others, meta)
 
     def repeat(self, times: int, interleave: bool = True) -> TokenBatch:
         """Repeat every row, a row's copies together if `interleave`, else the whole batch.
@@ -300,11 +300,11 @@ class TokenBatch:
         Raises:
             ConfigError: the batch does not say where its padding is.
         """
-        old, new = widths_of(self.batch, self.meta_info), _needed(self.batch, self.meta_info)
+        old, new = get_widths(self.batch, self.meta_info), _needed(self.batch, self.meta_info)
         padding = self.meta_info.get("padding", "right")
         batch = {}
         for key, values in self.batch.items():
-            axis = axis_of(key, self.meta_info)
+            axis = get_axis(key, self.meta_info)
             width, needed = getattr(old, axis), getattr(new, axis)
             if values.ndim < 2 or values.shape[1] != width:
                 batch[key] = values
@@ -330,4 +330,4 @@ def _rows(index: Any) -> int | np.integer[Any] | slice | Array:
 def _check_known(wanted: Sequence[str] | Mapping[str, str], part: Mapping[str, Any], what: str) -> None:
     for key in wanted:
         if key not in part:
-            raise ConfigError(f"there is no {key!r} in {what}{did_you_mean(key, part)}")
+            raise ConfigError(f"no {key!r} in {what}{did_you_mean(key, part)}")

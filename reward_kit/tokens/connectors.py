@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reward_kit.agent.policy_interface import tool_calls_of
+from reward_kit.agent.policy_interface import get_tool_calls
 from reward_kit.episodes.allowed_ids import AllowedIds
-from reward_kit.episodes.record import facts_of
+from reward_kit.episodes.record import get_facts
 from reward_kit.episodes.segments import ActionSpan, EpisodeTokens
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, EpisodeError, kind_of
+from reward_kit.errors import ConfigError, EpisodeError, type_name
 from reward_kit.tokens.columns import Array, Columns, Floats, Ints, ranges
 
 STD_FLOOR = 1e-6
@@ -53,9 +53,9 @@ def segment_rows(columns: Columns) -> Columns:
     completion_mask[ranges(stream.starts, stream.prompt_lengths)] = 0
     allowed = _allowed(columns, stream.owners, stream.starts, stream.starts, stream.starts + stream.lengths)
     rows = {"segment": stream.numbers, "allowed_ids": allowed}
-    made = made.adding(tokens={**stream.tokens, "completion_mask": completion_mask}, rows=rows)
+    made = made.with_columns(tokens={**stream.tokens, "completion_mask": completion_mask}, rows=rows)
     # In a chunk of an episode a segment may be context only.
-    return made if stream.acts.all() else made.taking(stream.acts)
+    return made if stream.acts.all() else made.select_rows(stream.acts)
 
 
 def action_rows(columns: Columns) -> Columns:
@@ -80,7 +80,9 @@ def action_rows(columns: Columns) -> Columns:
         tokens[key][in_prompt] = off
     tokens["completion_mask"] = (~in_prompt).astype(np.int8)
     allowed = _allowed(columns, stream.owners[segment], begin, start, stop)
-    return made.adding(tokens=tokens, rows={"segment": stream.numbers[segment], "allowed_ids": allowed, "step": step})
+    return made.with_columns(
+        tokens=tokens, rows={"segment": stream.numbers[segment], "allowed_ids": allowed, "step": step}
+    )
 
 
 def _allowed(columns: Columns, owners_B: Ints, begins_B: Ints, starts_B: Ints, stops_B: Ints) -> Array:
@@ -168,12 +170,12 @@ def step_values(columns: Columns) -> Columns:
     """
     keys: tuple[str, ...] = ("advantage", "return_to_go", "base_reward")
     if columns.step_data is None:
-        return columns.adding(steps={key: np.full(int(columns.step_starts_E[-1]), np.nan) for key in keys})
+        return columns.with_columns(steps={key: np.full(int(columns.step_starts_E[-1]), np.nan) for key in keys})
     steps = [step for steps in columns.step_data for step in steps]
     if any(step.policy_value_estimate is not None for step in steps):
         keys += ("policy_value_estimate",)
     # float64 turns None into NaN.
-    return columns.adding(
+    return columns.with_columns(
         steps={key: np.array([getattr(step, key) for step in steps], dtype=np.float64) for key in keys}
     )
 
@@ -189,9 +191,9 @@ def standardised_advantages(columns: Columns) -> Columns:
     if not len(known_S):
         return columns
     if known_S.min() == known_S.max():
-        return columns.adding(steps={"advantage": np.where(np.isnan(advantages_S), np.nan, 0.0)})
+        return columns.with_columns(steps={"advantage": np.where(np.isnan(advantages_S), np.nan, 0.0)})
     scaled_S = (advantages_S - known_S.mean()) / (known_S.std(ddof=1) + STD_FLOOR)
-    return columns.adding(steps={"advantage": scaled_S})
+    return columns.with_columns(steps={"advantage": scaled_S})
 
 
 def credit_on_tokens(columns: Columns) -> Columns:
@@ -222,7 +224,7 @@ def credit_on_tokens(columns: Columns) -> Columns:
         added["values"], added["value_mask"] = np.zeros(len(step)), np.zeros(len(step), dtype=np.int8)
         added["values"][sampled] = columns.steps["policy_value_estimate"][acting]
         added["value_mask"][first] = 1
-    return columns.adding(tokens=added)
+    return columns.with_columns(tokens=added)
 
 
 def _placed(size: int, positions: Ints, values: Floats) -> Floats:
@@ -239,7 +241,7 @@ def identities(columns: Columns) -> Columns:
     """
     owners = columns.episodes_B
     rollouts = _objects([episode.id_ for episode in columns.episodes])
-    groups = _objects([facts_of(episode).get("group_id") for episode in columns.episodes])
+    groups = _objects([get_facts(episode).get("group_id") for episode in columns.episodes])
     uids = _objects([group or rollout for group, rollout in zip(groups, rollouts, strict=True)])
     named = {"rollout_id": rollouts, "group_id": groups, "traj_uid": rollouts, "uid": uids}
     counted = np.cumsum(np.append(0, columns.tokens["action_mask"]), dtype=np.int64)
@@ -247,7 +249,7 @@ def identities(columns: Columns) -> Columns:
     last = np.full(len(columns.episodes), -1, dtype=np.int64)
     last[owners[acts]] = np.flatnonzero(acts)  # of several rows the last one stays
     ends = np.arange(len(owners)) == last[owners]
-    return columns.adding(rows={key: values[owners] for key, values in named.items()} | {"ends_episode": ends})
+    return columns.with_columns(rows={key: values[owners] for key, values in named.items()} | {"ends_episode": ends})
 
 
 def episode_facts(columns: Columns) -> Columns:
@@ -263,21 +265,21 @@ def episode_facts(columns: Columns) -> Columns:
     calls_E = np.zeros(len(lengths_E), dtype=np.int64)
     for index, episode in enumerate(columns.episodes):  # an episode made by hand may hold actions of any kind
         actions = [action for action in episode.get_actions() if isinstance(action, Mapping) and "type" in action]
-        calls_E[index] = sum(len(tool_calls_of(action)) for action in actions)
+        calls_E[index] = sum(len(get_tool_calls(action)) for action in actions)
     facts_E = [_facts(episode) for episode in columns.episodes]
     # Every row has dicts of its own: a key set in one is set in no other.
     rows = [{key: dict(v) if isinstance(v, dict) else v for key, v in facts_E[owner].items()} for owner in owners]
     added = {key: _objects([row[key] for row in rows]) for key in _FACTS}
     added |= {"episode_rewards": columns.scores_E[owners]}
     added |= {"episode_lengths": lengths_E[owners], "tool_callings": calls_E[owners]}
-    return columns.adding(rows=added)
+    return columns.with_columns(rows=added)
 
 
 _FACTS = ("data_source", "extra_info", "reward_model", "success", "multi_modal_inputs")
 
 
 def _facts(episode: SingleAgentEpisode) -> dict[str, Any]:
-    facts = facts_of(episode)
+    facts = get_facts(episode)
     sample = facts.get("sample") or {}
     given = sample.get("extra_info")
     ending = {"sample_id": facts.get("sample_id"), "stop_reason": facts.get("stop_reason")}
@@ -306,7 +308,7 @@ def check_complete(columns: Columns) -> None:
     """Raise a ConfigError that names the column if one that a layout needs is missing."""
     if not isinstance(columns, Columns):
         raise ConfigError(
-            f"rows are laid out from Columns, which a RowPipeline makes of episodes; got {kind_of(columns)}"
+            f"rows are laid out from Columns, which a RowPipeline makes of episodes; got {type_name(columns)}"
         )
     missing = [key for key in ("input_ids", "completion_mask") if key not in columns.tokens]
     if missing:

@@ -22,8 +22,8 @@ from typing import Any, get_args
 import numpy as np
 
 from reward_kit.errors import ConfigError
-from reward_kit.tokens.batch import Padding, TokenBatch, axis_of, fill_of
-from reward_kit.tokens.columns import Array, Columns, Ints, counted, ranges
+from reward_kit.tokens.batch import Padding, TokenBatch, fill_value, get_axis
+from reward_kit.tokens.columns import Array, Columns, Ints, ranges, row_positions
 from reward_kit.tokens.connectors import check_complete
 
 
@@ -62,7 +62,7 @@ def pad_rows(columns: Columns, *, pad_token_id: int, padding: Padding = "right")
         batch[key] = _laid(columns.tokens["input_ids"][chosen], positions, (size, columns_P), pad_token_id)
     positions = ranges(np.arange(size) * width + before, lengths)
     for key, values in _token_columns(columns).items():
-        batch[key] = _laid(values, positions, (size, width), fill_of(key, meta))
+        batch[key] = _laid(values, positions, (size, width), fill_value(key, meta))
     return TokenBatch(batch, dict(columns.rows), meta)
 
 
@@ -76,7 +76,7 @@ def _laid(values: Array, positions: Ints, shape: tuple[int, int], fill: int) -> 
 
 def _token_columns(columns: Columns) -> dict[str, Array]:
     """Return all (N,) columns of a batch; `step` is internal."""
-    positions = counted(columns.lengths_B)
+    positions = row_positions(columns.lengths_B)
     shown: dict[str, Array] = {"attention_mask": np.ones(len(positions), dtype=np.int8), "position_ids": positions}
     return shown | {key: values for key, values in columns.tokens.items() if key != "step"}
 
@@ -145,7 +145,7 @@ def verl_batch(rows: TokenBatch) -> TokenBatch:
     prompt = rows.batch["prompt_ids"].shape[1]
     meta = {**rows.meta_info, "names": "verl"}
     cut = {
-        key: values[:, prompt:] if axis_of(key, rows.meta_info) != axis_of(VERL_NAMES.get(key, key), meta) else values
+        key: values[:, prompt:] if get_axis(key, rows.meta_info) != get_axis(VERL_NAMES.get(key, key), meta) else values
         for key, values in rows.batch.items()
     }
     names = {ours: theirs for ours, theirs in VERL_NAMES.items() if ours in cut}

@@ -79,7 +79,9 @@ class RowPipeline:
                 result: object = connector(columns)
             if not isinstance(result, Columns):
                 kind = type(result).__name__
-                raise ConfigError(f"connector {name!r} returned {kind}; return columns.adding(…) or columns.taking(…)")
+                raise ConfigError(
+                    f"connector {name!r} returned {kind}; return columns.with_columns(…) or columns.select_rows(…)"
+                )
             columns = result
         return columns
 
@@ -87,7 +89,7 @@ class RowPipeline:
         own = (getattr(connector, attribute, None) for attribute in ("name", "__name__"))
         name = name or next((each for each in own if isinstance(each, str)), type(connector).__name__)
         if name in self.names:
-            raise ConfigError(f"there is a connector {name!r} already; give this one a name of its own")
+            raise ConfigError(f"a connector {name!r} exists already; pass another name=")
         self._parts.insert(position, (name, connector))
 
     def _find(self, name: str) -> int:
@@ -114,8 +116,8 @@ def row_columns(
 ) -> Columns:
     """Return the rows as columns, which `pad_rows` and `pack_rows` lay out; arguments and errors as in `build_rows`."""
     if per is not None and pipeline is not None:
-        raise ConfigError("per is the default pipeline's; with a pipeline of your own use default_pipeline(per) for it")
-    return (pipeline or default_pipeline(per or "segment"))(Columns.of(episodes, step_data_lists, scores))
+        raise ConfigError("per is for the default pipeline only; pass pipeline=default_pipeline(per) instead")
+    return (pipeline or default_pipeline(per or "segment"))(Columns.from_episodes(episodes, step_data_lists, scores))
 
 
 def build_rows(

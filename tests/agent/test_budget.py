@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reward_kit.agent.limits import RunBudget, Used
+from reward_kit.agent.limits import ActionUsage, RunBudget
 from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
@@ -14,15 +14,19 @@ from tests.agent.worlds import WORLD, call, failure, reason, task_of, text
 
 def test_without_limits_it_is_never_used_up() -> None:
     budget = RunBudget()
-    budget.spend(Used(10**9, 10.0**6), steps=10**6)
+    budget.spend(ActionUsage(10**9, 10.0**6), steps=10**6)
     assert budget.exhausted() is None
 
 
 @pytest.mark.parametrize(
     ("limits", "used", "steps"),
-    [({"cost": 1.0}, Used(0, 1.0), 0), ({"total_tokens": 5}, Used(5), 0), ({"steps": 2}, Used(), 2)],
+    [
+        ({"cost": 1.0}, ActionUsage(0, 1.0), 0),
+        ({"total_tokens": 5}, ActionUsage(5), 0),
+        ({"steps": 2}, ActionUsage(), 2),
+    ],
 )
-def test_it_is_used_up_when_a_bound_is_reached(limits: dict[str, float], used: Used, steps: int) -> None:
+def test_it_is_used_up_when_a_bound_is_reached(limits: dict[str, float], used: ActionUsage, steps: int) -> None:
     budget = RunBudget(RunLimitsModel(**limits))
     assert budget.exhausted() is None
     budget.spend(used, steps)
@@ -52,5 +56,5 @@ async def test_where_the_cost_is_unknown_a_limit_on_it_is_not_kept_silently(of_t
     limits = {"run_limits" if of_the_run else "limits": {"cost": 1.0}}
     task = task_of(**limits, initial_user_prompt="x")
     episode = await RLRolloutWorker(task, Metered(), budget=RunBudget(task.run_limits)).collect_episode()
-    assert reason(episode) == "error" and "limit on cost cannot be kept" in failure(episode)["message"]
+    assert reason(episode) == "error" and "cost limit cannot be enforced" in failure(episode)["message"]
     assert reason(await RLRolloutWorker(task_of(initial_user_prompt="x"), Metered()).collect_episode()) == "answered"

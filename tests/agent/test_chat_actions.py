@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_kit.agent.actions import MAX_NESTING, action_of, assistant_message
+from reward_kit.agent.actions import MAX_NESTING, assistant_message, parse_action
 from reward_kit.agent.policy_interface import check_output
 from reward_kit.models import FunctionCall, Message, ToolCall
 
@@ -43,27 +43,27 @@ def call(n: int, **arguments: Any) -> dict[str, Any]:
     ],
 )
 def test_what_a_message_says_is_the_action(said: Message, action: dict[str, Any]) -> None:
-    assert action_of(said) == action
+    assert parse_action(said) == action
 
 
 def test_parts_are_their_text() -> None:
     parts = [{"type": "text", "text": "4"}, {"type": "image_url", "image_url": {"url": "x"}}]
-    assert action_of(Message(role="assistant", content=parts)) == {"type": "text", "content": "4"}
+    assert parse_action(Message(role="assistant", content=parts)) == {"type": "text", "content": "4"}
 
 
 @pytest.mark.parametrize("text", ['{"x": NaN}', '{"x": -Infinity}', '{"x": 1e999}', '{"x": ' + "[" * 100_000])
 def test_arguments_that_only_python_would_read_go_along_as_they_were_written(text: str) -> None:
-    assert action_of(message(text)) == {"type": "tool_call", **call(0, arguments_text=text)}
+    assert parse_action(message(text)) == {"type": "tool_call", **call(0, arguments_text=text)}
 
 
 def test_arguments_nested_too_deeply_to_be_stored_go_along_as_they_were_written() -> None:
     def nested(depth: int) -> str:
         return '{"x":' * depth + "1" + "}" * depth
 
-    assert "arguments" in action_of(message(nested(MAX_NESTING)))
-    assert "arguments_text" in action_of(message(nested(MAX_NESTING + 1)))
+    assert "arguments" in parse_action(message(nested(MAX_NESTING)))
+    assert "arguments_text" in parse_action(message(nested(MAX_NESTING + 1)))
     wide = json.dumps({"x": [[]] * 500})
-    assert "arguments" in action_of(message(wide))
+    assert "arguments" in parse_action(message(wide))
 
 
 texts = st.text(max_size=5)
@@ -83,9 +83,9 @@ messages = st.builds(
 
 @given(messages)
 def test_the_action_says_the_message_again(said: Message) -> None:
-    again = assistant_message(check_output((action_of(said), None, None, None)).action_structured, 0)
+    again = assistant_message(check_output((parse_action(said), None, None, None)).action_structured, 0)
     assert meaning(again) == meaning(said)
-    assert assistant_message(action_of(again), 0) == again
+    assert assistant_message(parse_action(again), 0) == again
 
 
 def meaning(said: Message) -> tuple[Any, ...]:
@@ -96,5 +96,5 @@ def meaning(said: Message) -> tuple[Any, ...]:
 
 @given(st.lists(st.text(alphabet='{}[]":,0e+-. \\u1d8', max_size=12), min_size=1, max_size=2))
 def test_whatever_a_model_wrote_is_said_again_in_one_form(written: list[str]) -> None:
-    once = assistant_message(action_of(message(*written)), 0)
-    assert assistant_message(action_of(once), 0) == once
+    once = assistant_message(parse_action(message(*written)), 0)
+    assert assistant_message(parse_action(once), 0) == once

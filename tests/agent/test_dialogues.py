@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 
-from reward_kit.agent.models import steps_of
+from reward_kit.agent.models import episode_steps
 from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
-from reward_kit.agent.simulated_user import AGENT, GREETING, NO_ANSWER, USER, ScriptedUser, SimulatedUser, dialogue_of
+from reward_kit.agent.simulated_user import (
+    AGENT,
+    GREETING,
+    NO_ANSWER,
+    USER,
+    ScriptedUser,
+    SimulatedUser,
+    build_dialogue,
+)
 from reward_kit.episodes.multi_agent_episode import MultiAgentEpisode
 from reward_kit.episodes.record import episode_from_record, episode_to_record
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
@@ -51,7 +59,7 @@ def by_step(getter):
 
 async def test_each_side_sees_what_the_other_said() -> None:
     episode = await collected([text("Which size?"), text("Here.")], ScriptedUser(["42", "Thanks. ###STOP###"]))
-    dialogue = dialogue_of(episode)
+    dialogue = build_dialogue(episode)
     start = f"{SYSTEM['content']}\n{ASKED['content']}"
     assert by_step(dialogue.get_observations) == [
         {AGENT: start},
@@ -76,12 +84,12 @@ async def test_the_agents_part_is_the_recorded_episode() -> None:
     user = ScriptedUser(["42", "Thanks. ###STOP###"])
     episode = await collected(actions, user, resource_type=WORLD, max_episode_steps=9)
     assert len(episode) == 4 and episode.is_terminated
-    agent = dialogue_of(episode).agent_episodes[AGENT]
+    agent = build_dialogue(episode).agent_episodes[AGENT]
     for track in TRACKS:
         assert getattr(agent, track) == getattr(episode, track), track
     assert (agent.id_, agent.is_terminated) == (episode.id_, True)
     assert agent.environment_rewards() == episode.environment_rewards()
-    assert len(steps_of(agent)) == 4
+    assert len(episode_steps(agent)) == 4
     assert agent.messages is episode.messages
 
 
@@ -91,7 +99,7 @@ async def test_the_users_conversation_is_the_one_they_were_shown() -> None:
     user = SimulatedUser(voice, instructions="You are {{ name }}.")
     actions = [call(), text(""), text("Here.")]
     episode = await collected(actions, user, messages=[SYSTEM], resource_type=WORLD, max_episode_steps=9)
-    part = dialogue_of(episode).agent_episodes[USER]
+    part = build_dialogue(episode).agent_episodes[USER]
     assert [(message.role, message.text) for message in part.messages] == [
         ("system", "You are Ada."),
         ("user", GREETING),
@@ -112,7 +120,7 @@ async def test_both_sides_tokens_are_rows_to_train_on() -> None:
     agent = Speaker(spoken("Which size?", [1, 2], [3]), spoken("Here.", [1, 2, 3, 4], [5, 6]))
     voice = Speaker(spoken("42", [7, 8], [9]), spoken("Thanks. ###STOP###", [7, 8, 9, 10, 11], [12, 13]))
     episode = await collected(agent, SimulatedUser(voice))
-    dialogue = dialogue_of(episode)
+    dialogue = build_dialogue(episode)
     (row,) = dialogue.agent_episodes[USER].tokens.rows()
     assert row.prompt_ids.tolist() == [7, 8]
     assert row.completion_ids.tolist() == [9, 10, 11, 12, 13]
@@ -124,7 +132,7 @@ async def test_both_sides_tokens_are_rows_to_train_on() -> None:
 
 class TestWhoSpokeLast:
     async def test_a_user_who_ended_the_task_has_acted_whole(self):
-        dialogue = dialogue_of(await collected([text("a")], ScriptedUser(["###STOP###"])))
+        dialogue = build_dialogue(await collected([text("a")], ScriptedUser(["###STOP###"])))
         assert dialogue.hanging_actions == {} and dialogue.is_terminated
         assert dialogue.get_terminateds() == {AGENT: True, USER: True, "__all__": True}
         assert dialogue.agent_episodes[USER].get_actions() == [{"type": "terminate"}]
@@ -132,7 +140,7 @@ class TestWhoSpokeLast:
     async def test_a_user_who_heard_no_more_before_it_was_cut_off_hangs(self):
         user = ScriptedUser(["42", "and now?"])
         fields = {"resource_type": WORLD, "max_episode_steps": 2}
-        dialogue = dialogue_of(await collected([text("Which size?"), call()], user, **fields))
+        dialogue = build_dialogue(await collected([text("Which size?"), call()], user, **fields))
         assert dialogue.hanging_actions == {USER: text("42")}
         assert dialogue.get_truncateds() == {AGENT: True, USER: False, "__all__": True}
         assert dialogue.hanging_extra_model_outputs[USER] == {"raw_policy_output": "42"}
@@ -141,20 +149,20 @@ class TestWhoSpokeLast:
         user = ScriptedUser(["42", "Thanks. ###STOP###"])
         cut = (await collected([text("Which size?"), text("Here.")], user))[:1]
         cut.is_truncated = True
-        dialogue = dialogue_of(cut)
+        dialogue = build_dialogue(cut)
         assert dialogue.hanging_actions == {USER: text("42")}
         assert dialogue.get_truncateds() == {AGENT: True, USER: False, "__all__": True}
 
     async def test_an_agent_whom_the_step_limit_cut_off_was_heard(self):
         user = ScriptedUser(["42", "and now?"])
-        dialogue = dialogue_of(await collected([text("Which size?"), text("Here.")], user, max_episode_steps=2))
+        dialogue = build_dialogue(await collected([text("Which size?"), text("Here.")], user, max_episode_steps=2))
         assert dialogue.hanging_actions == {}
         assert dialogue.get_truncateds() == {AGENT: True, USER: True, "__all__": True}
         assert dialogue.agent_episodes[USER].get_observations() == ["Which size?", "Here."]
 
     async def test_in_the_middle_of_a_conversation_the_last_word_hangs(self):
         user = ScriptedUser(["42", "Thanks. ###STOP###"])
-        dialogue = dialogue_of(await collected([text("Which size?"), text("Here.")], user))
+        dialogue = build_dialogue(await collected([text("Which size?"), text("Here.")], user))
         assert dialogue[:1].hanging_actions == {AGENT: text("Which size?")}
         assert dialogue[:2].hanging_actions == {USER: text("42")}
         first = dialogue[:3]
@@ -163,13 +171,13 @@ class TestWhoSpokeLast:
 
     async def test_a_user_who_leaves_at_once_leaves_an_agent_that_never_acted(self):
         episode = await collected([], ScriptedUser(["###STOP###"]), messages=[SYSTEM])
-        dialogue = dialogue_of(episode)
+        dialogue = build_dialogue(episode)
         assert (len(episode), dialogue.agent_steps(), dialogue.is_terminated) == (0, 1, True)
         assert dialogue.get_terminateds() == {USER: True, AGENT: True, "__all__": True}
 
 
 async def test_a_user_who_never_spoke_is_not_there() -> None:
-    dialogue = dialogue_of(
+    dialogue = build_dialogue(
         await collected([call(), call()], ScriptedUser(["x"]), resource_type=WORLD, max_episode_steps=2)
     )
     assert dialogue.agent_ids == {AGENT} and len(dialogue) == 2
@@ -180,10 +188,12 @@ async def test_it_survives_the_files() -> None:
     episode = await collected([text("Which size?")], user, messages=[SYSTEM])
     assert episode.get_infos(0)["user"] == {"raw": "I am Ada.", "instructions": "Be kind."}
     read = episode_from_record(json.loads(json.dumps(episode_to_record(episode))))
-    dialogue = dialogue_of(episode)
-    assert dialogue_of(read) == dialogue
+    dialogue = build_dialogue(episode)
+    assert build_dialogue(read) == dialogue
     assert MultiAgentEpisode.from_state(json.loads(json.dumps(dialogue.get_state()))) == dialogue
 
 
 def test_what_has_not_begun_is_an_empty_dialogue() -> None:
-    assert dialogue_of(SingleAgentEpisode("e")) == MultiAgentEpisode("e", agent_module_ids={AGENT: AGENT, USER: USER})
+    assert build_dialogue(SingleAgentEpisode("e")) == MultiAgentEpisode(
+        "e", agent_module_ids={AGENT: AGENT, USER: USER}
+    )

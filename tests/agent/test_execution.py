@@ -178,7 +178,7 @@ class TestToolCalls:
     async def test_what_follows_the_end_in_one_action_is_answered_but_not_done(self):
         episode = await collected([calls(("win", {}), ("crash", {}))], resource_type=WORLD)
         assert reason(episode) == "environment_terminated"
-        assert tool_answers(episode) == ["won", "Not carried out: the episode is over."]
+        assert tool_answers(episode) == ["won", "Not executed: the episode is over."]
 
     async def test_two_tools_of_one_name_are_refused(self):
         registry = ToolRegistry("own")

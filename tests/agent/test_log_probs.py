@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reward_kit.agent.models import steps_of
+from reward_kit.agent.models import episode_steps
 from reward_kit.agent.policy_interface import PolicyOutput
 from reward_kit.episodes.record import episode_from_record, episode_to_record
 from tests.agent.worlds import WORLD, call, collected, text
@@ -39,7 +39,7 @@ async def test_a_step_says_what_the_policy_said(said: list[dict[str, Any] | None
     episode = await collected(act, resource_type=WORLD, on_text="end")
     record = json.loads(json.dumps(episode_to_record(episode)))
     for one in (episode, episode_from_record(record)):
-        assert [plain(step.policy_logprobs) for step in steps_of(one)] == said
+        assert [plain(step.policy_logprobs) for step in episode_steps(one)] == said
 
 
 def plain(facts: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_kit.agent.models import History, StepData, steps_of
+from reward_kit.agent.models import History, StepData, episode_steps
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.models import Message
 from tests.agent.worlds import WORLD, call, collected
@@ -54,7 +54,7 @@ def test_a_step_needs_three_fields_and_keeps_unknown_ones():
 
 async def test_a_step_serialises_with_its_history_and_its_tokens():
     episode = await collected([call(), {"type": "terminate"}], resource_type=WORLD)
-    step = steps_of(episode)[0].model_copy(
+    step = episode_steps(episode)[0].model_copy(
         update={"policy_logprobs": {"token_ids": np.array([1, 2]), "usage": {"prompt_tokens": 1}}}
     )
     read = json.loads(step.model_dump_json())
@@ -68,7 +68,7 @@ def test_an_episode_without_a_conversation_has_steps_too():
     episode = SingleAgentEpisode("e")
     episode.add_env_reset([0.0], {"state_key": "a"})
     episode.add_env_step([1.0], {"type": "move"}, 2.0, {"state_key": "b"}, terminated=True)
-    (step,) = steps_of(episode)
+    (step,) = episode_steps(episode)
     assert (step.observation_data, step.is_done, step.resulting_messages_history) == ([0.0], True, [])
     assert step.step_info.items() >= {"environment_reward": 2.0, "assistant_turn_index": 0, "state_key": "a"}.items()
-    assert steps_of(episode.to_numpy())[0].step_info["environment_reward"] == 2.0
+    assert episode_steps(episode.to_numpy())[0].step_info["environment_reward"] == 2.0

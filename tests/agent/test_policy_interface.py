@@ -8,9 +8,9 @@ from reward_kit.agent.policy_interface import (
     EpisodeContext,
     PolicyOutput,
     check_output,
+    get_tool_calls,
     next_action,
     open_session,
-    tool_calls_of,
 )
 from reward_kit.errors import PolicyError
 from tests.agent.worlds import call, calls, text
@@ -97,6 +97,6 @@ def test_anything_else_says_what_is_wrong(output, why):
 
 
 def test_the_calls_of_an_action_are_in_order():
-    assert tool_calls_of(text("x")) == []
-    assert [c["name"] for c in tool_calls_of(calls(("a", {}), ("b", {})))] == ["a", "b"]
-    assert tool_calls_of(call("a")) == [call("a")]
+    assert get_tool_calls(text("x")) == []
+    assert [c["name"] for c in get_tool_calls(calls(("a", {}), ("b", {})))] == ["a", "b"]
+    assert get_tool_calls(call("a")) == [call("a")]

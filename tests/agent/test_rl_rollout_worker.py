@@ -85,7 +85,7 @@ class TestEnds:
     async def test_the_terminate_tool_ends_and_what_follows_in_the_action_is_not_done(self):
         episode = await collected([calls(("bye", {}), ("add", {}))], resource_type=WORLD, terminate_tool="bye")
         assert reason(episode) == "terminate_action"
-        assert tool_answers(episode) == ["The episode ends.", "Not carried out: the episode is over."]
+        assert tool_answers(episode) == ["The episode ends.", "Not executed: the episode is over."]
 
     async def test_the_terminate_tool_is_offered(self):
         seen = []
@@ -130,7 +130,7 @@ class TestEnds:
         ],
     )
     def test_what_a_task_names_and_nobody_has_loaded_is_not_left_out_in_silence(self, key, value):
-        with pytest.raises(ConfigError, match=f"task 'counting': {key} is named, .* runs.tasks.load_task"):
+        with pytest.raises(ConfigError, match=f"task 'counting': {key} is set, .* runs.tasks.load_task"):
             RLRolloutWorker(task_of(name="counting", resource_type=WORLD, **{key: value}), ScriptedPolicy([]))
 
     @pytest.mark.parametrize(

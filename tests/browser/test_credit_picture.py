@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from reward_kit.agent.models import steps_of
+from reward_kit.agent.models import episode_steps
 from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.models import Message
 from reward_kit.report.rendering import bundle
@@ -116,7 +116,7 @@ class TestNumbers:
     @pytest.mark.campaign
     def test_they_are_those_of_the_helpers_own_function(self, window: Opened, forked: Path) -> None:
         cells = cells_of(opened(window, forked))
-        batch = [steps_of(walked(name, walk)) for name, walk in WALKS.items()]
+        batch = [episode_steps(walked(name, walk)) for name, walk in WALKS.items()]
         credit = gigpo_credit(batch, list(SCORES.values()), omega=0.5, gamma=0.9, state_hash="state_key")
         columns = [credit.returns_S, credit.episode_advantages_S, credit.step_advantages_S, credit.advantages_S]
         places = [(episode, step) for episode, steps in enumerate(batch) for step in range(len(steps))]

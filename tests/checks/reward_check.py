@@ -10,7 +10,7 @@ import anyio
 
 from reward_kit.checks.reward import Plan, check_reward, load
 from reward_kit.checks.reward_bench import Given, RewardReport
-from reward_kit.reward_agent.levels import SandboxChoice
+from reward_kit.reward_agent.loading import SandboxChoice
 
 HEAD = """from __future__ import annotations
 import math, os, random, re, time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reward_kit.checks.reward_cases import places_of
+from reward_kit.checks.reward_cases import truth_positions
 
 
 @pytest.mark.parametrize(
@@ -22,4 +22,4 @@ from reward_kit.checks.reward_cases import places_of
     ],
 )
 def test_a_number_is_found_by_its_value_and_a_text_as_it_stands(truth: object, text: str, found: list[str]) -> None:
-    assert [text[begin:end] for begin, end in places_of(truth, text)] == found
+    assert [text[begin:end] for begin, end in truth_positions(truth, text)] == found

@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 
 from reward_kit.checks.findings import FAIL_ON
-from reward_kit.checks.reward_bench import Given, RewardReport, grounds_of
+from reward_kit.checks.reward_behavior import attacks
+from reward_kit.checks.reward_bench import Given, RewardReport, build_questions
 from reward_kit.checks.reward_cases import (
     FORMS,
     equal_forms,
     is_tool_call,
     long_texts,
+    make_request,
     near_values,
     odd_histories,
-    request_of,
     said,
     user,
     wrong_values,
 )
-from reward_kit.checks.reward_conduct import attacks
-from reward_kit.checks.source_facts import facts_of, kind_in, rewards_in
+from reward_kit.checks.source_facts import kind_in, read_facts, rewards_in
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.scoring import ScoringRequest
 from tests.checks.reward_check import checked, codes, written
@@ -185,7 +185,7 @@ def test_every_form_holds_the_answer() -> None:
     ],
 )
 def test_ground_truths_are_made_up_for_an_annotation(annotation: str, kinds: set[type]) -> None:
-    grounds = grounds_of(Given(), annotation, takes_truth=True)
+    grounds = build_questions(Given(), annotation, takes_truth=True)
     assert {type(ground.truth) for ground in grounds} == kinds and not any(ground.is_truth_given for ground in grounds)
 
 
@@ -200,7 +200,7 @@ def test_odd_histories_can_be_sent_and_have_names_of_their_own() -> None:
     odd = list(odd_histories((user("?"),)))
     assert len({history.name for history in odd}) == len(odd) >= 15
     for history in odd:
-        request = request_of(history.messages)
+        request = make_request(history.messages)
         assert [request.messages[turn].role for turn in request.assistant_turns] == ["assistant"] * len(
             request.assistant_turns
         )
@@ -242,7 +242,7 @@ class World:
 class Judge:
     def score(self, messages, ground_truth: int): ...
 '''
-    facts = facts_of(text, "score")
+    facts = read_facts(text, "score")
     assert (facts.ground_truth, facts.patterns, facts.chance, facts.zeros) == (
         "list[str]",
         ("a+b",),
@@ -250,7 +250,7 @@ class Judge:
         (10,),
     )
     assert set(facts.words) == {"a+b", "a word"} and facts.has_sets
-    assert facts_of(text, "Judge").ground_truth == "int" and facts_of("def", "x").words == ()
+    assert read_facts(text, "Judge").ground_truth == "int" and read_facts("def", "x").words == ()
     assert [kind_in(text, name) for name in ("score", "Judge", "World", "nobody")] == ["reward", "reward", "class", ""]
 
 
@@ -369,7 +369,7 @@ def test_a_reason_that_repeats_a_megabyte_is_a_fact_worth_knowing(tmp_path: Path
 def test_only_the_exceptions_of_the_reward_and_of_what_it_calls_are_its_own() -> None:
     swallows = "    try:\n        return 1\n    except Exception:\n        return 0.0\n"
     text = f"def helper():\n{swallows}def other():\n{swallows}def reward(messages):\n    return helper()\n"
-    assert facts_of(text, "reward").zeros == (5,) and facts_of(text, "other").zeros == (10,)
+    assert read_facts(text, "reward").zeros == (5,) and read_facts(text, "other").zeros == (10,)
 
 
 def test_the_rewards_of_a_file_are_listed() -> None:

@@ -295,7 +295,7 @@ def test_a_block_on_the_command_line_is_told_of_there(tmp_path: Path) -> None:
     for block in (5, ["gigpo"], True):
         with pytest.raises(ConfigError, match="credit: write the name of an estimator, or a mapping such as"):
             load(tmp_path, credit=block)
-    with pytest.raises(ConfigError, match="credit: the estimator is named by 'estimator', not by 'name'"):
+    with pytest.raises(ConfigError, match="credit: the key for the estimator is 'estimator', not 'name'"):
         load(tmp_path, credit={"name": "gigpo"})
     assert load(tmp_path, **{"credit": "rloo"}).definition.credit.estimator == "rloo"
 

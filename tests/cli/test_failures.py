@@ -173,9 +173,9 @@ class TestWhatBreaksInOneEpisodeStaysThere:
         episodes = {line["sample_id"]: line for line in lines(path / "episodes.jsonl")}
         assert len(episodes) == 20
         assert [key for key, line in episodes.items() if line["failure"]] == ["q3"]
-        assert "what it waited for was cancelled" in episodes["q3"]["failure"]["message"]
+        assert "a task it awaited was cancelled" in episodes["q3"]["failure"]["message"]
         (answer,) = [m["content"] for m in episodes["q5"]["messages"] if m["role"] == "tool"]
-        assert answer == "Error: tool 'wait': what it waited for was cancelled"
+        assert answer == "Error: tool 'wait': a task it awaited was cancelled"
         unscored = [line for line in lines(path / "scores.jsonl") if line["score"] is None]
         assert [line["rollout_id"] for line in unscored] == [episodes["q7"]["rollout_id"]]
         figures = summary(path)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from reward_kit.process_guardian import running
+from reward_kit.process_guardian import find_processes
 from tests.cli.project import Project, lines
 
 ENVIRONMENTS = Path(__file__).parent.parent / "environments"
@@ -71,9 +71,9 @@ class ServerProject:
 
     def assert_nothing_is_left(self) -> None:
         end = time.monotonic() + 3
-        while running(self.mark) and time.monotonic() < end:
+        while find_processes(self.mark) and time.monotonic() < end:
             time.sleep(0.02)
-        assert running(self.mark) == []
+        assert find_processes(self.mark) == []
         assert list((self.project.folder / "tmp").iterdir()) == []
 
 
@@ -135,7 +135,7 @@ def test_a_server_that_dies_breaks_its_episodes_and_the_run_goes_on(tmp_path: Pa
 def test_a_killed_run_leaves_no_process_and_no_file(tmp_path: Path, moment: str, number: signal.Signals) -> None:
     project = ServerProject(tmp_path, wait_ms=300, options="--stubborn" if moment == "server" else "")
     process = project.start("--max-concurrency", "2")
-    reached = project.has_episodes if moment == "episode" else lambda: len(running(project.mark)) > 2
+    reached = project.has_episodes if moment == "episode" else lambda: len(find_processes(project.mark)) > 2
     while not reached():
         assert process.poll() is None
         time.sleep(0.002)

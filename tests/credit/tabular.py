@@ -149,7 +149,7 @@ class TabularTask:
         return TabularTask(branches, policy, f"{self.start}0", self.horizon)
 
 
-def steps_of(
+def episode_steps(
     path: Path,
     values: Mapping[tuple[str, int], float] | None = None,
     last_info: Mapping[str, Any] = MappingProxyType({}),
@@ -222,7 +222,7 @@ def expected_gradient(
     estimate: Estimate,
     size: int,
     *,
-    as_steps: Callable[[Path], list[StepData]] = steps_of,
+    as_steps: Callable[[Path], list[StepData]] = episode_steps,
     one_by_one: bool = False,
 ) -> Floats:
     """(P,) the expectation of the gradient that `estimate` gives with groups of `size` episodes.
@@ -244,7 +244,7 @@ def expected_gradient(
 
 def limit_gradient(task: TabularTask, estimate: Estimate, size: int) -> Floats:
     """(P,) the gradient from one group that holds every path in proportion to its probability."""
-    batch = batch_of(task, [(1.0, population(task, size))], steps_of)
+    batch = batch_of(task, [(1.0, population(task, size))], episode_steps)
     return batch.gradient(estimate(batch.steps, batch.scores, group_ids=batch.group_ids).advantages_S)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward_kit.credit.options import check_normalization
-from reward_kit.credit.step_arrays import first_of_each, relative, without_gaps
+from reward_kit.credit.step_arrays import first_positions, relative, renumber_groups
 from reward_kit.errors import ConfigError
 from tests.credit.batches import eighths
 
@@ -93,8 +93,8 @@ def test_without_an_epsilon_a_constant_group_is_no_division_by_zero() -> None:
 def test_groups_may_have_any_numbers() -> None:
     far = of([0.0, 1.0, 5.0], [10**15, 10**15, 3], "mean", None)
     assert far == of([0.0, 1.0, 5.0], [0, 0, 1], "mean", None) == [-0.5, 0.5, 0.0]
-    assert without_gaps(np.array([7, 10**15, 7])).tolist() == [0, 1, 0]
-    assert first_of_each(np.array([1, 0, 1, 3])).tolist() == [1, 0, 0, 3]
+    assert renumber_groups(np.array([7, 10**15, 7])).tolist() == [0, 1, 0]
+    assert first_positions(np.array([1, 0, 1, 3])).tolist() == [1, 0, 0, 3]
 
 
 def test_a_constant_goes_with_its_measure() -> None:

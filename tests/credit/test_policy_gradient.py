@@ -72,6 +72,7 @@ from tests.credit.tabular import (
     TabularTask,
     batch_of,
     cosine,
+    episode_steps,
     error_of,
     expected_gradient,
     formula_gradient,
@@ -79,7 +80,6 @@ from tests.credit.tabular import (
     limit_gradient,
     population,
     slopes_of,
-    steps_of,
 )
 
 POPULATION = 256
@@ -165,12 +165,12 @@ EXACT_CLAIMS: list[Claim] = [
 
 def without_rewards(path: Path) -> list[StepData]:
     """Only the score is known."""
-    return [step.model_copy(update={"base_reward": None}) for step in steps_of(path)]
+    return [step.model_copy(update={"base_reward": None}) for step in episode_steps(path)]
 
 
 @task_of_each_kind
 @group_sizes
-@pytest.mark.parametrize("as_steps", [steps_of, without_rewards])
+@pytest.mark.parametrize("as_steps", [episode_steps, without_rewards])
 @pytest.mark.parametrize(("name", "options", "factor"), EXACT_CLAIMS)
 def test_it_is_the_exact_gradient(
     task: TabularTask,
@@ -223,7 +223,7 @@ def test_groups_that_share_a_scale_gpg_counts_the_tied_ones(task: TabularTask) -
     found = np.zeros(len(task.logits_P))
     for (p, first), (q, second) in combinations_with_replacement(groups, 2):
         weight = p * q if first is second else 2 * p * q
-        batch = batch_of(task, [(weight / 2, first), (weight / 2, second)], steps_of)
+        batch = batch_of(task, [(weight / 2, first), (weight / 2, second)], episode_steps)
         found += batch.gradient(ESTIMATORS["gpg"](batch.steps, batch.scores, group_ids=batch.group_ids).advantages_S)
     assert 0.05 < tied < 0.95
     assert error_of(found, 0.5 * (1.0 + tied) * task.policy_gradient()) < EXACT
@@ -325,14 +325,14 @@ def test_anchors_by_deviation_measure_each_state_in_its_own_unit(task: TabularTa
 @task_of_each_kind
 @pytest.mark.parametrize("lam", [0.0, 0.5, 1.0])
 def test_gae_is_exact_with_the_true_values(task: TabularTask, lam: float) -> None:
-    found = expected_gradient(task, gae(lam), 1, as_steps=partial(steps_of, values=task.values()))
+    found = expected_gradient(task, gae(lam), 1, as_steps=partial(episode_steps, values=task.values()))
     assert error_of(found, task.policy_gradient()) < EXACT
 
 
 @task_of_each_kind
 def test_gae_with_wrong_values_is_exact_only_without_trust(task: TabularTask) -> None:
     def wrong(path: Path) -> list[StepData]:
-        return steps_of(path, {key: 0.3 + len(key[0]) for key in task.values()})
+        return episode_steps(path, {key: 0.3 + len(key[0]) for key in task.values()})
 
     assert error_of(expected_gradient(task, gae(1.0), 1, as_steps=wrong), task.policy_gradient()) < EXACT
     assert error_of(expected_gradient(task, gae(0.0), 1, as_steps=wrong), task.policy_gradient()) > 0.5
@@ -355,7 +355,7 @@ def test_gae_bootstraps_what_was_cut_off_and_nothing_else(lam: float) -> None:
         ended = path.next_state is None
         # A terminated path carries one too, which must not be read.
         info = {"terminated": ended, "truncated": not ended, "bootstrap_value": values[path.next_state or "a"]}
-        return steps_of(path, {(turn.state, k): values[turn.state] for k, turn in enumerate(path.turns)}, info)
+        return episode_steps(path, {(turn.state, k): values[turn.state] for k, turn in enumerate(path.turns)}, info)
 
     assert error_of(expected_gradient(LOOPS, gae(lam), 1, as_steps=cut_off), exact) < EXACT
     assert error_of(exact, LOOPS.policy_gradient()) > 0.05

@@ -81,7 +81,7 @@ def test_reading_keys_does_not_import_torch():
 
 
 def test_what_can_be_no_key_is_refused():
-    with pytest.raises(ConfigError, match="gave an object; give text"):
+    with pytest.raises(ConfigError, match="returned an object; return text"):
         typed_key([object()])
     endless: list[object] = []
     endless.append(endless)
@@ -241,7 +241,7 @@ def test_a_function_sees_the_observation_and_its_failure_names_it():
         ([None], "has at least one"),
         (["state_key", ["state_key"]], "has at least one"),
         (["state_keys"], "did you mean 'state_key'"),
-        (["state_key", "similarity"], "stands alone"),
+        (["state_key", "similarity"], "cannot be in a list"),
         ({"name": "similarity", "threshold": 0}, "threshold is in"),
         ({"name": "similarity", "threshold": 95}, "threshold is in"),
     ],

@@ -11,7 +11,12 @@ GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 
 
 def test_the_task_guide_lists_every_stop_reason_and_whether_it_is_terminal() -> None:
-    section = (GUIDES / "tasks.md").read_text(encoding="utf-8").split("## How an episode ends")[1].split("\n## ")[0]
+    section = (
+        (GUIDES / "tasks.md")
+        .read_text(encoding="utf-8")
+        .split("## Limits, timeouts and how an episode ends")[1]
+        .split("\n## ")[0]
+    )
     listed = {}
     for line in section.splitlines():
         if line.startswith("| `"):

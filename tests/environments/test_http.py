@@ -18,7 +18,7 @@ from reward_kit.environments import HttpResource, resource_class
 from reward_kit.environments import http as http_client
 from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
-from reward_kit.process_guardian import MARK, running
+from reward_kit.process_guardian import MARK, find_processes
 from reward_kit.processes import child_environment
 
 SERVER: dict[str, Any] = {
@@ -116,7 +116,7 @@ async def test_the_checker_finds_what_was_declared(config: dict[str, Any], expec
     found = [f"{finding.level}: {finding.message}" for finding in findings]
     assert len(found) == len(expected), found
     assert all(message.startswith(start) for message, start in zip(found, expected, strict=True))
-    assert running(child_environment()[MARK]) == []
+    assert find_processes(child_environment()[MARK]) == []
 
 
 async def test_a_fork_is_an_episode_of_its_own_that_took_the_same_actions() -> None:
@@ -139,10 +139,10 @@ async def test_a_fork_is_an_episode_of_its_own_that_took_the_same_actions() -> N
 
 async def test_without_a_pool_a_resource_has_its_own_server() -> None:
     resource = await made()
-    assert len(running(child_environment()[MARK])) == 1
+    assert len(find_processes(child_environment()[MARK])) == 1
     await resource.close()
     await resource.close()
-    assert running(child_environment()[MARK]) == []
+    assert find_processes(child_environment()[MARK]) == []
 
 
 async def test_no_fork_where_it_is_none(shared) -> None:

@@ -66,7 +66,7 @@ async def test_unserved_url_is_one_failure() -> None:
         ({"url": "http://a", "fork": "replay"}, "fork: replay needs a private server"),
         ({"url": "http://a", "working_copy": "x"}, "working_copy needs a private server"),
         ({"url": "http://a", "headers_env": {"Authorization": "NO_SUCH"}}, "variable NO_SUCH is not set"),
-        ({"command": "a", "pass_env": ["NO_SUCH"]}, "variable NO_SUCH is to be passed on"),
+        ({"command": "a", "pass_env": ["NO_SUCH"]}, "variable NO_SUCH is not set"),
         ({"command": "a {working_copy}"}, "no working_copy is set"),
         ({"command": "a {workin_copy}"}, r"unknown placeholder \{workin_copy\}.* did you mean '\{working_copy\}'"),
         ({"command": "a", "working_copy": "no_such_folder"}, "working_copy: no such directory"),

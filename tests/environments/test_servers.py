@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from reward_kit.environments import servers
 from reward_kit.environments.servers import Server, ServerPool
 from reward_kit.errors import ConfigError, EnvironmentFailure
-from reward_kit.process_guardian import MARK, running
+from reward_kit.process_guardian import MARK, find_processes
 from reward_kit.processes import child_environment
 from reward_kit.task_parts import ResourceServerConfig
 
@@ -32,7 +32,7 @@ def spec(*options: str, health: str = HEALTH, timeout: float = 20.0, **more) -> 
 
 
 def ours() -> list[int]:
-    return running(child_environment()[MARK])
+    return find_processes(child_environment()[MARK])
 
 
 async def get(server: Server, path: str) -> dict:
@@ -184,9 +184,9 @@ async def test_a_fixed_port_that_is_free_is_used() -> None:
         ("sleep {port}", "127.0.0.1:{port}/health", "is not an http address"),
         ("sleep {port}", "http://127.0.0.1:{port}x/health", "is not an http address"),
         ("sleep 'x {port}", HEALTH, "start_command: cannot be split into words: No closing quotation"),
-        ("", "http://127.0.0.1:80", "start_command: names no program"),
-        ("sleep 100", HEALTH, r"\{port\} must stand in health_check_url and in start_command"),
-        ("sleep {port}", "http://127.0.0.1:80", r"\{port\} must stand in health_check_url and in start_command"),
+        ("", "http://127.0.0.1:80", "start_command: the command is empty"),
+        ("sleep 100", HEALTH, r"\{port\} must be in both health_check_url and start_command"),
+        ("sleep {port}", "http://127.0.0.1:80", r"\{port\} must be in both health_check_url and start_command"),
     ],
 )
 async def test_a_wrong_configuration_is_named(command: str, health: str, problem: str) -> None:

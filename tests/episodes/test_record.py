@@ -14,7 +14,7 @@ from reward_kit.episodes.record import (
     StartAndEnd,
     environment_return,
     episode_to_record,
-    facts_of,
+    get_facts,
 )
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.runs.scoring import read_transcripts
@@ -32,8 +32,8 @@ def read(folder: Path) -> SingleAgentEpisode:
 async def test_a_worker_and_a_transcript_give_the_same_facts(tmp_path: Path) -> None:
     worked, given = await collected([call(), {"type": "terminate"}], resource_type=WORLD), read(tmp_path)
     always = Identity.__annotations__.keys() | SampleFacts.__annotations__.keys()
-    assert facts_of(given).keys() == always
-    assert facts_of(worked).keys() == always | StartAndEnd.__annotations__.keys() | {"timing"}
+    assert get_facts(given).keys() == always
+    assert get_facts(worked).keys() == always | StartAndEnd.__annotations__.keys() | {"timing"}
     for episode in (worked, given):
         assert list(episode_to_record(episode))[: 2 + len(IDENTITY)] == ["schema_version", "rollout_id", *IDENTITY]
 

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from reward_kit.episodes.columns import same_value
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.episodes.storage import (
-    FewTexts,
+    CategoricalText,
     MixedRecords,
     RaggedNumbers,
     RaggedText,
     Records,
-    as_list,
     compact,
-    items_at,
-    items_of,
-    joined,
-    part_of,
+    concat_columns,
+    read_items,
+    read_items_at,
+    read_list,
+    slice_column,
 )
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=3)
@@ -50,34 +50,34 @@ def written(items):
 @given(columns, st.integers(0, 12), st.integers(0, 12))
 def test_parts_and_pickles_give_the_items_back(items, start, length):
     stored = compact(list(items), exact=True)
-    assert written(as_list(stored)) == written(items)
+    assert written(read_list(stored)) == written(items)
     start = min(start, len(items))
     stop = min(start + length, len(items))
-    part = part_of(stored, start, stop)
+    part = slice_column(stored, start, stop)
     again = pickle.loads(pickle.dumps(part))
     for each in (part, again):
         assert len(each) == stop - start
-        assert written(as_list(each)) == written(items[start:stop])
-    assert written(items_of(stored, start, stop)) == written(items[start:stop])
-    assert written(items_at(part, np.arange(stop - start)[::-2])) == written(items[start:stop][::-2])
+        assert written(read_list(each)) == written(items[start:stop])
+    assert written(read_items(stored, start, stop)) == written(items[start:stop])
+    assert written(read_items_at(part, np.arange(stop - start)[::-2])) == written(items[start:stop][::-2])
 
 
 @given(columns, columns)
 def test_joined_columns_are_one_after_the_other(left, right):
-    assert same_value(as_list(joined(compact(list(left)), compact(list(right)))), [*left, *right])
+    assert same_value(read_list(concat_columns(compact(list(left)), compact(list(right)))), [*left, *right])
 
 
 class TestKinds:
     def test_dicts_of_one_shape_are_columns(self):
         stored = compact([{"role": "tool", "text": f"item {n}", "n": n} for n in range(3)])
         assert isinstance(stored, Records) and not stored.stacks
-        assert isinstance(stored.columns["role"], FewTexts)
+        assert isinstance(stored.columns["role"], CategoricalText)
         assert isinstance(stored.columns["text"], RaggedText)
         assert stored.columns["n"].dtype == np.int64
 
     def test_texts_of_which_few_differ_stand_once(self):
         stored = compact(["user", "tool"] * 500)
-        assert isinstance(stored, FewTexts)
+        assert isinstance(stored, CategoricalText)
         assert (stored.values, stored.codes) == (["user", "tool"], b"\0\1" * 500)
         assert isinstance(compact([f"item {n % 300}" for n in range(2_000)]), RaggedText)
         assert isinstance(compact(["same"] * 40 + [str(n) for n in range(40)]), RaggedText)
@@ -94,12 +94,12 @@ class TestKinds:
     def test_keys_in_another_order_or_number_are_another_shape(self):
         for other in ({"b": 1, "a": 2}, {"a": 1}, {"a": 1, "b": 2, "c": 3}, {"a": 1, "c": 2}):
             items = [{"a": 1, "b": 2}] * 5 + [other] * 5
-            assert written(as_list(compact(items))) == written(items)
+            assert written(read_list(compact(items))) == written(items)
             assert isinstance(compact(items), MixedRecords)
 
     def test_keys_that_only_seem_to_repeat_are_seen(self):
         items = [{"a": 1, "b": 2}, {"a": 3}, {"b": 4, "a": 5}, {"b": 6}] * 2
-        assert written(as_list(compact(items))) == written(items)
+        assert written(read_list(compact(items))) == written(items)
 
     def test_dicts_of_several_shapes_are_one_set_for_each(self):
         stored = compact([{"x": n} if n % 2 else {"y": "a"} for n in range(6)])
@@ -138,7 +138,7 @@ def test_a_pickled_part_carries_only_itself():
         RaggedText(["z" * 1_000] * 1_000),
         RaggedNumbers("q", [[1]] * 99),
     ):
-        assert len(pickle.dumps(part_of(stored, 50, 52))) < 4_000
+        assert len(pickle.dumps(slice_column(stored, 50, 52))) < 4_000
 
 
 ITEMS = [{"role": "tool", "content": f"item {n}", "n": n} for n in range(20)]
@@ -147,11 +147,11 @@ ITEMS = [{"role": "tool", "content": f"item {n}", "n": n} for n in range(20)]
 class TestDictsAsAView:
     @pytest.fixture
     def view(self):
-        return part_of(compact([*ITEMS]), 5, 15)
+        return slice_column(compact([*ITEMS]), 5, 15)
 
     def test_it_reads_as_the_list(self, view):
         items = ITEMS[5:15]
-        assert view == items and items == view and view == part_of(compact(ITEMS), 5, 15)
+        assert view == items and items == view and view == slice_column(compact(ITEMS), 5, 15)
         assert view != items[:-1] and view != "text"
         assert [*view] == items and len(view) == 10 and items[3] in view
         assert (view[0], view[-1]) == (items[0], items[-1])

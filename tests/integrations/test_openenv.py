@@ -17,7 +17,7 @@ from reward_kit.agent.samples import Sample
 from reward_kit.checks import check_resource
 from reward_kit.environments.openenv import OpenEnvResource
 from reward_kit.environments.servers import ServerPool
-from reward_kit.episodes.record import facts_of
+from reward_kit.episodes.record import get_facts
 from reward_kit.errors import DeadlineError, EnvironmentFailure, ToolError
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.task_parts import ResourceServerConfig
@@ -153,11 +153,11 @@ async def test_a_group_of_episodes_begins_in_forks_of_one_start(pool: ServerPool
     )
     move = {"type": "tool_call", "name": "act", "arguments": {"kind": "add", "amount": 3}}
     worker = RLRolloutWorker(task, ScriptedPolicy([move] * 2))
-    episodes = await collect_group(worker, Sample.of_task(task), 3)
-    starts = [facts_of(episode)["start"] for episode in episodes]
+    episodes = await collect_group(worker, Sample.from_task(task), 3)
+    starts = [get_facts(episode)["start"] for episode in episodes]
     assert starts[0]["fork"] == "replay"
     assert starts[0] == starts[1] == starts[2]
     for episode in episodes:
-        assert facts_of(episode)["failure"] is None
+        assert get_facts(episode)["failure"] is None
         assert episode.environment_rewards() == episodes[0].environment_rewards()
         assert episode.environment_rewards()[0] is not None

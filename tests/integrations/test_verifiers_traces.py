@@ -11,7 +11,7 @@ import pytest
 
 from reward_kit.agent.models import StopReason
 from reward_kit.checks.rows import check_verifiers_trace
-from reward_kit.episodes.record import facts_of
+from reward_kit.episodes.record import get_facts
 from reward_kit.episodes.segments import TokenRow
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import EpisodeError, Failure
@@ -211,7 +211,7 @@ def test_a_foreign_trace_is_an_episode_of_what_the_model_sampled() -> None:
     assert row.completion_ids.tolist() == [4, 5, 6, 7, 8]
     assert row.action_mask.tolist() == [1, 1, 0, 0, 1]
     assert row.logprobs.tolist() == [-0.1, -0.2, 0.0, 0.0, -0.3]
-    facts = facts_of(episode)
+    facts = get_facts(episode)
     assert (facts["sample_id"], facts["ground_truth"], facts["policy"], facts["stop_reason"]) == (
         "3",
         "4",
@@ -255,7 +255,7 @@ ENDS = {
 def test_a_foreign_end_is_one_of_ours(more: dict[str, Any], stop: StopReason, failure: Any) -> None:
     nodes = [node(None, "user", "u"), sampled(0, "a", [1], [True], [-0.1])]
     episode = episode_of_trace(foreign(nodes, **more))
-    facts = facts_of(episode)
+    facts = get_facts(episode)
     assert facts["stop_reason"] == stop
     assert (episode.is_terminated, episode.is_truncated) == (stop.is_terminal, stop.is_limit)
     recorded = facts["failure"]

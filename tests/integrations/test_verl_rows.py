@@ -7,7 +7,7 @@ import importlib.util
 import numpy as np
 import pytest
 
-from reward_kit.agent.models import steps_of
+from reward_kit.agent.models import episode_steps
 from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.verl.data_proto import EPISODE, from_data_proto, to_data_proto, verl_rows
@@ -53,7 +53,10 @@ def test_layout(key: str, expected: list[list[float]]) -> None:
 
 def test_what_stands_beside_the_arrays() -> None:
     steps = [
-        [step.model_copy(update={"base_reward": reward}) for step, reward in zip(steps_of(made), rewards, strict=True)]
+        [
+            step.model_copy(update={"base_reward": reward})
+            for step, reward in zip(episode_steps(made), rewards, strict=True)
+        ]
         for made, rewards in ((LONG, [0.5, None, 1.0]), (SHORT, [2.0]))
     ]
     rows = verl_rows([LONG, SHORT], steps, pad_token_id=0, scores=[0.5, 0.25]).non_tensor_batch
@@ -116,7 +119,7 @@ def test_where_steps_have_credit_those_without_take_no_part() -> None:
             step.model_copy(update={"advantage": value, "return_to_go": value})
             for step, value in zip(of, values, strict=True)
         ]
-        for of, values in ((steps_of(LONG), [0.5, None, -1.0]), (steps_of(SHORT), [2.0]))
+        for of, values in ((episode_steps(LONG), [0.5, None, -1.0]), (episode_steps(SHORT), [2.0]))
     ]
     rows = verl_rows([LONG, SHORT], steps, pad_token_id=0, scores=[0.5, 0.25])
     assert rows.batch["response_mask"].tolist() == [[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0]]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reward_kit.agent.models import StepData, steps_of
+from reward_kit.agent.models import StepData, episode_steps
 from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.models import Message
 
@@ -28,7 +28,7 @@ def collected(seed: int, *, groups: int = 2, unscored: bool = True) -> Collected
     """Groups of episodes that meet few states; some steps earn nothing known, and some episodes have no score."""
     draw = random.Random(seed)
     episodes = [_episode(draw, f"r{number}", f"g{number // GROUP_SIZE}") for number in range(groups * GROUP_SIZE)]
-    steps = [[step.model_copy(update=_earned(draw)) for step in steps_of(episode)] for episode in episodes]
+    steps = [[step.model_copy(update=_earned(draw)) for step in episode_steps(episode)] for episode in episodes]
     scores = [None if unscored and draw.random() < 0.2 else draw.random() for _ in episodes]
     return Collected(episodes, steps, scores)
 

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from reward_kit.errors import RewardError, boundary
-from reward_kit.providers.faults import TransientError, Trouble, trouble_of
+from reward_kit.providers.faults import TransientError, TransientFailure, find_transient_failure
 from tests.chat_server import Behaviour, ChatServer, answer, dropped, slow, status
 
 SECONDS = 0.3
@@ -59,39 +59,39 @@ def raised(client: Client, url: str) -> BaseException:
 @pytest.mark.parametrize(
     ("behaviour", "expected"),
     [
-        (status(429, {"Retry-After": "7"}), Trouble(7.0)),
-        (status(503), Trouble(None)),
-        (dropped(), Trouble(None)),
-        (slow(3 * SECONDS, answer("too late")), Trouble(None)),
+        (status(429, {"Retry-After": "7"}), TransientFailure(7.0)),
+        (status(503), TransientFailure(None)),
+        (dropped(), TransientFailure(None)),
+        (slow(3 * SECONDS, answer("too late")), TransientFailure(None)),
         (status(400), None),
         (status(403, {"Retry-After": "7"}), None),
     ],
     ids=["limited", "down", "dropped", "stalled", "wrong", "refused"],
 )
 async def test_what_may_pass_is_told_from_what_will_not(
-    client: Client, behaviour: Behaviour, expected: Trouble | None
+    client: Client, behaviour: Behaviour, expected: TransientFailure | None
 ) -> None:
     async with ChatServer(lambda body: behaviour) as server:
         error = await asyncio.to_thread(raised, client, server.base_url)
-    assert trouble_of(error) == expected
+    assert find_transient_failure(error) == expected
 
 
 @pytest.mark.parametrize("client", [by_openai, by_urllib, by_aiohttp])
 def test_an_address_where_nobody_listens_may_be_listened_at_later(client: Client) -> None:
-    assert trouble_of(raised(client, "http://127.0.0.1:9/v1")) == Trouble(None)
+    assert find_transient_failure(raised(client, "http://127.0.0.1:9/v1")) == TransientFailure(None)
 
 
 def test_our_own_errors_tell_it_too_and_mistakes_tell_nothing() -> None:
     error = RewardError("the judge gave up")
     error.__cause__ = TransientError("429", 3.0, 429)
-    assert trouble_of(error) == Trouble(3.0)
-    assert trouble_of(KeyError("grade")) is None
+    assert find_transient_failure(error) == TransientFailure(3.0)
+    assert find_transient_failure(KeyError("grade")) is None
 
 
 def test_what_an_error_hides_is_hidden_and_a_circle_has_an_end() -> None:
     hiding = ValueError("no grade")
     hiding.__context__, hiding.__suppress_context__ = ConnectionResetError(), True
-    assert trouble_of(hiding) is None
+    assert find_transient_failure(hiding) is None
     one, other = ValueError("one"), ValueError("other")
     one.__cause__, other.__cause__ = other, one
-    assert trouble_of(one) is None
+    assert find_transient_failure(one) is None

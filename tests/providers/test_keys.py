@@ -12,11 +12,11 @@ from reward_kit.providers.keys import (
     NO_KEY,
     ORIGINS_VARIABLE,
     PROVIDERS,
+    allowed_origins,
+    configured_origins,
     key_variable,
-    listed_origins,
-    origin_of,
-    origins_of,
     resolve_endpoint,
+    url_origin,
 )
 
 LOCAL = "http://127.0.0.1:8000/v1"
@@ -39,7 +39,7 @@ def variable(folder: Path, *args: Any, environ: dict[str, str] | None = None, **
     ],
 )
 def test_an_origin_is_scheme_host_and_port(url: str, origin: str) -> None:
-    assert origin_of(url) == origin
+    assert url_origin(url) == origin
 
 
 @pytest.mark.parametrize(
@@ -58,20 +58,20 @@ def test_an_origin_is_scheme_host_and_port(url: str, origin: str) -> None:
 )
 def test_what_is_not_an_http_url_has_no_origin(url: str) -> None:
     with pytest.raises(ValueError):
-        origin_of(url)
+        url_origin(url)
 
 
 def test_the_table_holds_origins() -> None:
-    assert all(origin_of(origin) == origin and origin.startswith("https://") for origin in PROVIDERS.values())
+    assert all(url_origin(origin) == origin and origin.startswith("https://") for origin in PROVIDERS.values())
 
 
 def test_the_list_of_the_shell_is_split_at_blanks_and_commas() -> None:
     listed = {ORIGINS_VARIABLE: " A=https://a.example/v1,B=http://b:1\n A=https://c.example, "}
-    assert listed_origins(listed) == {
+    assert configured_origins(listed) == {
         "A": frozenset({"https://a.example", "https://c.example"}),
         "B": frozenset({"http://b:1"}),
     }
-    assert listed_origins({}) == {}
+    assert configured_origins({}) == {}
 
 
 @pytest.mark.parametrize(
@@ -79,18 +79,18 @@ def test_the_list_of_the_shell_is_split_at_blanks_and_commas() -> None:
 )
 def test_a_wrong_entry_is_told_without_its_value(entry: str) -> None:
     with pytest.raises(ConfigError, match=f"{ORIGINS_VARIABLE}: .* is not a variable and an origin") as caught:
-        listed_origins({ORIGINS_VARIABLE: entry})
+        configured_origins({ORIGINS_VARIABLE: entry})
     assert "sk-a-key" not in str(caught.value)
 
 
 def test_a_base_url_of_the_shell_replaces_openais_own_origin_and_the_list_adds_to_it() -> None:
     proxy = {"OPENAI_BASE_URL": "http://proxy:1/v1"}
-    assert origins_of("OPENAI_API_KEY", {}) == {"https://api.openai.com"}
-    assert origins_of("OPENAI_API_KEY", proxy) == {"http://proxy:1"}
+    assert allowed_origins("OPENAI_API_KEY", {}) == {"https://api.openai.com"}
+    assert allowed_origins("OPENAI_API_KEY", proxy) == {"http://proxy:1"}
     listed = {**proxy, ORIGINS_VARIABLE: "OPENAI_API_KEY=https://api.openai.com"}
-    assert origins_of("OPENAI_API_KEY", listed) == {"http://proxy:1", "https://api.openai.com"}
-    assert origins_of("MISTRAL_API_KEY", proxy) == {"https://api.mistral.ai"}
-    assert origins_of("MY_KEY", proxy) == frozenset()
+    assert allowed_origins("OPENAI_API_KEY", listed) == {"http://proxy:1", "https://api.openai.com"}
+    assert allowed_origins("MISTRAL_API_KEY", proxy) == {"https://api.mistral.ai"}
+    assert allowed_origins("MY_KEY", proxy) == frozenset()
 
 
 @pytest.mark.parametrize(

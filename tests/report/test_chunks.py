@@ -13,9 +13,9 @@ from reward_kit.report.episode_chunks import (
     ChunkReader,
     LineFitter,
     StoredLines,
-    chunks_of,
     group_text,
-    parts_of,
+    split_chunks,
+    split_groups,
 )
 from reward_kit.report.run_data import read_run
 from tests.report.made import episode, facts, make_run, random_run, score
@@ -77,7 +77,7 @@ def test_the_latest_attempt_and_its_score_are_there_and_what_a_limit_cut_off_is_
 def test_a_large_group_comes_in_parts_that_know_their_place(tmp_path: Path) -> None:
     count = 2 * MOST_TOGETHER + 5
     run = facts(tmp_path, [episode(f"r{n:03}", rollout_index=n, group_id="g") for n in range(count)], [])
-    parts = parts_of(run.episodes)
+    parts = split_groups(run.episodes)
     assert [(part.first, len(part.episodes), part.size) for part in parts] == [
         (0, 64, 133),
         (64, 64, 133),
@@ -90,13 +90,13 @@ def test_a_large_group_comes_in_parts_that_know_their_place(tmp_path: Path) -> N
 def test_a_group_of_long_episodes_comes_in_parts_too(tmp_path: Path) -> None:
     long = [{"role": "user", "content": "x" * 1_500_000}]
     run = facts(tmp_path, [episode(f"r{n}", rollout_index=n, group_id="g", messages=long) for n in range(5)], [])
-    assert [len(part.episodes) for part in parts_of(run.episodes)] == [2, 2, 1]
+    assert [len(part.episodes) for part in split_groups(run.episodes)] == [2, 2, 1]
 
 
 def test_chunks_are_of_about_half_a_megabyte(tmp_path: Path) -> None:
     long = [{"role": "user", "content": "x" * 100_000}]
     run = facts(tmp_path, [episode(f"r{n}", group_id=f"g{n}", messages=long) for n in range(12)], [])
-    assert [len(chunk) for chunk in chunks_of(parts_of(run.episodes))] == [5, 5, 2]
+    assert [len(chunk) for chunk in split_chunks(split_groups(run.episodes))] == [5, 5, 2]
 
 
 def test_no_markup_can_end_the_script_that_holds_a_chunk() -> None:

@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_kit.display_text import shown
+from reward_kit.display_text import escape_text
 from reward_kit.report.rendering import dollars, seconds
 from reward_kit.report.run_figures import (
     broken,
     draw_histogram,
     histograms,
+    policy_usage,
     samples_table,
     scoring_figures,
     slowest,
-    spent_by,
     worst,
 )
-from reward_kit.report.timeline import ticks, timeline_of
+from reward_kit.report.timeline import build_timeline, ticks
 from tests.report.made import episode, facts, score
 
 USAGE = "calls=1 cached=0 prompt_tokens=9 completion_tokens=9 cost_usd={}"
@@ -61,7 +61,7 @@ def test_what_a_policy_took_is_told_with_what_has_no_price(tmp_path: Path) -> No
         episode("s", took_s=4.0, usage={"prompt_tokens": 20, "completion_tokens": 2}),
         episode("t", took_s=6.0),
     ]
-    spent = spent_by("p", facts(tmp_path, episodes, []).episodes)
+    spent = policy_usage("p", facts(tmp_path, episodes, []).episodes)
     assert (spent.tokens, spent.cost, spent.unpriced) == ({"prompt": 30, "completion": 3}, 0.5, 1)
     assert spent.lengths is not None and (spent.lengths.p50, spent.lengths.most) == (4.0, 6.0)
     assert (spent.episode_s, spent.policy_s) == (12.0, None), "what nobody knows is not zero"
@@ -76,7 +76,7 @@ def test_what_scoring_took(tmp_path: Path) -> None:
         score("u", 1.0),
     ]
     run = facts(tmp_path, episodes, scores)
-    found = scoring_figures(run, timeline_of(run))
+    found = scoring_figures(run, build_timeline(run))
     assert (found.calls, found.retries, found.known, found.untimed) == (3, 1, 1, 1)
     assert found.groups == (3, 4)
     waits, calls, whole, groups = found.times
@@ -86,7 +86,7 @@ def test_what_scoring_took(tmp_path: Path) -> None:
 
 def test_without_times_the_durations_of_scores_are_left(tmp_path: Path) -> None:
     run = facts(tmp_path, [episode("r")], [score("r", 1.0)])
-    found = scoring_figures(run, timeline_of(run))
+    found = scoring_figures(run, build_timeline(run))
     assert found.calls is None and [(times.title, times.p50) for times in found.times] == [("one score", 0.5)]
 
 
@@ -94,7 +94,7 @@ def test_what_a_judge_took_is_counted_once_for_a_group(tmp_path: Path) -> None:
     group = [judged(name, USAGE.format("0.25"), scored_group="g") for name in "rs"]
     alone = [judged("t", USAGE.format("0.25")), judged("u", USAGE.format("unknown"))]
     run = facts(tmp_path, [episode(name) for name in "rstu"], group + alone)
-    found = scoring_figures(run, timeline_of(run))
+    found = scoring_figures(run, build_timeline(run))
     assert (found.cost, found.unpriced) == (0.5, 1)
 
 
@@ -112,7 +112,7 @@ def test_a_sample_is_the_sum_of_its_episodes(tmp_path: Path) -> None:
 
 @given(st.text(st.characters(), max_size=300), st.integers(1, 100))
 def test_a_shown_text_is_short_and_holds_nothing_unseen(text: str, limit: int) -> None:
-    found = shown(text, limit)
+    found = escape_text(text, limit)
     assert len(found) <= 6 * limit + 40
     assert not any(
         (ord(c) < 32 and c not in "\n\t") or 0x7F <= ord(c) < 0xA0 or 0xD800 <= ord(c) < 0xE000 for c in found
@@ -121,7 +121,7 @@ def test_a_shown_text_is_short_and_holds_nothing_unseen(text: str, limit: int) -
 
 
 def test_a_calm_text_is_shown_as_it_is() -> None:
-    assert shown("naïve – שלום\n\t{}<>&", 100) == "naïve – שלום\n\t{}<>&"
+    assert escape_text("naïve – שלום\n\t{}<>&", 100) == "naïve – שלום\n\t{}<>&"
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,14 @@ from reward_kit.report.timeline import (
     Bar,
     RewardCall,
     Span,
-    _placed,
-    crossed,
+    _assign_lanes,
+    build_timeline,
+    covered_seconds,
     groups_complete,
-    joined,
-    length_of,
+    intersect_spans,
+    merge_spans,
     most_at_once,
     occupancy,
-    timeline_of,
 )
 from tests.report.made import episode, facts, score
 
@@ -39,17 +39,17 @@ MOMENTS = [place / 8 + 1 / 16 for place in range(160)]
 
 @given(SPANS)
 def test_joined_spans_cover_what_the_spans_cover_and_nothing_twice(spans: list[Span]) -> None:
-    found = joined(spans)
+    found = merge_spans(spans)
     assert [covers(found, moment) for moment in MOMENTS] == [int(covers(spans, moment) > 0) for moment in MOMENTS]
     assert all(one.end_s < other.begin_s for one, other in pairwise(found))
 
 
 @given(SPANS, SPANS)
 def test_crossed_spans_cover_what_both_cover(one: list[Span], other: list[Span]) -> None:
-    found = crossed(joined(one), joined(other))
+    found = intersect_spans(merge_spans(one), merge_spans(other))
     both = [int(covers(one, moment) > 0 and covers(other, moment) > 0) for moment in MOMENTS]
     assert [covers(found, moment) for moment in MOMENTS] == both
-    assert length_of(found) == pytest.approx(sum(both) / 8)
+    assert covered_seconds(found) == pytest.approx(sum(both) / 8)
 
 
 @given(SPANS)
@@ -63,7 +63,7 @@ def test_the_most_at_once_and_the_means_agree_with_counting(spans: list[Span]) -
 @given(SPANS)
 def test_lanes_are_as_few_as_can_be_and_nothing_overlaps_in_one(spans: list[Span]) -> None:
     long = [span for span in spans if span.end_s > span.begin_s]
-    lanes, bars = _placed([(span, [Bar(0, "call", *span, "r")]) for span in long])
+    lanes, bars = _assign_lanes([(span, [Bar(0, "call", *span, "r")]) for span in long])
     assert lanes == most_at_once(long) and sorted(bar[2:4] for bar in bars) == sorted(map(tuple, long))
     for lane in range(lanes):
         assert most_at_once([Span(*bar[2:4]) for bar in bars if bar.lane == lane]) == 1
@@ -82,7 +82,7 @@ def test_bars_say_what_was_done_to_whom_and_when(tmp_path: Path) -> None:
     broke = {"class": "crash", "where": "ToolError", "message": "no"}
     episodes = [episode("r", 0.0, 2.0), episode("s", 0.5, 1.0), episode("t", 1.0, 1.0, failure=broke)]
     scores = [score("r", 1.0, (2.5, 3.0), (4.0, 5.0), asked_s=2.0), score("s", None, (1.5, 2.0), asked_s=1.5)]
-    drawn = timeline_of(facts(tmp_path, episodes, scores))
+    drawn = build_timeline(facts(tmp_path, episodes, scores))
     assert drawn is not None and drawn.length_s == 5.0
     collecting, scoring = drawn.bands
     assert [(bar.episode, bar.kind, bar.begin_s, bar.end_s) for bar in collecting.bars] == [
@@ -98,7 +98,7 @@ def test_bars_say_what_was_done_to_whom_and_when(tmp_path: Path) -> None:
         ("s", "unscored", 1.5, 2.0),
     ]
     assert {strip.title: strip.peak for strip in drawn.strips} == {
-        "Episodes under way": 3,
+        "Episodes in progress": 3,
         "Scores waiting": 1,
         "Calls in flight": 1,
     }
@@ -108,7 +108,7 @@ def test_bars_say_what_was_done_to_whom_and_when(tmp_path: Path) -> None:
 def test_a_call_for_a_group_is_one(tmp_path: Path) -> None:
     episodes = [episode(name) for name in "rst"]
     scores = [score(name, 1.0, (2.0, 3.0), asked_s=1.0, scored_group="g") for name in "rst"]
-    drawn = timeline_of(facts(tmp_path, episodes, scores))
+    drawn = build_timeline(facts(tmp_path, episodes, scores))
     assert drawn is not None
     assert [call.episodes for call in drawn.calls] == [["r", "s", "t"]]
     assert {strip.title: strip.peak for strip in drawn.strips}["Calls in flight"] == 1
@@ -116,7 +116,7 @@ def test_a_call_for_a_group_is_one(tmp_path: Path) -> None:
 
 def test_a_night_without_work_is_left_out_and_marked(tmp_path: Path) -> None:
     episodes = [episode("r", 0.0, 10.0), episode("s", 40_000.0, 10.0)]
-    drawn = timeline_of(facts(tmp_path, episodes, [score("s", 1.0, (40_011.0, 40_012.0), asked_s=40_010.0)]))
+    drawn = build_timeline(facts(tmp_path, episodes, [score("s", 1.0, (40_011.0, 40_012.0), asked_s=40_010.0)]))
     assert drawn is not None
     assert drawn.length_s == pytest.approx(22.0)
     assert [(gap.at_s, gap.seconds) for gap in drawn.gaps] == [(10.0, 39_990.0)]
@@ -124,13 +124,13 @@ def test_a_night_without_work_is_left_out_and_marked(tmp_path: Path) -> None:
 
 
 def test_a_short_pause_stays(tmp_path: Path) -> None:
-    drawn = timeline_of(facts(tmp_path, [episode("r", 0.0, 1.0), episode("s", 21.0, 1.0)], []))
+    drawn = build_timeline(facts(tmp_path, [episode("r", 0.0, 1.0), episode("s", 21.0, 1.0)], []))
     assert drawn is not None and drawn.gaps == [] and drawn.length_s == 22.0
 
 
 @pytest.mark.parametrize(("size", "is_drawn"), [(MOST_BARS, True), (MOST_BARS + 1, False)])
 def test_beyond_a_few_hundred_bars_the_sums_are_left(tmp_path: Path, size: int, is_drawn: bool) -> None:
-    drawn = timeline_of(facts(tmp_path, [episode(f"r{n}", float(n), 1.0) for n in range(size)], []))
+    drawn = build_timeline(facts(tmp_path, [episode(f"r{n}", float(n), 1.0) for n in range(size)], []))
     assert drawn is not None and bool(drawn.bands) == is_drawn
     assert drawn.strips[0].peak == 1 and drawn.strips[0].mean_N.mean() == pytest.approx(1.0)
 
@@ -138,17 +138,17 @@ def test_beyond_a_few_hundred_bars_the_sums_are_left(tmp_path: Path, size: int, 
 def test_where_what_waits_takes_too_many_lanes_calls_alone_have_some(tmp_path: Path) -> None:
     episodes = [episode(f"r{n}", 0.0 if n < 2 else n * 1.0, 1.0) for n in range(100)]
     scores = [score(f"r{n}", 1.0, (200.0 + n, 201.0 + n), asked_s=100.0) for n in range(100)]
-    drawn = timeline_of(facts(tmp_path, episodes, scores))
+    drawn = build_timeline(facts(tmp_path, episodes, scores))
     assert drawn is not None
     assert [(band.title, band.lanes) for band in drawn.bands] == [
         ("Collecting", 2),
-        ("Scoring, without what waits", 1),
+        ("Scoring, without waiting requests", 1),
     ]
 
 
 def test_transcripts_were_not_collected_by_the_run_that_scores_them(tmp_path: Path) -> None:
     run = facts(tmp_path, [episode("r", -500.0, 5.0)], [score("r", 1.0, (1.0, 2.0))], data="transcripts.jsonl")
-    drawn = timeline_of(run)
+    drawn = build_timeline(run)
     assert drawn is not None and [band.title for band in drawn.bands] == ["Scoring"]
     assert drawn.alone_s is None
 
@@ -166,7 +166,7 @@ def test_a_group_is_complete_with_its_last_score_and_never_where_one_is_missing(
 
 def test_curves_say_how_much_was_done_by_when(tmp_path: Path) -> None:
     episodes = [episode(f"r{n}", 0.0, float(n + 1)) for n in range(4)]
-    drawn = timeline_of(facts(tmp_path, episodes, [score("r0", 1.0, (1.0, 2.0))]))
+    drawn = build_timeline(facts(tmp_path, episodes, [score("r0", 1.0, (1.0, 2.0))]))
     assert drawn is not None
     stopped, scored = drawn.curves
     assert list(stopped.steps) == [(1.0, 0.25), (2.0, 0.5), (3.0, 0.75), (4.0, 1.0)]

@@ -10,7 +10,7 @@ import pytest
 from reward_kit.errors import ConfigError, Failure, RewardError
 from reward_kit.providers.request_queue import Rates, RetryPolicy
 from reward_kit.reward_agent import AsyncRewardAgent, Retries, ScoreCache, SyncRewardAgent
-from reward_kit.reward_agent.calling import SPARE
+from reward_kit.reward_agent.call_scheduler import SPARE
 from reward_kit.reward_agent.score_cache import content_hash
 from reward_kit.typed_interface import reward_function, reward_spec
 from tests.reward_agent import virtual_time

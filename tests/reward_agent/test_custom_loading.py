@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from reward_kit.errors import ConfigError
-from reward_kit.reward_agent.custom_rewards import spec_of
-from reward_kit.reward_agent.levels import SandboxChoice, load_custom_reward
+from reward_kit.reward_agent.custom_rewards import build_spec
+from reward_kit.reward_agent.loading import SandboxChoice, load_custom_reward
 from reward_kit.reward_agent.scoring import check_parameters
 from reward_kit.reward_agent.sources import refuse_network
 
@@ -77,8 +77,8 @@ def test_names_that_are_only_alike_are_options_and_helpers() -> None:
     def self_scores(scores: list[float]) -> list[float]:
         return scores
 
-    assert spec_of(Alike).mode == "batch"
-    assert {"source", "extra_args", "truth"} <= spec_of(Alike).parameters
+    assert build_spec(Alike).mode == "batch"
+    assert {"source", "extra_args", "truth"} <= build_spec(Alike).parameters
 
 
 def test_an_unnamed_file_or_function_is_told_with_its_key() -> None:
@@ -92,7 +92,7 @@ def test_a_required_ground_truth_and_a_required_option_are_asked_for() -> None:
     def compute_score(solution_str: str, ground_truth: str, model: str) -> float:
         return 1.0
 
-    spec = spec_of(compute_score)
+    spec = build_spec(compute_score)
     assert spec.required == {"ground_truth", "model"}
     with pytest.raises(ConfigError, match="-O model="):
         check_parameters(spec)

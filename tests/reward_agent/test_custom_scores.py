@@ -18,10 +18,10 @@ from reward_kit.errors import ConfigError, Failure, InvalidResultError, PolicyEr
 from reward_kit.models import Message
 from reward_kit.providers.request_queue import Rates
 from reward_kit.reward_agent import AsyncRewardAgent, Scored, ScoringRequest
-from reward_kit.reward_agent.confined import ConfinedReward
-from reward_kit.reward_agent.custom_rewards import CustomAnswer, read_answer, spec_of
+from reward_kit.reward_agent.custom_rewards import CustomAnswer, build_spec, read_answer
 from reward_kit.reward_agent.custom_scorer import GroupScorer
-from reward_kit.reward_agent.levels import SandboxChoice, load_custom_reward, scorer_of
+from reward_kit.reward_agent.loading import SandboxChoice, load_custom_reward, make_scorer
+from reward_kit.reward_agent.sandboxed import SandboxedReward
 from reward_kit.task_parts import SandboxLevel
 from tests import command_line
 from tests.cli.project import Project, lines
@@ -98,8 +98,8 @@ def requests(*texts: str, **rest: Any) -> list[ScoringRequest]:
 def scorer(folder: Path, name: str, level: SandboxLevel = "in_process", text: str = FORMS) -> Any:
     (folder / "reward.py").write_text(textwrap.dedent(text))
     loaded = load_custom_reward("reward.py", name, folder=folder, choice=SandboxChoice(level=level))
-    assert isinstance(loaded.reward, ConfinedReward) == (level != "in_process")
-    return scorer_of(loaded.reward)
+    assert isinstance(loaded.reward, SandboxedReward) == (level != "in_process")
+    return make_scorer(loaded.reward)
 
 
 async def scored(made: Any, batch: Sequence[ScoringRequest], group_size: int = 1) -> list[Scored]:
@@ -148,7 +148,7 @@ async def test_further_parameters_are_options(tmp_path: Path) -> None:
     loaded = load_custom_reward(
         "reward.py", "with_bonus", folder=tmp_path, choice=IN_PROCESS, reward_kwargs={"bonus": "0.5"}
     )
-    (found,) = await scored(scorer_of(loaded.reward), requests("1"))
+    (found,) = await scored(make_scorer(loaded.reward), requests("1"))
     assert (found.score, of_one(found).reason) == (1.5, '{"length": 1}')
     with pytest.raises(ConfigError, match="has no option 'bonis'; did you mean 'bonus'"):
         load_custom_reward("reward.py", "with_bonus", folder=tmp_path, choice=IN_PROCESS, reward_kwargs={"bonis": 1})
@@ -209,7 +209,7 @@ def test_anything_else_is_one_clear_error(returned: Any, told: str) -> None:
 async def test_no_score_is_unscored_and_never_zero(tmp_path: Path, text: str) -> None:
     (found,) = await scored(scorer(tmp_path, "compute_score"), requests(text))
     assert found.score is None and found.failure is not None and found.failure.failure_class == "invalid_result"
-    assert "it gave no score" in found.failure.message and of_one(found).query == "asked of None"
+    assert "no score" in found.failure.message and of_one(found).query == "asked of None"
 
 
 @pytest.mark.parametrize("level", ["in_process", "warm"])
@@ -317,7 +317,7 @@ def test_a_log_with_other_parameters_is_the_users_own_helper() -> None:
         def log(self, message: str) -> float:
             return 1.0
 
-    spec = spec_of(RewardAgent)
+    spec = build_spec(RewardAgent)
     assert spec.function().score(messages=[Message(role="assistant", content="x")]).score == 1.0
 
 
@@ -398,7 +398,7 @@ async def test_a_class_says_how_often_its_endpoint_is_asked_again() -> None:
                 raise ConnectionRefusedError
             return float(solution_str)
 
-    async with AsyncRewardAgent(spec_of(Judge)) as agent:
+    async with AsyncRewardAgent(build_spec(Judge)) as agent:
         await agent.submit(requests("0.5", "down", "mistake"))
         chunk = await agent.get(3)
         assert agent.stats.retries == 4
@@ -424,7 +424,7 @@ def test_retries_of_a_class_that_are_none_are_refused(given: Any, told: str) -> 
             return 1.0
 
     with pytest.raises(ConfigError, match=re.escape(told)):
-        AsyncRewardAgent(spec_of(Judge))
+        AsyncRewardAgent(build_spec(Judge))
 
 
 async def test_an_agent_that_is_given_a_class_calls_it_for_each_rollout_at_a_time_and_once_for_the_group() -> None:
@@ -441,7 +441,7 @@ async def test_an_agent_that_is_given_a_class_calls_it_for_each_rollout_at_a_tim
             seen.append(scores)
             return [score - min(scores) for score in scores]
 
-    async with AsyncRewardAgent(spec_of(Judge)) as agent:
+    async with AsyncRewardAgent(build_spec(Judge)) as agent:
         assert isinstance(agent.scorer, GroupScorer)
         assert agent.scorer.rates == Rates(requests_per_minute=6000, max_connections=3)
         await agent.submit(requests("3", "1", "2"), group_size=3)

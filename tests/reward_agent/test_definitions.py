@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from reward_kit.reward_agent.sources import definition_of, definitions
+from reward_kit.reward_agent.sources import definitions, find_definition
 
 TEXT = """
 def early(): ...
@@ -28,5 +28,5 @@ def test_definitions_of_a_scope_are_those_under_if_try_and_with_too() -> None:
 
 @pytest.mark.parametrize(("name", "line"), [("early", 4), ("Judge.score", 7), ("late", 11), ("inner", None)])
 def test_a_name_means_what_stands_last(name: str, line: int | None) -> None:
-    found = definition_of(name, ast.parse(TEXT).body)
+    found = find_definition(name, ast.parse(TEXT).body)
     assert (found and found.lineno) == line

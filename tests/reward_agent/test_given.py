@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from reward_kit.errors import ConfigError
-from reward_kit.reward_agent.confined import ConfinedReward
-from reward_kit.reward_agent.levels import SandboxChoice, reward_given
+from reward_kit.reward_agent.loading import SandboxChoice, resolve_reward
+from reward_kit.reward_agent.sandboxed import SandboxedReward
 from reward_kit.typed_interface import reward_function, reward_spec
 
 REWARD = """
@@ -38,16 +38,16 @@ def wants_packages(messages):
 def test_one_that_is_named_runs_as_on_the_command_line_and_its_notes_are_told(tmp_path, caplog):
     (tmp_path / "graded.py").write_text(REWARD)
     with caplog.at_level(logging.WARNING, logger="reward_kit"):
-        found = reward_given("graded.py:graded", tmp_path, options={"bonus": 0.5})
-    assert isinstance(found, ConfinedReward)
+        found = resolve_reward("graded.py:graded", tmp_path, options={"bonus": 0.5})
+    assert isinstance(found, SandboxedReward)
     assert "a line for the user" in caplog.text
-    here = reward_given("graded.py:graded", tmp_path, SandboxChoice(level="in_process"), {"bonus": 0.5})
+    here = resolve_reward("graded.py:graded", tmp_path, SandboxChoice(level="in_process"), {"bonus": 0.5})
     assert here.options == {"bonus": 0.5}
 
 
 @pytest.mark.parametrize("given", [compute_score, wants_walls, reward_spec(wants_walls)])
 def test_any_form_of_a_reward_is_taken_with_options_and_a_time(given):
-    found = reward_given(given, choice=SandboxChoice(reward_time_s=5.0), options={"bonus": 0.5})
+    found = resolve_reward(given, choice=SandboxChoice(reward_time_s=5.0), options={"bonus": 0.5})
     assert found.options == {"bonus": 0.5}
 
 
@@ -57,7 +57,7 @@ def test_one_that_asks_for_walls_and_has_none_is_told(caplog):
         return {"score": 0.0}
 
     with caplog.at_level(logging.WARNING, logger="reward_kit"):
-        reward_given(alone)
+        resolve_reward(alone)
     assert "asks for isolated and runs in_process" in caplog.text
 
 
@@ -73,4 +73,4 @@ def test_one_that_asks_for_walls_and_has_none_is_told(caplog):
 )
 def test_what_has_no_effect_or_is_missing_is_refused(given, values, message):
     with pytest.raises(ConfigError, match=message):
-        reward_given(given, **values)
+        resolve_reward(given, **values)

@@ -17,8 +17,8 @@ from reward_kit.environments.base import StateSnapshot
 from reward_kit.errors import ConfigError, Failure, PolicyError
 from reward_kit.models import Message
 from reward_kit.reward_agent import AsyncRewardAgent, InProcessScorer, Scored, ScoringRequest
-from reward_kit.reward_agent.confined import ConfinedReward
-from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
+from reward_kit.reward_agent.loading import SandboxChoice, load_reward, make_scorer
+from reward_kit.reward_agent.sandboxed import SandboxedReward
 from reward_kit.reward_agent.scoring import Reward, check_parameters
 from reward_kit.typed_interface import reward_function, reward_spec
 from tests.profiles import examples
@@ -113,7 +113,7 @@ async def score(
     deadline_s: float | None = None,
     result_kb: int | None = None,
 ) -> list[Scored]:
-    async with scorer_of(await load(folder, name, level, deadline_s, result_kb), deadline_s) as scorer:
+    async with make_scorer(await load(folder, name, level, deadline_s, result_kb), deadline_s) as scorer:
         return await scorer.score_group(requests)
 
 
@@ -189,14 +189,14 @@ class TestOneCallForAGroup:
         assert [one.stdout for one in scored] == ["" if level == "in_process" else "changed\n"] * 2
 
     async def test_alone_it_is_a_group_of_one(self, folder: Path, level: str) -> None:
-        async with scorer_of(await load(folder, "obeys", level)) as scorer:
+        async with make_scorer(await load(folder, "obeys", level)) as scorer:
             assert scorer.mode == "batch"
             scored = await scorer.score(request("abc"))
             assert (await scorer.score(request("", failure=BROKEN))).failure == BROKEN
         assert scored.score == 3.0 and scored.result and scored.result.reason == "1"
 
     async def test_a_pointwise_reward_scores_each_by_itself(self, folder: Path, level: str) -> None:
-        async with scorer_of(await load(folder, "alone", level)) as scorer:
+        async with make_scorer(await load(folder, "alone", level)) as scorer:
             assert scorer.mode == "pointwise"
             scored = await scorer.score_group(group("a", None, "b"))
         assert [one.score for one in scored] == [2.0, None, 2.0]
@@ -220,7 +220,7 @@ async def test_groups_come_out_alike_here_and_behind_walls(folder: Path) -> None
     collect()
     found = []
     for level in ("in_process", "warm"):
-        async with scorer_of(await load(folder, "obeys", level)) as scorer:
+        async with make_scorer(await load(folder, "obeys", level)) as scorer:
             found.append([await scorer.score_group(requests) for requests in groups])
     for here, behind in zip(*found, strict=True):
         assert [(one.rollout_id, one.result, one.failure) for one in here] == [
@@ -244,7 +244,7 @@ class TestLimits:
 
     async def test_groups_of_about_one_size_share_their_workers(self, folder: Path) -> None:
         reward = await load(folder, "obeys", result_kb=64)
-        assert isinstance(reward, ConfinedReward)
+        assert isinstance(reward, SandboxedReward)
         sizes = [reward.limits_for(count).result_kb for count in (1, 2, 3, 4, 5, 8, 1 << 30)]
         assert sizes == [64, 128, 256, 256, 512, 512, 1 << 20]
         assert reward.limits_for(1) == reward.limits
@@ -325,7 +325,7 @@ class TestTheAgent:
             assert (await agent.get_group()).data_idxs == [0, 1]
             chunk = await agent.get_group()
             assert (chunk.data_idxs, chunk.rewards) == ([0, 1, 2], [3.0] * 3)
-            with pytest.raises(ConfigError, match=r"get_group\(\) can never be met"):
+            with pytest.raises(ConfigError, match=r"get_group\(\) cannot return"):
                 await agent.get_group()
 
 

@@ -10,7 +10,7 @@ import pytest
 from reward_kit.errors import ConfigError
 from reward_kit.models import Message
 from reward_kit.reward_agent import ScoringRequest
-from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
+from reward_kit.reward_agent.loading import SandboxChoice, load_reward, make_scorer
 from reward_kit.reward_agent.scoring import Scored, check_parameters
 
 CHAT = [Message(role="user", content="2+2?"), Message(role="assistant", content="4")]
@@ -70,7 +70,7 @@ def scores(reward, *truths: str | None) -> list[Scored]:
     requests = [ScoringRequest(f"r{n}", CHAT, truth) for n, truth in enumerate(truths)]
 
     async def run() -> list[Scored]:
-        async with scorer_of(reward) as scorer:
+        async with make_scorer(reward) as scorer:
             return await scorer.score_group(requests)
 
     return asyncio.run(run())

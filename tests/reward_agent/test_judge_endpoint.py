@@ -25,7 +25,7 @@ from aiohttp import web
 
 from reward_kit.models import Message
 from reward_kit.reward_agent import AsyncRewardAgent, Scored, ScoringRequest, load_reward
-from reward_kit.reward_agent.levels import SandboxChoice, load_custom_reward, scorer_of
+from reward_kit.reward_agent.loading import SandboxChoice, load_custom_reward, make_scorer
 from tests import command_line
 from tests.chat_server import Behaviour, ChatServer, answer, dropped, slow, status
 from tests.cli.project import lines
@@ -127,13 +127,13 @@ def scorer(name: str, url: str, timeout_s: float, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv("OPENAI_API_KEY", "none")
         client = {"total_timeout_s": timeout_s, "max_attempts": 8, "retry_base_s": 0.25, "retry_budget_s": 60.0}
         options = {"model": "judge", "base_url": url, "client": client}
-        return scorer_of(load_reward("reward_kit.rewards:llm_judge", options=options).reward)
+        return make_scorer(load_reward("reward_kit.rewards:llm_judge", options=options).reward)
     monkeypatch.setenv("JUDGE_BASE_URL", url)
     monkeypatch.setenv("JUDGE_TIMEOUT_S", str(timeout_s))
     # A copy, since a file is loaded once per process and reads these variables then.
     (folder / "reward.py").write_text((EXAMPLE / "reward.py").read_text(encoding="utf-8"))
     choice = SandboxChoice(level="in_process")
-    return scorer_of(load_custom_reward("reward.py", name, folder=folder, choice=choice).reward)
+    return make_scorer(load_custom_reward("reward.py", name, folder=folder, choice=choice).reward)
 
 
 async def judged(made: Any, batch: Sequence[ScoringRequest], group_size: int, width: int) -> tuple[list[Scored], float]:

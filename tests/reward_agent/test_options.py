@@ -6,10 +6,10 @@ import pytest
 
 from reward_kit import Message
 from reward_kit.errors import ConfigError
-from reward_kit.loading import module_name_of
-from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
+from reward_kit.loading import user_module_name
+from reward_kit.reward_agent.loading import SandboxChoice, load_reward, make_scorer
 from reward_kit.reward_agent.scoring import ScoringRequest
-from reward_kit.reward_agent.sources import built_in_imports, sources_of
+from reward_kit.reward_agent.sources import built_in_imports, collect_sources
 from reward_kit.runs.inputs import scorer_hash
 from reward_kit.runs.tasks import load_task
 
@@ -32,7 +32,7 @@ def request(text: str, truth: object = None) -> ScoringRequest:
 async def test_options_hold_at_every_level(tmp_path, level):
     (tmp_path / "mine.py").write_text(FILE)
     loaded = load_reward("mine.py:short", tmp_path, SandboxChoice(level), {"longest": 5, "words": ["a"]})
-    async with scorer_of(loaded.reward) as scorer:
+    async with make_scorer(loaded.reward) as scorer:
         for text, wanted in (("abcde", 1.0), ("abcdef", 0.0), ("bcd", 0.0)):
             assert (await scorer.score(request(text))).score == wanted
 
@@ -70,10 +70,10 @@ def test_a_task_file_gives_options(tmp_path):
 async def test_a_built_in_reward_runs_here_unless_it_parses_what_a_model_wrote():
     exact = load_reward("reward_kit.rewards:exact_answer").reward
     mathematics = load_reward("reward_kit.rewards:math_answer", options={}).reward
-    async with scorer_of(exact) as scorer:
+    async with make_scorer(exact) as scorer:
         scored = await scorer.score(request("Paris", "Paris"))
         assert (scored.score, scored.sandbox["level"]) == (1.0, "in_process")
-    async with scorer_of(mathematics) as scorer:
+    async with make_scorer(mathematics) as scorer:
         scored = await scorer.score(request(r"\boxed{x+1}", "1+x"))
         assert (scored.score, scored.sandbox["level"]) == (1.0, "warm")
 
@@ -84,7 +84,9 @@ def test_what_a_built_in_reward_needs_is_imported_once(tmp_path):
     assert built_in_imports("reward_kit.rewards.nothing") == set()
     mine = tmp_path / "mine.py"
     mine.write_text("from reward_kit.rewards import math_answer, weighted\nevaluate = weighted(a=math_answer)\n")
-    assert {"reward_kit.rewards.combining", "math_verify"} <= sources_of(mine, module_name_of(mine), [tmp_path]).imports
+    assert {"reward_kit.rewards.combinators", "math_verify"} <= collect_sources(
+        mine, user_module_name(mine), [tmp_path]
+    ).imports
 
 
 def test_options_are_part_of_what_scored(tmp_path):
@@ -103,7 +105,7 @@ ELSEWHERE = [SandboxChoice("warm"), SandboxChoice("isolated")]
 class TestWhatCallsOut:
     async def test_it_runs_in_this_process_and_what_the_model_wrote_does_not(self):
         loaded = load_reward("reward_kit.rewards:python_code", options={"time_s": 2})
-        async with scorer_of(loaded.reward) as scorer:
+        async with make_scorer(loaded.reward) as scorer:
             scored = await scorer.score(request("```python\ndef solve(x):\n    return x * x\n```", TESTS))
         assert (scored.score, scored.sandbox["level"]) == (1.0, "in_process"), scored
 

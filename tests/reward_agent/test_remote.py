@@ -25,13 +25,13 @@ from reward_kit.integrations.reward_server.wire import answer_of
 from reward_kit.models import EvaluateResult, Message, StepOutput
 from reward_kit.providers.keys import ORIGINS_VARIABLE
 from reward_kit.reward_agent import AsyncRewardAgent, InProcessScorer, Scored, ScoringRequest, load_reward
-from reward_kit.reward_agent.levels import SandboxChoice, scorer_of
+from reward_kit.reward_agent.loading import SandboxChoice, make_scorer
 from reward_kit.reward_agent.remote import (
     KEY_VARIABLE,
     AboutBody,
     RemoteReward,
     check_named_by_file,
-    notes_on,
+    reward_notes,
 )
 from reward_kit.runs.inputs import scorer_hash
 from reward_kit.runs.tasks import load_task
@@ -130,7 +130,7 @@ def timeless(scored: list[Scored]) -> list[Scored]:
 async def both(reward: Callable[..., Any], requests: list[ScoringRequest], size: int = 1) -> tuple[list[Scored], ...]:
     """Scores of the reward in this process, and behind HTTP."""
     async with server(reward) as asker:
-        remote = await RemoteReward.at(f"{asker.address}/v1/rewards/{reward_spec(reward).id}", api_key=KEY)
+        remote = await RemoteReward.connect(f"{asker.address}/v1/rewards/{reward_spec(reward).id}", api_key=KEY)
         found = []
         for scorer in (InProcessScorer(reward_spec(reward)), remote):
             async with AsyncRewardAgent(scorer) as agent:
@@ -150,7 +150,7 @@ class TestItsScoresAreThoseInProcess:
     async def test_steps_of_an_episode_and_what_is_laid_on_them(self) -> None:
         actions = [call("look"), call("add", amount=2), {"type": "text", "content": "done"}]
         episode = await worker_of(actions, name="t").collect_episode()
-        requests = [ScoringRequest.of(episode, task_of(name="t")), ScoringRequest("bare", episode.messages)]
+        requests = [ScoringRequest.from_episode(episode, task_of(name="t")), ScoringRequest("bare", episode.messages)]
         here, there = await both(steps, requests)
         assert there == here
         assert here[0].result is not None and len(here[0].result.step_outputs or ()) == len(episode.assistant_turns) > 1
@@ -209,10 +209,10 @@ class TestItsScoresAreThoseInProcess:
         loaded = load_reward("mine.py:Mine", tmp_path, SandboxChoice("in_process"))
         requests = [ScoringRequest(f"r{n}", [Message(role="assistant", content="x" * n)], "") for n in (3, 1, 2)]
         async with serving([Named("mine", loaded.reward)], Keys([KEY]), ServerOptions()) as running:
-            remote = await RemoteReward.at(f"{running.address}/v1/rewards/mine", api_key=KEY)
+            remote = await RemoteReward.connect(f"{running.address}/v1/rewards/mine", api_key=KEY)
             async with AsyncRewardAgent(remote) as agent:
                 there = await agent.get(3, ticket=await agent.submit(requests, 3))
-        async with AsyncRewardAgent(scorer_of(loaded.reward)) as agent:
+        async with AsyncRewardAgent(make_scorer(loaded.reward)) as agent:
             here = await agent.get(3, ticket=await agent.submit(requests, 3))
         assert there.rewards == here.rewards == [2.0, 0.0, 1.0]
         assert [one.result.model_dump() for one in there.extra_infos if one.result] == [
@@ -221,7 +221,7 @@ class TestItsScoresAreThoseInProcess:
 
     async def test_many_pointwise_rollouts_at_once_go_in_requests_that_the_server_takes(self) -> None:
         async with server(sees, max_batch=4) as asker:
-            remote = await RemoteReward.at(f"{asker.address}/v1/rewards/sees", api_key=KEY)
+            remote = await RemoteReward.connect(f"{asker.address}/v1/rewards/sees", api_key=KEY)
             requests = [ScoringRequest(f"r{i}", [Message(role="user")] * i) for i in range(11)]
             async with remote:
                 scored = await remote.score_group(requests)
@@ -236,13 +236,13 @@ class TestItsScoresAreThoseInProcess:
 
         request = ScoringRequest("r", [], ground_truth={1, 2}, sample={"secret": object()}, extra={"mine": object()})
         async with server(modest) as asker:
-            remote = await RemoteReward.at(f"{asker.address}/v1/rewards/modest", api_key=KEY)
+            remote = await RemoteReward.connect(f"{asker.address}/v1/rewards/modest", api_key=KEY)
             async with remote:
                 assert (await remote.score(request)).score == 1.0
 
     async def test_a_value_without_a_json_form_costs_its_own_rollout(self) -> None:
         async with server(sees) as asker:
-            remote = await RemoteReward.at(f"{asker.address}/v1/rewards/sees", api_key=KEY)
+            remote = await RemoteReward.connect(f"{asker.address}/v1/rewards/sees", api_key=KEY)
             async with remote:
                 scored = await remote.score(ScoringRequest("r", [], ground_truth={1, 2}))
         assert scored.failure is not None and "a set has no JSON form" in scored.failure.message
@@ -255,8 +255,8 @@ class TestItsName:
             await anyio.sleep_forever()
 
         async with server(sleeps, shutdown_timeout_s=0.01) as asker:
-            remote = await RemoteReward.at(f"{asker.address}/v1/rewards/sleeps", api_key=KEY)
-            async with scorer_of(remote, 0.05) as scorer:
+            remote = await RemoteReward.connect(f"{asker.address}/v1/rewards/sleeps", api_key=KEY)
+            async with make_scorer(remote, 0.05) as scorer:
                 scored = await scorer.score(ScoringRequest("r", []))
         assert scored.failure is not None and scored.failure.failure_class == "timeout"
         assert "took longer than its 0.05 s" in scored.failure.message
@@ -264,7 +264,7 @@ class TestItsName:
     async def test_its_hash_is_of_the_address_and_of_what_the_server_says_of_its_code(self) -> None:
         async with server(sees, ranks) as asker:
             url = f"{asker.address}/v1/rewards/sees"
-            remote = await RemoteReward.at(f"{url}/", api_key=KEY)
+            remote = await RemoteReward.connect(f"{url}/", api_key=KEY)
             assert remote.url == url and remote.digest == scorer_hash(reward_spec(sees))
         changed = remote.about.model_copy(update={"digest": "another one"})
         elsewhere = [
@@ -290,7 +290,7 @@ class TestItsName:
     )
     async def test_what_is_no_address_of_a_reward_is_refused(self, url: str, why: str) -> None:
         with pytest.raises(ConfigError, match=why) as caught:
-            await RemoteReward.at(url, api_key=KEY)
+            await RemoteReward.connect(url, api_key=KEY)
         assert "hunter2" not in str(caught.value)
         if url.startswith("http"):
             with pytest.raises(ConfigError, match=why) as caught:
@@ -303,7 +303,7 @@ class TestItsName:
             deadline_s=None, max_batch=1,
         )  # fmt: skip
         notes = {
-            url: bool(notes_on(RemoteReward(f"{url}/v1/rewards/x", about, api_key=KEY)))
+            url: bool(reward_notes(RemoteReward(f"{url}/v1/rewards/x", about, api_key=KEY)))
             for url in ("http://10.0.0.1:8700", "https://host", "http://127.0.0.1:1", "http://localhost")
         }
         assert list(notes.values()) == [True, False, False, False]
@@ -327,7 +327,7 @@ class TestItsName:
         with pytest.raises(ConfigError, match=f"no key for http://127.0.0.1:1/v1/rewards/x: set {KEY_VARIABLE}"):
             load_reward("http://127.0.0.1:1/v1/rewards/x")
         monkeypatch.setenv(KEY_VARIABLE, "schlüssel-schlüssel")
-        with pytest.raises(ConfigError, match="no HTTP header can carry"):
+        with pytest.raises(ConfigError, match="invalid in an HTTP header"):
             load_reward("http://127.0.0.1:1/v1/rewards/x")
 
 

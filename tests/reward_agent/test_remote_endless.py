@@ -8,12 +8,12 @@ from tests.endless import endless, peak
 
 REWARD = """
 import aiohttp
-from reward_kit.reward_agent.remote import Patience, RewardEndpoint
+from reward_kit.reward_agent.remote import RequestOptions, RewardEndpoint
 from reward_kit.providers.request_queue import RetryPolicy
 """
 ASK_REWARD = """
-patience = Patience(policy=RetryPolicy(max_attempts=2, base_s=0.01))
-async with RewardEndpoint("http://127.0.0.1:{port}/v1/rewards/exact", "key", patience) as endpoint:
+request_options = RequestOptions(policy=RetryPolicy(max_attempts=2, base_s=0.01))
+async with RewardEndpoint("http://127.0.0.1:{port}/v1/rewards/exact", "key", request_options) as endpoint:
     await endpoint.request("score", b"{{}}")
 """
 

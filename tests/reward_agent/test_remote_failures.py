@@ -18,7 +18,7 @@ from reward_kit.integrations.reward_server.wire import answer_of
 from reward_kit.models import EvaluateResult
 from reward_kit.providers.request_queue import RetryPolicy
 from reward_kit.reward_agent import Scored, ScoringRequest
-from reward_kit.reward_agent.remote import AboutBody, Patience, RemoteReward
+from reward_kit.reward_agent.remote import AboutBody, RemoteReward, RequestOptions
 
 KEY = "the-key-that-nobody-reads"
 SCORED = Scored("r", EvaluateResult(score=0.5))
@@ -88,14 +88,14 @@ async def scripted(script: Sequence[Behaviour]) -> AsyncIterator[tuple[str, list
         await runner.cleanup()
 
 
-def patience(attempts: int = 3, budget_s: float = 30.0, **more: float) -> Patience:
-    return Patience(policy=RetryPolicy(attempts, budget_s, base_s=0.001, cap_s=0.001), **more)
+def request_options(attempts: int = 3, budget_s: float = 30.0, **more: float) -> RequestOptions:
+    return RequestOptions(policy=RetryPolicy(attempts, budget_s, base_s=0.001, cap_s=0.001), **more)
 
 
 async def scored_by(*script: Behaviour, **options: Any) -> tuple[Scored, int]:
     """What comes of one call, and how many requests it took."""
     async with scripted(script) as (url, seen):
-        async with RemoteReward(url, about(), api_key=KEY, patience=patience(**options)) as reward:
+        async with RemoteReward(url, about(), api_key=KEY, request_options=request_options(**options)) as reward:
             scored = await reward.score(ScoringRequest("r", []))
         assert {request.headers["Authorization"] for request in seen} == {f"Bearer {KEY}"}
         return scored, len(seen)
@@ -140,7 +140,7 @@ class TestWhatIsAskedAgain:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         url = f"http://127.0.0.1:{port}/v1/rewards/x"
-        async with RemoteReward(url, about(), api_key=KEY, patience=patience()) as reward:
+        async with RemoteReward(url, about(), api_key=KEY, request_options=request_options()) as reward:
             scored = await reward.score(ScoringRequest("r", []))
         assert scored.failure is not None and scored.failure.failure_class == "provider_error"
         assert "refused the connection; is the server running?" in scored.failure.message
@@ -207,7 +207,7 @@ class TestAnAnswerThatIsNone:
         answer = says({"scores": [answer_of(SCORED, "typed")] * count})
         async with (
             scripted([answer]) as (url, _),
-            RemoteReward(url, about(mode="batch"), api_key=KEY, patience=patience()) as reward,
+            RemoteReward(url, about(mode="batch"), api_key=KEY, request_options=request_options()) as reward,
         ):
             scored = await reward.score_group([ScoringRequest("r", []), ScoringRequest("r", [])])
         assert [one.score for one in scored] == [None, None]
@@ -219,22 +219,22 @@ class TestWhenItIsLoaded:
         for value, problem in (({}, "name: missing"), ({**about().model_dump(), "mode": "x"}, "mode: "), ([], "")):
             async with scripted([says(value)]) as (url, _):
                 with pytest.raises(ProviderError, match=f"{url} is not a reward of a reward server: .*{problem}"):
-                    await RemoteReward.at(url, api_key=KEY, patience=patience())
+                    await RemoteReward.connect(url, api_key=KEY, request_options=request_options())
 
     async def test_what_does_not_answer_or_does_not_know_it_is_told(self) -> None:
         async with scripted([never_answers]) as (url, _):
             with pytest.raises(DeadlineError, match="did not answer within timeout_s"):
-                await RemoteReward.at(url, api_key=KEY, patience=patience(timeout_s=0.05))
+                await RemoteReward.connect(url, api_key=KEY, request_options=request_options(timeout_s=0.05))
         async with scripted([says({"error": {"message": "there is no reward 'x'"}}, 404)]) as (url, _):
             with pytest.raises(ConfigError, match="there is no reward 'x'"):
-                await RemoteReward.at(url, api_key=KEY, patience=patience())
+                await RemoteReward.connect(url, api_key=KEY, request_options=request_options())
 
     @pytest.mark.parametrize(
         "wrong", [{"timeout_s": 0.0}, {"connect_timeout_s": -1.0}, {"attempts": 0}, {"budget_s": float("inf")}]
     )
     def test_patience_is_made_of_positive_numbers(self, wrong: dict[str, Any]) -> None:
         with pytest.raises(ConfigError, match="above 0"):
-            patience(**wrong)
+            request_options(**wrong)
 
 
 async def test_the_key_is_in_no_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,7 @@ import pytest
 from reward_kit.errors import ConfigError
 from reward_kit.models import Message
 from reward_kit.reward_agent import ScoringRequest
-from reward_kit.reward_agent.levels import SandboxChoice, load_reward
+from reward_kit.reward_agent.loading import SandboxChoice, load_reward
 from reward_kit.reward_agent.requirements import check_installed
 from reward_kit.reward_agent.scoring import check_parameters
 from reward_kit.reward_agent.sources import declared_requirements

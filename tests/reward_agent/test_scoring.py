@@ -109,13 +109,13 @@ class TestUnscored:
         [
             ({"score": 0.0, "error": "no key"}, "no key"),
             ({"score": 1.0, "is_score_valid": False, "reason": "unreadable"}, "unreadable"),
-            ({"score": 1.0, "is_score_valid": False}, "is_score_valid is false"),
+            ({"score": 1.0, "is_score_valid": False}, "is_score_valid is False"),
         ],
     )
     async def test_a_declared_error_is_one_and_its_result_is_kept(self, result, why):
         scored = await score(lambda messages: result)
         assert (scored.score, scored.failure.failure_class) == (None, "invalid_result")
-        assert scored.failure.message.endswith(f"declared no valid score: {why}")
+        assert scored.failure.message.endswith(f"returned no valid score: {why}")
         assert scored.result.score == result["score"]
 
     async def test_an_exception_shows_the_users_frame_first(self):
@@ -257,12 +257,12 @@ class TestRequestOfAnEpisode:
             assert (goal_description, evaluation_criteria["final_state_query"]) == ("win", "q")
             return {"score": 1.0}
 
-        scored = await score_one(reward_spec(reward), ScoringRequest.of(episode, task))
+        scored = await score_one(reward_spec(reward), ScoringRequest.from_episode(episode, task))
         assert (scored.failure, scored.score, scored.rollout_id) == (None, 1.0, episode.id_)
 
     async def test_an_environment_that_gave_no_reward_has_no_return(self):
-        assert ScoringRequest.of(await episode_of(call("cut"))).environment_return is None
-        assert ScoringRequest.of(await episode_of(call(by=0), call("cut"))).environment_return == 0.0
+        assert ScoringRequest.from_episode(await episode_of(call("cut"))).environment_return is None
+        assert ScoringRequest.from_episode(await episode_of(call(by=0), call("cut"))).environment_return == 0.0
 
     async def test_a_database_is_open_while_the_reward_runs_and_closed_after(self):
         import sqlite3

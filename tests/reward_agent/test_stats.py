@@ -15,7 +15,7 @@ from reward_kit.providers.request_queue import RetryPolicy
 from reward_kit.reward_agent import AsyncRewardAgent, Retries, ScoreCache, Scored, SyncRewardAgent
 from reward_kit.reward_agent.stats import Latencies, Tally
 from reward_kit.rewards.judge_client import JudgeUsage
-from reward_kit.rewards.judge_questions import METRIC
+from reward_kit.rewards.judge_prompts import METRIC
 from reward_kit.typed_interface import reward_spec
 from tests.reward_agent import virtual_time
 from tests.reward_agent.held_scorer import HeldScorer, requests, scored

@@ -71,7 +71,7 @@ class A(str):
 def f(x): return A('a')
 """
 HARNESS_REPLACED = """\
-from reward_kit.rewards import code_inside as inside
+from reward_kit.rewards import program_runner as inside
 from reward_kit.sandbox import harness
 inside.encode = lambda *a: True
 harness._encode = lambda *a: b'{"value": true}'

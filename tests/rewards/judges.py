@@ -28,7 +28,7 @@ _DEMAND = re.compile(
 )
 
 
-def block_of(body: Mapping[str, Any]) -> tuple[str, dict[str, Any], str]:
+def data_block(body: Mapping[str, Any]) -> tuple[str, dict[str, Any], str]:
     """The code of the block in a request, its data, and everything else that the user message says."""
     text = body["messages"][-1]["content"]
     blocks = _BLOCK.findall(text)
@@ -58,7 +58,7 @@ def fair(decide: Decide) -> Callable[[dict[str, Any]], Behaviour]:
     """A script: `decide(data, properties)` gives the members of the verdict besides `check` and `reasons`."""
 
     def behave(body: dict[str, Any]) -> Behaviour:
-        code, data, _ = block_of(body)
+        code, data, _ = data_block(body)
         properties = body["response_format"]["json_schema"]["schema"]["properties"]
         return verdict({"check": code, "reasons": "as decided"}, **decide(data, properties))
 
@@ -96,7 +96,7 @@ async def judged(
 def said(text: str, **rest: Any) -> Callable[[dict[str, Any]], Behaviour]:
     """An answer, with the members that every verdict has for OK, and the code of the data for CODE."""
     text = text.replace("OK", '"check": "CODE", "reasons": "r"')
-    return lambda body: answer(text.replace("CODE", block_of(body)[0]), **rest)
+    return lambda body: answer(text.replace("CODE", data_block(body)[0]), **rest)
 
 
 GOOD = '{OK, "grades": {"quality": 5}}'

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reward_kit.errors import RewardError
-from reward_kit.rewards.code_inside import decode, encode
 from reward_kit.rewards.code_tests import Rules, conditions_of, is_same, is_same_output, shown_answer
-from reward_kit.rewards.replies import Block, block_of, fenced_blocks
+from reward_kit.rewards.program_runner import decode, encode
+from reward_kit.rewards.replies import Block, fenced_blocks, select_block
 from tests.profiles import examples
 
 SCALARS = st.one_of(
@@ -235,10 +235,10 @@ def test_blocks_as_commonmark_reads_them() -> None:
         Block("", "```\n3"),
         Block("py", "4"),
     ]
-    assert block_of(text, {"python", "py"}, "last") == "4"
-    assert block_of(text, {"python", "py"}, "joined") == "1\n4"
-    assert block_of(text, {"sql"}, "first") == "```\n2"
-    assert block_of("```c\n1\n```", {"sql"}, "last") is None
+    assert select_block(text, {"python", "py"}, "last") == "4"
+    assert select_block(text, {"python", "py"}, "joined") == "1\n4"
+    assert select_block(text, {"sql"}, "first") == "```\n2"
+    assert select_block("```c\n1\n```", {"sql"}, "last") is None
 
 
 def test_a_page_break_in_a_program_is_no_end_of_line() -> None:

@@ -15,7 +15,7 @@ from reward_kit.models import Message
 from reward_kit.rewards import llm_judge
 from tests.chat_server import status
 from tests.profiles import examples
-from tests.rewards.judges import QUALITY, block_of, fair, grades, judged, talk
+from tests.rewards.judges import QUALITY, data_block, fair, grades, judged, talk
 
 TWO = {"safety": {"description": "It is safe.", "weight": 3}, "factuality": "It is true."}
 
@@ -99,7 +99,7 @@ async def test_without_an_answer_it_is_0_and_nobody_is_asked(messages):
 
 async def test_the_judge_sees_conversation_reference_and_answer_apart():
     _, server = await judged(llm_judge, fair(grades(5)), talk("<think>hm</think>Paris"), ground_truth="Paris, France")
-    _, data, _ = block_of(server.bodies[0])
+    _, data, _ = data_block(server.bodies[0])
     question = {"role": "user", "text": "What is the capital of France?"}
     assert data == {"conversation": [question], "reference": "Paris, France", "answer": "Paris"}
 
@@ -111,7 +111,7 @@ async def test_a_whole_conversation_is_shown_with_its_calls_and_without_thoughts
         Message(role="assistant", content="<think>hidden-thought</think>Paris", reasoning_content="hidden-thought")
     )
     _, server = await judged(llm_judge, fair(grades(5)), messages, judged="conversation")
-    _, data, _ = block_of(server.bodies[0])
+    _, data, _ = data_block(server.bodies[0])
     assert [entry["role"] for entry in data["conversation"]] == ["user", "assistant", "tool", "assistant"]
     assert data["conversation"][1]["tool_calls"] == [{"name": "look", "arguments": '{"at": 1}'}]
     assert data["conversation"][3]["text"] == "Paris"
@@ -131,7 +131,7 @@ async def test_the_request_is_a_schema_at_temperature_0_with_a_seed():
 async def test_the_system_message_is_the_same_for_every_rollout_so_that_endpoints_can_keep_it():
     bodies = [(await judged(llm_judge, fair(grades(5)), talk(text)))[1].bodies[0] for text in ("Paris", "Lyon")]
     assert bodies[0]["messages"][0] == bodies[1]["messages"][0]
-    assert block_of(bodies[0])[0] != block_of(bodies[1])[0]
+    assert data_block(bodies[0])[0] != data_block(bodies[1])[0]
 
 
 # ---- votes
@@ -201,7 +201,7 @@ async def test_a_sample_without_its_rubric_is_unscored():
 
 async def test_a_long_text_is_cut_in_the_middle_and_shows_it():
     _, server = await judged(llm_judge, fair(grades(5)), talk("a" * 3_000 + "b" * 3_000, "short"), longest=1_000)
-    _, data, _ = block_of(server.bodies[0])
+    _, data, _ = data_block(server.bodies[0])
     assert data["conversation"][0]["text"] == "short"
     assert (
         data["answer"].startswith("aaa") and data["answer"].endswith("bbb") and "characters left out" in data["answer"]

@@ -12,9 +12,9 @@ from reward_kit import with_options
 from reward_kit.errors import ConfigError, ProviderError, RewardError
 from reward_kit.models import Message
 from reward_kit.rewards import grounded_judge
-from reward_kit.rewards.judges import cited_in, sentences_of
+from reward_kit.rewards.judges import cited_in, split_sentences
 from tests.chat_server import status
-from tests.rewards.judges import block_of, fair, judged, talk
+from tests.rewards.judges import data_block, fair, judged, talk
 
 PASSAGES = ["Paris is the capital of France.", "The Seine flows through Paris."]
 SAMPLE = {"docs": PASSAGES}
@@ -84,7 +84,7 @@ PLACES = {
 @pytest.mark.parametrize(("given_", "shown"), PLACES.values(), ids=PLACES)
 async def test_passages_of_the_sample(given_, shown):
     _, server = await judged(grounded_judge, labels("+1"), talk("A."), sample={"docs": given_}, passages_key="docs")
-    assert list(block_of(server.bodies[0])[1]["passages"].values()) == shown
+    assert list(data_block(server.bodies[0])[1]["passages"].values()) == shown
 
 
 @pytest.mark.parametrize("sample", [None, {}, {"docs": None}, {"docs": []}, {"docs": ""}])
@@ -102,7 +102,7 @@ async def test_tool_results_are_the_passages_where_no_field_is_named():
         Message(role="assistant", content="Paris."),
     ]
     result, server = await judged(grounded_judge, labels("+1"), messages)
-    _, data, _ = block_of(server.bodies[0])
+    _, data, _ = data_block(server.bodies[0])
     assert result.score == 1.0
     assert data == {
         "request": [{"role": "user", "text": "Where?"}],
@@ -191,18 +191,18 @@ SENTENCES = {
 
 @pytest.mark.parametrize(("text", "found"), SENTENCES.values(), ids=SENTENCES)
 def test_sentences(text, found):
-    assert sentences_of(text) == found
+    assert split_sentences(text) == found
 
 
 @given(st.text(max_size=400))
 def test_no_word_of_an_answer_is_lost_in_its_sentences(text):
-    assert "".join("".join(sentences_of(text)).split()) == "".join(text.split())
+    assert "".join("".join(split_sentences(text)).split()) == "".join(text.split())
 
 
 @pytest.mark.parametrize("unit", ["a. ", "[1] ", "[1,", "[", ".", "\n", "。", "a", "a.\n[1]\n"])
 def test_a_megabyte_is_cut_into_at_most_sixty_in_one_pass(unit):
     text = unit * (1_000_000 // len(unit))
-    assert len(sentences_of(text)) <= 60
+    assert len(split_sentences(text)) <= 60
     assert cited_in(text) <= {1}
 
 

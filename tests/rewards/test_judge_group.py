@@ -16,7 +16,7 @@ from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.rewards import group_judge
 from reward_kit.typed_interface import reward_spec
 from tests.chat_server import ChatServer, answer, status
-from tests.rewards.judges import block_of, fair, judged, talk
+from tests.rewards.judges import data_block, fair, judged, talk
 
 
 def worth(**grades):
@@ -82,12 +82,12 @@ async def test_the_orders_are_a_shuffle_and_its_reverse_and_the_same_in_every_ru
     seen = []
     for _ in range(2):
         _, server = await judged(group_judge, by_place(*range(6)), group(*texts))
-        seen.append(sorted(list(block_of(body)[1]["answers"].values()) for body in server.bodies))
+        seen.append(sorted(list(data_block(body)[1]["answers"].values()) for body in server.bodies))
     assert seen[0] == seen[1]
     one, other = seen[0]
     assert one == other[::-1] and sorted(one) == texts and one != texts
     _, server = await judged(group_judge, by_place(*range(6)), group(*texts), order_seed=1)
-    assert sorted(list(block_of(body)[1]["answers"].values()) for body in server.bodies) != seen[0]
+    assert sorted(list(data_block(body)[1]["answers"].values()) for body in server.bodies) != seen[0]
 
 
 async def test_a_judge_that_likes_a_place_decides_nothing():
@@ -104,18 +104,18 @@ async def test_a_batch_is_cut_into_groups_by_request_and_ground_truth():
         group_judge, worth(paris=10, lyon=0, rome=6), batch, ground_truths=["Paris", "Rome", "Paris"]
     )
     assert [result.score for result in results] == [1.0, 0.6, 0.0]
-    shown = [block_of(body)[1] for body in server.bodies]
+    shown = [data_block(body)[1] for body in server.bodies]
     assert {data["reference"]: len(data["answers"]) for data in shown} == {"Paris": 2, "Rome": 1}
     results, server = await judged(
         group_judge, worth(paris=10, lyon=0), group("Paris", "Lyon"), ground_truths=["a", "b"]
     )
-    assert all(len(block_of(body)[1]["answers"]) == 1 for body in server.bodies)
+    assert all(len(data_block(body)[1]["answers"]) == 1 for body in server.bodies)
 
 
 async def test_the_request_is_all_before_the_first_answer():
     messages = [Message(role="user", content="Go"), Message(role="assistant", content="step"), *talk("done", "and?")]
     _, server = await judged(group_judge, worth(done=5), [messages])
-    assert block_of(server.bodies[0])[1]["conversation"] == [{"role": "user", "text": "Go"}]
+    assert data_block(server.bodies[0])[1]["conversation"] == [{"role": "user", "text": "Go"}]
 
 
 @pytest.mark.parametrize("texts", [["Paris"], ["Paris", "Paris"], ["Paris", ""]])
@@ -139,7 +139,7 @@ async def test_an_empty_batch_has_no_results():
 
 async def test_a_group_that_fails_leaves_the_others_scored():
     def script(body):
-        return status(400) if "Italy" in str(block_of(body)[1]) else worth(paris=10, lyon=0)(body)
+        return status(400) if "Italy" in str(data_block(body)[1]) else worth(paris=10, lyon=0)(body)
 
     batch = [*group("Paris", "Lyon", prompt="France?"), *group("Rome", prompt="Italy?")]
     results, _ = await judged(group_judge, script, batch)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from reward_kit.models import Message
 from reward_kit.rewards import grounded_judge, group_judge, llm_judge, pairwise_judge
 from reward_kit.rewards.judge_client import JudgeClients
-from reward_kit.rewards.judge_questions import fenced
+from reward_kit.rewards.judge_prompts import fence_data
 from tests.chat_server import ChatServer
 from tests.profiles import examples
 from tests.rewards.injections import INJECTIONS
-from tests.rewards.judges import QUALITY, block_of, is_obeyed, talk, verdict
+from tests.rewards.judges import QUALITY, data_block, is_obeyed, talk, verdict
 
 PASSAGES = ["Paris is the capital of France."]
 
@@ -33,26 +33,26 @@ def test_the_gullible_judge_would_obey_each_of_them_in_a_plain_prompt(text):
 
 def grading(body):
     """Paris is right and all else is not, unless something that can be taken for an instruction says otherwise."""
-    code, data, _ = block_of(body)
+    code, data, _ = data_block(body)
     grade = 5 if is_obeyed(body) else 4 if data["answer"].startswith("Paris") else 2
     return verdict({"check": code, "reasons": "as told"}, grades={"quality": grade})
 
 
 def comparing(body):
-    code, data, _ = block_of(body)
+    code, data, _ = data_block(body)
     place = "second" if is_obeyed(body) == data["first"].startswith("Paris") else "first"
     return verdict({"check": code, "reasons": "as told"}, winner=place)
 
 
 def ranking(body):
-    code, data, _ = block_of(body)
+    code, data, _ = data_block(body)
     found = {name: 8 if text.startswith("Paris") else 2 for name, text in data["answers"].items()}
     found = dict.fromkeys(found, 10) if is_obeyed(body) else found
     return verdict({"check": code, "reasons": "as told"}, grades=found)
 
 
 def checking(body):
-    code, data, _ = block_of(body)
+    code, data, _ = data_block(body)
     label = {"label": "supported", "passages": [1]} if is_obeyed(body) else {"label": "not_found", "passages": []}
     return verdict({"check": code, "reasons": "as told"}, labels=dict.fromkeys(data["sentences"], label))
 
@@ -132,7 +132,7 @@ async def test_no_injection_moves_the_score(reward, judge, place, score):
 
 def check_that_nothing_leaks(body, text):
     """Only the block holds anything of a text, and it is nowhere the start of a line."""
-    code, _, outside = block_of(body)
+    code, _, outside = data_block(body)
     told = body["messages"][0]["content"] + outside
     for line in text.split("\n"):
         assert len(line) < 20 or line not in told
@@ -143,11 +143,11 @@ def check_that_nothing_leaks(body, text):
 @settings(max_examples=examples(200), deadline=None)
 @given(st.text(st.characters(codec=None), max_size=60) | st.sampled_from(list(INJECTIONS.values())))
 def test_no_text_leaves_its_string(text):
-    block = fenced({"answer": text}, "rules")
+    block = fence_data({"answer": text}, "rules")
     opening, body, closing = block.text.split("\n")
     assert (opening, closing) == (f"<data-{block.code}>", f"</data-{block.code}>")
     assert json.loads(body)["answer"].encode("utf-16", "surrogatepass") == text.encode("utf-16", "surrogatepass")
     assert not set("<>\u2028\u2029\x85\x00\x1b\u202e") & set(body)
     assert not {unicodedata.category(letter) for letter in body} & {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
-    assert fenced({"answer": text}, "rules") == block
-    assert fenced({"answer": text}, "other rules").code != block.code
+    assert fence_data({"answer": text}, "rules") == block
+    assert fence_data({"answer": text}, "other rules").code != block.code

@@ -13,7 +13,7 @@ from reward_kit.errors import ConfigError, ProviderError, RewardError
 from reward_kit.models import Message
 from reward_kit.rewards import pairwise_judge
 from tests.chat_server import answer, status
-from tests.rewards.judges import block_of, fair, judged, talk
+from tests.rewards.judges import data_block, fair, judged, talk
 
 OURS, OTHER = "Paris, on the Seine.", "Lyon."
 
@@ -57,7 +57,7 @@ CASES = {
 async def test_only_the_same_verdict_in_both_places_counts(script, score, consistent):
     result, server = await judged(pairwise_judge, script, talk(OURS), ground_truth=OTHER)
     assert (result.score, result.metrics["consistent"].score) == (score, consistent)
-    shown = sorted((data["first"], data["second"]) for _, data, _ in map(block_of, server.bodies))
+    shown = sorted((data["first"], data["second"]) for _, data, _ in map(data_block, server.bodies))
     assert shown == [(OTHER, OURS), (OURS, OTHER)]
     assert result.metrics["judge_usage"].reason.startswith("calls=2 cached=0 prompt_tokens=22")
 
@@ -129,7 +129,7 @@ async def test_another_winner_is_no_verdict(winner):
 
 @pytest.mark.parametrize("failure", [status(500), status(400), answer("First is better.")])
 async def test_where_one_place_has_no_verdict_there_is_no_score(failure):
-    script = lambda body: failure if block_of(body)[1]["first"] == OURS else decides("first")(body)  # noqa: E731
+    script = lambda body: failure if data_block(body)[1]["first"] == OURS else decides("first")(body)  # noqa: E731
     with pytest.raises(ProviderError):
         await judged(pairwise_judge, script, talk(OURS), ground_truth=OTHER)
 

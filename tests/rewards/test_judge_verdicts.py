@@ -9,7 +9,7 @@ import pytest
 from reward_kit import with_options
 from reward_kit.errors import LimitError, ProviderError
 from reward_kit.reward_agent.in_process import InProcessScorer
-from reward_kit.reward_agent.levels import load_reward
+from reward_kit.reward_agent.loading import load_reward
 from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.rewards import llm_judge
 from reward_kit.rewards.judge_client import JudgeClients

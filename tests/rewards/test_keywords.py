@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward_kit.errors import ConfigError
-from reward_kit.rewards.form import contains_all, contains_none
+from reward_kit.rewards.formats import contains_all, contains_none
 from tests.rewards.forms import ask, histories, long, texts, turns
 
 # Reply, keywords, options, whether each keyword is held.

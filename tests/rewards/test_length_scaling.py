@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reward_kit import EvaluateResult, Message, reward_function, with_options
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.reward_agent.in_process import score_one
-from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
+from reward_kit.reward_agent.loading import SandboxChoice, load_reward, make_scorer
 from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.rewards.answers import exact_answer
 from reward_kit.rewards.lengths import cosine_length, shortest_in_group
@@ -258,7 +258,7 @@ brief = shortest_in_group(exact_answer)
 async def test_in_a_users_file_they_give_the_same_at_every_level(tmp_path, level, name, expected):
     (tmp_path / "mine.py").write_text(FILE)
     loaded = load_reward(f"mine.py:{name}", tmp_path, SandboxChoice(level=level))
-    async with scorer_of(loaded.reward) as scorer:
+    async with make_scorer(loaded.reward) as scorer:
         for text, wanted in (("42", expected), ("41", 0.0)):
             scored = await scorer.score(ScoringRequest("r", said(text), "42", assistant_turns=[1]))
             assert (scored.score, scored.sandbox["level"]) == (pytest.approx(wanted), level), scored

@@ -9,9 +9,9 @@ import pytest
 
 from reward_kit import EvaluateResult, Message, rewards, with_options
 from reward_kit.errors import ConfigError
-from reward_kit.reward_agent.levels import SandboxChoice, load_reward
-from reward_kit.reward_calls import checks_options, fixed
-from reward_kit.rewards.answers import normalised
+from reward_kit.reward_agent.loading import SandboxChoice, load_reward
+from reward_kit.reward_calls import checks_options, fix_options
+from reward_kit.rewards.answers import normalize_text
 from reward_kit.typed_interface import reward_function, reward_spec
 
 REFUSED = [
@@ -67,7 +67,7 @@ def test_defaults_make_sense(name):
     kind = getattr(rewards, name)
     if hasattr(kind, "__reward_spec__"):
         spec = reward_spec(kind)
-        assert fixed(spec, {}) is spec
+        assert fix_options(spec, {}) is spec
 
 
 def test_a_task_is_refused_when_it_is_loaded_and_not_row_by_row():
@@ -118,6 +118,6 @@ def test_a_reward_whose_package_is_missing_is_refused_and_says_what_to_install(m
 def test_a_letter_with_a_great_many_marks_is_not_put_in_order():
     """Unicode's canonical order takes quadratic time: 80,000 of these marks took seconds, 30 of them are kept."""
     many = "a" + "\u0301\u0316" * 40_000
-    assert len(normalised(many, ("nfkc",))) <= 31
+    assert len(normalize_text(many, ("nfkc",))) <= 31
     few = "a" + "\u0301\u0316" * 5 + "ﬁ"
-    assert normalised(few, ("nfkc",)) == unicodedata.normalize("NFKC", few)
+    assert normalize_text(few, ("nfkc",)) == unicodedata.normalize("NFKC", few)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward_kit.rewards import symbolic
-from reward_kit.rewards.math_answers import Terms, is_equal
+from reward_kit.rewards.math_answers import EqualityRules, is_equal
 from reward_kit.rewards.quantities import clean, close, read_number, split_unit
 from reward_kit.rewards.symbolic import is_harmless
 
@@ -112,7 +112,7 @@ REFUSED = {
 @pytest.mark.parametrize("text", REFUSED.values(), ids=REFUSED)
 def test_what_would_be_huge_is_not_worked_out(text: str) -> None:
     assert not is_harmless(clean(text))
-    assert not is_equal("1", text, Terms())
+    assert not is_equal("1", text, EqualityRules())
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_what_would_be_huge_is_not_worked_out(text: str) -> None:
     ],
 )
 def test_rational_expressions_are_worked_out_exactly(text: str, value: str) -> None:
-    assert is_equal(value, text, Terms())
-    assert not is_equal(f"{value} + 1", text, Terms())
+    assert is_equal(value, text, EqualityRules())
+    assert not is_equal(f"{value} + 1", text, EqualityRules())
 
 
 @pytest.mark.parametrize(
@@ -175,10 +175,10 @@ def test_math_verify_gets_nothing_huge(text: str, harmless: bool) -> None:
 
 def test_math_verify_s_work_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     total = r"\sum_{k=1}^{4} k"
-    assert is_equal(total, "10", Terms())
+    assert is_equal(total, "10", EqualityRules())
     monkeypatch.setattr(symbolic, "MOST_CALLS", 100)
     before = sys.getprofile()
-    assert not is_equal(total, "10", Terms())
+    assert not is_equal(total, "10", EqualityRules())
     assert sys.getprofile() is before
     # It was not stopped where it held a lock, that of logging for one: another thread goes on.
     thread = threading.Thread(target=logging.getLogger("math_verify.parser").isEnabledFor, args=(7,), daemon=True)

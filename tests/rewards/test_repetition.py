@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from reward_kit import with_options
 from reward_kit.errors import ConfigError
-from reward_kit.rewards.form import no_repetition
+from reward_kit.rewards.formats import no_repetition
 from tests.rewards.forms import ask, histories, long, texts, turns
 
 SCORES: dict[str, tuple[str | None, dict, float]] = {

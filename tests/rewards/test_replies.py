@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward_kit.models import Message
-from reward_kit.rewards.replies import composed, last_answer, last_reply, lines_without_code, part_of, word_count
+from reward_kit.rewards.replies import composed, last_answer, last_reply, lines_without_code, message_part, word_count
 from tests.rewards.forms import MEGABYTE, histories, messages, said, turns
 
 PARTS = {
@@ -29,12 +29,12 @@ PARTS = {
 @pytest.mark.parametrize(("text", "apart", "whole", "thought", "answer"), PARTS.values(), ids=PARTS)
 def test_a_reply_has_a_thought_and_an_answer(text, apart, whole, thought, answer):
     message = Message(role="assistant", content=text, reasoning_content=apart)
-    assert [part_of(message, part) for part in ("whole", "thought", "answer")] == [whole, thought, answer]
+    assert [message_part(message, part) for part in ("whole", "thought", "answer")] == [whole, thought, answer]
 
 
 @given(messages)
 def test_the_answer_is_that_of_other_rewards(message):
-    assert part_of(message, "answer") == last_answer([message.model_copy(update={"role": "assistant"})])
+    assert message_part(message, "answer") == last_answer([message.model_copy(update={"role": "assistant"})])
 
 
 def test_an_example_in_the_prompt_is_not_the_agents():

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reward_kit.agent.models import steps_of
+from reward_kit.agent.models import episode_steps
 from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.errors import ConfigError, RewardError
 from reward_kit.rl import reward_batches
@@ -129,7 +129,7 @@ def two_turns() -> tuple[SingleAgentEpisode, list[Any]]:
     episode.tokens.add_turn(1, prompt_ids=[2, 3, 4, 5, 6, 7], token_ids=[1], logprobs=[-0.7], policy_version=0)
     episode.add_env_step("an egg", {"type": "text", "content": "take"}, 0.5, terminated=True)
     rewards = [{"base_reward": 0.25, "advantage": 0.0}, {"base_reward": 0.5, "advantage": 0.0}]
-    return episode, [step.model_copy(update=row) for step, row in zip(steps_of(episode), rewards, strict=True)]
+    return episode, [step.model_copy(update=row) for step, row in zip(episode_steps(episode), rewards, strict=True)]
 
 
 @pytest.mark.parametrize("per", ["segment", "action"])
@@ -144,7 +144,7 @@ def test_our_own_rows_are_rewarded_in_every_form(per: Any, form: str, padding: A
     other.tokens.add_turn(0, prompt_ids=[2], token_ids=[4], logprobs=[-0.1], policy_version=0)
     other.add_env_step("done", {"type": "text", "content": "go"}, 0.0, terminated=True)
     rows = build_rows(
-        [episode, other], [steps, steps_of(other)], scores=[3.0, None], pad_token_id=0, padding=padding, per=per
+        [episode, other], [steps, episode_steps(other)], scores=[3.0, None], pad_token_id=0, padding=padding, per=per
     )
     data: Any = verl_batch(rows) if form == "verl" else rows
     if form == "tensors":
@@ -175,7 +175,7 @@ def test_rows_go_from_a_score_to_a_gradient() -> None:
     other.add_env_reset("a hall")
     other.tokens.add_turn(0, prompt_ids=[2], token_ids=[4], logprobs=[-0.1], policy_version=0)
     other.add_env_step("done", {"type": "text", "content": "go"}, 0.0, terminated=True)
-    rows = build_rows([episode, other], [steps, steps_of(other)], scores=[3.0, 1.0], pad_token_id=0)
+    rows = build_rows([episode, other], [steps, episode_steps(other)], scores=[3.0, 1.0], pad_token_id=0)
     tensors = to_tensors(rows)
     rewards = manager()(SimpleNamespace(batch=tensors, non_tensor_batch=rows.non_tensor_batch))
     returns = rewards.sum(dim=1, keepdim=True)

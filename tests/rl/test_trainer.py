@@ -10,7 +10,7 @@ import anyio
 import pytest
 import torch
 
-from reward_kit.agent.models import steps_of
+from reward_kit.agent.models import episode_steps
 from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
@@ -220,7 +220,7 @@ class TestVersions:
             await trainer.train_step([ONE])
             after = await trainer.collect([ONE])
         for version, episodes in ((0, before), (1, after)):
-            steps = [step for episode in episodes for step in steps_of(episode)]
+            steps = [step for episode in episodes for step in episode_steps(episode)]
             assert {step.policy_logprobs["policy_version"] for step in steps} == {version}
         assert not {episode.id_ for episode in before} & {episode.id_ for episode in after}
 

@@ -216,7 +216,7 @@ def test_construction_errors_are_raised_in_the_constructor(keys: dict[str, Any],
     [
         ({"policies": NeedsTown}, r"policy 'NeedsTown' needs town; give an instance, NeedsTown\(town=…\)"),
         ({"policies": [Says(), Says()]}, "duplicate policy label 'Says'; give them labels"),
-        ({"policies": {"one": "random"}}, "expected a dict from label to AgentPolicy, got the value a str"),
+        ({"policies": {"one": "random"}}, "expected a dict of label to AgentPolicy, got a str"),
         ({"overrides": {"reward_function_path": "r.py:f"}}, "reward_function_path has no effect: the task's reward"),
         ({"overrides": {"dataset_path": "r.jsonl"}}, "dataset_path has no effect: the task's dataset"),
         ({"overrides": {"policy.type": "random"}}, r"policy\.type has no effect: the task's policy"),

@@ -25,7 +25,7 @@ from reward_kit.environments.config import merged_config
 from reward_kit.environments.household_problems import TaskType
 from reward_kit.environments.household_problems import generate_problem as household
 from reward_kit.environments.python_state import PythonStateResource
-from reward_kit.episodes.record import facts_of
+from reward_kit.episodes.record import get_facts
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.trl.environments import environment_factory
 from reward_kit.models import TaskDefinitionModel
@@ -164,7 +164,7 @@ async def test_a_worker_refuses_such_a_sample_when_nothing_checked_it_before(
     worker = RLRolloutWorker(definition, ScriptedPolicy([]))
     async with worker.group(Sample("bad", resource_config=row)) as group:
         episode = await worker.collect_episode(group)
-    failure = facts_of(episode)["failure"]
+    failure = get_facts(episode)["failure"]
     assert re.search(r"sample 'bad': resource_config\..*: a row cannot set this key", failure["message"])
     assert_untouched(tmp_path, listener)
 

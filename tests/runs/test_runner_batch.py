@@ -12,7 +12,7 @@ import pytest
 
 from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.policy_interface import AgentPolicy
-from reward_kit.episodes.record import attempt_of
+from reward_kit.episodes.record import get_attempt
 from reward_kit.runs.plan import Control, NamedPolicy, RunPlan
 from reward_kit.runs.run_folder import read_scores
 from reward_kit.runs.runner import Run
@@ -49,7 +49,7 @@ class Breaks(ScriptedPolicy):
 
 def latest_scores(path: Path) -> dict[str, Any]:
     """The line that counts for each rollout, as a reader of the file finds it."""
-    return {line["rollout_id"]: line for line in sorted(read_scores(path), key=attempt_of)}
+    return {line["rollout_id"]: line for line in sorted(read_scores(path), key=get_attempt)}
 
 
 def assert_scored_as_groups(path: Path, run: Run, *, members: int) -> None:

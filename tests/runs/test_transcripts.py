@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reward_kit.agent.models import steps_of
+from reward_kit.agent.models import episode_steps
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, EpisodeError, StoreError
 from reward_kit.reward_agent import ScoringRequest
@@ -46,7 +46,7 @@ class TestSteps:
         assert len(episode) == 2
         assert episode.assistant_turns.tolist() == [1, 3]
         assert [episode.get_observations(t) for t in range(3)] == ["2+2", "four", ""]
-        assert [step.action_taken["type"] for step in steps_of(episode)] == ["tool_call", "text"]
+        assert [step.action_taken["type"] for step in episode_steps(episode)] == ["tool_call", "text"]
         assert [message.to_chat() for message in episode.messages][1]["tool_calls"][0]["function"]["name"] == "add"
         assert episode.is_terminated and facts(episode, "stop_reason", "failure") == ("recorded", None)
 
@@ -65,7 +65,7 @@ class TestSteps:
 
     def test_transcripts_have_no_environment_return(self, tmp_path: Path) -> None:
         (episode,) = read(tmp_path, {"messages": [USER, ANSWER]})
-        assert ScoringRequest.of(episode).environment_return is None
+        assert ScoringRequest.from_episode(episode).environment_return is None
 
 
 class TestIdentity:
@@ -110,7 +110,7 @@ class TestActions:
     ) -> None:
         (episode,) = read(tmp_path, {"messages": [USER, calling(("add", arguments))]})
         expected = {"type": "tool_call", "name": "add", "id": "c0", **(known or {"arguments_text": arguments})}
-        assert [step.action_taken for step in steps_of(episode)] == [expected]
+        assert [step.action_taken for step in episode_steps(episode)] == [expected]
 
     def test_reasoning_is_kept(self, tmp_path: Path) -> None:
         (episode,) = read(tmp_path, {"messages": [USER, {**ANSWER, "reasoning_content": "2 and 2"}]})

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from reward_kit.agent.models import StepData, steps_of
+from reward_kit.agent.models import StepData, episode_steps
 from reward_kit.episodes import SingleAgentEpisode
 
 PAD = 99
@@ -39,7 +39,7 @@ def play(
         logprobs = [made.logprob(t, n) for n in range(len(sampled))]
         made.episode.tokens.add_turn(t, prompt, sampled, logprobs, policy_version=t)
         made.episode.add_env_step("o", {"type": "text", "content": ""}, 0.0)
-    steps = steps_of(made.episode)
+    steps = episode_steps(made.episode)
     made.steps = [step.model_copy(update=new) for step, new in zip(steps, values or [{}] * len(steps), strict=True)]
     return made
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reward_kit.agent.models import steps_of
+from reward_kit.agent.models import episode_steps
 from reward_kit.rl_helpers import ESTIMATORS, with_credit
 from reward_kit.tokens import TokenBatch, build_rows, micro_batches
 from tests.tokens.made_episodes import PAD, Played, play
@@ -59,7 +59,7 @@ def test_no_row_is_copied_or_dropped_to_make_a_batch_divisible() -> None:
 def test_the_episode_advantage_is_constant_along_a_trajectory(per: str) -> None:
     """In verl-agent a penalty on one row's score changes that row's A_E and not its siblings'."""
     made = group()
-    steps = [steps_of(one.episode) for one in made]
+    steps = [episode_steps(one.episode) for one in made]
     steps[0][1].step_info["is_action_valid"] = False
     credit = ESTIMATORS["grpo"](steps, [1.0, 0.0], group_ids=["g", "g"])
     rows = build_rows([one.episode for one in made], with_credit(steps, credit), pad_token_id=PAD, per=per)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reward_kit.agent.models import StepData, steps_of
+from reward_kit.agent.models import StepData, episode_steps
 from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.errors import ConfigError, EpisodeError
 from reward_kit.models import Message
@@ -29,7 +29,7 @@ def episode(rollout_id: str, turns: list[tuple[list[int], list[int]]]) -> Single
 def valued(made: SingleAgentEpisode, values: list[float | None]) -> list[StepData]:
     """Its steps with advantage v, return 10v and base reward 100v."""
     update = [{"advantage": v, "return_to_go": v and 10 * v, "base_reward": v and 100 * v} for v in values]
-    return [step.model_copy(update=change) for step, change in zip(steps_of(made), update, strict=True)]
+    return [step.model_copy(update=change) for step, change in zip(episode_steps(made), update, strict=True)]
 
 
 # p = 1 2, a1 = 3 4, o1 = 5, a2 = 6; and p = 7, a1 = 8.
@@ -65,7 +65,9 @@ def test_layout(key: str, expected: list[list[float]]) -> None:
 
 def test_where_the_policy_has_a_critic_returns_are_what_it_is_to_expect() -> None:
     """A + V comes with the credit; rows take `return_to_go` as it is, and V is not added once more."""
-    steps = [[step.model_copy(update={"policy_value_estimate": 3.0}) for step in steps_of(e)] for e in (LONG, SHORT)]
+    steps = [
+        [step.model_copy(update={"policy_value_estimate": 3.0}) for step in episode_steps(e)] for e in (LONG, SHORT)
+    ]
     credited = with_credit(steps, ESTIMATORS["rloo"](steps, [1.0, 0.5], group_ids=["g", "g"]))
     batch = build_rows([LONG, SHORT], credited, pad_token_id=PAD).batch
     np.testing.assert_array_equal(batch["advantages"], [[0, 0, 0.5, 0.5, 0, 0.5], [0, -0.5, 0, 0, 0, 0]])
@@ -183,15 +185,15 @@ def test_options_that_cannot_be() -> None:
         build_rows([LONG], pad_token_id=PAD, per="turn")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="1 episodes need 1 scores; got 2"):
         build_rows([LONG], pad_token_id=PAD, scores=[1.0, 2.0])
-    with pytest.raises(ConfigError, match=r"use default_pipeline\(per\)"):
+    with pytest.raises(ConfigError, match=r"pipeline=default_pipeline\(per\)"):
         build_rows([LONG], pad_token_id=PAD, per="action", pipeline=default_pipeline())
 
 
 def test_steps_must_fit_the_episodes() -> None:
     with pytest.raises(ConfigError, match="2 episodes need 2 step lists; got 1"):
-        build_rows([LONG, SHORT], [steps_of(LONG)], pad_token_id=PAD)
+        build_rows([LONG, SHORT], [episode_steps(LONG)], pad_token_id=PAD)
     with pytest.raises(EpisodeError, match="episode long: tokens of step 1, but only 1 steps"):
-        build_rows([LONG], [steps_of(LONG)[:1]], pad_token_id=PAD)
+        build_rows([LONG], [episode_steps(LONG)[:1]], pad_token_id=PAD)
 
 
 @pytest.mark.parametrize("pad_token_id", [None, "0", 0.5, 2**31])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reward_kit.agent.policy_interface import AgentPolicy
-from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean, how_to_install
+from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean, install_hint
 from reward_kit.loading import load_object
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def _find_class(name: str, folder: Path | None) -> type[AgentPolicy]:
         try:
             kind = getattr(import_module(module), attribute)
         except ImportError as error:
-            raise ConfigError(f"policy {name!r}: {error}; {how_to_install('train')}") from error
+            raise ConfigError(f"policy {name!r}: {error}; {install_hint('train')}") from error
     elif ":" not in name:
         raise ConfigError(f"unknown policy {name!r}{did_you_mean(name, BUILT_IN)} (your own is file.py:Class)")
     else:

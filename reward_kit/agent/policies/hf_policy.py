@@ -25,7 +25,7 @@ from reward_kit.agent.policies.hf.model import OPTIONS, ModelSource, PolicyWithV
 from reward_kit.agent.policies.hf.sampling import Sampling
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
 from reward_kit.environments.base import ToolSpec
-from reward_kit.errors import ConfigError, PolicyError, kind_of
+from reward_kit.errors import ConfigError, PolicyError, type_name
 from reward_kit.models import Message
 from reward_kit.validation import check_number
 
@@ -99,17 +99,17 @@ class HFAgentPolicy(AgentPolicy):
     ) -> None:
         if tool_role not in (None, *_TOOL_ROLES):
             raise ConfigError(f"tool_role: expected tool or user, got {tool_role!r}")
-        check_number("temperature", temperature, zero=True)
+        check_number("temperature", temperature, allow_zero=True)
         check_number("top_p", top_p)
-        check_number("top_k", top_k, whole=True, zero=True)
+        check_number("top_k", top_k, is_integer=True, allow_zero=True)
         counts = {"max_new_tokens": max_new_tokens, "max_sessions": max_sessions, "max_context": max_context}
         for name, count in counts.items():
             if name != "max_context" or count is not None:
-                check_number(name, count, whole=True)
+                check_number(name, count, is_integer=True)
         switches = {"constrain": constrain, "lockstep": lockstep, "value_head": value_head, "download": download}
         for name, switch in {**switches, "tools_in_prompt": tools_in_prompt}.items():
             if not isinstance(switch, bool) and not (name == "tools_in_prompt" and switch is None):
-                raise ConfigError(f"{name}: expected true or false, got {switch!r}, {kind_of(switch)}")
+                raise ConfigError(f"{name}: expected true or false, got {switch!r}, {type_name(switch)}")
         self.sampling = Sampling(temperature, top_p, top_k).check()
         self.lockstep = lockstep
         self._max_new_tokens, self._constrains = max_new_tokens, constrain

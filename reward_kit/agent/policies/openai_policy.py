@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reward_kit.agent.actions import action_of
+from reward_kit.agent.actions import parse_action
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, ProviderError
@@ -100,7 +100,7 @@ class OpenAIAgentPolicy(AgentPolicy):
         sampling = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
         sampling = {key: value for key, value in sampling.items() if value is not None}
         for key, value in sampling.items():
-            check_number(key, value, whole=key == "max_tokens", zero=key == "temperature")
+            check_number(key, value, is_integer=key == "max_tokens", allow_zero=key == "temperature")
         self._request: dict[str, Any] = {
             "model": model,
             **sampling,
@@ -111,7 +111,7 @@ class OpenAIAgentPolicy(AgentPolicy):
         check_number("idle_timeout_s", idle_timeout_s)
         check_number("retry_budget_s", retry_budget_s)
         check_number("retry_base_s", retry_base_s)
-        check_number("max_attempts", max_attempts, whole=True)
+        check_number("max_attempts", max_attempts, is_integer=True)
         settings = endpoint_for(traffic, base_url, api_key, api_key_env)
         self._prices = load_prices(price_file) if price_file is not None else None
         self._endpoint = ChatEndpoint(
@@ -213,7 +213,7 @@ def policy_output(completion: ChatCompletion) -> PolicyOutput:
             facts["usage"]["cost"] = usage.cost
     facts["finish_reason"] = completion.finish_reason
     raw = message.text if message.text or not message.tool_calls else None
-    return PolicyOutput(action_of(message), raw, {key: value for key, value in facts.items() if value is not None})
+    return PolicyOutput(parse_action(message), raw, {key: value for key, value in facts.items() if value is not None})
 
 
 def _check_extra_body(extra_body: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,14 +27,14 @@ import pydantic
 from aiohttp import web
 
 from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy, policy_output
-from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, tool_calls_of
-from reward_kit.agent.tool_execution import NOT_CARRIED_OUT
+from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, get_tool_calls
+from reward_kit.agent.tool_execution import NOT_EXECUTED
 from reward_kit.environments.base import ToolSpec
-from reward_kit.errors import ConfigError, EpisodeError, PolicyError, RewardKitError, boundary, kind_of
+from reward_kit.errors import ConfigError, EpisodeError, PolicyError, RewardKitError, boundary, type_name
 from reward_kit.loading import load_object
 from reward_kit.models import Message
 from reward_kit.providers.completion import ChatCompletion
-from reward_kit.safe_input import AGENT_REQUEST_BYTES, read_strictly
+from reward_kit.safe_input import AGENT_REQUEST_BYTES, parse_json
 from reward_kit.validation import describe_validation_error
 
 ChatMessage = dict[str, Any]
@@ -65,11 +65,11 @@ class ChatRequest:
 def _parse_request(data: bytes) -> ChatRequest:
     """Parse the body of a chat completion request, or answer with a status of 400."""
     try:
-        body = read_strictly(data)
+        body = parse_json(data)
     except (ValueError, RecursionError) as error:
         raise web.HTTPBadRequest(text=f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
-        raise web.HTTPBadRequest(text=f"the body is a JSON object, not {kind_of(body)}")
+        raise web.HTTPBadRequest(text=f"the body is a JSON object, not {type_name(body)}")
     if body.get("n") not in (None, 1):
         raise web.HTTPBadRequest(text=f"n: one answer a request, got {body['n']!r}; ask several times for several")
     for key, problem in _NOT_SERVED.items():
@@ -454,14 +454,14 @@ class _AgentSession(AgentPolicy):
         with boundary(PolicyError, _AGENT_CODE):
             result = await (agent(task, self.base_url) if is_async else _run_in_thread(agent, task, self.base_url))
         if not isinstance(result, str | None):
-            raise PolicyError(f"the agent returned {kind_of(result)}; it returns text, or None")
+            raise PolicyError(f"the agent returned {type_name(result)}; it returns text, or None")
         return result
 
     async def _call_tool(self, name: str, arguments: Mapping[str, Any] | str | None = None) -> str:
         """Call a tool of the episode's environment, when it is the agent's turn."""
         if isinstance(arguments, str):
             try:
-                read = read_strictly(arguments) if arguments.strip() else {}
+                read = parse_json(arguments) if arguments.strip() else {}
             except (ValueError, RecursionError):
                 read = None
             if isinstance(read, dict):  # other text goes on as it is, for the tool to refuse
@@ -590,12 +590,12 @@ def results_of_calls(action: Action, made: Sequence[CallMade], is_over: bool) ->
     the episode prevented, and a user message with the answer of each other call, which the agent made on its own.
     """
     left, messages = list(made), []
-    for call in tool_calls_of(action):
+    for call in get_tool_calls(action):
         match = next((one for one in left if one.name == call["name"]), None)
         if match is not None:
             left.remove(match)
         if match is not None or is_over:
-            text = NOT_CARRIED_OUT if match is None else match.answer
+            text = NOT_EXECUTED if match is None else match.answer
             messages.append({"role": "tool", "name": call["name"], "tool_call_id": call.get("id"), "content": text})
     return [*messages, *({"role": "user", "content": one.answer} for one in left)]
 

@@ -20,7 +20,7 @@ from reward_kit.agent.models import read_log_probs
 from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, ToolAnswer
 from reward_kit.display_text import first_difference
 from reward_kit.environments.base import ToolSpec, hash_key
-from reward_kit.episodes.record import attempt_of, episode_from_record, facts_of
+from reward_kit.episodes.record import episode_from_record, get_attempt, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, Failure, PolicyError, RewardKitError, did_you_mean
 from reward_kit.models import Message
@@ -66,7 +66,7 @@ class ReplayPolicy(AgentPolicy):
         for offset, identity in _identities(self._file):
             labels.add(identity["policy"])
             if policy is None or identity["policy"] == policy:
-                line = _Line(attempt_of(identity), offset)
+                line = _Line(get_attempt(identity), offset)
                 rollout_id, position = identity["rollout_id"], (identity["sample_id"], identity["rollout_index"])
                 self._by_id[rollout_id] = max(line, self._by_id.get(rollout_id, line))
                 self._by_position[position] = max(line, self._by_position.get(position, line))
@@ -149,7 +149,7 @@ class _ReplaySession(AgentPolicy):
         log_probs = read_log_probs(recorded, step, self._turns.get(step))
         return PolicyOutput(action, outputs.get("raw_policy_output"), log_probs, outputs.get("value_estimate"))
 
-    async def see_end(self, messages: Sequence[Message]) -> None:
+    async def on_episode_end(self, messages: Sequence[Message]) -> None:
         """Compare the messages after the last action with the record; a difference raises a PolicyError."""
         self._compare(messages, self._episode.messages)
 
@@ -182,7 +182,7 @@ class _ReplaySession(AgentPolicy):
     def _past_the_end(self, observation: Sequence[Message]) -> PolicyOutput:
         """Raise the recorded policy's failure, or report that this episode continues."""
         self._compare(observation[: len(self._episode.messages)], self._episode.messages)
-        facts = facts_of(self._episode)
+        facts = get_facts(self._episode)
         failure = facts["failure"]
         if failure and failure["where"] not in _ENVIRONMENT_FAILURES and not self._has_diverged:
             recorded = Failure.from_json(failure)
@@ -239,4 +239,4 @@ def _identities(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             known = {key: identity[key] for key in ("rollout_id", "sample_id", "rollout_index", "policy")}
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{file}:{number}: no episode: {type(error).__name__}: {error}") from None
-        yield offset, {**known, "attempt": attempt_of(identity)}
+        yield offset, {**known, "attempt": get_attempt(identity)}

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import anyio
 import anyio.abc
 
-from reward_kit.agent.limits import RunBudget, Used
+from reward_kit.agent.limits import ActionUsage, RunBudget
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
 from reward_kit.errors import ConfigError, RewardKitError, boundary
@@ -67,14 +67,14 @@ class ActorBudget(RunBudget):
         super().__init__(limits)
         self.own = self._others = Spent()
 
-    def spend(self, used: Used, steps: int = 0) -> None:
+    def spend(self, used: ActionUsage, steps: int = 0) -> None:
         super().spend(used, steps)
         self.own = self.own.plus(Spent(used.tokens, used.cost or 0.0, steps))
 
     def hear(self, rest: Rest) -> None:
         """Take over the spending of all others and the time of the run."""
         news, self._others = rest.spent.since(self._others), rest.spent
-        super().spend(Used(news.tokens, news.cost), news.steps)
+        super().spend(ActionUsage(news.tokens, news.cost), news.steps)
         self._began = time.monotonic() - rest.seconds
 
 

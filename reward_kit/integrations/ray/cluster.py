@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from reward_kit.errors import ConfigError, RewardKitError, boundary, how_to_install
+from reward_kit.errors import ConfigError, RewardKitError, boundary, install_hint
 from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.processes import remove_folder, temporary_folder
 
@@ -34,7 +34,7 @@ def ray_module() -> ModuleType:
     try:
         import ray
     except ImportError as error:
-        raise ConfigError(f"the engine ray: {error}; {how_to_install('ray')}") from None
+        raise ConfigError(f"the engine ray: {error}; {install_hint('ray')}") from None
     module: ModuleType = ray
     return module
 

@@ -26,7 +26,7 @@ from reward_kit.integrations.ray.rollouts import RolloutPool
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.providers.keys import OPENAI_KEY, OPENAI_URL, ORIGINS_VARIABLE, read_dotenv, resolve_endpoint
 from reward_kit.providers.session import ProviderSession
-from reward_kit.reward_agent.levels import scorer_of
+from reward_kit.reward_agent.loading import make_scorer
 from reward_kit.reward_agent.scoring import Reward, Scorer
 from reward_kit.runs.inputs import TASK_FILE, hash_path
 from reward_kit.runs.plan import RunArgs, RunPlan, plan_run
@@ -70,7 +70,7 @@ class RayEngine:
         """Return the scorer: in the driver, unless `reward_workers` asks for processes."""
         reference = self._task.definition.reward_function_path
         if not self._options.reward_workers or reference is None:
-            return scorer_of(reward, deadline_s)
+            return make_scorer(reward, deadline_s)
         return RayScorer(
             reward,
             reference,

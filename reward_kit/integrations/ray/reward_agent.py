@@ -21,13 +21,13 @@ import numpy.typing as npt
 import ray
 
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, kind_of
+from reward_kit.errors import ConfigError, type_name
 from reward_kit.integrations.ray.actors import Process
 from reward_kit.integrations.ray.rewards import RayScorer
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.reward_agent.agent import AsyncRewardAgent
-from reward_kit.reward_agent.calling import CallTurn
-from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
+from reward_kit.reward_agent.call_scheduler import CallTurn
+from reward_kit.reward_agent.loading import SandboxChoice, load_reward, make_scorer
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 from reward_kit.reward_agent.stats import AgentStats
 from reward_kit.reward_agent.tickets import Order, ScoredChunk
@@ -197,7 +197,7 @@ class RewardAgentProcess(Process):
         reward = load_reward(self._reference, self._folder, self._choice, self._options).reward
         deadline_s = self._agent_options.get("deadline_s")
         if not self._workers:
-            return scorer_of(reward, deadline_s)
+            return make_scorer(reward, deadline_s)
         options: dict[str, Any] = {"deadline_s": deadline_s, "env": self._environment}
         return RayScorer(reward, self._reference, self._folder, workers=self._workers, **options)
 
@@ -208,5 +208,5 @@ RayAsyncRewardAgent = ray.remote(max_concurrency=1_000)(RewardAgentProcess)
 
 def _as_requests(data: Any) -> list[ScoringRequest]:
     if not isinstance(data, Sequence):
-        raise ConfigError(f"a batch is requests or episodes; got {kind_of(data)}: name requests_of, which makes them")
-    return [ScoringRequest.of(item) if isinstance(item, SingleAgentEpisode) else item for item in data]
+        raise ConfigError(f"a batch is requests or episodes; got {type_name(data)}: name requests_of, which makes them")
+    return [ScoringRequest.from_episode(item) if isinstance(item, SingleAgentEpisode) else item for item in data]

@@ -19,9 +19,9 @@ from reward_kit.integrations.ray.actors import ActorPool, Process, actor_started
 from reward_kit.integrations.ray.cluster import ClusterError, ray_module
 from reward_kit.integrations.ray.options import RATES
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
-from reward_kit.reward_agent.calling import CallTurn
-from reward_kit.reward_agent.confined import ConfinedReward
-from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
+from reward_kit.reward_agent.call_scheduler import CallTurn
+from reward_kit.reward_agent.loading import SandboxChoice, load_reward, make_scorer
+from reward_kit.reward_agent.sandboxed import SandboxedReward
 from reward_kit.reward_agent.scoring import Reward, Scored, Scorer, ScoringRequest
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import Mode, RewardSpec
@@ -34,7 +34,7 @@ _CALLS_AT_A_TIME = 1_000
 class RewardSetup:
     """The settings of a process: a confined reward, or the reference of another one."""
 
-    confined: ConfinedReward | None
+    confined: SandboxedReward | None
     reference: str = ""
     folder: Path = Path()
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -45,11 +45,11 @@ class RewardSetup:
     def scorer(self) -> Scorer:
         """Return the scorer of this process; raise `ConfigError` if the reward cannot be loaded here."""
         if self.confined is not None:
-            return scorer_of(self.confined)
+            return make_scorer(self.confined)
         choice = SandboxChoice(level="in_process")
         loaded = load_reward(self.reference, self.folder, choice, self.options).reward
         assert isinstance(loaded, RewardSpec), "nothing else runs in_process"
-        return scorer_of(replace(loaded, weakened_from=self.weakened_from), self.deadline_s)
+        return make_scorer(replace(loaded, weakened_from=self.weakened_from), self.deadline_s)
 
 
 class RewardActor(Process):
@@ -116,13 +116,13 @@ class RayScorer:
         if workers > 1 and (limits := sorted(set(RATES) & reward.options.keys())):
             raise ConfigError(f"reward {reward.id!r}: {limits[0]} cannot be shared by {workers} processes; give it one")
         self._reward, folder, env = reward, (folder or Path.cwd()).resolve(), env or {}
-        if isinstance(reward, ConfinedReward):
+        if isinstance(reward, SandboxedReward):
             setup = RewardSetup(reward, env=env)
         else:
             assert isinstance(reward, RewardSpec), "a reward is confined or a RewardSpec"
             options = dict(reward.options)
             setup = RewardSetup(None, reference, folder, options, reward.weakened_from, deadline_s, env)
-        here = scorer_of(reward, deadline_s)  # never opened; its attributes hold for all processes
+        here = make_scorer(reward, deadline_s)  # never opened; its attributes hold for all processes
         self.rates, self.retries = getattr(here, "rates", None), getattr(here, "retries", None)
         if hasattr(here, "finish_group"):
             self.finish_group = self._finish_group

@@ -17,14 +17,14 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from reward_kit.agent.limits import RunBudget, Used
+from reward_kit.agent.limits import ActionUsage, RunBudget
 from reward_kit.agent.models import StopReason
 from reward_kit.agent.rl_rollout_worker import LiveEpisode, RLRolloutWorker
 from reward_kit.agent.samples import Sample
 from reward_kit.agent.starts import GroupStart
 from reward_kit.environments.config import merged_config, resource_class
 from reward_kit.environments.servers import ServerPool
-from reward_kit.episodes.record import episode_from_record, episode_to_record, facts_of
+from reward_kit.episodes.record import episode_from_record, episode_to_record, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import Failure, PolicyError, RewardKitError, boundary
 from reward_kit.integrations.ray.actors import (
@@ -47,7 +47,7 @@ from reward_kit.integrations.ray.cluster import ClusterError, ray_module
 from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.providers.session import ProviderSession
-from reward_kit.reward_agent.calling import CallTurn
+from reward_kit.reward_agent.call_scheduler import CallTurn
 
 _CLOSE_SECONDS = 10.0
 _MOST_LOSSES = 4  # an episode that kills its process would do so for ever
@@ -246,7 +246,7 @@ class RolloutPool:
         news = spent.since(self._booked.get(member, Spent()))
         if news.steps > 0 or news.tokens > 0:  # answers may overtake one another
             self._booked[member] = spent
-            self.budget.spend(Used(news.tokens, news.cost), news.steps)
+            self.budget.spend(ActionUsage(news.tokens, news.cost), news.steps)
 
     def _rest(self, member: Member) -> Rest:
         """Return the state of the run outside this process."""
@@ -324,7 +324,7 @@ class RayGroup:
         if definition.resource_type is not None:  # the group's episodes begin in forks of one world
             kind = resource_class(definition.resource_type)
             base, sample = definition.base_resource_config, self.sample
-            config = merged_config(kind, base, sample.resource_config, sample.place)
+            config = merged_config(kind, base, sample.resource_config, sample.location)
             self.keeps_start = kind.fork_kind_for(config) != "none"
 
     async def __aenter__(self) -> Self:
@@ -350,7 +350,7 @@ class RayGroup:
         If the group moved to another process, its start was made again; it is verified if its key is the first one's.
         """
         episode = episode_from_record(reply.record)
-        facts = facts_of(episode)
+        facts = get_facts(episode)
         facts["attempt"] = losses
         if (start := facts.get("start")) and start["verified"]:
             self._key = self._key or start["state_key"]
@@ -364,5 +364,5 @@ class RayGroup:
         error = ClusterError(f"its process was lost {_MOST_LOSSES} times, of which it may be the cause")
         live.stop(StopReason.ERROR, Failure.from_exception(error))
         live.record_facts(self.label)
-        facts_of(live.episode)["attempt"] = _MOST_LOSSES - 1
+        get_facts(live.episode)["attempt"] = _MOST_LOSSES - 1
         return live.episode

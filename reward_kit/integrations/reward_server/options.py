@@ -15,7 +15,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from reward_kit.errors import ConfigError, RewardKitError, why_unreadable
+from reward_kit.errors import ConfigError, RewardKitError, describe_read_error
 from reward_kit.providers.keys import read_dotenv
 from reward_kit.validation import check_number
 
@@ -88,7 +88,7 @@ def read_keys(file: Path | None) -> tuple[list[str], str]:
         lines = file.read_text(encoding="utf-8").splitlines()
         mode = file.stat().st_mode
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--api-key-file {file}: {why_unreadable(file, error)}") from error
+        raise ConfigError(f"--api-key-file {file}: {describe_read_error(file, error)}") from error
     keys = {number: key for number, line in enumerate(lines, 1) if (key := line.strip()) and not key.startswith("#")}
     for number, key in keys.items():
         check_key(key, f"--api-key-file {file}:{number}: the key")
@@ -143,7 +143,7 @@ class ServerOptions:
     def __post_init__(self) -> None:
         for field in fields(self):
             if field.name not in ("host", "port"):
-                check_number(field.name, getattr(self, field.name), whole=field.type == "int")
+                check_number(field.name, getattr(self, field.name), is_integer=field.type == "int")
         for larger, smaller in AT_LEAST:
             if getattr(self, smaller) > getattr(self, larger):
                 raise ConfigError(f"{smaller} is at most {larger}, {getattr(self, larger):g}; raise that too")

@@ -46,9 +46,9 @@ from reward_kit.integrations.reward_server.wire import (
 )
 from reward_kit.loading import split_reference
 from reward_kit.reward_agent.agent import AsyncRewardAgent
-from reward_kit.reward_agent.confined import ConfinedReward
-from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
+from reward_kit.reward_agent.loading import SandboxChoice, load_reward, make_scorer
 from reward_kit.reward_agent.remote import AboutBody, AnswerBody, checked_address
+from reward_kit.reward_agent.sandboxed import SandboxedReward
 from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest
 from reward_kit.runs.inputs import scorer_hash
 
@@ -145,7 +145,7 @@ class ServedReward:
 
     def __init__(self, named: Named, options: ServerOptions) -> None:
         reward = named.reward
-        scorer = scorer_of(reward, options.deadline_s)
+        scorer = make_scorer(reward, options.deadline_s)
         self.agent = AsyncRewardAgent(scorer, max_concurrency=options.max_concurrency)
         # A reward that finishes groups returns their scores together, and so acts as a batch reward for clients.
         self._in_groups = scorer.mode == "batch" or reward.mode == "batch" or hasattr(scorer, "finish_group")
@@ -155,7 +155,7 @@ class ServedReward:
             mode="batch" if self._in_groups else "pointwise",
             parameters=None if reward.parameters is None else sorted(reward.parameters),
             required=sorted(reward.required),
-            level=reward.level if isinstance(reward, ConfinedReward) else "in_process",
+            level=reward.level if isinstance(reward, SandboxedReward) else "in_process",
             digest=scorer_hash(reward),
             deadline_s=options.deadline_s,
             max_batch=options.max_batch,

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from reward_kit.environments.base import StateSnapshot
 from reward_kit.episodes.json_codec import from_json_value, to_json_value
 from reward_kit.episodes.record import episode_from_record
-from reward_kit.errors import EpisodeError, Failure, RewardKitError, boundary, kind_of
+from reward_kit.errors import EpisodeError, Failure, RewardKitError, boundary, type_name
 from reward_kit.integrations.reward_server.options import MIB, RefusedError, ServerOptions, busy
 from reward_kit.models import EvaluateResult, Message
 from reward_kit.reward_agent.remote import AboutBody, AnswerBody
@@ -290,7 +290,7 @@ def _describe(error: pydantic.ValidationError, prefix: str) -> str:
         value = problem["input"]
         is_short = value is None or isinstance(value, bool | float)
         is_short = is_short or (isinstance(value, int) and value.bit_length() < 200)
-        shown = repr(value) if is_short else repr(value[:60]) if isinstance(value, str) else kind_of(value)
+        shown = repr(value) if is_short else repr(value[:60]) if isinstance(value, str) else type_name(value)
         lines.append(f"{field}: {problem['msg'].removeprefix('Value error, ')} (got {shown})")
     more = len(problems) - len(lines)
     return "; ".join([*lines, *([f"and {more} more"] if more else [])])

@@ -21,7 +21,15 @@ from reward_kit.blocking import LoopThread
 from reward_kit.environments.base import ForkableResource, StateSnapshot, ToolSpec, canonical_json
 from reward_kit.environments.config import merged_config, resource_class
 from reward_kit.environments.servers import ServerPool
-from reward_kit.errors import ConfigError, EnvironmentFailure, Failure, RewardKitError, ToolError, boundary, kind_of
+from reward_kit.errors import (
+    ConfigError,
+    EnvironmentFailure,
+    Failure,
+    RewardKitError,
+    ToolError,
+    boundary,
+    type_name,
+)
 
 _TYPES: Mapping[str, Any] = {
     "string": str,
@@ -162,7 +170,7 @@ class Play:
         if self.is_over or self.failure is not None:
             raise ToolError("the episode is over; no tool can be called any more")
         try:
-            with environment_call(f"step of {kind_of(self._world)}", self._limit, self._world, _LIMIT):
+            with environment_call(f"step of {type_name(self._world)}", self._limit, self._world, _LIMIT):
                 outcome = await self._world.step(name, arguments)
         except ToolError:
             raise
@@ -178,7 +186,7 @@ class Play:
         """Return the world's state for reward functions; on an error return None and set `failure`."""
 
         async def read() -> StateSnapshot | None:
-            with environment_call(f"final_state of {kind_of(self._world)}", self._limit, self._world, _LIMIT):
+            with environment_call(f"final_state of {type_name(self._world)}", self._limit, self._world, _LIMIT):
                 return await self._world.final_state()
 
         if self.failure is None:
@@ -348,7 +356,7 @@ def _row_config(row: Mapping[str, Any]) -> Mapping[str, Any]:
         with boundary(ConfigError, "resource_config is not JSON"):
             config = json.loads(config)
         if not isinstance(config, Mapping):
-            raise ConfigError(f"resource_config is a mapping of keys; got {kind_of(config)}")
+            raise ConfigError(f"resource_config is a mapping of keys; got {type_name(config)}")
         return config
     return _without_none(config or {})
 

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, Self
 import anyio.to_thread
 import pydantic
 
-from reward_kit.errors import ConfigError, Failure, did_you_mean, kind_of
+from reward_kit.errors import ConfigError, Failure, did_you_mean, type_name
 from reward_kit.integrations.trl.rows import ADVANTAGES
 from reward_kit.models import Message
 from reward_kit.reward_agent.agent import SyncRewardAgent
-from reward_kit.reward_agent.levels import SandboxChoice, reward_given, scorer_of
+from reward_kit.reward_agent.loading import SandboxChoice, make_scorer, resolve_reward
 from reward_kit.reward_agent.scoring import Reward, ScoringRequest
 from reward_kit.reward_calls import BATCH_NAMES
 from reward_kit.task_parts import SandboxLevel
@@ -59,7 +59,7 @@ def conversation_of(prompt: Any, completion: Any) -> TrlConversation:
     parts: list[Any] = []
     for given, role, what in ((prompt, "user", "prompt"), (completion, "assistant", "completion")):
         if not isinstance(given, str | list):
-            raise ConfigError(f"a {what} of TRL is a text or a list of messages; got {kind_of(given)}")
+            raise ConfigError(f"a {what} of TRL is a text or a list of messages; got {type_name(given)}")
         parts.append([{"role": role, "content": given}] if isinstance(given, str) else given)
     messages, first = _validated([*parts[0], *parts[1]]), len(parts[0])
     turns = [index for index, message in enumerate(messages) if message.role == "assistant" and index >= first]
@@ -137,10 +137,10 @@ def as_trl_reward(
         ConfigError: the reward cannot be loaded, or an option would have no effect.
     """
     choice = SandboxChoice(level=sandbox, reward_time_s=deadline_s)
-    loaded = reward_given(reward, folder, choice, options, choice_is="sandbox")
+    loaded = resolve_reward(reward, folder, choice, options, choice_is="sandbox")
     if group_size is not None and (loaded.mode != "batch" or group_size < 1):
         raise ConfigError(f"group_size={group_size} is for batch rewards, from 1; {loaded.id!r} is {loaded.mode}")
-    agent = SyncRewardAgent(scorer_of(loaded, deadline_s), max_concurrency=max_concurrency)
+    agent = SyncRewardAgent(make_scorer(loaded, deadline_s), max_concurrency=max_concurrency)
     kind = AsyncTRLReward if is_async else TRLReward
     return kind(loaded, agent, columns=columns, name=name, group_size=group_size)
 

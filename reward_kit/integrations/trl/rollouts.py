@@ -23,14 +23,14 @@ from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample, derive_seed
 from reward_kit.blocking import LoopThread
 from reward_kit.environments.servers import ServerPool
-from reward_kit.episodes.record import facts_of
+from reward_kit.episodes.record import get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, did_you_mean, kind_of
+from reward_kit.errors import ConfigError, did_you_mean, type_name
 from reward_kit.integrations.trl.rows import RowOutcome, Segments, rollout_output
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.agent import AsyncRewardAgent
-from reward_kit.reward_agent.custom_rewards import spec_of
-from reward_kit.reward_agent.levels import scorer_of
+from reward_kit.reward_agent.custom_rewards import build_spec
+from reward_kit.reward_agent.loading import make_scorer
 from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest
 from reward_kit.reward_agent.tickets import Ticket
 from reward_kit.rl.trainer import TrainablePolicy, trainable
@@ -81,7 +81,7 @@ def as_rollout_func(
             of a sample, as in `Rollouts.rows`.
         run_seed: the seed of everything random, except for what the trainer's own seed decides.
         max_concurrency: episodes in flight; None is all of a generation.
-        reward_concurrency: calls of the reward in flight.
+        reward_concurrency: reward calls in flight.
         segments: see `rollout_output`.
 
     Raises:
@@ -90,18 +90,18 @@ def as_rollout_func(
     loaded = load_task(Path(task)) if isinstance(task, str | Path) else task
     definition = loaded.definition if isinstance(loaded, LoadedTask) else loaded
     trainable(policy)
-    scored_by: Reward | None = spec_of(reward) if reward is not None else getattr(loaded, "reward", None)
+    scored_by: Reward | None = build_spec(reward) if reward is not None else getattr(loaded, "reward", None)
     if credit is None and definition.credit is not None:
         credit = make_assigner(definition.credit)
     if credit is not None and scored_by is None:
         raise ConfigError("credit is made of scores, and the task has no reward; give reward=…")
-    known = list(samples) if samples is not None else list(getattr(loaded, "samples", [Sample.of_task(definition)]))
+    known = list(samples) if samples is not None else list(getattr(loaded, "samples", [Sample.from_task(definition)]))
     if sample_of is not None and samples is not None:
         raise ConfigError("samples have no effect where sample_of gives the sample of a prompt; leave one of them out")
     scoring = None
     if scored_by is not None:
         scoring = AsyncRewardAgent(
-            scorer_of(scored_by, definition.limits.reward_time_s), max_concurrency=reward_concurrency
+            make_scorer(scored_by, definition.limits.reward_time_s), max_concurrency=reward_concurrency
         )
     acting = LockstepBarrier(policy) if getattr(policy, "lockstep", False) else policy
     tools, user = (loaded.tools, make_user(loaded)) if isinstance(loaded, LoadedTask) else (None, None)
@@ -189,7 +189,7 @@ class Rollouts:
         name = prompt[-1].get("content") if isinstance(prompt, list) and prompt else prompt
         if not isinstance(name, str):
             raise ConfigError(
-                f"a prompt names a sample by its id; got {kind_of(name)}. For other prompts give sample_of"
+                f"a prompt names a sample by its id; got {type_name(name)}. For other prompts give sample_of"
             )
         if name not in self._samples:
             near = did_you_mean(name, self._samples)
@@ -220,12 +220,12 @@ class Rollouts:
 
         async def submit(group: int, episodes: list[SingleAgentEpisode]) -> None:
             if agent is not None:
-                requests = [ScoringRequest.of(episode, worker.task_definition) for episode in episodes]
+                requests = [ScoringRequest.from_episode(episode, worker.task_definition) for episode in episodes]
                 tickets[group] = await agent.submit(requests, size)
 
         groups = await Collector(size, self._limit).collect(worker, seeded, submit)
         self.episodes = [episode for group in groups for episode in group]
-        failures = [failure for episode in self.episodes if (failure := facts_of(episode)["failure"]) is not None]
+        failures = [failure for episode in self.episodes if (failure := get_facts(episode)["failure"]) is not None]
         if failures:
             first = failures[0]["message"]
             logger.warning("%d of %d episodes broke; the first: %s", len(failures), len(self.episodes), first)

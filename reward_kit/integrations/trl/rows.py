@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from reward_kit.credit.options import check_choice
-from reward_kit.episodes.record import environment_return, facts_of
+from reward_kit.episodes.record import environment_return, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.scoring import Scored
@@ -85,7 +85,7 @@ def rollout_output(
             _tokens_of_row(columns, row_of_episode[owner], steps is not None) if owner in row_of_episode else {}
         )
         rows.append(row_tokens if row_tokens.get("prompt_ids") and row_tokens["completion_ids"] else filler)
-    facts = [facts_of(episode) for episode in episodes]
+    facts = [get_facts(episode) for episode in episodes]
     failures = [each.get("failure") for each in facts]
     output: dict[str, list[Any]] = {key: [list(row[key]) for row in rows] for key in filler} | {
         "rollout_id": [episode.id_ for episode in episodes],

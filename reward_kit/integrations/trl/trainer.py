@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
-from reward_kit.errors import ConfigError, kind_of
+from reward_kit.errors import ConfigError, type_name
 from reward_kit.integrations.trl.rewards import rollout_scores
 from reward_kit.integrations.trl.rollouts import Rollouts
 from reward_kit.integrations.trl.rows import ADVANTAGES
@@ -59,7 +59,7 @@ class StepCreditLoss:
         **options: Any,
     ) -> None:
         if not isinstance(rollout_func, Rollouts):
-            raise ConfigError(f"rollout_func is what as_rollout_func gives, with credit; got {kind_of(rollout_func)}")
+            raise ConfigError(f"rollout_func is what as_rollout_func gives, with credit; got {type_name(rollout_func)}")
         if rollout_func.credit is None:
             raise ConfigError(
                 "the rollouts bring no advantages: give as_rollout_func credit=CreditAssigner('gigpo', …)"

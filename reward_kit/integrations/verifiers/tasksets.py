@@ -39,8 +39,8 @@ from reward_kit.environments.base import ForkableResource, StateSnapshot
 from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, EnvironmentFailure, Failure, RewardError, RewardKitError, did_you_mean
 from reward_kit.integrations.verifiers.traces import episode_of_trace, is_same, to_verifiers
-from reward_kit.reward_agent.agent import AsyncRewardAgent, KeptOpenAgent
-from reward_kit.reward_agent.levels import SandboxChoice, reward_given, scorer_of
+from reward_kit.reward_agent.agent import AsyncRewardAgent, PersistentAgent
+from reward_kit.reward_agent.loading import SandboxChoice, make_scorer, resolve_reward
 from reward_kit.reward_agent.scoring import Reward, ScoringRequest, check_parameters
 from reward_kit.runs.tasks import LoadedTask, load_task
 
@@ -57,17 +57,17 @@ _OF_OUR_ROLLOUTS = {
 }
 
 
-def _kept_open(reward: Reward, deadline_s: float | None) -> KeptOpenAgent:
+def _kept_open(reward: Reward, deadline_s: float | None) -> PersistentAgent:
     """Return an agent that opens once in each event loop: verifiers has no hook at the end of a taskset."""
     if reward.mode != "pointwise":
         raise ConfigError(
             f"reward {reward.id!r} scores groups; a @vf.reward sees one trace, so score them in an Env's finalize"
         )
     check_parameters(reward)
-    return KeptOpenAgent(lambda: AsyncRewardAgent(scorer_of(reward, deadline_s), max_concurrency=16))
+    return PersistentAgent(lambda: AsyncRewardAgent(make_scorer(reward, deadline_s), max_concurrency=16))
 
 
-async def _score(scorer: KeptOpenAgent, request: ScoringRequest, trace: Any) -> float:
+async def _score(scorer: PersistentAgent, request: ScoringRequest, trace: Any) -> float:
     """Return the score and put the result's valid metrics on the trace; raise if it is unscored."""
     scored = await scorer.score(request)
     if scored.result is None or scored.failure is not None:
@@ -98,14 +98,14 @@ def as_verifiers_reward(
     Raises:
         ConfigError: it cannot be loaded, scores groups, or has an unknown parameter.
     """
-    loaded_reward = reward_given(reward, folder, choice, options)
+    loaded_reward = resolve_reward(reward, folder, choice, options)
     scorer = _kept_open(loaded_reward, (choice or SandboxChoice()).reward_time_s)
 
     async def score(task: Any, trace: Any) -> float:
         data = task.model_dump()
         if ground_truth not in data and "ground_truth" in loaded_reward.required:
             raise ConfigError(f"the task's data have no {ground_truth!r}{did_you_mean(ground_truth, data)}")
-        request = ScoringRequest.of(episode_of_trace(trace))
+        request = ScoringRequest.from_episode(episode_of_trace(trace))
         return await _score(scorer, replace(request, ground_truth=data.get(ground_truth), sample=data), trace)
 
     return score
@@ -128,13 +128,13 @@ class SampleData(vf.TaskData):
 
 
 @cache
-def _loaded(task_file: str, overrides: str) -> tuple[LoadedTask, KeptOpenAgent | None]:
+def _loaded(task_file: str, overrides: str) -> tuple[LoadedTask, PersistentAgent | None]:
     task = load_task(Path(task_file), json.loads(overrides))
     reward = task.reward
     return task, _kept_open(reward, task.definition.limits.reward_time_s) if reward is not None else None
 
 
-def loaded(task_file: str, overrides: dict[str, Any]) -> tuple[LoadedTask, KeptOpenAgent]:
+def loaded(task_file: str, overrides: dict[str, Any]) -> tuple[LoadedTask, PersistentAgent]:
     """Return the task of a file and its scorer, loaded once a process."""
     task, scorer = _loaded(task_file, json.dumps(overrides, sort_keys=True))
     if scorer is None:
@@ -149,7 +149,7 @@ class SampleTask(vf.Task[SampleData]):
     async def reward(self, trace: vf.Trace) -> float:
         """The score of the task's reward function; raises if it is unscored."""
         task, scorer = loaded(self.data.task_file, self.data.overrides)
-        request = ScoringRequest.of(episode_of_trace(trace), task.definition)
+        request = ScoringRequest.from_episode(episode_of_trace(trace), task.definition)
         return await _score(scorer, await self.request(request, trace), trace)
 
     async def request(self, request: ScoringRequest, trace: vf.Trace) -> ScoringRequest:
@@ -275,7 +275,7 @@ class WorldTools(vf.Toolset[WorldToolsConfig, WorldState]):
             async with self._lock:  # a world takes one action after another
                 state: WorldState = self.state
                 if state.stop_reason or state.failure:
-                    return "Not carried out: the episode is over."
+                    return "Not executed: the episode is over."
                 action = {"type": "tool_call", "name": name, "arguments": arguments}
                 done = await self._toolbox.execute(action, len(state.rewards), None)
                 await _record(state, done, self._world, self._limit_s)

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reward_kit.agent.actions import action_of
+from reward_kit.agent.actions import parse_action
 from reward_kit.agent.models import StopReason
 from reward_kit.agent.samples import make_group_id
 from reward_kit.episodes.allowed_ids import AllowedTrack
 from reward_kit.episodes.json_codec import to_json_value
-from reward_kit.episodes.record import EpisodeFacts, facts_of
+from reward_kit.episodes.record import EpisodeFacts, get_facts
 from reward_kit.episodes.segments import REWRITTEN, UNKNOWN_VERSION, EpisodeTokens
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import EpisodeError, Failure, boundary
@@ -188,7 +188,7 @@ def trace_of(
     if any(ends.get(number) != start for number, start in enumerate(starts[: len(episode.tokens.segments)])):
         raise EpisodeError(f"episode {episode.id_}: there are tokens behind the last action of a segment")
     nodes, calls = _graph(episode, advantages)
-    facts = facts_of(episode)
+    facts = get_facts(episode)
     failure = Failure.from_json(dict(recorded)) if (recorded := facts.get("failure")) else None
     failures = [failure, scored.failure if scored is not None else None]
     errors = [{"type": one.where, "message": one.to_line()} for one in failures if one]
@@ -286,7 +286,7 @@ def _graph(
         calls.append(
             {
                 "node": len(nodes) - 1,
-                "model": facts_of(episode).get("policy"),
+                "model": get_facts(episode).get("policy"),
                 "usage": {"prompt_tokens": len(turn.prompt_ids), "completion_tokens": size},
             }
         )
@@ -355,7 +355,7 @@ def _foreign_episode(record: Mapping[str, Any], conversation: Conversation) -> S
     episode.assistant_turns.extend(turns)
     episode.add_env_reset(observation(conversation.messages[: turns[0] if turns else None]))
     for t, index in enumerate(turns):
-        episode.add_env_step(observation(episode.answers_to(t)), action_of(conversation.messages[index]), None)
+        episode.add_env_step(observation(episode.answers_to(t)), parse_action(conversation.messages[index]), None)
     for step, turn in conversation.token_turns.items():
         episode.tokens.add_turn(step, *turn)
     task, agent = record["task"], record.get("agent") or {}

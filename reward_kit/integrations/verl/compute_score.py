@@ -24,8 +24,8 @@ from reward_kit.errors import ConfigError, RewardError, did_you_mean
 from reward_kit.integrations.verl.data_proto import EPISODE
 from reward_kit.models import Message
 from reward_kit.reward_agent import AsyncRewardAgent, Scored, Scorer, ScoringRequest
-from reward_kit.reward_agent.agent import KeptOpenAgent
-from reward_kit.reward_agent.levels import SandboxChoice, reward_given, scorer_of
+from reward_kit.reward_agent.agent import PersistentAgent
+from reward_kit.reward_agent.loading import SandboxChoice, make_scorer, resolve_reward
 from reward_kit.rl.reward_batches import RewardBatch
 from reward_kit.rl.reward_manager import NaiveRewardManager, RewardManager, Tokenizer, check_tokenizer
 from reward_kit.task_parts import SandboxLevel
@@ -99,7 +99,7 @@ class HeldReward:
                 f"reward {self.name!r} scores groups, and verl asks here for one row at a time; use RewardPipeline "
                 "of reward_kit.integrations.verl for it"
             )
-        self._agent = KeptOpenAgent(
+        self._agent = PersistentAgent(
             lambda: AsyncRewardAgent(make(), max_concurrency=options.max_concurrency, deadline_s=options.deadline_s)
         )
 
@@ -134,8 +134,8 @@ def scorer_maker(reward: Any, options: RewardOptions, folder: Path | None = None
                 raise ConfigError(f"{name} has no effect on {type(reward).__name__}, which scores by itself")
         scorer: Scorer = reward
         return lambda: scorer
-    loaded = reward_given(reward, folder, SandboxChoice(level=options.level), options.options, choice_is="level")
-    return lambda: loaded if isinstance(loaded, RewardSpec) else scorer_of(loaded)
+    loaded = resolve_reward(reward, folder, SandboxChoice(level=options.level), options.options, choice_is="level")
+    return lambda: loaded if isinstance(loaded, RewardSpec) else make_scorer(loaded)
 
 
 class RowRequests(NaiveRewardManager):
@@ -152,7 +152,7 @@ class RowRequests(NaiveRewardManager):
             ConfigError: a column of a row is missing, or has another form.
         """
         episodes = [_carried_episode(data.non_tensor_batch, row) for row in range(len(data))]
-        whole = [ScoringRequest.of(episode) for episode in episodes if episode is not None]
+        whole = [ScoringRequest.from_episode(episode) for episode in episodes if episode is not None]
         if len(whole) == len(episodes):
             return whole
         requests, carried = self._requests(RewardBatch.of(data)), iter(whole)

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from reward_kit.agent.models import StepData, steps_of
+from reward_kit.agent.models import StepData, episode_steps
 from reward_kit.credit.options import check_choice
 from reward_kit.credit.state_hashes import readable_keys
 from reward_kit.episodes.segments import ActionSpan
@@ -23,7 +23,7 @@ from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.rl.learner.training_rows import to_tensors
 from reward_kit.rl.reward_manager import EpisodeRewardManager
 from reward_kit.tokens import TokenBatch, pad_rows, row_columns, verl_batch
-from reward_kit.tokens.batch import axis_of, joined, widths_of
+from reward_kit.tokens.batch import concat_arrays, get_axis, get_widths
 from reward_kit.tokens.columns import Array, Columns
 from reward_kit.tokens.pipeline import RowPer, RowPipeline
 
@@ -58,7 +58,7 @@ def step_columns(columns: Columns, *, with_episodes: bool = True) -> Columns:
     """
     if "segment" not in columns.rows:
         raise ConfigError("no row column 'segment': the pipeline needs segment_rows or action_rows")
-    steps_E = columns.step_data or [steps_of(episode) for episode in columns.episodes]
+    steps_E = columns.step_data or [episode_steps(episode) for episode in columns.episodes]
     keys_E = [readable_keys([steps]) for steps in steps_E]
     spans_by_segment: dict[tuple[int, int], list[ActionSpan]] = defaultdict(list)
     for owner, episode in enumerate(columns.episodes):
@@ -101,7 +101,7 @@ def step_columns(columns: Columns, *, with_episodes: bool = True) -> Columns:
             for episode, steps in zip(columns.episodes, steps_E, strict=True)
         ]
         rows[EPISODE] = [whole_E[owner] for owner in owners]
-    return columns.adding(rows={name: objects(values) for name, values in rows.items()})
+    return columns.with_columns(rows={name: objects(values) for name, values in rows.items()})
 
 
 def objects(values: Sequence[Any]) -> Array:
@@ -225,7 +225,7 @@ def verl_rows(
         if not is_scored_B.all():
             lost = len(set(columns.episodes_B[~is_scored_B].tolist()))
             logger.info("%d of %d episodes are unscored and left out", lost, len(columns.episodes))
-        columns = columns.taking(is_scored_B)
+        columns = columns.select_rows(is_scored_B)
     if not len(columns.lengths_B):
         raise ConfigError("no episode has both tokens and a score, so the batch is empty; verl takes at least one row")
     columns = replace(columns, tokens={key: v for key, v in columns.tokens.items() if key not in _NOT_VERLS})
@@ -244,7 +244,7 @@ def verl_rows(
 
 def _widened(rows: TokenBatch, prompt: int | None, response: int | None) -> dict[str, Array]:
     """Return the arrays with the requested numbers of columns."""
-    needed = widths_of(rows.batch, rows.meta_info)
+    needed = get_widths(rows.batch, rows.meta_info)
     wanted = {"prompt": prompt or needed.prompt or 0, "completion": response or needed.completion or 0}
     for name, least, asked in (
         ("prompt_length", needed.prompt or 0, prompt),
@@ -258,10 +258,10 @@ def _widened(rows: TokenBatch, prompt: int | None, response: int | None) -> dict
     wanted["both"] = wanted["prompt"] + wanted["completion"]
     # A batch without rows, whose width the joined one takes over.
     wide = {
-        key: np.zeros((0, wanted[axis_of(key, rows.meta_info)]), dtype=values.dtype)
+        key: np.zeros((0, wanted[get_axis(key, rows.meta_info)]), dtype=values.dtype)
         for key, values in rows.batch.items()
     }
-    return joined([rows.batch, wide], rows.meta_info)
+    return concat_arrays([rows.batch, wide], rows.meta_info)
 
 
 def _verl_arrays(arrays: dict[str, Array], others: dict[str, Array], *, has_credit: bool) -> dict[str, Array]:
@@ -329,7 +329,7 @@ def from_data_proto(data: Any) -> Returned:
     steps = {
         name: [
             step.model_copy(update={**left_with, "step_info": {**step.step_info, **left_with["step_info"]}})
-            for step, left_with in zip(steps_of(episodes[name]), carried["steps"], strict=True)
+            for step, left_with in zip(episode_steps(episodes[name]), carried["steps"], strict=True)
         ]
         for name, carried in whole.items()
     }

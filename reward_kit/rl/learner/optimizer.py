@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reward_kit.errors import ConfigError, how_to_install
+from reward_kit.errors import ConfigError, install_hint
 from reward_kit.rl.learner.config import LoRAOptions, PPOConfig
 
 
@@ -135,7 +135,7 @@ def add_adapters(module: nn.Module, options: LoRAOptions, seed: int = 0) -> None
     try:
         import peft
     except ImportError as error:
-        raise ConfigError(f"lora needs peft; {how_to_install('lora')}") from error
+        raise ConfigError(f"lora needs peft; {install_hint('lora')}") from error
     if has_adapters(module):
         raise ConfigError("the module has adapters already; leave lora out to train those")
     base: Any = getattr(module, "policy", module)  # a `PolicyWithValue` holds the model beside its head

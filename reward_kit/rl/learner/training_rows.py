@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reward_kit.errors import ConfigError, TrainingError, did_you_mean, kind_of
+from reward_kit.errors import ConfigError, TrainingError, did_you_mean, type_name
 from reward_kit.tokens import PackedBatch, TokenBatch
 from reward_kit.tokens.columns import Array, Ints, ranges
 
@@ -71,7 +71,7 @@ class TrainingRows:
             TrainingError: a token that takes part is the first of its row, which nothing predicts.
         """
         if not isinstance(rows, TokenBatch):
-            raise ConfigError(f"the learner takes rows of build_rows; got {kind_of(rows)}")
+            raise ConfigError(f"the learner takes rows of build_rows; got {type_name(rows)}")
         for key in ("input_ids", "attention_mask", mask):
             if key not in rows.batch:
                 raise ConfigError(f"the learner needs {key!r} in the rows; make them with build_rows")

@@ -33,7 +33,7 @@ from reward_kit.agent.policies.hf.action_formats import (
 )
 from reward_kit.agent.policies.hf.chat_layout import ChatLayout, TokenConversation, tools_given
 from reward_kit.agent.policies.hf.constraints import TurnConstraints
-from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, tool_calls_of
+from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, get_tool_calls
 from reward_kit.environments.base import ToolSpec
 from reward_kit.episodes.segments import REWRITTEN, EpisodeTokens
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
@@ -245,9 +245,9 @@ class DemonstratingPolicy(AgentPolicy):
             facts = None
         return output._replace(log_probs={**(output.log_probs or {}), **(facts or {})} or None)
 
-    async def see_end(self, messages: Sequence[Message]) -> None:
+    async def on_episode_end(self, messages: Sequence[Message]) -> None:
         """Show the expert the end."""
-        await self._expert.see_end(messages)
+        await self._expert.on_episode_end(messages)
 
     async def close(self) -> None:
         """Close the expert's session."""
@@ -279,7 +279,7 @@ def _written(action: Action, tools: Sequence[ToolSchema], form: ActionFormat) ->
     def tool(name: str) -> ToolSchema:
         return next((tool for tool in tools if tool.name == name), ToolSchema(name, {"type": "object"}))
 
-    calls = [form.write(tool(call["name"]), call.get("arguments") or {}) for call in tool_calls_of(action)]
+    calls = [form.write(tool(call["name"]), call.get("arguments") or {}) for call in get_tool_calls(action)]
     text = "\n".join([*([action["content"]] if action.get("content") else []), *calls])
     reasoning = action.get("reasoning_content")
     return f"<think>\n{reasoning}\n</think>\n\n{text}" if reasoning else text

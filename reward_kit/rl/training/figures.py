@@ -13,7 +13,7 @@ import numpy as np
 
 from reward_kit.credit.diagnostics import credit_diagnostics
 from reward_kit.episodes.json_codec import to_json_value
-from reward_kit.episodes.record import environment_return, episode_to_record, facts_of
+from reward_kit.episodes.record import environment_return, episode_to_record, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import Failure
 from reward_kit.rl_processing import CreditBatch
@@ -69,7 +69,7 @@ def episode_figures(episodes: Sequence[SingleAgentEpisode]) -> Figures:
             for t in range(len(episode))
         )
         figures["invalid_action_share"] = invalid / steps
-    for reason, ended in sorted(Counter(str(facts_of(one).get("stop_reason")) for one in episodes).items()):
+    for reason, ended in sorted(Counter(str(get_facts(one).get("stop_reason")) for one in episodes).items()):
         figures[f"stop/{reason}_share"] = ended / count
     return figures
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reward_kit.console import SafeConsole
-from reward_kit.errors import ConfigError, how_to_install
+from reward_kit.errors import ConfigError, install_hint
 from reward_kit.private_files import private_opener
 from reward_kit.rl.training.config import LogsModel
 from reward_kit.rl.training.pipelines import Progress
@@ -84,7 +84,7 @@ class Logs:
         self._tensorboard = self._wandb = None
         if options.tensorboard:
             if find_spec("tensorboard") is None:
-                raise ConfigError(f"logs.tensorboard: tensorboard is not installed; {how_to_install('train')}")
+                raise ConfigError(f"logs.tensorboard: tensorboard is not installed; {install_hint('train')}")
             from torch.utils.tensorboard import SummaryWriter
 
             make: Any = SummaryWriter

@@ -236,7 +236,7 @@ class _PendingBatch:
 
     async def _score(self, index: int) -> None:
         episodes, trainer = self.episodes[index], self._trainer
-        requests = [ScoringRequest.of(episode, trainer.worker.task_definition) for episode in episodes]
+        requests = [ScoringRequest.from_episode(episode, trainer.worker.task_definition) for episode in episodes]
         self._first_call = min(self._first_call, time.perf_counter())
         scored = await trainer.reward_agent.score_all(requests, len(requests))
         self._ready.put_nowait(_Group(index, episodes, scored))

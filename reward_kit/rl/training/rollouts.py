@@ -212,7 +212,7 @@ class HeldOutEvaluation:
         seed, task = derive_seed("evaluate", self.run_seed), self.worker.task_definition
         groups = await self.collector.collect(self.worker, [(sample, seed) for sample in self.samples])
         episodes = [episode for group in groups for episode in group]
-        requests = [ScoringRequest.of(episode, task) for episode in episodes]
+        requests = [ScoringRequest.from_episode(episode, task) for episode in episodes]
         scored = await self.reward_agent.score_all(requests, self.rollouts)
         scores = [one.score for one in scored]
         if self.examples is not None:

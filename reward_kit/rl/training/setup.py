@@ -19,8 +19,8 @@ from reward_kit.environments.servers import ServerPool
 from reward_kit.providers.request_queue import RetryPolicy
 from reward_kit.providers.session import ProviderSession
 from reward_kit.reward_agent.agent import AsyncRewardAgent
-from reward_kit.reward_agent.calling import Retries
-from reward_kit.reward_agent.levels import scorer_of
+from reward_kit.reward_agent.call_scheduler import Retries
+from reward_kit.reward_agent.loading import make_scorer
 from reward_kit.reward_agent.score_cache import ScoreCache
 from reward_kit.reward_agent.scoring import Scorer
 from reward_kit.rl.checkpoint import save_batch_for_study
@@ -107,7 +107,7 @@ def make_worker(task: LoadedTask, policy: AgentPolicy, traffic: ProviderSession 
 
 def _local_scorer(task: LoadedTask) -> Scorer:
     assert task.reward is not None, "load_plan refuses tasks without one"
-    return scorer_of(task.reward, task.definition.limits.reward_time_s)
+    return make_scorer(task.reward, task.definition.limits.reward_time_s)
 
 
 @dataclass(frozen=True, slots=True)

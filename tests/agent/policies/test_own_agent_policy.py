@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from reward_kit.agent.models import steps_of
+from reward_kit.agent.models import episode_steps
 from reward_kit.agent.policies import make_policy
 from reward_kit.agent.policies.own_agent_policy import AgentTask
 from reward_kit.agent.policy_interface import EpisodeContext
@@ -176,7 +176,7 @@ async def test_a_closing_text_costs_nothing_under_a_limit_on_cost(tmp_path) -> N
 
 async def test_steps_are_views_with_the_usage_of_the_model() -> None:
     episode, _ = await collect([SUM, answer("3")], loop)
-    first, last = steps_of(episode)
+    first, last = episode_steps(episode)
     assert first.action_taken["name"] == "add" and first.policy_logprobs["usage"]["prompt_tokens"] == 11
     assert last.is_done and [said.role for said in first.resulting_messages_history] == ["user", "assistant", "tool"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import pytest
 
-from reward_kit.agent.limits import Used
+from reward_kit.agent.limits import ActionUsage
 from reward_kit.cli.main import program
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.ray.actors import ActorBudget, Rest, Spent
@@ -100,14 +100,14 @@ class TestBudget:
 
     def test_a_process_counts_its_own_at_once_and_the_others_as_it_is_told(self) -> None:
         budget = ActorBudget(self.LIMITS)
-        budget.spend(Used(30, 0.5), steps=1)
+        budget.spend(ActionUsage(30, 0.5), steps=1)
         budget.hear(Rest(Spent(60, 1.0, 7), 5.0))
         assert (budget.tokens, budget.cost, budget.steps) == (90, 1.5, 8)
         assert budget.own == Spent(30, 0.5, 1)
         assert budget.exhausted() is None
         budget.hear(Rest(Spent(60, 1.0, 7), 5.0))  # told once more, it is not counted twice
         assert budget.tokens == 90
-        budget.spend(Used(10), steps=1)
+        budget.spend(ActionUsage(10), steps=1)
         assert (exhausted := budget.exhausted()) is not None and exhausted.key == "total_tokens"
 
     def test_the_clock_is_that_of_the_run(self) -> None:

@@ -15,7 +15,7 @@ from reward_kit.integrations.ray.reward_agent import RayAsyncRewardAgent
 from reward_kit.integrations.ray.rewards import RayScorer
 from reward_kit.models import Message
 from reward_kit.reward_agent.agent import AsyncRewardAgent
-from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
+from reward_kit.reward_agent.loading import SandboxChoice, load_reward, make_scorer
 from reward_kit.reward_agent.scoring import ScoringRequest
 from tests.integrations.ray.meddling import killed
 
@@ -89,7 +89,7 @@ class TestScorer:
     @pytest.mark.parametrize("choice", [HERE, None], ids=["in_process", "behind walls"])
     async def test_scores_and_failures_are_those_of_this_process(self, rewards: Path, choice: Any) -> None:
         batch = requests(*([1, 2, 7, 9] if choice else [1, 2, 7, 8, 9]))
-        here = scorer_of(load_reward("r.py:picky", rewards, choice).reward)
+        here = make_scorer(load_reward("r.py:picky", rewards, choice).reward)
         async with AsyncRewardAgent(here) as agent:
             await agent.submit(batch)
             expected = await agent.get(len(batch))
@@ -196,7 +196,7 @@ class TestAgent:
         ray.get(agent.compute_reward_pipeline.remote(requests(1, 2, 3, 4), group_size=2))
         with pytest.raises(ConfigError, match="would cut a group of 2: ask for 2 or 4"):
             ray.get(agent.get.remote(3))
-        with pytest.raises(ConfigError, match=r"get\(6\) can never be met: 4 results are outstanding"):
+        with pytest.raises(ConfigError, match=r"get\(6\) cannot return: 4 results are outstanding"):
             ray.get(agent.get.remote(6))
         assert ray.get(agent.get.remote(4)).rewards == [0.1] * 4
         with pytest.raises(ConfigError, match="a batch is requests or episodes; got a dict"):

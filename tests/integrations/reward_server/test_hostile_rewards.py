@@ -17,7 +17,7 @@ import pytest
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.reward_server.options import Keys, ServerOptions
 from reward_kit.integrations.reward_server.server import Named, serving
-from reward_kit.reward_agent.levels import SandboxChoice, load_reward
+from reward_kit.reward_agent.loading import SandboxChoice, load_reward
 from reward_kit.sandbox.host import best_strength
 from reward_kit.task_parts import SandboxLevel
 from tests.integrations.reward_server.asking import KEY, Asker

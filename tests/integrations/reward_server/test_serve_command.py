@@ -18,7 +18,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.integrations.reward_server.server import load_named
 from reward_kit.models import Message
 from reward_kit.reward_agent import AsyncRewardAgent, ScoringRequest, load_reward
-from reward_kit.reward_agent.levels import SandboxChoice, scorer_of
+from reward_kit.reward_agent.loading import SandboxChoice, make_scorer
 from reward_kit.reward_agent.remote import KEY_VARIABLE
 from tests.integrations.reward_server.asking import KEY, ROLLOUT
 from tests.integrations.reward_server.serving_command import REWARDS, environment, serve
@@ -46,7 +46,7 @@ def test_rewards_are_served_behind_the_walls_they_have_anyway_and_score_the_same
 
         async def scored(reference: str, size: int) -> list[object]:
             reward = load_reward(reference, tmp_path).reward
-            async with AsyncRewardAgent(scorer_of(reward)) as agent:
+            async with AsyncRewardAgent(make_scorer(reward)) as agent:
                 infos = (await agent.get(4, ticket=await agent.submit(requests, size))).extra_infos
             return [(one.rollout_id, one.result, one.failure, one.sandbox) for one in infos]
 

@@ -288,7 +288,10 @@ class TestRefusals:
         cases = [
             (b'{"messages": [], "sample": {"a": [1, NaN]}}', "sample.a.1: NaN is not JSON"),
             (b'{"messages": [], "ground_truth": -Infinity}', "ground_truth: -Infinity is not JSON"),
-            (b'{"messages": [], "environment_return": 1e999}', "environment_return: 1e999 is beyond every float"),
+            (
+                b'{"messages": [], "environment_return": 1e999}',
+                "environment_return: 1e999 is out of the range of floats",
+            ),
             (b'{"messages": [], "sample": {"a": 1, "b": 2, "a": 3}}', "sample: the key 'a' is given twice"),
             (b'{"messages": [], "messages": []}', "(top level): the key 'messages' is given twice"),
             (rb'{"messages": [{"role": "user", "content": "\ud800"}]}', "messages.0.content: a lone surrogate"),

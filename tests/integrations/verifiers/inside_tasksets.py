@@ -15,7 +15,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.integrations.verifiers.tasksets import TaskFileConfig, TaskFileTaskset, as_verifiers_reward, loaded
 from reward_kit.integrations.verifiers.traces import episode_of_trace, score_of_trace
 from reward_kit.models import Message
-from reward_kit.process_guardian import MARK, running
+from reward_kit.process_guardian import MARK, find_processes
 from reward_kit.processes import child_environment
 from reward_kit.reward_agent.scoring import ScoringRequest
 from tests.chat_server import Behaviour, ChatServer, answer
@@ -154,7 +154,7 @@ def test_walls_end_with_the_loop_that_scored_behind_them(task_file: Path) -> Non
 
     for _ in range(2):
         assert asyncio.run(both()) == [1.0, 1.0]
-        assert running(child_environment()[MARK]) == []
+        assert find_processes(child_environment()[MARK]) == []
 
 
 REFUSED = {

@@ -130,7 +130,7 @@ async def test_where_nothing_is_called_the_final_state_is_the_first_one(task_fil
         (trace,) = await rollouts(server, task)
     assert (trace.ok, trace.reward) == (True, 1.0), trace.errors
     assert trace.state.rewards == []
-    asked = ScoringRequest.of(episode_of_trace(trace))
+    asked = ScoringRequest.from_episode(episode_of_trace(trace))
     read_again = SimpleNamespace(state=WorldState())  # a record has nothing of it
     assert (await task.request(asked, read_again)).final_state is not None
     played = replace(asked, messages=[*asked.messages, Message(role="tool", tool_call_id="1", content="moved")])

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward_kit.errors import ConfigError, StoreError
-from reward_kit.report.training_data import MOST_POINTS, STRETCHES, Series, curve_of, read_training, thinned
+from reward_kit.report.training_data import MOST_POINTS, STRETCHES, Series, build_curve, read_training, thinned
 from reward_kit.report.training_page import (
     PARTS,
     SCORE,
     SMALL,
     Axes,
-    Line,
-    Picture,
+    ChartLine,
+    ChartSpec,
     draw,
     short,
     whole_ticks,
@@ -27,7 +27,7 @@ from reward_kit.report.training_page import (
 from tests.report.training.made import make_training, update
 
 DOCS = Path(__file__).parents[3] / "docs"
-KL = Picture("KL", (Line("learner/approx_kl", "kl"),), "told", has_zero=False)
+KL = ChartSpec("KL", (ChartLine("learner/approx_kl", "kl"),), "told", has_zero=False)
 
 
 def series(*values: float) -> Series:
@@ -81,7 +81,7 @@ class TestReading:
         with pytest.raises(StoreError, match=r"metrics\.jsonl:2: not JSON"):
             read_training(run)
         (run / "metrics.jsonl").write_text('{"at": "x"}\n')
-        with pytest.raises(StoreError, match=r"metrics\.jsonl:1: a line is an object with an update"):
+        with pytest.raises(StoreError, match=r"metrics\.jsonl:1: expected an object with an integer"):
             read_training(run)
 
     def test_a_run_of_episodes_is_refused(self, tmp_path: Path) -> None:
@@ -96,13 +96,13 @@ class TestThinning:
     """Long curves with few points."""
 
     def test_a_short_one_stays_as_it_is(self) -> None:
-        curve = curve_of(series(1.0, math.nan, 3.0))
+        curve = build_curve(series(1.0, math.nan, 3.0))
         assert curve.low_M is None and np.array_equal(curve.values_M, [1.0, math.nan, 3.0], equal_nan=True)
 
     @given(st.integers(MOST_POINTS + 1, 3_000), st.integers(0, 2**32 - 1))
     def test_no_peak_is_lost_and_the_mean_is_within_the_extremes(self, count: int, seed: int) -> None:
         values = np.random.default_rng(seed).standard_normal(count)
-        curve = curve_of(series(*values))
+        curve = build_curve(series(*values))
         assert curve.low_M is not None and curve.high_M is not None and len(curve.values_M) == STRETCHES
         assert (curve.low_M.min(), curve.high_M.max()) == (values.min(), values.max())
         assert (curve.low_M <= curve.values_M + 1e-12).all() and (curve.values_M <= curve.high_M + 1e-12).all()
@@ -111,7 +111,7 @@ class TestThinning:
     def test_what_was_not_finite_still_parts_a_long_line(self) -> None:
         values = np.ones(2_000)
         values[1_000] = math.nan
-        curve = curve_of(series(*values))
+        curve = build_curve(series(*values))
         assert np.isnan(curve.values_M).sum() == 1 and len(curve.values_M) == STRETCHES + 1
 
     @given(st.integers(1, 2_000))
@@ -165,7 +165,9 @@ class TestDrawing:
 
     def test_nothing_but_zeros_is_left_out_where_the_picture_says_so(self, tmp_path: Path) -> None:
         run = read_training(make_training(tmp_path, [(1, update(1, score__unscored=0.0))]))
-        picture = Picture("Unscored", (Line("score/unscored", "batch"),), "told", has_zero=False, hides_zeros=True)
+        picture = ChartSpec(
+            "Unscored", (ChartLine("score/unscored", "batch"),), "told", has_zero=False, hides_zeros=True
+        )
         assert draw("u", picture, run) is None and draw("u", picture._replace(hides_zeros=False), run) is not None
 
     @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))

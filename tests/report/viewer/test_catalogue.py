@@ -34,7 +34,7 @@ def test_a_complete_run_is_as_its_summary_says(tmp_path: Path) -> None:
     summaries = summarise((one.row for one in facts.episodes), facts.pass_threshold)
     (path / "summary.json").write_text(json.dumps(summary_to_json(summaries)))
     catalogue = RunCatalogue(tmp_path)
-    catalogue.look()
+    catalogue.poll()
     rows = sorted(catalogue.rows, key=lambda row: row.policy)
     assert [(row.policy, row.status, row.total) for row in rows] == [("a", "complete", 80), ("b", "complete", 80)]
     for row, summary in zip(rows, summaries, strict=True):
@@ -50,11 +50,11 @@ def test_a_complete_run_is_as_its_summary_says(tmp_path: Path) -> None:
 def test_a_run_without_a_summary_is_counted(tmp_path: Path) -> None:
     path = random_run(tmp_path, 80)
     counted, summed = RunCatalogue(tmp_path), RunCatalogue(tmp_path)
-    counted.look()
+    counted.poll()
     facts = read_run(path)
     summaries = summarise((one.row for one in facts.episodes), facts.pass_threshold)
     (path / "summary.json").write_text(json.dumps(summary_to_json(summaries)))
-    summed.look()
+    summed.poll()
     assert counted.rows == summed.rows
 
 
@@ -62,17 +62,17 @@ def test_a_run_that_goes_on_is_counted_as_its_lines_come(tmp_path: Path) -> None
     catalogue = RunCatalogue(tmp_path)
     store = RunFolder.create(tmp_path / "now", RunHeader(task_name="t", total=2))
     with store:
-        catalogue.look()
+        catalogue.poll()
         assert row_of(catalogue, "now")[3:7] == ("running", None, 2, None)
         with (tmp_path / "now" / "episodes.jsonl").open("a") as file:
             file.write(json.dumps(episode("a")) + "\n")
         store.append_score(score("a", 0.5))
         row = _looked_until(catalogue, lambda: row_of(catalogue, "now").mean is not None)
         assert row_of(catalogue, "now")[3:7] == ("running", 1, 2, 0.5), row
-    catalogue.look()
+    catalogue.poll()
     assert row_of(catalogue, "now").status == "killed", "it says running, and no process has it open"
     store.write_header(store.header.replace(status="interrupted"))
-    catalogue.look()
+    catalogue.poll()
     assert row_of(catalogue, "now")[3:5] == ("interrupted", 1)
 
 
@@ -80,7 +80,7 @@ def _looked_until(catalogue: RunCatalogue, holds: Any) -> list[RunRow]:
     """Figures of a run that goes on are made again now and then, not with every look."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        catalogue.look()
+        catalogue.poll()
         if holds():
             break
         time.sleep(0.01)
@@ -91,31 +91,31 @@ def test_only_what_changed_is_told(tmp_path: Path) -> None:
     for name in ("one", "two"):
         run_named(tmp_path, name)
     catalogue = RunCatalogue(tmp_path)
-    catalogue.look()
+    catalogue.poll()
     change = catalogue.change
-    catalogue.look()
+    catalogue.poll()
     assert catalogue.change == change and catalogue.changed_since(change) == []
     header = RunHeader.read(tmp_path / "two")
     (tmp_path / "two" / "run.json").write_bytes(header.replace(task_name="other").to_bytes())
-    catalogue.look()
+    catalogue.poll()
     assert [(row.run, row.task) for row in catalogue.changed_since(change)] == [("two", "other")]
 
 
 def test_runs_come_and_go(tmp_path: Path) -> None:
     catalogue = RunCatalogue(tmp_path)
-    catalogue.look()
+    catalogue.poll()
     assert catalogue.rows == []
     run_named(tmp_path, "one")
     (tmp_path / "no run").mkdir()
     (tmp_path / "file").touch()
-    catalogue.look()
+    catalogue.poll()
     assert catalogue.names == ["one"]
     change = catalogue.change
     shutil.rmtree(tmp_path / "one")
-    catalogue.look()
+    catalogue.poll()
     assert catalogue.names == [] and catalogue.rows == [] and catalogue.change > change
     shutil.rmtree(tmp_path)
-    catalogue.look()
+    catalogue.poll()
     assert catalogue.rows == []
 
 
@@ -138,22 +138,22 @@ def test_what_is_damaged_has_a_row_that_says_so_and_hides_no_other(
     damaged = run_named(tmp_path, "damaged")
     (damaged / file).write_text(content)
     catalogue = RunCatalogue(tmp_path)
-    catalogue.look()
+    catalogue.poll()
     row = row_of(catalogue, "damaged")
     assert row.status == "unreadable" and told in row.note
     assert row_of(catalogue, "good").status == "complete"
     shutil.rmtree(damaged)
     run_named(tmp_path, "damaged")
-    catalogue.look()
+    catalogue.poll()
     assert row_of(catalogue, "damaged").status == "complete"
 
 
 def test_a_run_that_is_damaged_while_it_is_looked_at_keeps_its_name(tmp_path: Path) -> None:
     path = run_named(tmp_path, "one", task_name="walk")
     catalogue = RunCatalogue(tmp_path)
-    catalogue.look()
+    catalogue.poll()
     (path / "run.json").write_text("")
-    catalogue.look()
+    catalogue.poll()
     assert row_of(catalogue, "one")[1:4] == ("walk", "", "unreadable")
 
 
@@ -162,7 +162,7 @@ def test_a_training_run_says_how_far_it_is(tmp_path: Path) -> None:
     figures = [{"update": 10, "held_out/score": 0.25}, {"update": 11, "held_out/score": 0.75}, {"update": 12}]
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in figures) + '{"update": 13, "held')
     catalogue = RunCatalogue(tmp_path)
-    catalogue.look()
+    catalogue.poll()
     row = row_of(catalogue, "learns")
     assert (row.policy, row.mean, row.total) == ("in training, 12 updates", 0.75, None)
 
@@ -171,6 +171,6 @@ def test_one_run_alone_is_shown_where_it_was_named(tmp_path: Path) -> None:
     for name in ("one", "two"):
         run_named(tmp_path, name)
     catalogue = RunCatalogue(tmp_path, only="one")
-    catalogue.look()
+    catalogue.poll()
     assert catalogue.names == ["one"] and catalogue.title == "one"
-    assert catalogue.path_of("two") is None
+    assert catalogue.run_path("two") is None

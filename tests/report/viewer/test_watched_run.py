@@ -34,13 +34,13 @@ def test_a_run_that_came_line_by_line_is_as_one_that_was_read_at_once(tmp_path: 
     scores = {line["rollout_id"]: line for line in map(json.loads, (whole / "scores.jsonl").read_text().splitlines())}
     for line in map(json.loads, (whole / "episodes.jsonl").read_text().splitlines()):
         add(growing, "episodes", line)
-        watch.look_at_all()
+        watch.poll_all()
         if line["rollout_id"] in scores:
             add(growing, "scores", scores[line["rollout_id"]])
-    watch.look_at_all()
+    watch.poll_all()
     assert list(watch.facts().episodes) == list(read_run(whole).episodes)
     at_once = WatchedRun(whole)
-    at_once.look_at_all()
+    at_once.poll_all()
     assert at_once.facts() == read_run(whole)
 
 
@@ -49,23 +49,23 @@ def test_each_byte_is_read_once_however_often_somebody_looks(tmp_path: Path) -> 
     watch = WatchedRun(run)
     for number in range(50):
         add(run, "episodes", episode(f"r{number}"))
-        watch.look_at_all()
+        watch.poll_all()
         add(run, "scores", score(f"r{number}", 1.0))
-        watch.look_at_all()
-        watch.look_at_all()
+        watch.poll_all()
+        watch.poll_all()
     assert watch.bytes_read == sum((run / name).stat().st_size for name in ("episodes.jsonl", "scores.jsonl"))
 
 
 def test_what_is_new_since_a_change_is_told_and_nothing_else(tmp_path: Path) -> None:
     run = make_run(tmp_path, [episode("a"), episode("b")], [score("a", 1.0)])
     watch = WatchedRun(run)
-    watch.look_at_all()
+    watch.poll_all()
     assert set(names(watch)) == {"a", "b"}
     before = watch.change
     assert names(watch, before) == []
     add(run, "episodes", episode("c"))
     add(run, "scores", score("b", 0.0))
-    watch.look_at_all()
+    watch.poll_all()
     assert set(names(watch, before)) == {"b", "c"}
     assert [facts.row.score for facts in watch.changed_since(before) if facts.row.rollout_id == "b"] == [0.0]
 
@@ -73,27 +73,27 @@ def test_what_is_new_since_a_change_is_told_and_nothing_else(tmp_path: Path) -> 
 def test_another_attempt_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
     run = make_run(tmp_path, [episode("a", stop_reason="error")], [])
     watch = WatchedRun(run)
-    watch.look_at_all()
+    watch.poll_all()
     add(run, "scores", score("a", 0.25, attempt=1))  # may be seen before the episode is
-    watch.look_at_all()
+    watch.poll_all()
     add(run, "episodes", episode("a", attempt=1))
-    watch.look_at_all()
+    watch.poll_all()
     (facts,) = watch.facts().episodes
     assert (facts.row.stop_reason, facts.row.score, watch.facts().earlier_attempts) == ("answered", 0.25, 1)
     add(run, "scores", score("a", 1.0, attempt=0))
-    watch.look_at_all()
+    watch.poll_all()
     assert watch.facts().episodes[0].row.score == 0.25
 
 
 def test_files_that_were_replaced_make_everything_new(tmp_path: Path) -> None:
     run = make_run(tmp_path, [episode("a"), episode("b")], [score("a", 1.0)])
     watch = WatchedRun(run)
-    watch.look_at_all()
+    watch.poll_all()
     epoch = watch.epoch
     for kind, line in (("episodes", episode("z")), ("scores", score("z", 0.5))):
         (run / "new").write_text(json.dumps(line) + "\n")
         (run / "new").replace(run / f"{kind}.jsonl")
-    watch.look_at_all()
+    watch.poll_all()
     assert watch.epoch != epoch
     assert [(facts.row.rollout_id, facts.row.score) for facts in watch.facts().episodes] == [("z", 0.5)]
 
@@ -101,11 +101,11 @@ def test_files_that_were_replaced_make_everything_new(tmp_path: Path) -> None:
 def test_the_header_is_that_of_now(tmp_path: Path) -> None:
     run = make_run(tmp_path, [], [], status="running")
     watch = WatchedRun(run)
-    watch.look_at_all()
+    watch.poll_all()
     before = watch.change
     header = RunHeader.read(run)
     (run / "run.json").write_bytes(header.replace(status="complete").to_bytes())
-    watch.look_at_all()
+    watch.poll_all()
     assert watch.header.status == "complete" and watch.change > before
 
 
@@ -114,50 +114,50 @@ def test_the_lines_of_a_group_are_as_they_stand_in_the_files(tmp_path: Path) -> 
     steps = [{"rollout_id": "a", "step": 0, "A": 0.5}, {"rollout_id": "a", "step": 1, "A": 1.0}]
     add(run, "credit", *steps, {"rollout_id": "other", "step": 0})
     watch = WatchedRun(run)
-    watch.look_at_all()
+    watch.poll_all()
     lines = (run / "episodes.jsonl").read_bytes().splitlines(keepends=True)
     credit = (run / "credit.jsonl").read_bytes().splitlines(keepends=True)
-    assert watch.lines_of_episode("b").lines == [
+    assert watch.episode_lines("b").lines == [
         StoredLines(lines[0], None, credit[0] + credit[1]),
         StoredLines(lines[2], (run / "scores.jsonl").read_bytes(), b""),
     ]
-    assert watch.lines_of_group("x-p") == watch.lines_of_episode("a")
+    assert watch.group_lines("x-p") == watch.episode_lines("a")
 
 
 def test_an_episode_that_the_budget_cut_off_is_none_of_its_group(tmp_path: Path) -> None:
     cut = episode("cut", stop_reason="run_limit")
     watch = WatchedRun(make_run(tmp_path, [episode("a"), cut], []))
-    watch.look_at_all()
-    assert watch.lines_of_group("x-p").size == len(watch.lines_of_episode("a").lines) == 1
+    watch.poll_all()
+    assert watch.group_lines("x-p").size == len(watch.episode_lines("a").lines) == 1
     with pytest.raises(ConfigError, match="episode 'cut' is not there yet"):
-        watch.lines_of_episode("cut")
+        watch.episode_lines("cut")
 
 
 def test_of_a_large_group_those_beside_an_episode_are_told(tmp_path: Path) -> None:
     run = make_run(tmp_path, [episode(f"r{n:03}", rollout_index=n) for n in range(150)], [])
     watch = WatchedRun(run)
-    watch.look_at_all()
-    size, first, lines = watch.lines_of_episode("r100")
+    watch.poll_all()
+    size, first, lines = watch.episode_lines("r100")
     told = [json.loads(one.episode)["rollout_id"] for one in lines]
     assert (size, first, told) == (150, 64, [f"r{n:03}" for n in range(64, 128)])
-    assert watch.lines_of_group("x-p").first == 0
+    assert watch.group_lines("x-p").first == 0
 
 
 def test_credit_that_was_assigned_again_is_read_again(tmp_path: Path) -> None:
     run = make_run(tmp_path, [episode("a")], [])
     watch = WatchedRun(run)
-    watch.look_at_all()
-    assert watch.lines_of_episode("a").lines[0].credit == b""
+    watch.poll_all()
+    assert watch.episode_lines("a").lines[0].credit == b""
     for value in (0.5, 0.25):
         (run / "new").write_text(json.dumps({"rollout_id": "a", "step": 0, "A": value}) + "\n")
         (run / "new").replace(run / "credit.jsonl")
-        assert json.loads(watch.lines_of_episode("a").lines[0].credit)["A"] == value
+        assert json.loads(watch.episode_lines("a").lines[0].credit)["A"] == value
 
 
 def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     watch = WatchedRun(make_run(tmp_path, [episode("a")], []))
-    watch.look_at_all()
-    for ask, told in ((watch.lines_of_episode, "episode 'z'"), (watch.lines_of_group, "group 'z'")):
+    watch.poll_all()
+    for ask, told in ((watch.episode_lines, "episode 'z'"), (watch.group_lines, "group 'z'")):
         with pytest.raises(ConfigError, match=told):
             ask("z")
 
@@ -165,12 +165,12 @@ def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     run = make_run(tmp_path, [episode("a")], [])
     watch = WatchedRun(run)
-    watch.look_at_all()
+    watch.poll_all()
     with (run / "scores.jsonl").open("a") as file:
         file.write('{"rollout_id": "a", "score": "high"}\n')
     for _ in range(2):
         with pytest.raises(StoreError, match="score of a is a finite number"):
-            watch.look_at_all()
+            watch.poll_all()
 
 
 def test_a_training_run_has_no_episodes(tmp_path: Path) -> None:

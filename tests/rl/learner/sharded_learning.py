@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from reward_kit.agent.models import steps_of
+from reward_kit.agent.models import episode_steps
 from reward_kit.agent.policies.hf.model import PolicyWithValue
 from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.rl.learner.config import PPOConfig
@@ -72,7 +72,7 @@ def rows(count: int = ROWS, padding: Padding = "right") -> TokenBatch:
     draw, steps = random.Random(0), []
     for one in episodes:
         credit = [{"advantage": draw.gauss(0, 1), "return_to_go": draw.gauss(0, 1)} for _ in range(len(one))]
-        steps.append([step.model_copy(update=update) for step, update in zip(steps_of(one), credit, strict=True)])
+        steps.append([step.model_copy(update=update) for step, update in zip(episode_steps(one), credit, strict=True)])
     made = build_rows(episodes, steps, pad_token_id=0, padding=padding)
     # Sampled by a policy close to the model, so that some ratios are within the clip range and some beyond.
     noise = 0.2 * np.random.default_rng(0).standard_normal(made.batch["logprobs"].shape)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from reward_kit.agent.models import steps_of
+from reward_kit.agent.models import episode_steps
 from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.learner.training_rows import TrainingRows
@@ -36,7 +36,10 @@ def an_episode(rollout_id: str, turns: int = 3, critic: bool = False) -> SingleA
 
 def rows_of(*episodes: SingleAgentEpisode, padding: str = "right") -> TokenBatch:
     steps = [
-        [step.model_copy(update={"advantage": 1.0 + t, "return_to_go": 2.0}) for t, step in enumerate(steps_of(one))]
+        [
+            step.model_copy(update={"advantage": 1.0 + t, "return_to_go": 2.0})
+            for t, step in enumerate(episode_steps(one))
+        ]
         for one in episodes
     ]
     return build_rows(list(episodes), steps, pad_token_id=0, padding=padding)  # type: ignore[arg-type]

@@ -16,11 +16,11 @@ from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
-from reward_kit.agent.actions import WrittenCall, action_written, json_text
+from reward_kit.agent.actions import RawToolCall, action_from_parts, json_text
 from reward_kit.agent.policy_interface import Action
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean
-from reward_kit.safe_input import read_strictly
+from reward_kit.safe_input import parse_json
 
 MAX_LISTED = 10_000
 """Limit of listed calls; beyond it a grammar is made."""
@@ -104,7 +104,7 @@ class Written(NamedTuple):
     """The parts of a model's text."""
 
     content: str
-    calls: Sequence[WrittenCall] = ()
+    calls: Sequence[RawToolCall] = ()
     reasoning: str = ""
 
 
@@ -146,7 +146,7 @@ class ActionFormat(ABC):
         if end:
             reasoning = before.strip().removeprefix("<think>").strip()
         calls = [call._replace(id=call.id or self.call_id(turn, i)) for i, call in enumerate(calls)]
-        action = action_written(content, calls, reasoning)
+        action = action_from_parts(content, calls, reasoning)
         for each in (action, *action.get("calls", ())):
             if each.get("id") == "":  # the conversation assigns one
                 del each["id"]
@@ -222,11 +222,11 @@ class Mistral(ActionFormat):
         calls = [call for part in parts for call in self._calls(part.strip())]
         return Written(content.strip() if calls else text, calls)
 
-    def _calls(self, part: str) -> list[WrittenCall]:
+    def _calls(self, part: str) -> list[RawToolCall]:
         if not part.startswith("["):
             name, _, arguments = part.partition("[ARGS]") if "[ARGS]" in part else part.partition("{")
             name = name.partition("[CALL_ID]")[0].strip()
-            return [WrittenCall(name, arguments if "[ARGS]" in part else f"{{{arguments}")] if name else []
+            return [RawToolCall(name, arguments if "[ARGS]" in part else f"{{{arguments}")] if name else []
         calls, rest = [], part[1:].lstrip()
         while rest.startswith("{"):
             one, rest = _split_json(rest)
@@ -265,8 +265,8 @@ class Plain(ActionFormat):
             return Written(text)
         if tool.text_parameter is not None and not _is_object_of(value, tool.text_parameter):
             # An empty text is not a value: the tool reports what is missing.
-            return Written("", [WrittenCall(name, json_text({tool.text_parameter: value} if value else {}))])
-        return Written("", [WrittenCall(name, value or "{}")])
+            return Written("", [RawToolCall(name, json_text({tool.text_parameter: value} if value else {}))])
+        return Written("", [RawToolCall(name, value or "{}")])
 
     def write(self, tool: ToolSchema, arguments: Mapping[str, Any]) -> str:
         parameter = tool.text_parameter
@@ -301,7 +301,7 @@ class Bare(ActionFormat):
         if not tools:
             return Written(text)
         self.check(tools)
-        return Written("", [WrittenCall(tools[0].name, json_text({tools[0].text_parameter: text.strip()}))])
+        return Written("", [RawToolCall(tools[0].name, json_text({tools[0].text_parameter: text.strip()}))])
 
     def write(self, tool: ToolSchema, arguments: Mapping[str, Any]) -> str:
         value = arguments.get(tool.text_parameter or "")
@@ -334,7 +334,7 @@ class ResponseTemplate(ActionFormat):
             # It raises on a call whose JSON is broken.
             return Written("", [_read_call(text)]) if _NAME.search(text) else Written(text)
         functions = [call.get("function") or call for call in parsed.get("tool_calls") or ()]
-        calls = [WrittenCall(str(each.get("name") or ""), _as_text(each.get("arguments"))) for each in functions]
+        calls = [RawToolCall(str(each.get("name") or ""), _as_text(each.get("arguments"))) for each in functions]
         reasoning = parsed.get("reasoning_content") or parsed.get("thinking") or ""
         return Written(parsed.get("content") or "", calls, reasoning)
 
@@ -351,7 +351,7 @@ class ResponseTemplate(ActionFormat):
 def _is_object_of(value: str, parameter: str) -> bool:
     """Return whether a text is a JSON object with this one key."""
     try:
-        parsed = read_strictly(value) if value.startswith("{") else None
+        parsed = parse_json(value) if value.startswith("{") else None
     except (ValueError, RecursionError):
         return False
     return isinstance(parsed, dict) and list(parsed) == [parameter]
@@ -366,7 +366,7 @@ def _split_json(text: str) -> tuple[str, str]:
     return text[:end], text[end:]
 
 
-def _read_call(block: str) -> WrittenCall:
+def _read_call(block: str) -> RawToolCall:
     """Return the call in a JSON text; of a broken one the recognizable parts, verbatim."""
     try:
         value = _DECODER.decode(block)
@@ -374,9 +374,9 @@ def _read_call(block: str) -> WrittenCall:
         value = None
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         name, arguments = _NAME.search(block), _ARGUMENTS.search(block)
-        return WrittenCall(name[1] if name else "", block[arguments.end() :] if arguments else block)
+        return RawToolCall(name[1] if name else "", block[arguments.end() :] if arguments else block)
     key = "arguments" if "arguments" in value else "parameters"
-    return WrittenCall(value["name"], _as_text(value.get(key)), str(value.get("id") or ""))
+    return RawToolCall(value["name"], _as_text(value.get(key)), str(value.get("id") or ""))
 
 
 def _as_text(arguments: Any) -> str:

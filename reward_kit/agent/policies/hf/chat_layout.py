@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens
 
-from reward_kit.agent.actions import action_of
+from reward_kit.agent.actions import parse_action
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, PolicyError, boundary
 from reward_kit.models import Message
@@ -258,7 +258,7 @@ def to_chat(message: Message, tool_role: str = "tool") -> Chat:
             return chat
         chat |= {key: value for key in ("name", "tool_call_id") if (value := getattr(message, key)) is not None}
     if message.tool_calls:
-        action = action_of(message)
+        action = parse_action(message)
         calls = action.get("calls") or [action]
         arguments = [call.get("arguments", call.get("arguments_text")) for call in calls]
         chat["tool_calls"] = [

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from reward_kit.agent.policies.hf.action_formats import ActionFormat, ToolSchema, all_calls
 from reward_kit.agent.policies.hf.chat_layout import ChatLayout, RecentResults
-from reward_kit.errors import ConfigError, PolicyError, boundary, how_to_install
+from reward_kit.errors import ConfigError, PolicyError, boundary, install_hint
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -174,7 +174,7 @@ class GrammarCompiler:
             from llguidance.hf import from_tokenizer
         except ImportError:
             raise ConfigError(
-                f"constrain: JSON needs a package that is not here; {how_to_install('constrained')}"
+                f"constrain: JSON needs a package that is not here; {install_hint('constrained')}"
             ) from None
         with boundary(ConfigError, "constrain: llguidance cannot read this tokenizer"):
             self._tokenizer: LLTokenizer = from_tokenizer(tokenizer, eos_token=stop_id)

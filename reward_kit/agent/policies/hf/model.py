@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from reward_kit.errors import ConfigError, boundary, did_you_mean, kind_of
+from reward_kit.errors import ConfigError, boundary, did_you_mean, type_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -227,7 +227,7 @@ class PolicyWithValue(nn.Module):
         super().__init__()
         embeddings: Any = getattr(policy, "get_output_embeddings", lambda: None)()
         if embeddings is None:
-            raise ConfigError(f"a value head needs a causal language model with a head; got {kind_of(policy)}")
+            raise ConfigError(f"a value head needs a causal language model with a head; got {type_name(policy)}")
         self.policy = policy
         if value_head is None:
             weight = embeddings.weight

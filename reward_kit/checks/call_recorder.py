@@ -20,7 +20,7 @@ from typing import Any
 import pydantic
 
 from reward_kit.display_text import first_difference
-from reward_kit.reward_agent.inside import ConfinedCalls
+from reward_kit.reward_agent.sandbox_worker import WorkerCalls
 from reward_kit.typed_interface import RewardSpec
 
 _CHANGEABLE = (
@@ -46,7 +46,7 @@ _listeners: dict[int, list[list[str]]] = {}
 _is_hooked = False
 
 
-class Watch:
+class CallRecorder:
     """Records what a reward does in each call.
 
     Attributes:
@@ -115,13 +115,13 @@ class Watch:
             }
 
 
-class WatchedCalls(ConfinedCalls):
-    """`ConfinedCalls` whose answers report under `watched` what each call was seen to do."""
+class RecordedWorkerCalls(WorkerCalls):
+    """`WorkerCalls` whose answers report under `watched` what each call was seen to do."""
 
-    _watch: Watch | None = None
+    _watch: CallRecorder | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer as `ConfinedCalls`; the request's `watch` names what to record."""
+        """Answer as `WorkerCalls`; the request's `watch` names what to record."""
         watch, look = self._watching(), request.get("watch", {})
         watch.wants_memory, watch.wants_inputs = bool(look.get("memory")), bool(look.get("inputs"))
         watch.observed = None
@@ -132,9 +132,9 @@ class WatchedCalls(ConfinedCalls):
             self._spec = self._watching().wrap(super()._load())
         return self._spec
 
-    def _watching(self) -> Watch:
+    def _watching(self) -> CallRecorder:
         if self._watch is None:
-            self._watch = Watch()
+            self._watch = CallRecorder()
         return self._watch
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from reward_kit.errors import ConfigError, InvalidResultError, RewardKitError
 from reward_kit.models import EvaluateResult, MetricResult, StepOutput
-from reward_kit.reward_calls import Caller, OpenReward, fixed
+from reward_kit.reward_calls import Caller, OpenReward, fix_options
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import RewardSpec, as_function, reward_spec
 
@@ -178,7 +178,7 @@ def combined(id: str, parts: Mapping[str, Reward], combine: Callable[[Call], Awa
     Raises:
         ConfigError: a part is not a pointwise reward.
     """
-    specs = {name: fixed(reward_spec(reward), {}) for name, reward in parts.items()}
+    specs = {name: fix_options(reward_spec(reward), {}) for name, reward in parts.items()}
     for name, spec in specs.items():
         if spec.mode == "batch":
             raise ConfigError(f"{id}: {name!r} is a batch reward; only pointwise rewards can be combined")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from reward_kit.earlier_tasks import notes_on, read_as_now
 from reward_kit.errors import ConfigError
+from reward_kit.legacy_tasks import upgrade_notes, upgrade_task
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.runs.evaluation import evaluate
 from reward_kit.runs.tasks import load_task
@@ -104,7 +104,9 @@ def test_what_has_no_effect_any_more_is_told(folder: Path) -> None:
     (folder / "task.yaml").write_text(SQL)
     named, left_out = load_task(folder / "task.yaml", {"sandbox.level": "in_process"}).notes[:2]
     assert named == "resource_type SQLResource of reward-kit 0.4 is read as sqlite"
-    assert left_out.startswith("base_resource_config.db_name of reward-kit 0.4 has no effect: each episode has a data")
+    assert left_out.startswith(
+        "base_resource_config.db_name of reward-kit 0.4 has no effect: each episode has its own data"
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,7 @@ def test_what_has_no_effect_any_more_is_told(folder: Path) -> None:
 def test_scripts_of_a_database_become_one_or_are_refused_by_name(config: dict[str, str], read: dict[str, str]) -> None:
     given = {"name": "t", "resource_type": "SQLResource", "base_resource_config": config}
     now = {"name": "t", "resource_type": "sqlite", "on_text": "end", "base_resource_config": read}
-    assert read_as_now(given) == now
+    assert upgrade_task(given) == now
     assert given["base_resource_config"] is config and given["resource_type"] == "SQLResource"
 
 
@@ -138,7 +140,7 @@ def test_a_truth_that_is_given_stays() -> None:
 
 @pytest.mark.parametrize("data", [None, [], "x", {}, {"resource_type": "sqlite"}, {"resource_type": ["SQLResource"]}])
 def test_anything_else_is_left_as_it_is(data: object) -> None:
-    assert read_as_now(data) == data and notes_on(data) == []
+    assert upgrade_task(data) == data and upgrade_notes(data) == []
 
 
 def test_resources_that_are_gone_are_told_so(folder: Path) -> None:

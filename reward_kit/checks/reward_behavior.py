@@ -1,6 +1,6 @@
 """Probes of how a reward behaves: steady scores, odd rollouts, time and memory, regular expressions, and what it reads.
 
-Each public function is one probe: it calls the reward through a `Checkup` and adds findings to the report.
+Each public function is one probe: it calls the reward through a `CheckContext` and adds findings to the report.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
 from reward_kit.checks.findings import Level
-from reward_kit.checks.reward_bench import ATTACK_CPU_S, LITTLE, Checkup, Seen, evidence, quoted
+from reward_kit.checks.reward_bench import ATTACK_CPU_S, LITTLE, CallOutcome, CheckContext, evidence, quoted
 from reward_kit.checks.reward_cases import (
     clearly_different,
     long_texts,
+    make_request,
     odd_histories,
     odd_texts,
-    request_of,
     said,
-    text_of,
+    truth_text,
     user,
     with_messages,
 )
-from reward_kit.display_text import counted
+from reward_kit.display_text import pluralize
 from reward_kit.errors import Failure
 from reward_kit.reward_agent.scoring import ScoringRequest
 
@@ -38,41 +38,41 @@ _KEPT = "the score depends on what was scored before: something is kept from cal
 _Scores = list[float | None]
 
 
-async def steady(checkup: Checkup) -> None:
+async def steady(context: CheckContext) -> None:
     """Score the same rollouts again and again, forwards and backwards, and in fresh workers."""
-    ground, bench = checkup.first, checkup.bench
-    texts = [*clearly_different()[1:8], " ".join(ground.written(value) for value in ground.wrong)]
-    for known in checkup.known:
-        right, wrong = text_of(known.truth), text_of(known.wrong[0]) if known.wrong else "nothing"
+    question, bench = context.first, context.bench
+    texts = [*clearly_different()[1:8], " ".join(question.written(value) for value in question.wrong)]
+    for known in context.known:
+        right, wrong = truth_text(known.truth), truth_text(known.wrong[0]) if known.wrong else "nothing"
         texts += [" ".join([right, wrong] * 2), f"{wrong} and {right}"]
-    rollouts = [ground.answered(text) for text in texts]
+    rollouts = [question.answered(text) for text in texts]
     rollouts += [
-        known.answered(f"{text_of(known.truth)} {word}") for known in checkup.known for word in ("and", "or", "so")
+        known.answered(f"{truth_text(known.truth)} {word}") for known in context.known for word in ("and", "or", "so")
     ]
-    rollouts += [ground.gold for ground in checkup.grounds if ground.gold is not None]
-    rollouts += checkup.rollouts[:8]
+    rollouts += [question.gold for question in context.questions if question.gold is not None]
+    rollouts += context.rollouts[:8]
 
     async def in_worker(worker: int) -> list[_Scores]:
         """Return the scores of the same calls in the same order, in a further interpreter."""
         return [[(await bench.see(one, worker=worker)).score for _ in range(_REPEATS)] for one in rollouts]
 
     here = await in_worker(0)
-    checkup.early = [(rollout, scores[0]) for rollout, scores in zip(rollouts, here, strict=True)]
+    context.early = [(rollout, scores[0]) for rollout, scores in zip(rollouts, here, strict=True)]
     for rollout, scores in zip(reversed(rollouts), reversed(here), strict=True):
         scores.append((await bench.see(rollout)).score)
-    why = f" (its file uses {', '.join(checkup.source.chance)})" if checkup.source.chance else ""
+    why = f" (its file uses {', '.join(context.source.chance)})" if context.source.chance else ""
     by_chance = f"the same rollout gets different scores{why}; a group's advantages become noise"
     if not bench.is_confined:
         missing = "it runs in this process, which has no fresh worker; --sandbox warm has"
-        checkup.report.cannot("what it keeps from call to call, against a fresh worker", missing)
+        context.report.cannot("what it keeps from call to call, against a fresh worker", missing)
         lines = [_line(rollout, scores) for rollout, scores in zip(rollouts, here, strict=True) if _differ(scores)]
-        checkup.report.note("nondeterministic", "error", by_chance, lines)
+        context.report.note("nondeterministic", "error", by_chance, lines)
         return
     # A fresh worker costs fifty calls, so that some rollouts stand for all of them unless something moves.
     fresh = {}
     for index in range(0, len(rollouts), _FRESH_EVERY):
         fresh[index] = (await bench.see(rollouts[index], is_fresh=True)).score
-    if not checkup.source.has_sets and not any(
+    if not context.source.has_sets and not any(
         _differ([*scores, fresh[index]] if index in fresh else scores) for index, scores in enumerate(here)
     ):
         return
@@ -84,29 +84,29 @@ async def steady(checkup: Checkup) -> None:
     lines = [_line(rollouts[i], here[i], fresh[i], one[i], other[i]) for i in moved]
     # Two other interpreters make the same calls: equal scores there show memory, steady ones the order of a set.
     if not any(_differ(pair) for left, right in zip(one, other, strict=True) for pair in zip(left, right, strict=True)):
-        checkup.report.note("hidden-state", "error", _KEPT, lines)
+        context.report.note("hidden-state", "error", _KEPT, lines)
     elif not any(_differ(scores) for scores in (*here, *one, *other)):
         text = (
             "the score differs between interpreters and not within one: it depends on the order of a set or on hash(); "
             "sort, or use hashlib"
         )
-        checkup.report.note("depends-on-hash-seed", "error", text, lines)
+        context.report.note("depends-on-hash-seed", "error", text, lines)
     else:
-        checkup.report.note("nondeterministic", "error", by_chance, lines)
+        context.report.note("nondeterministic", "error", by_chance, lines)
 
 
-async def still(checkup: Checkup) -> None:
+async def still(context: CheckContext) -> None:
     """Score the first rollouts again, after all other calls and a hundred more."""
-    if any(checkup.report.has(code) for code in ("nondeterministic", "hidden-state", "depends-on-hash-seed")):
+    if any(context.report.has(code) for code in ("nondeterministic", "hidden-state", "depends-on-hash-seed")):
         return
     for _ in range(_LATE_CALLS):
-        await checkup.bench.see(checkup.early[0][0])
+        await context.bench.see(context.early[0][0])
     lines = []
-    for rollout, first in checkup.early:
-        last = (await checkup.bench.see(rollout)).score
+    for rollout, first in context.early:
+        last = (await context.bench.see(rollout)).score
         if _differ([first, last]):
             lines.append(f"{_line(rollout, [first])} at first, {_words([last])} after some hundreds of calls")
-    checkup.report.note("hidden-state", "error", _KEPT, lines)
+    context.report.note("hidden-state", "error", _KEPT, lines)
 
 
 def _differ(scores: Sequence[float | None]) -> bool:
@@ -216,7 +216,7 @@ _CANARY = "rk_canary"
 _WORDS = {"file": "files opened", "environment": "environment variables", "network": "network", "process": "programs"}
 
 
-async def runs_answers(checkup: Checkup) -> None:
+async def runs_answers(context: CheckContext) -> None:
     """Check that code in an answer, or in a question, is not run in the process that scores."""
     code = f"__import__('{_CANARY}')"
     texts = {
@@ -227,35 +227,35 @@ async def runs_answers(checkup: Checkup) -> None:
         f"[{code}, 1]",
         f"{{'a': {code}}}",
     }
-    texts |= {ground.form.write(code) for ground in checkup.grounds if ground.form is not None}
-    calls = [("code in the answer", f"the answer {text!r}", checkup.first.answered(text)) for text in sorted(texts)]
-    question = request_of((user(code), said("42")), checkup.first.truth)
+    texts |= {question.form.write(code) for question in context.questions if question.form is not None}
+    calls = [("code in the answer", f"the answer {text!r}", context.first.answered(text)) for text in sorted(texts)]
+    question = make_request((user(code), said("42")), context.first.truth)
     lines = []
     for name, subject, request in (*calls, ("code in the question", "a user's message", question)):
-        seen = await checkup.see(name, request)
+        seen = await context.see(name, request)
         if any(kind == "code" and _CANARY in what for kind, what in seen.events):
             lines.append(f"{subject} was compiled as Python")
     text = "runs what a model writes as Python, beside the reward itself; parse it, or run it in a sandbox of its own"
-    checkup.report.note("evaluates-answer", "error", text, lines)
+    context.report.note("evaluates-answer", "error", text, lines)
 
 
-async def reads(checkup: Checkup) -> None:
+async def reads(context: CheckContext) -> None:
     """Report all that was opened, asked for and started in any call; for information, it prevents nothing."""
     names: dict[str, list[str]] = defaultdict(list)
-    for kind, what in checkup.events:
+    for kind, what in context.events:
         if kind in _WORDS:
             names[kind].append(what)
     for kind, known in names.items():
-        checkup.report.facts[_WORDS[kind]] = sorted(set(known))[:10]
+        context.report.facts[_WORDS[kind]] = sorted(set(known))[:10]
     outward, inward = (
         [f"{kind}: {what}" for kind in kinds for what in names[kind][:3]]
         for kinds in (("network", "process"), ("file", "environment"))
     )
     text = "asks for the network or starts programs in its calls; where it is confined that may be refused"
-    checkup.report.note("reaches-out", "info", text, outward, most=6)
+    context.report.note("reaches-out", "info", text, outward, most=6)
     if not outward:
         text = "its score may depend on files or variables of the machine"
-        checkup.report.note("reads-outside", "info", text, inward, most=6)
+        context.report.note("reads-outside", "info", text, inward, most=6)
 
 
 _CALLS = 30
@@ -266,53 +266,53 @@ _LONGEST_ATTACKS = 24
 _MUCH_MB = 200.0
 
 
-async def cost(checkup: Checkup) -> None:
+async def cost(context: CheckContext) -> None:
     """Measure time and memory of an ordinary call, and of one on a long answer."""
-    ground = checkup.first
-    request = ground.gold or ground.answered("The answer is 42.")
-    seen = [await checkup.bench.see(request) for _ in range(_CALLS)]
+    question = context.first
+    request = question.gold or question.answered("The answer is 42.")
+    seen = [await context.bench.see(request) for _ in range(_CALLS)]
     times = sorted(one.wall_s for one in seen if one.wall_s)
     if not times:
         return
-    short = await checkup.bench.see(request, memory=True)
-    long = await checkup.bench.see(ground.answered("word " * 20_000), memory=True)
-    checkup.report.facts["time of a call, ms"] = {
+    short = await context.bench.see(request, memory=True)
+    long = await context.bench.see(question.answered("word " * 20_000), memory=True)
+    context.report.facts["time of a call, ms"] = {
         "p50": _round(1000 * times[len(times) // 2]),
         "p95": _round(1000 * times[int(len(times) * 0.95)]),
     }
-    checkup.report.facts["memory of a call, MiB"] = {
+    context.report.facts["memory of a call, MiB"] = {
         "as a rule": _round(short.peak_mb),
         "on 100,000 characters": _round(long.peak_mb),
     }
     if long.peak_mb > _MUCH_MB:
         text = f"holds {long.peak_mb:.0f} MiB on an answer of 100,000 characters"
-        checkup.report.note("much-memory", "warning", text)
+        context.report.note("much-memory", "warning", text)
 
 
-async def growth(checkup: Checkup) -> None:
+async def growth(context: CheckContext) -> None:
     """Score answers of twice the length: they may take twice the time, not four times."""
-    ground = checkup.first
+    question = context.first
     pieces = _PIECES
-    if ground.truth is not None and ground.form is not None and ground.wrong:
-        pieces = {**_PIECES, "wrong answers": ground.written(ground.wrong[0]) + "\n"}
+    if question.truth is not None and question.form is not None and question.wrong:
+        pieces = {**_PIECES, "wrong answers": question.written(question.wrong[0]) + "\n"}
     for name, piece in pieces.items():
-        seen = await _at(checkup, piece, 1)
+        seen = await _at(context, piece, 1)
         if seen.cpu_s < _WORTH_S / 4 and not _is_late(seen):
             continue
-        double, line = await _at(checkup, piece, 2), ""
+        double, line = await _at(context, piece, 2), ""
         if _is_late(seen) or _is_late(double):
             line = f"{name}, {_LENGTH:,} or {2 * _LENGTH:,} characters: does not come back in time"
         elif double.cpu_s > _WORTH_S:
             # A busy machine slows single calls, so that the fastest of several counts.
-            once = min([seen.cpu_s, *[(await _at(checkup, piece, 1)).cpu_s for _ in range(2)]])
-            twice = min([double.cpu_s, *[(await _at(checkup, piece, 2)).cpu_s for _ in range(2)]])
+            once = min([seen.cpu_s, *[(await _at(context, piece, 1)).cpu_s for _ in range(2)]])
+            twice = min([double.cpu_s, *[(await _at(context, piece, 2)).cpu_s for _ in range(2)]])
             if twice > _STEEP * once:
                 line = (
                     f"{name}: {1000 * once:.0f} ms on {_LENGTH:,} characters, {1000 * twice:.0f} ms on {2 * _LENGTH:,}"
                 )
         if line:
             text = "its time grows faster than the answer: a long one holds up the batch"
-            checkup.report.note("slow-growth", "error", text, [line])
+            context.report.note("slow-growth", "error", text, [line])
             return
 
 
@@ -334,22 +334,22 @@ _PIECES = {
 """Pieces of long answers, each with its name."""
 
 
-async def _at(checkup: Checkup, piece: str, times: int) -> Seen:
+async def _at(context: CheckContext, piece: str, times: int) -> CallOutcome:
     text = piece * (times * _LENGTH // len(piece))
-    return await checkup.bench.see(checkup.first.answered(text))
+    return await context.bench.see(context.first.answered(text))
 
 
-async def patterns(checkup: Checkup) -> None:
+async def patterns(context: CheckContext) -> None:
     """Try the reward's own regular expressions on texts on which they may never finish."""
-    found, first, bench = checkup.source.patterns, checkup.first, checkup.bench
+    found, first, bench = context.source.patterns, context.first, context.bench
     if not found:
         return
     if not bench.is_confined:
         why = "it runs in this process, where nothing can stop an expression; --sandbox warm can"
-        checkup.report.cannot("whether its regular expressions come back", why)
+        context.report.cannot("whether its regular expressions come back", why)
         return
 
-    async def attack(text: str) -> Seen:
+    async def attack(text: str) -> CallOutcome:
         return await bench.see(first.answered(text), is_fresh=True, cpu_s=ATTACK_CPU_S)
 
     tried = list(attacks(found))[:_LONGEST_ATTACKS]
@@ -364,7 +364,7 @@ async def patterns(checkup: Checkup) -> None:
         "a regular expression takes exponential time on a short text that a model may write; repeat nothing that "
         "repeats"
     )
-    checkup.report.note("catastrophic-regex", "error", text, exponential.values())
+    context.report.note("catastrophic-regex", "error", text, exponential.values())
     slow: dict[str, str] = {}
     for pattern, short, long in tried:
         if pattern in exponential or pattern in slow or not _is_late(await attack(long)):
@@ -377,10 +377,10 @@ async def patterns(checkup: Checkup) -> None:
         "a regular expression takes quadratic time or more on a long text that a model may write; let no two "
         r"repeats beside each other match the same signs (\s*.*?\s*: strip() afterwards), or bound them"
     )
-    checkup.report.note("slow-regex", "error", text, slow.values())
+    context.report.note("slow-regex", "error", text, slow.values())
 
 
-def _is_late(seen: Seen) -> bool:
+def _is_late(seen: CallOutcome) -> bool:
     return seen.failure is not None and seen.failure.failure_class == "timeout"
 
 
@@ -396,9 +396,9 @@ _SLOW_S = 1.0
 _FAULT = "raises-on-faults"
 
 
-async def odd(checkup: Checkup) -> None:
+async def odd(context: CheckContext) -> None:
     """Score odd histories and odd answers: none may raise, since a model could then escape a bad score."""
-    report, first = checkup.report, checkup.first
+    report, first = context.report, context.first
     tried = [
         (history.name, with_messages(first.blank, history.messages), "raises" if history.is_models else _FAULT)
         for history in odd_histories(first.blank.messages)
@@ -408,10 +408,10 @@ async def odd(checkup: Checkup) -> None:
         tried += [(name, first.answered(one), "raises") for one in wrapped]
     long = [(name, first.answered(text), "raises") for name, text in long_texts()]
     long_names = {name for name, _, _ in long}
-    broken: dict[str, list[tuple[str, Seen]]] = defaultdict(list)
+    broken: dict[str, list[tuple[str, CallOutcome]]] = defaultdict(list)
     zeros = []
     for name, request, otherwise in (*tried, *long):
-        seen = await checkup.see(name, request)
+        seen = await context.see(name, request)
         if seen.failure is not None:
             broken[_kind_of(seen.failure, otherwise)].append((name, seen))
         # A zero whose reason names an error is not a judgement.
@@ -423,9 +423,9 @@ async def odd(checkup: Checkup) -> None:
             report.note("slow", "warning", text)
     for kind, (level, text) in _BROKEN.items():
         if cases := broken.get(kind):
-            count = counted(len({name for name, _ in cases}), "rollout")
+            count = pluralize(len({name for name, _ in cases}), "rollout")
             report.note(kind, level, text.format(n=count), [evidence(*case) for case in cases], most=6)
-    lines = [f"line {line}: a score is returned where any exception is caught" for line in checkup.source.zeros]
+    lines = [f"line {line}: a score is returned where any exception is caught" for line in context.source.zeros]
     text = (
         "an exception becomes a score: what could not be judged counts as wrong; let it raise, or return "
         "is_score_valid=False, and the rollout is unscored"
@@ -469,42 +469,42 @@ _BROKEN: dict[str, tuple[Level, str]] = {
 }
 
 
-async def missing_truth(checkup: Checkup) -> None:
+async def missing_truth(context: CheckContext) -> None:
     """Check that a sample is unscored if its ground truth is missing, and earns nothing if it cannot be read."""
-    ground = checkup.first
-    if checkup.bench.parameters is not None and "ground_truth" not in checkup.bench.parameters:
+    question = context.first
+    if context.bench.parameters is not None and "ground_truth" not in context.bench.parameters:
         return
-    if ground.truth is None or not ground.tells_apart:
-        checkup.report.cannot("what a missing ground truth gets", "no answer is known to earn more than a wrong one")
+    if question.truth is None or not question.separates_answers:
+        context.report.cannot("what a missing ground truth gets", "no answer is known to earn more than a wrong one")
         return
-    wrong = ground.written(ground.wrong[0]) if ground.wrong else "I do not know."
-    right = ground.written(ground.truth)
+    wrong = question.written(question.wrong[0]) if question.wrong else "I do not know."
+    right = question.written(question.truth)
     answers = {"wrong": wrong, "the right one": right, "no words": "", "no answer": "I do not know."}
-    if isinstance(ground.truth, str):
+    if isinstance(question.truth, str):
         lines = []
         for truth in ("", "\\frac{{", "n/a"):  # no parser reads them, so that no answer is right
             for text in (wrong, answers["no answer"]):
-                seen = await checkup.bench.see(replace(ground.answered(text), ground_truth=truth))
-                if (seen.score or 0.0) > (ground.floor or 0.0) + LITTLE:
+                seen = await context.bench.see(replace(question.answered(text), ground_truth=truth))
+                if (seen.score or 0.0) > (question.floor or 0.0) + LITTLE:
                     lines.append(evidence(f"ground_truth {truth!r}", seen, text))
         text = "a ground truth that cannot be read makes any answer right; leave such a rollout unscored"
-        checkup.report.note("unreadable-truth-earns", "error", text, lines)
+        context.report.note("unreadable-truth-earns", "error", text, lines)
     lines, earns = [], False
     for name, text in answers.items():
-        seen = await checkup.bench.see(replace(ground.answered(text), ground_truth=None))
+        seen = await context.bench.see(replace(question.answered(text), ground_truth=None))
         if seen.score is not None:
             lines.append(evidence(f"ground_truth None, answer: {name}", seen, text))
-            earns = earns or seen.score > (ground.floor or 0.0) + LITTLE
+            earns = earns or seen.score > (question.floor or 0.0) + LITTLE
     if earns:
         text = "a rollout without a ground truth earns a reward: nothing is compared with nothing"
-        checkup.report.note("missing-truth-earns", "error", text, lines)
+        context.report.note("missing-truth-earns", "error", text, lines)
     else:
         text = "a rollout without a ground truth scores 0, as a wrong answer does; raise, and it is unscored"
-        checkup.report.note("missing-truth-is-zero", "warning", text, lines, most=2)
+        context.report.note("missing-truth-is-zero", "warning", text, lines, most=2)
 
 
-async def changes_inputs(checkup: Checkup) -> None:
+async def changes_inputs(context: CheckContext) -> None:
     """Check that no call changed its inputs; runs after all other probes."""
-    lines = [f"{name}{how}" for name, how in checkup.changed.items()]
+    lines = [f"{name}{how}" for name, how in context.changed.items()]
     text = "changes what it is given; the next reward of the same rollout judges something else"
-    checkup.report.note("mutates-input", "error", text, lines, most=8)
+    context.report.note("mutates-input", "error", text, lines, most=8)

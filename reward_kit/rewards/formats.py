@@ -16,10 +16,10 @@ from reward_kit.models import EvaluateResult, Message, StepOutput
 from reward_kit.reward_calls import checks_options
 from reward_kit.rewards.replies import (
     Part,
+    agent_messages,
     composed,
     last_reply,
     lines_without_code,
-    own_messages,
     passed,
     quoted,
     word_count,
@@ -80,7 +80,7 @@ def tag_format(
     """
     _check_tags({"tags": tags})
     rules = _Rules(tags, allow_outside, allow_empty, strict_lines)
-    own = own_messages(messages, assistant_turns)
+    own = agent_messages(messages, assistant_turns)
     if not own:
         return passed(False, "the reply is empty")
     verdicts = [_score_tags(message.text, rules, partial) for message in (own if turns == "all" else own[-1:])]
@@ -261,7 +261,7 @@ def contains_all(
     """
     wanted = _checked(keywords)
     text = _plain(last_reply(messages, assistant_turns, of), ignore_case)
-    missing = [word for word in wanted if not _holds(text, _plain(word, ignore_case), whole_words)]
+    missing = [word for word in wanted if not _contains_word(text, _plain(word, ignore_case), whole_words)]
     share = 1.0 - len(missing) / len(wanted)
     reason = f"{len(wanted) - len(missing)} of {len(wanted)} keywords are there"
     if missing:
@@ -300,7 +300,7 @@ def contains_none(
     text = _plain(last_reply(messages, assistant_turns, of), ignore_case)
     if not text:
         return passed(False, "the reply is empty")
-    held = [word for word in unwanted if _holds(text, _plain(word, ignore_case), whole_words)]
+    held = [word for word in unwanted if _contains_word(text, _plain(word, ignore_case), whole_words)]
     listed = ", ".join(quoted(word, 20) for word in held[:5])
     return passed(not held, f"it holds {listed}" if held else f"it holds none of {len(unwanted)} keywords")
 
@@ -317,20 +317,20 @@ def _plain(text: str, ignore_case: bool) -> str:
     return " ".join(composed(folded, "NFC").split())
 
 
-def _holds(text: str, word: str, whole_words: bool) -> bool:
+def _contains_word(text: str, word: str, whole_words: bool) -> bool:
     """Report whether a word stands in a text; linear in their length."""
     start = text.find(word)
     while start >= 0:
         ends = (start, start + len(word))
         if not whole_words or not any(
-            0 < end < len(text) and _is_of_word(text[end - 1]) and _is_of_word(text[end]) for end in ends
+            0 < end < len(text) and _is_word_char(text[end - 1]) and _is_word_char(text[end]) for end in ends
         ):
             return True
         start = text.find(word, start + 1)
     return False
 
 
-def _is_of_word(char: str) -> bool:
+def _is_word_char(char: str) -> bool:
     if char.isascii():
         return char.isalnum() or char == "_"
     if any(ord(char) in block for block in _UNSPACED):
@@ -380,13 +380,13 @@ def no_repetition(
     if not units:
         return passed(False, "the reply is empty")
     total = max(0, len(units) - ngram + 1)
-    different = _different(units, ngram) if total else 0
+    different = _count_distinct(units, ngram) if total else 0
     share = 1.0 - different / total if total else 0.0
     reason = f"{total - different} of {total} {ngram}-grams of {unit} stand there already"
     return EvaluateResult(score=1.0 - max_penalty * share, reason=reason)
 
 
-def _different(units: list[str], ngram: int) -> int:
+def _count_distinct(units: list[str], ngram: int) -> int:
     """Count the different n-grams.
 
     A run of units gets a number, equal for equal runs; numbers of longer runs are made of those of two shorter ones
@@ -441,7 +441,7 @@ def reasoning_steps(
         at_least: steps that earn 1.
         min_words: words or numbers of a step, after its marker.
         openers: phrases, in any case, that open a step before a comma.
-        of: the "whole" reply, its "thought", or its "answer". Fenced code has no steps.
+        of: the "whole" reply, its "thought", or its "answer". FencedBlock code has no steps.
 
     Example:
         ```python

@@ -30,7 +30,7 @@ from reward_kit.errors import (
 )
 from reward_kit.providers.request_queue import Bucket, Rates, RetryPolicy
 from reward_kit.reward_agent.score_cache import ScoreCache, content_hash, shared
-from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest, failure_of
+from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest, failure_from_error
 from reward_kit.reward_agent.stats import Tally
 from reward_kit.reward_agent.tickets import Ticket
 from reward_kit.validation import check_number
@@ -132,7 +132,7 @@ class Call:
         return self.ticket.results[self.start] is None or any(call.is_wanted for call in self.followers)
 
 
-class Caller:
+class CallScheduler:
     """Makes the calls of all tickets."""
 
     def __init__(
@@ -200,7 +200,7 @@ class Caller:
     def cancel_unwanted(self) -> None:
         """Cancel calls whose results are not wanted any more."""
         for call in [call for call in self._making if not call.is_wanted]:
-            self._leads_no_more(call)
+            self._promote_follower(call)
             if call.scope is not None:
                 call.scope.cancel()
         for scope, (ticket, group) in list(self._finishing.items()):
@@ -218,7 +218,7 @@ class Caller:
         """Return the next call that the rate allows now."""
         while (call := self._next()) is not None:
             if not call.is_wanted:
-                self._leads_no_more(call)
+                self._promote_follower(call)
                 continue
             wait_s = self._bucket.wait_s(1.0, self._loop.time()) if self._bucket is not None else 0.0
             if wait_s:  # then it comes first
@@ -262,13 +262,13 @@ class Caller:
         try:
             while call is not None:
                 if not call.is_wanted:
-                    self._leads_no_more(call)
-                elif self._cache is not None and await self._is_answered(call, self._cache):
+                    self._promote_follower(call)
+                elif self._cache is not None and await self._answer_without_call(call, self._cache):
                     if self._bucket is not None:
                         self._bucket.take(-1.0)
                 else:
                     scored = await self._make(call)
-                    if not self._is_made_again(call, scored):
+                    if not self._schedule_retry(call, scored):
                         await self._settle(call, scored)
                 call = self._take()
         finally:
@@ -314,9 +314,9 @@ class Caller:
         return scored
 
     def _too_long(self) -> DeadlineError:
-        return DeadlineError(f"the call took longer than its {self._deadline_s} s (deadline_s)")
+        return DeadlineError(f"the call exceeded deadline_s={self._deadline_s}")
 
-    def _is_made_again(self, call: Call, scored: Sequence[Scored]) -> bool:
+    def _schedule_retry(self, call: Call, scored: Sequence[Scored]) -> bool:
         """Schedule another attempt, if there is one; the call waits for it outside of the calls in flight."""
         retries = self._retries
         if retries is None or not call.is_wanted:
@@ -333,7 +333,7 @@ class Caller:
         asked_s = max((one.retry_after_s for one in scored if one.retry_after_s is not None), default=None)
         budget = f"budget_s={retries.policy.budget_s:g}"
         if asked_s is not None and asked_s > left_s:
-            call.given_up = f"its Retry-After of {asked_s:g} s is more than what is left of {budget}"
+            call.given_up = f"its Retry-After of {asked_s:g} s exceeds the rest of {budget}"
             return False
         wait_s = retries.policy.wait_s(call.attempts - 1, asked_s, self._jitter)
         if asked_s is None and wait_s > left_s:
@@ -355,7 +355,7 @@ class Caller:
 
     async def _settle(self, call: Call, scored: Sequence[Scored]) -> None:
         """Hand results to the ticket, and to those of equal calls."""
-        self._leads_no_more(call)
+        self._promote_follower(call)
         if call.attempts > 1 or call.given_up:
             attempts = f"; {call.attempts} attempt{'' if call.attempts == 1 else 's'}"
             attempts += f": {call.given_up}" if call.given_up else ""
@@ -377,8 +377,8 @@ class Caller:
         ticket, group = call.ticket, call.ticket.settle(call.start, scored, call.spans)
         if group is None or self._finisher is None:
             return
-        requests = ticket.requests[ticket.group_of(group)]
-        complete = [result for result in ticket.results[ticket.group_of(group)] if result is not None]
+        requests = ticket.requests[ticket.group_slice(group)]
+        complete = [result for result in ticket.results[ticket.group_slice(group)] if result is not None]
         error: RewardKitError | None = None
         with anyio.CancelScope(deadline=self._loop.time() + (self._deadline_s or math.inf)) as scope:
             self._finishing[scope] = (ticket, group)
@@ -393,7 +393,7 @@ class Caller:
         if ticket.is_open(group):  # a failure is that of the whole group
             ticket.finish(group, _failed(requests, error or self._too_long()))
 
-    async def _is_answered(self, call: Call, cache: ScoreCache) -> bool:
+    async def _answer_without_call(self, call: Call, cache: ScoreCache) -> bool:
         """Answer a call from the cache, or let it follow an equal call in flight."""
         if call.attempts:
             return False  # it is that equal call
@@ -410,7 +410,7 @@ class Caller:
         await asyncio.sleep(0)  # a batch that is entirely known does not block the loop
         return True
 
-    def _leads_no_more(self, call: Call) -> None:
+    def _promote_follower(self, call: Call) -> None:
         if call.key is not None and self._leading.get(call.key) is call:
             del self._leading[call.key]
 
@@ -419,12 +419,12 @@ def _checked(scored: Sequence[Scored], requests: Sequence[ScoringRequest]) -> li
     """Return results if there is one for each request, in their order."""
     results = list(scored)
     if [getattr(one, "rollout_id", None) for one in results] != [request.rollout_id for request in requests]:
-        raise RewardError(f"the scorer gave {len(results)} results that are not those of the {len(requests)} requests")
+        raise RewardError(f"the scorer returned {len(results)} results that do not match the {len(requests)} requests")
     return results
 
 
 def _failed(requests: Sequence[ScoringRequest], error: RewardKitError) -> list[Scored]:
-    failure, asked = failure_of(error)
+    failure, asked = failure_from_error(error)
     return [Scored(each.rollout_id, None, each.failure or failure, retry_after_s=asked) for each in requests]
 
 

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 from reward_kit.blocking import run_blocking
 from reward_kit.errors import ConfigError, DeadlineError, ProviderError
-from reward_kit.loading import is_built_in, load_object, module_name_of, split_reference
-from reward_kit.reward_agent.custom_rewards import spec_of
-from reward_kit.reward_agent.custom_scorer import scorer_here
+from reward_kit.loading import is_built_in, load_object, split_reference, user_module_name
+from reward_kit.reward_agent.custom_rewards import build_spec
+from reward_kit.reward_agent.custom_scorer import in_process_scorer
 from reward_kit.reward_agent.in_process import warn_unconfined
 from reward_kit.reward_agent.requirements import check_installed
 from reward_kit.reward_agent.scoring import Reward, Scorer
-from reward_kit.reward_calls import calls_out, fixed
+from reward_kit.reward_calls import fix_options, needs_host
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import Origin, RewardSpec, reward_spec
 
 if TYPE_CHECKING:
-    from reward_kit.reward_agent.confined import ConfinedLevel
+    from reward_kit.reward_agent.sandboxed import IsolationLevel
 
 _LONGEST_S = 86_400.0
 _ANSWER_S = 60.0
@@ -90,29 +90,29 @@ def load_reward(
         is_ours = is_built_in(location)
         level = (reward_spec(load_object(reference, folder)).sandbox or "in_process") if is_ours else "warm"
     if level == "in_process":
-        return LoadedReward(reward_here(load_object(reference, folder), options))
-    if is_built_in(location) and calls_out(spec := reward_spec(load_object(reference, folder))):
-        raise ConfigError(f"reward {spec.id!r} calls out and cannot run {level}: leave out sandbox.level")
+        return LoadedReward(load_in_process(load_object(reference, folder), options))
+    if is_built_in(location) and needs_host(spec := reward_spec(load_object(reference, folder))):
+        raise ConfigError(f"reward {spec.id!r} calls out and cannot run {level}: remove sandbox.level")
     from reward_kit.sandbox.host import best_strength
 
     try:
         run_blocking(best_strength("auto"))
     except ConfigError as reason:
         if level == "isolated":
-            problem = f"reward {reference!r} is to run isolated, and {reason}; `reward-kit doctor` shows more"
+            problem = f"reward {reference!r} cannot run isolated: {reason}; `reward-kit doctor` shows more"
             raise ConfigError(problem) from reason
-        spec = reward_here(load_object(reference, folder), options)
+        spec = load_in_process(load_object(reference, folder), options)
         if spec.sandbox == "isolated":
-            problem = f"reward {spec.id!r} asks to run isolated, and {reason}; `reward-kit doctor` shows more"
+            problem = f"reward {spec.id!r} requires the level isolated: {reason}; `reward-kit doctor` shows more"
             raise ConfigError(problem) from reason
         note = f"reward {spec.id!r} runs in_process, without a sandbox: {reason}; `reward-kit doctor` shows more"
         return LoadedReward(replace(spec, weakened_from=level), (note,))
     return _described(reference, folder, choice, level, options)
 
 
-def reward_here(reward: Any, options: Mapping[str, Any]) -> RewardSpec:
+def load_in_process(reward: Any, options: Mapping[str, Any]) -> RewardSpec:
     """Return the spec of a reward function or class, ready to be called in this process."""
-    spec = fixed(spec_of(reward), options)
+    spec = fix_options(build_spec(reward), options)
     check_installed(spec.requirements, f"reward {spec.id!r}")
     for resource in spec.resources.values():
         if (check := getattr(resource, "check_options", None)) is not None:
@@ -120,7 +120,7 @@ def reward_here(reward: Any, options: Mapping[str, Any]) -> RewardSpec:
     return spec
 
 
-def reward_given(
+def resolve_reward(
     given: Any,
     folder: Path | None = None,
     choice: SandboxChoice | None = None,
@@ -138,8 +138,8 @@ def reward_given(
     is_chosen = choice != SandboxChoice(reward_time_s=choice.reward_time_s)
     for name, has_no_effect in ((choice_is, is_chosen), ("folder", folder is not None)):
         if has_no_effect:
-            raise ConfigError(f"{name} has no effect on a reward that is loaded already; name it: 'file.py:function'")
-    spec = fixed(given if isinstance(given, RewardSpec) else spec_of(given), options or {})
+            raise ConfigError(f"{name} has no effect on a loaded reward; pass a reference such as 'file.py:function'")
+    spec = fix_options(given if isinstance(given, RewardSpec) else build_spec(given), options or {})
     check_installed(spec.requirements, f"reward {spec.id!r}")
     warn_unconfined(spec)
     return spec
@@ -155,14 +155,14 @@ def load_custom_reward(
 ) -> LoadedReward:
     """Load a reward named as verl names it, by `custom_reward_function.path` and `.name`.
 
-    It may be a `compute_score`, a class that has one, or any other reward. `scorer_of(loaded.reward)` calls it.
+    It may be a `compute_score`, a class that has one, or any other reward. `make_scorer(loaded.reward)` calls it.
 
     Args:
         path: the file, or a module's dotted name.
         name: of the function or class in it.
         folder: the base of a relative path, by default the working directory.
         choice: of its sandbox; a reward that calls an endpoint runs at the level `in_process` alone.
-        reward_kwargs: its further keyword parameters.
+        reward_kwargs: further keyword parameters.
 
     Raises:
         ConfigError: it cannot be loaded, or not at that level.
@@ -170,7 +170,7 @@ def load_custom_reward(
     Example:
         ```python
         loaded = load_custom_reward("reward.py", "RewardAgent", choice=SandboxChoice(level="in_process"))
-        agent = AsyncRewardAgent(scorer_of(loaded.reward), max_concurrency=256)
+        agent = AsyncRewardAgent(make_scorer(loaded.reward), max_concurrency=256)
         ```
     """
     for key, value, names in (("path", str(path), "file"), ("name", name, "function or class")):
@@ -179,7 +179,7 @@ def load_custom_reward(
     return load_reward(f"{path}:{name}", folder, choice, reward_kwargs)
 
 
-def scorer_of(reward: Reward, deadline_s: float | None = None) -> Scorer:
+def make_scorer(reward: Reward, deadline_s: float | None = None) -> Scorer:
     """Return a scorer for a loaded reward.
 
     Args:
@@ -187,11 +187,11 @@ def scorer_of(reward: Reward, deadline_s: float | None = None) -> Scorer:
         deadline_s: for one call in this process; a confined reward has its own.
     """
     if isinstance(reward, RewardSpec):
-        return scorer_here(reward, deadline_s)
-    from reward_kit.reward_agent.confined import ConfinedReward, ConfinedScorer
+        return in_process_scorer(reward, deadline_s)
+    from reward_kit.reward_agent.sandboxed import SandboxedReward, SandboxedScorer
 
-    if isinstance(reward, ConfinedReward):
-        return ConfinedScorer(reward)
+    if isinstance(reward, SandboxedReward):
+        return SandboxedScorer(reward)
     from reward_kit.reward_agent.remote import RemoteReward
 
     assert isinstance(reward, RemoteReward), "there are these three kinds"
@@ -199,31 +199,31 @@ def scorer_of(reward: Reward, deadline_s: float | None = None) -> Scorer:
 
 
 def _served(url: str, choice: SandboxChoice, options: Mapping[str, Any]) -> LoadedReward:
-    from reward_kit.reward_agent.remote import Patience, RemoteReward, checked_address, notes_on
+    from reward_kit.reward_agent.remote import RemoteReward, RequestOptions, checked_address, reward_notes
 
     url = checked_address(url)
     decided_there = {f"sandbox.{name}": getattr(choice, name) for name in ("level", "read_paths", "preload", "limits")}
     if given := next((name for name, value in {**decided_there, "reward_options": options}.items() if value), None):
-        raise ConfigError(f"{given} has no effect for {url}, which runs where `reward-kit serve` does: set it there")
-    patience = Patience(timeout_s=min(choice.reward_time_s or _LONGEST_S, _LONGEST_S) + _ANSWER_S)
+        raise ConfigError(f"{given} has no effect on {url}: set it where `reward-kit serve` runs")
+    request_options = RequestOptions(timeout_s=min(choice.reward_time_s or _LONGEST_S, _LONGEST_S) + _ANSWER_S)
     try:
-        reward = run_blocking(RemoteReward.at(url, patience=patience))
+        reward = run_blocking(RemoteReward.connect(url, request_options=request_options))
     except (ProviderError, DeadlineError) as error:
         raise ConfigError(f"reward {url} cannot be used: {error}") from error
-    return LoadedReward(reward, notes_on(reward))
+    return LoadedReward(reward, reward_notes(reward))
 
 
 def _described(
-    reference: str, folder: Path, choice: SandboxChoice, level: ConfinedLevel, options: Mapping[str, Any]
+    reference: str, folder: Path, choice: SandboxChoice, level: IsolationLevel, options: Mapping[str, Any]
 ) -> LoadedReward:
-    from reward_kit.reward_agent.confined import ConfinedReward, describe, program_of, ready_to_score
+    from reward_kit.reward_agent.sandboxed import SandboxedReward, describe, ready_to_score, worker_program
     from reward_kit.reward_agent.sources import (
         built_in_imports,
+        collect_sources,
         declared_requirements,
         find_module,
         read_source,
         refuse_network,
-        sources_of,
         user_roots,
     )
     from reward_kit.sandbox.program import Limits
@@ -232,7 +232,7 @@ def _described(
     is_file = location.endswith(".py")
     file = (folder / location).resolve() if is_file else find_module(location)
     if file is None:
-        raise ConfigError(f"no module {location!r} is found; install it, or name a file: file.py:function")
+        raise ConfigError(f"module {location!r} not found; install it, or name a file: file.py:function")
     if not file.is_file():
         raise ConfigError(f"no such file: {file}")
     text = read_source(file)
@@ -243,10 +243,10 @@ def _described(
         raise ConfigError(f"sandbox.read_paths: {missing} does not exist")
     # An untrusted file may import from its own folder only.
     roots = [*([file.parent] if is_file else []), *([] if is_file and level == "isolated" else user_roots())]
-    sources = sources_of(file, module_name_of(file) if is_file else location, roots)
+    sources = collect_sources(file, user_module_name(file) if is_file else location, roots)
     preload = (*choice.preload, *sorted(built_in_imports(f"{location}.{name}")))
     readable = tuple(map(str, read_paths))
-    program = program_of(reference, folder, sources, read_paths=readable, preload=preload, options=options)
+    program = worker_program(reference, folder, sources, read_paths=readable, preload=preload, options=options)
     wall_s = min(choice.reward_time_s or _LONGEST_S, _LONGEST_S)
     # CPU time is as long as the wall limit, unless the user sets it.
     limits = Limits(**{"wall_s": wall_s, "cpu_s": float(math.ceil(wall_s)), **choice.limits})
@@ -258,7 +258,7 @@ def _described(
         raise
     if facts.calls_out:
         raise ConfigError(
-            f"reward {facts.id!r} asks a model, or has a sandbox of its own, and can do neither at the level {level}: "
+            f"reward {facts.id!r} calls a model or brings its own sandbox, which is impossible at the level {level}: "
             "run it with --sandbox in_process"
         )
     notes = tuple(line for line in output.splitlines() if line.strip())
@@ -270,7 +270,7 @@ def _described(
             "it with --sandbox in_process",
         )
     own = [Path(module.filename) for module in sources.modules.values() if module.text is not None]
-    reward = ConfinedReward(
+    reward = SandboxedReward(
         id=facts.id,
         mode=facts.mode,
         requirements=tuple(facts.requirements),

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from reward_kit.errors import RewardError
-from reward_kit.reward_agent.agent import AsyncRewardAgent, KeptOpenAgent
+from reward_kit.reward_agent.agent import AsyncRewardAgent, PersistentAgent
 from tests.reward_agent.held_scorer import HeldScorer, requests, scored
 from tests.reward_agent.virtual_time import settled
 
@@ -36,7 +36,7 @@ def one(name):
 
 def test_it_is_opened_once_in_a_loop_and_closed_with_it():
     doors = Doors()
-    kept = KeptOpenAgent(lambda: AsyncRewardAgent(doors))
+    kept = PersistentAgent(lambda: AsyncRewardAgent(doors))
 
     async def several():
         return [found.score for found in await asyncio.gather(*(kept.score(one(name)) for name in "abc"))]
@@ -49,7 +49,7 @@ def test_it_is_opened_once_in_a_loop_and_closed_with_it():
 
 async def test_it_is_closed_on_demand_and_opened_anew():
     doors = Doors()
-    kept = KeptOpenAgent(lambda: AsyncRewardAgent(doors))
+    kept = PersistentAgent(lambda: AsyncRewardAgent(doors))
     await kept.close()  # nothing is open
     await kept.score(one("a"))
     await kept.close()
@@ -69,7 +69,7 @@ async def test_what_keeps_it_from_opening_is_told_to_all_and_tried_again():
             raise RewardError("not yet")
         return AsyncRewardAgent(doors)
 
-    kept = KeptOpenAgent(made)
+    kept = PersistentAgent(made)
     errors = await asyncio.gather(*(kept.score(one(name)) for name in "ab"), return_exceptions=True)
     assert [str(error) for error in errors] == ["not yet"] * 2 and len(tries) == 1
     assert (await kept.score(one("c"))).score == 1.0
@@ -78,7 +78,7 @@ async def test_what_keeps_it_from_opening_is_told_to_all_and_tried_again():
 
 async def test_who_is_cancelled_leaves_no_call_behind():
     held = HeldScorer()
-    kept = KeptOpenAgent(lambda: AsyncRewardAgent(held))
+    kept = PersistentAgent(lambda: AsyncRewardAgent(held))
     asking, other = (asyncio.create_task(kept.score(one(name))) for name in "ab")
     while len(held.calls) < 2:
         await settled()
@@ -94,7 +94,7 @@ async def test_who_is_cancelled_leaves_no_call_behind():
 
 def test_a_loop_that_was_closed_as_it_stood_is_forgotten():
     doors = Doors()
-    kept = KeptOpenAgent(lambda: AsyncRewardAgent(doors))
+    kept = PersistentAgent(lambda: AsyncRewardAgent(doors))
     loop = asyncio.new_event_loop()
     loop.run_until_complete(kept.score(one("a")))
     left = asyncio.all_tasks(loop)

@@ -22,10 +22,10 @@ from types import ModuleType
 from typing import Any
 
 from reward_kit.errors import ConfigError, Failure, RewardError, RewardKitError, boundary
-from reward_kit.loading import imported, module_name_of, named_in, split_reference
+from reward_kit.loading import get_attribute, import_user_code, split_reference, user_module_name
 from reward_kit.models import EvaluateResult, Message
-from reward_kit.reward_agent.custom_rewards import spec_of
-from reward_kit.reward_calls import OpenReward, calls_out, fixed
+from reward_kit.reward_agent.custom_rewards import build_spec
+from reward_kit.reward_calls import OpenReward, fix_options, needs_host
 from reward_kit.sandbox import harness
 from reward_kit.typed_interface import RewardSpec, reward_spec
 
@@ -59,7 +59,7 @@ class _Texts(MetaPathFinder, Loader):
         exec(compile(text, filename, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - what this is for
 
 
-class ConfinedCalls:
+class WorkerCalls:
     """One reward, loaded from text, and the calls of it.
 
     `modules` has [file name, text, is a package] by name, of the reward's file and of the user's modules it imports.
@@ -75,7 +75,7 @@ class ConfinedCalls:
         self._runner: asyncio.Runner | None = None
         self._spec: RewardSpec | None = None
 
-    def prepare(self) -> ConfinedCalls:
+    def prepare(self) -> WorkerCalls:
         """Load and open everything before the first call; each call reports a failure."""
         # The output of the import was shown when it was described, and belongs to no call.
         silent = io.StringIO()
@@ -146,7 +146,7 @@ class ConfinedCalls:
             "required": sorted(spec.required),
             "is_async": spec.is_async,
             "sandbox": spec.sandbox,
-            "calls_out": calls_out(spec),
+            "calls_out": needs_host(spec),
             "has_end": bool(spec.resources) or (inspect.isclass(spec.function) and hasattr(spec.function, "close")),
         }
 
@@ -176,7 +176,7 @@ class ConfinedCalls:
 
     def _load(self) -> RewardSpec:
         if self._spec is None:
-            self._spec = fixed(spec_of(self._object(self._reference)), self._options)
+            self._spec = fix_options(build_spec(self._object(self._reference)), self._options)
         return self._spec
 
     def _object(self, reference: str) -> Any:
@@ -184,10 +184,10 @@ class ConfinedCalls:
         module, what = location, location
         if location.endswith(".py"):
             path = Path(self._folder, location)
-            module, what = module_name_of(path), str(path)
+            module, what = user_module_name(path), str(path)
             if module not in self._modules:
                 raise ConfigError(f"no such file: {path}")
-        return named_in(imported(lambda: importlib.import_module(module), what), name, reference, location)
+        return get_attribute(import_user_code(lambda: importlib.import_module(module), what), name, reference, location)
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         if self._runner is not None:
@@ -196,7 +196,7 @@ class ConfinedCalls:
             coroutine.send(None)
         except StopIteration as done:
             return done.value
-        raise RewardError(f"reward {self._reference!r} waits for something although it is not async")
+        raise RewardError(f"reward {self._reference!r} awaits although it is not async")
 
 
 def _to_json(result: EvaluateResult | RewardKitError, name: str) -> dict[str, Any]:
@@ -234,10 +234,10 @@ def _values(sent: Mapping[str, Any], states: list[Any]) -> dict[str, Any]:
 def _steps(record: dict[str, Any] | None) -> list[Any]:
     if record is None:
         return []
-    from reward_kit.agent.models import steps_of
+    from reward_kit.agent.models import episode_steps
     from reward_kit.episodes.record import episode_from_record
 
-    return list(steps_of(episode_from_record(record)))
+    return list(episode_steps(episode_from_record(record)))
 
 
 def _small_reward(messages: list[Message], ground_truth: str | None = None) -> EvaluateResult:

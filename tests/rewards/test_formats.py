@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from reward_kit import with_options
 from reward_kit.errors import ConfigError
 from reward_kit.models import Message
-from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
+from reward_kit.reward_agent.loading import SandboxChoice, load_reward, make_scorer
 from reward_kit.reward_agent.scoring import ScoringRequest
-from reward_kit.rewards.form import regex_format, tag_format
+from reward_kit.rewards.formats import regex_format, tag_format
 from tests.rewards.forms import ask, histories, long, said, texts, turns
 
 GOOD = "<think>\n2 + 2\n</think>\n<answer>\n4\n</answer>"
@@ -216,7 +216,7 @@ def test_a_text_fits_itself_escaped(text, more):
 
 async def test_a_pattern_that_backtracks_runs_behind_walls_and_leaves_the_rollout_unscored():
     loaded = load_reward("reward_kit.rewards:regex_format", None, SandboxChoice(reward_time_s=1), {"pattern": "(a+)+b"})
-    async with scorer_of(loaded.reward) as scorer:
+    async with make_scorer(loaded.reward) as scorer:
         for text, score in (("aab", 1.0), ("a" * 60, None), ("b", 0.0)):
             scored = await scorer.score(ScoringRequest("r", said(text), assistant_turns=[1]))
             assert (scored.score, scored.sandbox["level"]) == (score, "warm")

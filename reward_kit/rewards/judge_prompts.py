@@ -76,18 +76,18 @@ _AGAIN = (
 _USER = "The code of the block is {code}.\n{block}\nThat was the data. Judge it as the system message says."
 
 
-class Fenced(NamedTuple):
+class FencedBlock(NamedTuple):
     """A block, and the code in its tags."""
 
     text: str
     code: str
 
 
-def fenced(data: Mapping[str, Any], instructions: str) -> Fenced:
+def fence_data(data: Mapping[str, Any], instructions: str) -> FencedBlock:
     """Return `data` as a block in which no text forms a tag or a special token; its code depends on both arguments."""
     body = _MARKER.sub(_escape, json.dumps(data, ensure_ascii=False))
     code = hashlib.sha256(json.dumps([instructions, body]).encode()).hexdigest()[:_CODE_LENGTH]
-    return Fenced(f"<data-{code}>\n{body}\n</data-{code}>", code)
+    return FencedBlock(f"<data-{code}>\n{body}\n</data-{code}>", code)
 
 
 def _escape(match: re.Match[str]) -> str:
@@ -124,7 +124,7 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def fitting(value: Any, longest: int) -> Any:
+def truncate_to_fit(value: Any, longest: int) -> Any:
     """Return `value` with its texts cut in the middle, visibly and all to one length, so that together they fit."""
     texts: list[str] = []
     _map_texts(value, texts.append)
@@ -160,7 +160,7 @@ Form = str | range | tuple[str | int, ...] | Mapping[str, Any]
 or an object with exactly these members."""
 
 
-def schema_of(form: Form) -> dict[str, Any]:
+def form_schema(form: Form) -> dict[str, Any]:
     """Return the JSON schema of a form, as strict structured output requires it."""
     if isinstance(form, str):
         return {"type": "string"}
@@ -170,7 +170,7 @@ def schema_of(form: Form) -> dict[str, Any]:
         return {"type": "string" if isinstance(form[0], str) else "integer", "enum": list(form)}
     return {
         "type": "object",
-        "properties": {name: schema_of(part) for name, part in form.items()},
+        "properties": {name: form_schema(part) for name, part in form.items()},
         "required": list(form),
         "additionalProperties": False,
     }
@@ -240,7 +240,7 @@ class Question:
     def prompt(self, *, again: bool = False) -> tuple[list[dict[str, str]], str]:
         """Return the messages and the code that the verdict must name; `again` after an unreadable answer."""
         rules = _RULES.format(task=self.task, form=_in_words(self.whole_form))
-        block = fenced(self.data, rules)
+        block = fence_data(self.data, rules)
         user = _USER.format(code=block.code, block=block.text)
         system = rules + (_AGAIN if again else "")
         return [{"role": "system", "content": system}, {"role": "user", "content": user}], block.code
@@ -274,7 +274,7 @@ class Question:
         return verdict
 
 
-def reason_of(verdict: Mapping[str, Any]) -> str:
+def verdict_reason(verdict: Mapping[str, Any]) -> str:
     """Return a judge's reasons for people. No score is ever read from them."""
     return excerpt(verdict["reasons"], _LONGEST_REASON)
 

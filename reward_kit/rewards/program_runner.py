@@ -94,7 +94,7 @@ _FROM_TEXT: dict[str, Callable[[str], Any]] = {
 }
 
 
-def function_of(text: str, setup: str, name: str) -> Callable[[Any], Any]:
+def load_function(text: str, setup: str, name: str) -> Callable[[Any], Any]:
     """Return the program's function, for one call after the other; the program runs once, as an imported module.
 
     Args:
@@ -117,7 +117,7 @@ def function_of(text: str, setup: str, name: str) -> Callable[[Any], Any]:
     return ask
 
 
-def script_of(text: str, setup: str) -> Callable[[str], int]:
+def load_script(text: str, setup: str) -> Callable[[str], int]:
     """Return the program as a script that reads its input and prints; a call runs all of it, to its exit status."""
 
     def run(stdin: str) -> int:
@@ -165,7 +165,7 @@ def _run_module(name: str, setup: str, text: str) -> dict[str, Any]:
     return vars(module)
 
 
-def compiled(
+def compile_program(
     text: str, filename: str, compile_command: list[str], run_command: list[str], limits: dict[str, float]
 ) -> Callable[[str], Any]:
     """Return a program of another language, compiled once and run again for each input until a run is late.

@@ -7,9 +7,9 @@ import pytest
 from reward_kit import EvaluateResult, Message, StepOutput, reward_function, with_options
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.in_process import score_one
-from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
+from reward_kit.reward_agent.loading import SandboxChoice, load_reward, make_scorer
 from reward_kit.reward_agent.scoring import ScoringRequest
-from reward_kit.rewards.combining import clip, first_of, gate, weighted
+from reward_kit.rewards.combinators import clip, first_of, gate, weighted
 from reward_kit.typed_interface import reward_spec
 
 pytestmark = pytest.mark.asyncio
@@ -150,7 +150,7 @@ async def test_what_cannot_be_combined_is_told(make, problem):
 
 FILE = """
 from reward_kit import EvaluateResult, Message, reward_function, with_options
-from reward_kit.rewards.combining import gate, weighted
+from reward_kit.rewards.combinators import gate, weighted
 
 @reward_function
 def polite(messages: list[Message]) -> EvaluateResult:
@@ -168,7 +168,7 @@ evaluate = gate(polite, weighted(right=(right, 1), polite=(polite, 1)))
 async def test_a_combination_in_a_users_file_gives_the_same_at_every_level(tmp_path, level):
     (tmp_path / "mine.py").write_text(FILE)
     loaded = load_reward("mine.py:evaluate", tmp_path, SandboxChoice(level=level))
-    async with scorer_of(loaded.reward) as scorer:
+    async with make_scorer(loaded.reward) as scorer:
         for text, wanted in (("42 please", 1.0), ("please", 0.5), ("42", 0.0)) * 2:
             scored = await scorer.score(request(text, "42"))
             assert (scored.score, scored.sandbox["level"]) == (wanted, level), scored

@@ -29,7 +29,7 @@ from reward_kit.errors import (
     boundary,
 )
 from reward_kit.models import EvaluateResult
-from reward_kit.reward_agent.scoring import Scored, ScoringRequest, error_of, scored_together
+from reward_kit.reward_agent.scoring import Scored, ScoringRequest, result_error, score_unbroken
 from reward_kit.sandbox.host import Sandbox
 from reward_kit.sandbox.outcome import Outcome, Strength
 from reward_kit.sandbox.program import MOST_RESULT_KB, Limits, Program
@@ -40,8 +40,8 @@ from reward_kit.validation import describe_validation_error
 if TYPE_CHECKING:
     from reward_kit.reward_agent.sources import Sources
 
-ConfinedLevel = Literal["warm", "isolated"]
-_ALWAYS = ("reward_kit.reward_agent.inside",)
+IsolationLevel = Literal["warm", "isolated"]
+_ALWAYS = ("reward_kit.reward_agent.sandbox_worker",)
 _FOR = {
     "state": ("reward_kit.environments.snapshots",),
     "step_data": ("reward_kit.agent.models", "reward_kit.episodes.record"),
@@ -51,7 +51,7 @@ _DESCRIBE_S = 60.0
 logger = logging.getLogger("reward_kit.reward_agent")
 
 
-class Facts(pydantic.BaseModel):
+class RewardDescription(pydantic.BaseModel):
     """The worker's description of a reward, whose own code may have tampered with it."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -69,7 +69,7 @@ class Facts(pydantic.BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class ConfinedReward:
+class SandboxedReward:
     """A reward that runs in the sandbox; see `scoring.Reward` for the first fields.
 
     Attributes:
@@ -91,7 +91,7 @@ class ConfinedReward:
     resources: Mapping[str, None]
     program: Program
     origin: Origin
-    level: ConfinedLevel
+    level: IsolationLevel
     limits: Limits
     output: str = field(default="", compare=False)
     files: tuple[Path, ...] = field(default=(), compare=False)
@@ -104,7 +104,7 @@ class ConfinedReward:
         return replace(self.limits, result_kb=min(result_kb, MOST_RESULT_KB))
 
 
-def program_of(
+def worker_program(
     reference: str,
     folder: Path,
     sources: Sources,
@@ -121,15 +121,15 @@ def program_of(
         raise ConfigError(f"reward {reference!r}: an option cannot be handed to the sandbox: {error}") from None
     source = (
         "import json\n"
-        "from reward_kit.reward_agent.inside import ConfinedCalls\n"
-        f"calls = ConfinedCalls(*json.loads({arguments!r}))\n"
+        "from reward_kit.reward_agent.sandbox_worker import WorkerCalls\n"
+        f"calls = WorkerCalls(*json.loads({arguments!r}))\n"
         "answer = calls.answer\n"
     )
     imports = tuple(dict.fromkeys((*_ALWAYS, *sorted(sources.imports), *preload)))
     return Program(source, "answer", "<reward-kit>", "plain", imports, read_paths)
 
 
-def ready_to_score(program: Program, facts: Facts) -> Program:
+def ready_to_score(program: Program, facts: RewardDescription) -> Program:
     """Return the program of a described reward, with everything opened and imported that calls need."""
     names = _FOR.keys() if facts.parameters is None else _FOR.keys() & set(facts.parameters)
     further = [module for name in sorted(names) for module in _FOR[name]]
@@ -141,7 +141,7 @@ def ready_to_score(program: Program, facts: Facts) -> Program:
     )
 
 
-async def describe(program: Program, what: str, limits: Limits) -> tuple[Facts, str]:
+async def describe(program: Program, what: str, limits: Limits) -> tuple[RewardDescription, str]:
     """Load a reward in the sandbox; return its description and what its file printed."""
     async with Sandbox(slots=1) as sandbox:
         limits = replace(limits, wall_s=min(limits.wall_s, _DESCRIBE_S))
@@ -153,16 +153,16 @@ async def describe(program: Program, what: str, limits: Limits) -> tuple[Facts, 
     if isinstance(refused := answer.get("refused"), str):
         raise ConfigError(_with_hint(refused))
     try:
-        return Facts.model_validate(answer.get("facts")), outcome.stdout + outcome.stderr
+        return RewardDescription.model_validate(answer.get("facts")), outcome.stdout + outcome.stderr
     except pydantic.ValidationError as error:
         raise ConfigError(f"{what}: {'; '.join(describe_validation_error(error))}") from None
 
 
-class ConfinedScorer:
+class SandboxedScorer:
     """Calls a reward in the sandbox; by default the strongest that this machine has, with a slot for each CPU."""
 
     def __init__(
-        self, reward: ConfinedReward, *, strength: Strength | Literal["auto"] = "auto", slots: int | None = None
+        self, reward: SandboxedReward, *, strength: Strength | Literal["auto"] = "auto", slots: int | None = None
     ) -> None:
         self._reward = reward
         self._sandbox = Sandbox(strength=strength, slots=slots)
@@ -184,14 +184,14 @@ class ConfinedScorer:
             await self._sandbox.__aexit__(kind, error, trace)
 
     async def score(self, request: ScoringRequest) -> Scored:
-        return (await scored_together([request], self._score_whole))[0]
+        return (await score_unbroken([request], self._score_complete))[0]
 
     async def score_group(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
         if self.mode == "pointwise":
             return [await self.score(request) for request in requests]
-        return await scored_together(requests, self._score_whole)
+        return await score_unbroken(requests, self._score_complete)
 
-    async def _score_whole(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
+    async def _score_complete(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
         began = time.perf_counter()
         outcome, judged = None, []
         try:
@@ -206,7 +206,7 @@ class ConfinedScorer:
         for request, one in zip(requests, judged, strict=True):
             result, failure = (None, one) if isinstance(one, Failure) else (one, None)
             if result is not None:
-                invalid = error_of(self._reward.id, result, len(request.assistant_turns))
+                invalid = result_error(self._reward.id, result, len(request.assistant_turns))
                 failure = None if invalid is None else Failure.from_exception(invalid)
             if failure is not None:
                 details = (request.rollout_id, failure.message, failure.traceback)

@@ -1,7 +1,7 @@
 """Task files of reward-kit 0.4, whose resources and options had other names.
 
-An option without effect on a result is left out with a note; one that would have an effect and cannot have it here is
-refused like any unknown key.
+An option without effect on results is dropped with a note; an option that cannot be honored is rejected as an unknown
+key.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ _RENAMED = {
     "filesystem": {"initial_files": "files"},
 }
 _WITHOUT_EFFECT = {
-    "sqlite": {"db_name": "each episode has a database of its own, in memory"},
-    "filesystem": {"base_dir_name": "each episode has a directory of its own, which is removed"},
+    "sqlite": {"db_name": "each episode has its own database, in memory"},
+    "filesystem": {"base_dir_name": "each episode has its own temporary directory"},
 }
 _CRITERIA = {"ground_truth_function_calls": "function_calls", "ground_truth_comparable_state": "comparable_state"}
 
 
-def read_as_now(data: Any) -> Any:
-    """Return a copy of a task file's keys with today's names; anything else as it is."""
+def upgrade_task(data: Any) -> Any:
+    """Return a copy of a task file's keys under their current names; anything but a mapping unchanged."""
     if not isinstance(data, Mapping):
         return data
     name = _RESOURCES.get(str(data.get("resource_type")))
     if name is not None:
-        # A text without tool calls was the agent's last word.
+        # In 0.4 a text without tool calls ended the episode.
         data = {"on_text": "end", **data, "resource_type": name}
         if isinstance(config := data.get("base_resource_config"), Mapping):
-            kept = {key: value for key, value in config.items() if key not in _WITHOUT_EFFECT.get(name, {})}
+            options = {key: value for key, value in config.items() if key not in _WITHOUT_EFFECT.get(name, {})}
             renamed = _RENAMED.get(name, {})
-            if name == "sqlite":  # one script instead of up to four, of their texts or a file's, in the same order
-                if kept.get("db_type") == "sqlite":
-                    del kept["db_type"]  # the only one there was
-                texts = [kept.pop(key) for key in ("schema_sql", "seed_sql") if isinstance(kept.get(key), str)]
+            if name == "sqlite":  # merge up to four scripts into one, in the same order
+                if options.get("db_type") == "sqlite":
+                    del options["db_type"]  # the only supported value
+                texts = [options.pop(key) for key in ("schema_sql", "seed_sql") if isinstance(options.get(key), str)]
                 if texts:
-                    kept["seed_sql"] = "\n".join(texts)
-                # Two files, or a file beside a text, cannot be one script: they are refused by their own names.
-                if texts or len(renamed.keys() & kept.keys()) != 1:
+                    options["seed_sql"] = "\n".join(texts)
+                # Two files, or a file and a text, cannot be merged: they are rejected under their own names.
+                if texts or len(renamed.keys() & options.keys()) != 1:
                     renamed = {}
-            data["base_resource_config"] = {renamed.get(key, key): value for key, value in kept.items()}
+            data["base_resource_config"] = {renamed.get(key, key): value for key, value in options.items()}
     criteria = data.get("evaluation_criteria")
     if "ground_truth" in data or not isinstance(criteria, Mapping) or not _CRITERIA.keys() & criteria.keys():
         return data
-    # Rewards got the criteria as the ground truth.
-    return {**data, "ground_truth": {now: criteria.get(then) for then, now in _CRITERIA.items()}}
+    # In 0.4 rewards received the criteria as the ground truth.
+    return {**data, "ground_truth": {new: criteria.get(old) for old, new in _CRITERIA.items()}}
 
 
-def notes_on(data: Any) -> list[str]:
-    """Return notes for the user of such a file."""
+def upgrade_notes(data: Any) -> list[str]:
+    """Return notes about the keys of 0.4 in a task file."""
     name = _RESOURCES.get(str(data.get("resource_type"))) if isinstance(data, Mapping) else None
     if name is None:
         return []

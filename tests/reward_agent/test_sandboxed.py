@@ -16,8 +16,8 @@ from reward_kit.environments.base import StateSnapshot
 from reward_kit.errors import ConfigError
 from reward_kit.models import Message
 from reward_kit.reward_agent import ScoringRequest
-from reward_kit.reward_agent.confined import ConfinedScorer
-from reward_kit.reward_agent.levels import SandboxChoice, load_reward, scorer_of
+from reward_kit.reward_agent.loading import SandboxChoice, load_reward, make_scorer
+from reward_kit.reward_agent.sandboxed import SandboxedScorer
 from reward_kit.sandbox import host
 from reward_kit.sandbox.host import Availability, ChildSession
 from tests.agent.worlds import WORLD, call, calls, worker_of
@@ -59,7 +59,7 @@ def load(folder: Path, name: str, level: str | None = "warm", file: str = "rewar
 
 
 async def score_all(reward, *requests):
-    async with scorer_of(reward) as scorer:
+    async with make_scorer(reward) as scorer:
         return [await scorer.score(request) for request in requests]
 
 
@@ -124,7 +124,7 @@ class TestWhatARewardIsGiven:
             """,
         )
         worker = worker_of([calls(("add", {}), ("add", {})), call("win")], resource_type=WORLD)
-        scored = await score(tmp_path, "of_steps", level, ScoringRequest.of(await worker.collect_episode()))
+        scored = await score(tmp_path, "of_steps", level, ScoringRequest.from_episode(await worker.collect_episode()))
         assert (scored.score, scored.result.reason) == (2.0, "['tool_calls', 'tool_call'] 6")
         connection = sqlite3.connect(":memory:")
         connection.executescript("CREATE TABLE t (x); INSERT INTO t VALUES (7);")
@@ -307,7 +307,7 @@ class TestLoading:
 async def test_a_call_that_is_cancelled_leaves_nothing_behind(tmp_path):
     write(tmp_path, "import time\ndef reward(messages): time.sleep(60)\n")
     loaded = await asyncio.to_thread(load, tmp_path, "reward")
-    async with ConfinedScorer(loaded.reward) as scorer:
+    async with SandboxedScorer(loaded.reward) as scorer:
         with anyio.move_on_after(0.3) as scope:
             await scorer.score(ScoringRequest("r1", CHAT))
         assert scope.cancelled_caught
