@@ -81,7 +81,7 @@ def as_rollout_func(
             of a sample, as in `Rollouts.rows`.
         run_seed: the seed of everything random, except for what the trainer's own seed decides.
         max_concurrency: episodes in flight; None is all of a generation.
-        reward_concurrency: calls of the reward in flight.
+        reward_concurrency: reward calls in flight.
         segments: see `rollout_output`.
 
     Raises:
