@@ -101,7 +101,7 @@ class EpisodeTokens:
         return len(self.ids)
 
     def __bool__(self) -> bool:
-        """Return whether anything is recorded, be it an action of no tokens after an empty prompt."""
+        """Return whether anything is recorded, even an action without tokens."""
         return bool(self.ids or self.segments)
 
     def __eq__(self, other: object) -> bool:
@@ -236,7 +236,7 @@ class EpisodeTokens:
         tokens.spans = [*self.spans, *(span._replace(step=span.step + steps) for span in other.spans)]
         # The earlier part knows the shorter prompt of a segment that both have.
         shared = zip(self.segments, other.segments, strict=False)
-        tokens.segments = [mine if mine.prompt_length < its.prompt_length else its for mine, its in shared]
+        tokens.segments = [a if a.prompt_length < b.prompt_length else b for a, b in shared]
         tokens.segments += other.segments[len(tokens.segments) :]
         return tokens
 
@@ -256,7 +256,7 @@ class EpisodeTokens:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> EpisodeTokens:
-        """Return the tokens of a state that `get_state` gave."""
+        """Return the tokens of a state from `get_state`."""
         tokens = cls()
         tokens.ids = array("i", state["ids"])
         tokens.logprobs = array("d", bytes(8 * len(tokens.ids)))

@@ -61,7 +61,7 @@ class Cassette:
 
     Attributes:
         held: how many exchanges the file had when it was opened.
-        redact: applied to each line before it is written. What an answer loses by it, a replay lacks.
+        redact: applied to each line before it is written; a replay returns the redacted answer.
     """
 
     def __init__(self, path: Path, file: IO[bytes], index: CassetteIndex | None) -> None:
@@ -96,9 +96,9 @@ class Cassette:
                 index = CassetteIndex.read(path, file)
                 file.truncate(index.end)
                 cassette.held = len(index.exchanges)
-                for one in index.exchanges:
-                    asked = cassette._asked[one.scope, one.key]
-                    cassette._asked[one.scope, one.key] = max(asked, one.occurrence + 1)
+                for exchange in index.exchanges:
+                    count = cassette._asked[exchange.scope, exchange.key]
+                    cassette._asked[exchange.scope, exchange.key] = max(count, exchange.occurrence + 1)
             created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             cassette._write({"schema_version": SCHEMA_VERSION, "created": created})
             undo.pop_all()
@@ -318,8 +318,8 @@ def _messages(request: Mapping[str, Any]) -> Sequence[Any]:
 def _difference(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
     """Return the first difference of two requests: in a message, in their number, or in another field."""
     before, now = _messages(recorded), _messages(asked)
-    for number, (one, other) in enumerate(zip(before, now, strict=False)):
-        if difference := first_difference(one, other, f"messages[{number}]"):
+    for number, (old, new) in enumerate(zip(before, now, strict=False)):
+        if difference := first_difference(old, new, f"messages[{number}]"):
             return difference
     if len(before) != len(now):
         return f" at messages: {len(before)} became {len(now)}"

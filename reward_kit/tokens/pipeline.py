@@ -55,13 +55,13 @@ class RowPipeline:
         """Add a connector at the end."""
         self._insert(len(self._parts), connector, name)
 
-    def insert_before(self, place: str, connector: Connector, name: str | None = None) -> None:
-        """Insert a connector before the one called `place`."""
-        self._insert(self._find(place), connector, name)
+    def insert_before(self, target: str, connector: Connector, name: str | None = None) -> None:
+        """Insert a connector before the one named `target`."""
+        self._insert(self._find(target), connector, name)
 
-    def insert_after(self, place: str, connector: Connector, name: str | None = None) -> None:
-        """Insert a connector behind the one called `place`."""
-        self._insert(self._find(place) + 1, connector, name)
+    def insert_after(self, target: str, connector: Connector, name: str | None = None) -> None:
+        """Insert a connector after the one named `target`."""
+        self._insert(self._find(target) + 1, connector, name)
 
     def remove(self, name: str) -> Connector:
         """Remove the connector of this name, and return it."""
@@ -71,7 +71,7 @@ class RowPipeline:
         """Run all connectors.
 
         Raises:
-            TrainingError: a connector raised something of its own.
+            TrainingError: a connector raised another exception.
             ConfigError: a connector did not return columns.
         """
         for name, connector in self._parts:
@@ -86,8 +86,10 @@ class RowPipeline:
         return columns
 
     def _insert(self, position: int, connector: Connector, name: str | None) -> None:
-        own = (getattr(connector, attribute, None) for attribute in ("name", "__name__"))
-        name = name or next((each for each in own if isinstance(each, str)), type(connector).__name__)
+        candidates = (getattr(connector, attribute, None) for attribute in ("name", "__name__"))
+        name = name or next(
+            (candidate for candidate in candidates if isinstance(candidate, str)), type(connector).__name__
+        )
         if name in self.names:
             raise ConfigError(f"a connector {name!r} exists already; pass another name=")
         self._parts.insert(position, (name, connector))

@@ -45,7 +45,7 @@ HONEST = [
 
 
 @pytest.mark.parametrize("text", HONEST)
-def test_an_honest_template_reads_as_in_jinja(text: str) -> None:
+def test_ordinary_template_renders_as_in_jinja(text: str) -> None:
     plain = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     template, names = compile_template(text)
     assert render_template(template, FIELDS) == plain.from_string(text).render(FIELDS)

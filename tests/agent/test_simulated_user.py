@@ -135,7 +135,7 @@ class TestWhoBegins:
 
 
 class TestEnds:
-    async def test_terminate_is_a_stop_without_a_word(self):
+    async def test_user_terminate_adds_no_message(self):
         episode = await dialogue([text("Which size?")], [PolicyOutput({"type": "terminate"})])
         assert (reason(episode), said(episode)[-1]) == ("user_stopped", ("assistant", "Which size?"))
 
@@ -172,7 +172,7 @@ class TestEnds:
         assert failure(episode)["where"] == "PolicyError" and "users have none" in failure(episode)["message"]
         assert said(episode)[-1] == ("assistant", "a")
 
-    async def test_a_user_out_of_time(self):
+    async def test_slow_user_times_out(self):
         async def never(messages, row):
             await anyio.sleep_forever()
 
@@ -271,7 +271,7 @@ class TestScripted:
             (lambda: ScriptedUser(["{{ x"]), "message template"),
         ],
     )
-    def test_what_is_wrong_is_found_before_a_run(self, make, problem):
+    def test_invalid_user_is_rejected_before_a_run(self, make, problem):
         with pytest.raises(ConfigError, match=problem):
             make()
 

@@ -80,7 +80,7 @@ def test_reading_keys_does_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_what_can_be_no_key_is_refused():
+def test_unhashable_state_is_rejected():
     with pytest.raises(ConfigError, match="returned an object; return text"):
         typed_key([object()])
     endless: list[object] = []
@@ -251,7 +251,7 @@ def test_a_wrong_specification_is_refused_before_any_step_is_seen(spec, message)
         check_state_hash(spec)
 
 
-def test_similarity_refuses_what_is_no_text():
+def test_similarity_rejects_values_that_are_not_text():
     with pytest.raises(ConfigError, match="compares texts; step 1 of the batch has a dict"):
         anchor_codes([[step("a"), step({})]], np.zeros(2, dtype=np.int64), "similarity")
 

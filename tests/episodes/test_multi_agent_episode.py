@@ -183,7 +183,7 @@ class TestRefused:
             ),
         ],
     )
-    def test_what_no_step_can_be_leaves_nothing_behind(self, step, problem):
+    def test_rejected_step_changes_nothing(self, step, problem):
         episode, untouched = begun(), begun()
         with pytest.raises(EpisodeError, match=problem):
             episode.add_env_step(
@@ -225,7 +225,7 @@ class TestRefused:
             ({"len_lookback_buffer": -1}, "a lookback cannot be negative"),
         ],
     )
-    def test_lists_that_do_not_fit(self, lists, problem):
+    def test_mismatched_lists_are_rejected(self, lists, problem):
         with pytest.raises(EpisodeError, match=problem):
             chunk(**lists)
 
@@ -236,7 +236,7 @@ class TestRefused:
             first.concat_episode(other)
         assert pickle.loads(before) == first
 
-    def test_chunks_that_do_not_follow(self):
+    def test_chunks_that_do_not_follow_are_rejected(self):
         whole = chunk()
         for first, second in ((whole[:2], whole[3:]), (whole[:2], MultiAgentEpisode("f"))):
             before = pickle.dumps(first)

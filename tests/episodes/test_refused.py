@@ -108,7 +108,7 @@ def test_an_environment_names_agents_that_never_entered() -> None:
     assert episode.is_terminated
 
 
-def test_an_agent_that_acts_and_is_not_there_is_named_before_others() -> None:
+def test_unknown_acting_agent_is_named_first() -> None:
     # Alice got an observation and has not acted, which is another mistake.
     match = "agent 'bbo' acts before its first observation.*did you mean 'bob'"
     refused(several(), lambda e: e.add_env_step({"alice": 2}, {"bbo": 1}, {}), match)
@@ -135,7 +135,7 @@ def state() -> dict[str, Any]:
         ("assistant_turns", ["x"], "cannot be read: TypeError"),
     ],
 )
-def test_a_state_with_something_else_in_a_field(field: str, value: Any, match: str) -> None:
+def test_state_with_a_wrong_field_type_is_rejected(field: str, value: Any, match: str) -> None:
     with pytest.raises(EpisodeError, match=match) as caught:
         SingleAgentEpisode.from_state({**state(), field: value})
     assert "\n" not in str(caught.value)

@@ -131,7 +131,7 @@ async def test_the_order_of_fields_does_not_matter_and_every_option_does(tmp_pat
     assert other[1].endswith("they differ at seed: 1 became 2")
 
 
-async def test_another_episode_may_take_an_answer_that_nobody_took(tmp_path):
+async def test_unused_answer_serves_another_episode(tmp_path):
     path = tmp_path / "c.jsonl"
     recorded = await record(path, misbehave, [(request("a"), "e1"), (request("a"), "e2")])
     replayed = await replay(path, [(request("a"), "new"), (request("a"), "e2"), (request("a"), "e3")])

@@ -202,7 +202,7 @@ def test_numbers_that_cannot_be() -> None:
         small()[np.array([True])]
 
 
-def test_what_trimming_needs() -> None:
+def test_trim_needs_masks() -> None:
     with pytest.raises(ConfigError, match="no 'attention_mask'"):
         small().select(["input_ids"]).trim()
     rows = rows_of([play("r", [([1], [2])])])

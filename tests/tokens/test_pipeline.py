@@ -133,7 +133,7 @@ def test_wrong_names_are_refused() -> None:
         pipeline.append(identities)
 
 
-def test_what_a_connector_does_wrong_is_told_by_its_name() -> None:
+def test_connector_errors_name_the_connector() -> None:
     broken = RowPipeline([segment_rows])
     broken.append(lambda columns: columns.tokens["nowhere"], name="mine")
     with pytest.raises(TrainingError, match="connector 'mine': KeyError: 'nowhere'"):
@@ -157,7 +157,7 @@ def test_a_pipeline_without_rows_makes_no_batch() -> None:
             lay_out(row_columns(EPISODES, STEPS, pipeline=RowPipeline([step_values])))
 
 
-def test_what_is_no_columns_is_not_laid_out() -> None:
+def test_invalid_columns_are_not_laid_out() -> None:
     batch = pad_rows(row_columns(EPISODES, STEPS), pad_token_id=PAD)
     for lay_out in (pack_rows, lambda columns: pad_rows(columns, pad_token_id=PAD)):
         for wrong, kind in ((batch, "a TokenBatch"), (EPISODES, "a list")):

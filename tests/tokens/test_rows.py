@@ -178,7 +178,7 @@ def test_a_row_per_action_has_everything_before_it_as_its_prompt() -> None:
     assert batch.non_tensor_batch["ends_episode"].tolist() == [False, True]
 
 
-def test_options_that_cannot_be() -> None:
+def test_invalid_options_are_rejected() -> None:
     with pytest.raises(ConfigError, match="padding is 'right', 'left' or 'outer'; got 'both'"):
         build_rows([LONG], pad_token_id=PAD, padding="both")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="per 'segment' or per 'action'; got 'turn'"):
@@ -197,7 +197,7 @@ def test_steps_must_fit_the_episodes() -> None:
 
 
 @pytest.mark.parametrize("pad_token_id", [None, "0", 0.5, 2**31])
-def test_what_is_no_token_id_is_no_padding(pad_token_id: object) -> None:
+def test_pad_token_id_must_be_a_token_id(pad_token_id: object) -> None:
     # Many tokenizers have none.
     with pytest.raises(ConfigError, match=r"pad_token_id is a token id; got .*eos_token_id"):
         build_rows([LONG], pad_token_id=pad_token_id)  # type: ignore[arg-type]
