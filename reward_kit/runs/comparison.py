@@ -187,7 +187,7 @@ class SamplePair(NamedTuple):
 
     @property
     def flip(self) -> Literal["won", "lost"] | None:
-        """Whether the run won or lost the sample; None if both pass or both fail."""
+        """The change of the sample, "won" or "lost"; None if both pass or both fail."""
         if self.run.passes == self.baseline.passes:
             return None
         return "won" if self.run.passes else "lost"
