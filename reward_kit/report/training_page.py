@@ -563,7 +563,7 @@ def _notes(run: TrainingFacts) -> list[str]:
     notes, asked = [], _updates_asked(run)
     if run.header.status == "interrupted" or (run.header.status == "failed" and run.updates):
         again = shlex.join(["reward-kit", "train", "--resume", str(run.path)])
-        notes.append(f"It ended before its last update. Go on with: {escape_text(again, 400)}")
+        notes.append(f"It ended before its last update. Resume with: {escape_text(again, 400)}")
     elif run.stopped and asked is not None and run.updates < asked:
         notes.append(f"It ended early: {escape_text(run.stopped, 400)}.")
     broken = [

@@ -152,7 +152,7 @@ async def test_rows_without_a_verdict_are_counted_apart(folder: Path) -> None:
         arguments = ["labels.csv", "--reward", "reward_kit.rewards:llm_judge", *endpoint]
         done = await asyncio.to_thread(call, *arguments)
         assert done.exit_code == 0, done.stderr
-        assert "5 of 6 rows are scored; unscored, and in no figure: provider_error 1" in done.stdout
+        assert "5 of 6 rows are scored; unscored and excluded: provider_error 1" in done.stdout
         assert "first error: " in done.stdout and "HTTP 400" in done.stdout
     async with ChatServer(lambda body: status(401)) as server:
         endpoint = ["-O", "model=m", "-O", f"base_url={server.base_url}"]

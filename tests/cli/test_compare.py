@@ -72,7 +72,7 @@ def test_three_runs_as_json_with_gates_and_the_page(project: Project) -> None:
         ("fail-under", "no", False),
     ]
     assert document["runs"][0]["run"] == "runs/done"
-    assert "Its page:  compare.html" in done.stderr
+    assert "Report:  compare.html" in done.stderr
     shown = Parsed((project.folder / "compare.html").read_text(encoding="utf-8"))
     assert shown.column("samples", "change") == ["lost"] * 8 + ["won"] * 4 + ["same"] * 4
 

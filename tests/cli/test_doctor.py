@@ -139,7 +139,7 @@ class TestEndpoints:
     def test_where_none_is_named_it_says_how_to_name_one(self):
         assert self.told()[1] == []
         shown = CliRunner().invoke(command, standalone_mode=False).stdout
-        assert "none named: set OPENAI_API_KEY" in shown and "--base-url URL" in shown
+        assert "none configured: set OPENAI_API_KEY" in shown and "--base-url URL" in shown
 
     def test_one_that_answers_is_timed_and_its_models_counted(self, monkeypatch):
         with Endpoint() as endpoint:
@@ -159,7 +159,7 @@ class TestEndpoints:
             again = f"{own.url}/"
             code, told = self.told("--base-url", other.url, "--base-url", locked.url, "--base-url", again)
         assert [one["outcome"] for one in told] == ["ok", "ok", "unauthorised"]
-        assert "wants a key, and none was sent: OPENAI_API_KEY was not sent, because it is not" in told[2]["message"]
+        assert "requires a key, and none was sent: OPENAI_API_KEY was not sent, because it is not" in told[2]["message"]
         assert f'export {ORIGINS_VARIABLE}="OPENAI_API_KEY={locked.url.removesuffix("/v1")}"' in told[2]["message"]
         assert (own.keys, other.keys, locked.keys) == (["Bearer SECRET"], [None], [None])
         assert code == 1
@@ -190,7 +190,7 @@ class TestEndpoints:
             (401, "", "unauthorised", "unauthorised (HTTP 401): it does not accept the key of OPENAI_API_KEY"),
             (403, "", "unauthorised", "unauthorised (HTTP 403)"),
             (404, "", "not_found", "not found (HTTP 404): nothing at /models; does the URL end in /v1?"),
-            (503, "", "failing", "is there and fails: HTTP 503"),
+            (503, "", "failing", "server error: HTTP 503"),
             (200, "<html>", "foreign", "answers, and not as OpenAI's API does"),
             (200, "[]", "foreign", "answers, and not as OpenAI's API does"),
             (200, "[" * 200_000, "foreign", "answers, and not as OpenAI's API does"),

@@ -70,7 +70,7 @@ def test_tools_can_be_given_where_the_task_is_gone(project: Project, tmp_path: P
     ("arguments", "told"),
     [
         (["--format", "csv", "--policy", "scriptd"], "--policy scriptd: no episode is of it; did you mean 'scripted'?"),
-        (["--format", "csv", "--min-score", "2"], "no episode is left to export: 6 below 2"),
+        (["--format", "csv", "--min-score", "2"], "no episode to export: 6 below 2"),
         (["--format", "csv", "-o", "-"], "-o - takes one table; choose it with --table"),
         (["--format", "csv", "-o", "all.csv"], "3 tables need a folder; or choose one with --table"),
         (["--format", "csv", "-o", "no/such/place"], "folder no/such does not exist; create it first"),

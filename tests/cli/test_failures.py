@@ -487,7 +487,7 @@ class TestOneLineAndNoTraceback:
             watched.process.send_signal(signal.SIGINT)
             assert watched.process.wait(timeout=30) == 130
         assert "Traceback" not in watched.said()
-        assert f"Go on with:  reward-kit run --resume runs/{project.run_path().name}" in watched.said()
+        assert f"Resume with:  reward-kit run --resume runs/{project.run_path().name}" in watched.said()
         assert status(project.run_path()) == "interrupted"
 
     def test_ctrl_c_after_the_last_episode_changes_nothing(self, project: Project) -> None:

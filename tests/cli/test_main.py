@@ -102,12 +102,12 @@ class TestErrorsInGroups:
     )
     def test_the_first_of_ours_is_found_wherever_it_is(self, place) -> None:
         ours = ConfigError("first")
-        assert entry._first_of_ours(place(self.group, ours)) is ours
+        assert entry._find_own_error(place(self.group, ours)) is ours
 
     def test_a_group_without_one_is_raised_whole(self) -> None:
         whole = self.group(self.group(ValueError("a")), KeyError("b"))
         with pytest.raises(ExceptionGroup) as caught:
-            entry._first_of_ours(whole)
+            entry._find_own_error(whole)
         assert caught.value is whole
 
 

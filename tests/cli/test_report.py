@@ -36,7 +36,7 @@ def test_a_run_leaves_its_page_and_says_where(project: Project) -> None:
     done = project.call("run", "task.yaml")
     assert done.returncode == 0, done.stderr
     path = project.run_path()
-    assert f"Its page:  runs/{path.name}/report.html" in done.stderr
+    assert f"Report:  runs/{path.name}/report.html" in done.stderr
     assert_as_summary(path)
     shown = page(path)
     assert shown.counts["stop"] == {"answered": 6}

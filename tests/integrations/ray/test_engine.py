@@ -96,7 +96,7 @@ class TestWhatIsWrongIsToldAtOnce:
         (counting.folder / "mine.py").write_text((counting.folder / "mine.py").read_text() + "\n")
         with pytest.raises(ExceptionGroup) as caught:
             await carried_out(plan, folder / "run", engine)
-        assert "is another one than the driver's" in str(first_of(caught.value))
+        assert "differs from the driver's" in str(first_of(caught.value))
         assert "the policy" in str(first_of(caught.value))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from reward_kit.episodes.json_codec import to_json_value
 from reward_kit.integrations.reward_server.options import RefusedError, ServerOptions
-from reward_kit.integrations.reward_server.wire import requests_in
+from reward_kit.integrations.reward_server.wire import parse_requests
 
 OPTIONS = ServerOptions()
 LEAVES: tuple[Any, ...] = (
@@ -60,7 +60,7 @@ def request_like(draw: random.Random) -> dict[str, Any]:
 
 async def asked(value: Any, *, is_batch: bool = False, options: ServerOptions = OPTIONS) -> Any:
     body = bytearray(value if isinstance(value, bytes) else json.dumps(value).encode())
-    return await requests_in(body, options, is_batch=is_batch, wants_episodes=True)
+    return await parse_requests(body, options, is_batch=is_batch, wants_episodes=True)
 
 
 async def test_anything_is_read_or_refused() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.reward_server.options import Keys, ServerOptions
-from reward_kit.integrations.reward_server.server import Named, serving
+from reward_kit.integrations.reward_server.server import NamedReward, serving
 from reward_kit.typed_interface import reward_function, reward_spec
 from tests.integrations.reward_server.asking import KEY, ROLLOUT, Asker, server
 
@@ -546,7 +546,7 @@ class TestItsEnd:
         self, is_hurried: bool, caplog: pytest.LogCaptureFixture
     ) -> None:
         gate = Gate()
-        named, options = [Named("gated", reward_spec(gate.reward))], ServerOptions(shutdown_timeout_s=0.05)
+        named, options = [NamedReward("gated", reward_spec(gate.reward))], ServerOptions(shutdown_timeout_s=0.05)
         async with anyio.create_task_group() as tasks:
 
             async def ask(asker: Asker) -> None:

@@ -73,7 +73,7 @@ def test_alarms_are_counted_with_the_worst_of_each(tmp_path: Path) -> None:
 def test_what_must_be_known_is_told_first(tmp_path: Path) -> None:
     lines = [(1, update(1)), (2, update(2, learner__loss=None)), (3, update(3, reward_agent__done=1.0))]
     text = page_of(make_training(tmp_path, lines, status="interrupted")).text
-    assert "It ended before its last update. Go on with: reward-kit train --resume" in text
+    assert "It ended before its last update. Resume with: reward-kit train --resume" in text
     assert "Not finite, for the first time: learner/loss (update 2)." in text
     assert "It was resumed 1 times, at update 3" in text and "No samples are held out" in text
 
