@@ -176,8 +176,9 @@ def _show_addresses(named: Sequence[NamedReward], address: str, made: str, host:
         is_loopback = host == "localhost"
     if not is_loopback:
         echo(
-            f"warning: {host} can be reached from other machines, and HTTP is not encrypted: the network can read "
-            "keys and rollouts. Put a proxy with TLS in front, or keep to 127.0.0.1 and forward the port by ssh",
+            f"warning: {host} can be reached from other machines, and HTTP is not encrypted: anyone on the "
+            "network path can read keys and rollouts. Put a proxy with TLS in front, or keep to 127.0.0.1 and "
+            "forward the port by ssh",
             err=True,
         )
     echo(address)

@@ -127,7 +127,7 @@ async def test_an_llm_judge_is_calibrated(folder: Path) -> None:
         assert again.stdout == done.stdout and len(server.requests) == 6
 
 
-async def test_a_judge_of_pairs_is_calibrated_and_its_place_bias_told(folder: Path) -> None:
+async def test_a_pairwise_judge_is_calibrated_with_its_position_bias(folder: Path) -> None:
     async with ChatServer(fair(knows)) as server:
         endpoint = ["-O", "model=m", "-O", f"base_url={server.base_url}", "--json", "--pairs", "judge"]
         arguments = ["pairs.csv", "--reward", "reward_kit.rewards:pairwise_judge", *endpoint]

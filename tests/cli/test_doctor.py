@@ -43,7 +43,7 @@ def examined_without(names: str, *arguments: str) -> subprocess.CompletedProcess
     return subprocess.run(line, capture_output=True, text=True, timeout=60)
 
 
-def test_it_tells_what_a_run_would_get():
+def test_doctor_shows_the_sandbox_of_a_run():
     done = CliRunner().invoke(command, ["--json"], standalone_mode=False)
     found = json.loads(done.stdout)
     strengths = found["sandbox"]["strengths"]
@@ -176,7 +176,7 @@ class TestEndpoints:
             "  MISTRAL_API_KEY  may go to https://api.mistral.ai\n  MY_KEY  may go to http://127.0.0.1:9\n\n"
         )
 
-    def test_a_redirect_is_told_and_not_followed(self, monkeypatch):
+    def test_a_redirect_is_reported_and_not_followed(self, monkeypatch):
         with Endpoint() as far, Endpoint(302, Location=f"{far.url}/models?secret=SECRET") as near:
             monkeypatch.setenv("OPENAI_BASE_URL", near.url)
             monkeypatch.setenv("OPENAI_API_KEY", "SECRET")
@@ -230,7 +230,7 @@ class TestEndpoints:
             _, (one,) = self.told("--base-url", f"http://127.0.0.1:{server.getsockname()[1]}/v1")
         assert words in one["message"] and one["message"].isprintable()
 
-    def test_what_does_not_speak_http_is_told(self):
+    def test_a_server_without_http_is_reported(self):
         with socket.create_server(("127.0.0.1", 0)) as server:
 
             def greet() -> None:

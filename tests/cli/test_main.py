@@ -234,7 +234,7 @@ class TestAForkIsAsANewProcess:
         assert without_chance(forked.stdout) == without_chance(anew.stdout)
         assert without_chance(forked.stderr) == without_chance(anew.stderr)
 
-    def test_what_it_is_told_of_its_environment(self, project: Project) -> None:
+    def test_options_are_read_from_the_environment(self, project: Project) -> None:
         done = command_line.call("run", "task.yaml", cwd=project.folder, env={"REWARD_KIT_RUN_SEED": "x"})
         assert done.returncode == 2 and "'--seed': 'x'" in done.stderr
 

@@ -180,7 +180,7 @@ def test_a_rescored_run_can_be_scored_again(project: Project) -> None:
         ("RUN", "other.py:state_of", None),
     ],
 )
-def test_what_cannot_be_scored_is_told(project: Project, run: str, reward: str, told: str | None) -> None:
+def test_score_rejects_what_cannot_be_scored(project: Project, run: str, reward: str, told: str | None) -> None:
     (path,) = project.runs()
     done = project.call("score", run.replace("RUN", str(path)), "--reward", reward, "--log-dir", "new")
     if told is None:

@@ -180,7 +180,7 @@ class Priceless(AgentPolicy):
         ({"policy": {"type": "scripted", "acts": []}}, "acts"),
     ],
 )
-def test_check_refuses_what_a_run_refuses_in_the_same_words(project: Project, keys: dict, said: str) -> None:
+def test_check_and_run_reject_tasks_with_the_same_message(project: Project, keys: dict, said: str) -> None:
     (project.folder / "mine.py").write_text(PRICELESS)
     project.write_task(**keys)
     checked, run = project.call("check", "task.yaml"), project.call("run", "task.yaml", "--dry-run")

@@ -132,7 +132,7 @@ def test_a_nan_that_was_seen_stays() -> None:
     assert set(found) == {"x_min", "x_max", "x_mean", "size"} and all(math.isnan(value) for value in found.values())
 
 
-def test_two_become_one_and_the_second_counts() -> None:
+def test_merging_diagnostics_prefers_the_second() -> None:
     one, other = (
         Diagnostics({"a": mean_statistic(torch.ones(1) * n), str(n): mean_statistic(torch.ones(1))}) for n in (1, 2)
     )

@@ -65,8 +65,8 @@ class StepCreditLoss:
         given = reward_funcs if isinstance(reward_funcs, Sequence) else [reward_funcs]
         if [one for one in given if one not in (None, rollout_scores)]:
             raise ConfigError(
-                "reward_funcs would be logged and have no effect: advantages come from the reward of the rollouts; give "
-                "it to as_rollout_func, and leave reward_funcs out"
+                "reward_funcs would be logged and have no effect: advantages come from the reward of the rollouts; "
+                "give it to as_rollout_func, and leave reward_funcs out"
             )
         if unused := [name for name in ("tools", "environment_factory") if options.get(name) is not None]:
             raise ConfigError(f"{unused[0]} has no effect beside a rollout_func; leave it out")

@@ -98,7 +98,7 @@ class TestRates:
 class TestBudget:
     LIMITS = RunLimitsModel(total_tokens=100, wall_time_s=1000)
 
-    def test_a_process_counts_its_own_at_once_and_the_others_as_it_is_told(self) -> None:
+    def test_budget_counts_own_usage_at_once_and_others_when_reported(self) -> None:
         budget = ActorBudget(self.LIMITS)
         budget.spend(ActionUsage(30, 0.5), steps=1)
         budget.hear(RunUsage(Usage(60, 1.0, 7), 5.0))
@@ -133,7 +133,7 @@ class TestWhatAProcessIsSent:
         build = TaskWorkers.of(counting.loaded(), counting.request(), 2)
         assert (build.task.samples, build.task.reward, build.task.tools) == ((), None, None)
 
-    def test_a_missing_folder_is_told_with_what_helps(self, tmp_path: Path) -> None:
+    def test_a_missing_folder_is_reported_with_the_fix(self, tmp_path: Path) -> None:
         counting = Counting(tmp_path / "here")
         build = TaskWorkers.of(moved(counting.loaded(), tmp_path / "nowhere"), counting.request(), 1)
         with pytest.raises(ConfigError, match=r"nowhere is not on .*ship it with -E ship=true"):

@@ -124,7 +124,7 @@ async def test_a_message_shows_short_values_only() -> None:
         assert message.startswith(f"{field}: ") and shown in message and len(message) < 200
 
 
-async def test_of_a_batch_the_first_rollout_that_is_wrong_is_told() -> None:
+async def test_the_first_invalid_rollout_of_a_batch_is_named() -> None:
     good, bad = {"messages": []}, {"messages": [{"role": "x"}]}
     requests, codec = await asked({"rollouts": [good] * 3}, is_batch=True)
     assert ([request.rollout_id for request in requests], codec) == (["0", "1", "2"], "plain")

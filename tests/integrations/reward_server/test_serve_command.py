@@ -101,7 +101,7 @@ def test_a_limit_that_is_lowered_lowers_what_is_part_of_it(tmp_path: Path) -> No
     assert large == "a body has at most 0.5 MiB (max_body_mb)"
 
 
-def test_each_key_of_a_file_lets_in_and_a_file_that_others_can_read_is_told(tmp_path: Path) -> None:
+def test_every_key_of_the_file_is_accepted_and_readable_files_warn(tmp_path: Path) -> None:
     file = tmp_path / "keys.txt"
     file.write_text("# for the trainer\nthe-key-of-the-trainer\n\nthe-key-of-the-checker\n")
     file.chmod(0o640)
