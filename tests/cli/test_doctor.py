@@ -191,9 +191,9 @@ class TestEndpoints:
             (403, "", "unauthorised", "unauthorised (HTTP 403)"),
             (404, "", "not_found", "not found (HTTP 404): nothing at /models; does the URL end in /v1?"),
             (503, "", "failing", "server error: HTTP 503"),
-            (200, "<html>", "foreign", "answers, and not as OpenAI's API does"),
-            (200, "[]", "foreign", "answers, and not as OpenAI's API does"),
-            (200, "[" * 200_000, "foreign", "answers, and not as OpenAI's API does"),
+            (200, "<html>", "foreign", "does not answer like OpenAI's API"),
+            (200, "[]", "foreign", "does not answer like OpenAI's API"),
+            (200, "[" * 200_000, "foreign", "does not answer like OpenAI's API"),
             (200, '{"data": []}', "ok", "answers, 0 models"),
         ],
     )

@@ -123,7 +123,7 @@ def test_an_episode_that_broke_is_kept_and_not_scored(project: Project) -> None:
     assert project.call("run", "task.yaml").returncode == 3
     run = project.run_path()
     done = project.call("score", str(run / "episodes.jsonl"), "--reward", "reward.py:right")
-    assert done.returncode == 3 and "Every episode broke" in done.stderr
+    assert done.returncode == 3 and "Every episode ended with an error" in done.stderr
     (again,) = {*project.runs()} - {run}
     assert len(lines(again / "episodes.jsonl")) == 6 and not lines(again / "scores.jsonl")
 

@@ -44,8 +44,8 @@ class TestFlags:
         [
             (["--address", "auto"], "--address goes with --engine ray"),
             (["-E", "workers=2"], "-E goes with --engine ray"),
-            (["--engine", "ray", "--record", "r"], "--record goes with --engine local"),
-            (["--engine", "ray", "--replay", "r"], "--replay goes with --engine local"),
+            (["--engine", "ray", "--record", "r"], "--record requires --engine local"),
+            (["--engine", "ray", "--replay", "r"], "--replay requires --engine local"),
             (["--engine", "ray", "-E", "worker=2"], "-E worker: unknown key; did you mean 'workers'?"),
             (["--engine", "ray", "-E", "workers=0"], "-E workers: must be 1 or more (got 0)"),
             (["--engine", "ray", "-E", "cpus=none"], "-E cpus: expected a number"),
