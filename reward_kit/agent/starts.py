@@ -98,7 +98,7 @@ class EpisodeStart:
     resource: ForkableResource | None = None
     fork: str | None = None  # "native", "replay" or "none" (a fresh start)
     state_key: str | None = None
-    verified: bool | None = None  # the start is proved to be the group's
+    verified: bool | None = None  # the start equals the group's
 
 
 class GroupStart:
@@ -109,8 +109,8 @@ class GroupStart:
         sample: of the group.
         run_seed: of the run.
         policy_label: distinguishes the groups of several policies on one sample.
-        environment: a resource that is set up already, used instead of the task's `resource_type`; it is reset and
-            forked, and stays its owner's.
+        environment: a resource that is already set up, used instead of the task's `resource_type`; it is reset and
+            forked, but not closed.
         environment_lock: held while `environment` is used, by all groups that share it.
     """
 
@@ -126,7 +126,7 @@ class GroupStart:
     ) -> None:
         self.group_id = make_group_id(run_seed, sample.id, policy_label)
         self._task, self._sample, self._run_seed, self._label = task, sample, run_seed, policy_label
-        self._given, self._given_lock = environment, environment_lock or anyio.Lock()
+        self._environment, self._environment_lock = environment, environment_lock or anyio.Lock()
         self._base: ForkableResource | None = None
         self._key: str | None = None
         self._lock = anyio.Lock()
@@ -151,11 +151,11 @@ class GroupStart:
 
     async def episode(self, rollout_index: int) -> EpisodeStart:
         """Return the start of the `rollout_index`-th episode. The caller closes its resource."""
-        start, given, task, sample = self.identity(rollout_index), self._given, self._task, self._sample
+        start, given, task, sample = self.identity(rollout_index), self._environment, self._task, self._sample
         if given is None and task.resource_type is None:
             return start
         kind = type(given) if given is not None else resource_class(task.resource_type or "")
-        config = merged_config(kind, task.base_resource_config, sample.resource_config, sample.place)
+        config = merged_config(kind, task.base_resource_config, sample.resource_config, sample.location)
         fork_kind = kind.fork_kind_for(config)
         if fork_kind == "none":
             if given is not None:
@@ -165,7 +165,9 @@ class GroupStart:
             # One fork at a time: resources need not support concurrent forks.
             async with self._lock:
                 if self._base is None:
-                    base = await (self._fresh(kind, config, start.seeds) if given is None else self._fork_given(given))
+                    base = await (
+                        self._fresh(kind, config, start.seeds) if given is None else self._fork_environment(given)
+                    )
                     async with _closing_on_error(base):
                         self._key = await self._state_key(base)
                     self._base = base
@@ -182,14 +184,14 @@ class GroupStart:
                 await resource.reseed_noise(start.seeds.noise)
         return replace(start, resource=resource, fork=fork_kind, state_key=key, verified=fork_kind != "none")
 
-    async def _fork_given(self, given: ForkableResource) -> ForkableResource:
-        """Return a fork of the given resource, since other groups reset that one to other starts."""
-        name = type(given).__name__
-        async with self._given_lock:
+    async def _fork_environment(self, environment: ForkableResource) -> ForkableResource:
+        """Return a fork of the shared environment, since other groups reset it."""
+        name = type(environment).__name__
+        async with self._environment_lock:
             with self._call(f"reset of {name}"):
-                await given.reset(self.identity(0).seeds.environment)
+                await environment.reset(self.identity(0).seeds.environment)
             with self._call(f"fork of {name}"):
-                return await given.fork()
+                return await environment.fork()
 
     async def _fresh(self, kind: type[ForkableResource], config: dict[str, object], seeds: Seeds) -> ForkableResource:
         with boundary(EnvironmentFailure, f"making a {kind.__name__}"):
