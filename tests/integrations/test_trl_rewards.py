@@ -194,7 +194,7 @@ def test_what_no_dataset_can_give_is_refused() -> None:
         reward(PROMPTS, COMPLETIONS, state=[1] * 4)
     with pytest.raises(ConfigError, match="two of them would be 'x'"):
         as_trl_reward(choosy, columns={"a": "x", "b": "x"})
-    with pytest.raises(ConfigError, match="sandbox has no effect on a reward that is loaded already"):
+    with pytest.raises(ConfigError, match="sandbox has no effect on a loaded reward"):
         as_trl_reward(choosy, sandbox="warm")
 
 

@@ -238,5 +238,5 @@ async def test_a_reward_by_reference_is_plugged_in_by_configuration(task_file: P
     async with ChatServer(says("4")) as server:
         (trace,) = await rollouts(server, task)
     assert (trace.ok, trace.rewards) == (False, {"plugged": None})
-    with pytest.raises(ConfigError, match="folder has no effect on a reward that is loaded already"):
+    with pytest.raises(ConfigError, match="folder has no effect on a loaded reward"):
         as_verifiers_reward(close_enough, folder=task_file.parent)
