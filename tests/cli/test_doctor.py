@@ -242,7 +242,7 @@ class TestEndpoints:
         assert one["outcome"] == "broken"
 
     def test_what_is_no_url_is_refused(self):
-        with pytest.raises(ConfigError, match="holds a user name or password"):
+        with pytest.raises(ConfigError, match="contains a user name or password"):
             CliRunner().invoke(
                 command, ["--base-url", "http://u:SECRET@h/v1"], standalone_mode=False, catch_exceptions=False
             )
