@@ -20,8 +20,8 @@ import pytest
 from reward_kit.environments.base import StateSnapshot
 from reward_kit.errors import ConfigError, Failure
 from reward_kit.integrations.reward_server.options import Keys, ServerOptions
-from reward_kit.integrations.reward_server.server import Named, serving
-from reward_kit.integrations.reward_server.wire import answer_of
+from reward_kit.integrations.reward_server.server import NamedReward, serving
+from reward_kit.integrations.reward_server.wire import make_answer
 from reward_kit.models import EvaluateResult, Message, StepOutput
 from reward_kit.providers.keys import ORIGINS_VARIABLE
 from reward_kit.reward_agent import AsyncRewardAgent, InProcessScorer, Scored, ScoringRequest, load_reward
@@ -208,7 +208,7 @@ class TestItsScoresAreThoseInProcess:
         )
         loaded = load_reward("mine.py:Mine", tmp_path, SandboxChoice("in_process"))
         requests = [ScoringRequest(f"r{n}", [Message(role="assistant", content="x" * n)], "") for n in (3, 1, 2)]
-        async with serving([Named("mine", loaded.reward)], Keys([KEY]), ServerOptions()) as running:
+        async with serving([NamedReward("mine", loaded.reward)], Keys([KEY]), ServerOptions()) as running:
             remote = await RemoteReward.connect(f"{running.address}/v1/rewards/mine", api_key=KEY)
             async with AsyncRewardAgent(remote) as agent:
                 there = await agent.get(3, ticket=await agent.submit(requests, 3))
@@ -400,7 +400,7 @@ class TestWhoGetsTheKeyOfATaskFile:
 
 def test_a_step_index_that_nobody_can_read_leaves_its_own_rollout_unscored() -> None:
     steps = [StepOutput(step_index=10**5000, base_reward=0.0)]
-    told = json.loads(json.dumps(answer_of(Scored("r", EvaluateResult(score=1.0, step_outputs=steps)), "plain")))
+    told = json.loads(json.dumps(make_answer(Scored("r", EvaluateResult(score=1.0, step_outputs=steps)), "plain")))
     assert told["score"] is None and told["error"]["class"] == "invalid_result"
     assert told["error"]["message"] == "step_outputs: a step_index of more than 64 bits"
 

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from reward_kit.errors import ConfigError, DeadlineError, ProviderError
-from reward_kit.integrations.reward_server.wire import answer_of
+from reward_kit.integrations.reward_server.wire import make_answer
 from reward_kit.models import EvaluateResult
 from reward_kit.providers.request_queue import RetryPolicy
 from reward_kit.reward_agent import Scored, ScoringRequest
@@ -44,7 +44,7 @@ def says(value: Any, status: int = 200, **headers: str) -> Behaviour:
 
 
 def scores(**changes: Any) -> Behaviour:
-    return says({**answer_of(SCORED, "typed"), **changes})
+    return says({**make_answer(SCORED, "typed"), **changes})
 
 
 async def hangs_up(request: web.Request) -> web.StreamResponse:
@@ -204,7 +204,7 @@ class TestAnAnswerThatIsNone:
 
     @pytest.mark.parametrize("count", [0, 1, 3])
     async def test_of_a_group_has_as_many_scores_as_were_asked_for(self, count: int) -> None:
-        answer = says({"scores": [answer_of(SCORED, "typed")] * count})
+        answer = says({"scores": [make_answer(SCORED, "typed")] * count})
         async with (
             scripted([answer]) as (url, _),
             RemoteReward(url, about(mode="batch"), api_key=KEY, request_options=request_options()) as reward,

@@ -23,8 +23,8 @@ from reward_kit.rl.reward_manager import (
     DAPORewardManager,
     NaiveRewardManager,
     PrimeRewardManager,
-    columns_of,
     load_reward_manager,
+    stack_facts,
 )
 from reward_kit.typed_interface import reward_function
 from tests.profiles import examples
@@ -173,7 +173,7 @@ facts = st.dictionaries(keys, st.integers(0, 3) | st.text(max_size=2) | st.lists
 
 @given(st.lists(facts, max_size=5))
 def test_facts_have_one_item_per_row_whatever_keys_each_row_has(items: list[dict[str, Any]]) -> None:
-    columns = columns_of(items)
+    columns = stack_facts(items)
     assert set(columns) == {key for item in items for key in item}
     for key, values in columns.items():
         assert values.shape == (len(items),)
