@@ -76,12 +76,13 @@ __all__ = [
     "resource_class",
     "sample_arguments",
     "strict_tool",
+    "tool",
     "tool_spec",
 ]
 _MODULES = {
     "alfworld": "AlfworldResource RealAlfworldResource",
     "base": "ForkKind ForkableResource StateSnapshot StepOutcome ToolSpec canonical_json hash_key strict_tool "
-    "tool_spec",
+    "tool tool_spec",
     "composite": "CompositeResource",
     "config": "merged_config resource_class",
     "filesystem": "FilesystemResource",

@@ -36,18 +36,22 @@ class Tool:
     arguments: type[BaseModel]
     resource_parameters: Mapping[str, type[ForkableResource]]
 
+    def parse(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments as the types of the function's signature; a ToolError names those that do not fit."""
+        try:
+            parsed = self.arguments.model_validate(dict(arguments))
+        except pydantic.ValidationError as error:
+            problems = "; ".join(describe_validation_error(error, self.arguments))
+            raise ToolError(f"tool {self.name!r}: {problems}") from None
+        return {name: getattr(parsed, name) for name in self.arguments.model_fields}
+
     async def call(self, arguments: Mapping[str, Any], resource: ForkableResource | None = None) -> Any:
         """Validate `arguments` and run the function; a synchronous one runs in a thread.
 
         Raises:
             ToolError: the arguments do not fit the schema, or the function raised.
         """
-        try:
-            parsed = self.arguments.model_validate(dict(arguments))
-        except pydantic.ValidationError as error:
-            problems = "; ".join(describe_validation_error(error, self.arguments))
-            raise ToolError(f"tool {self.name!r}: {problems}") from None
-        values = {name: getattr(parsed, name) for name in self.arguments.model_fields}
+        values = self.parse(arguments)
         for name, kind in self.resource_parameters.items():
             values[name] = resource.seen_by_tool(kind, name) if resource is not None else None
         with boundary(ToolError, f"tool {self.name!r}"):
@@ -111,7 +115,7 @@ class ToolRegistry:
         """
 
         def register(target: ToolFunction) -> ToolFunction:
-            made = _make_tool(target, name or target.__name__, description, parameters)
+            made = make_tool(target, name or target.__name__, description, parameters)
             if made.name in self._tools:
                 raise ConfigError(f"tool {made.name!r} is registered twice in registry {self.name!r}")
             self._tools[made.name] = made
@@ -138,14 +142,20 @@ class ToolRegistry:
         return [tool.spec for tool in self._tools.values()]
 
 
-def _make_tool(
-    function: ToolFunction, name: str, description: str | None, parameters: Mapping[str, Any] | None
+def make_tool(
+    function: ToolFunction,
+    name: str,
+    description: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    *,
+    is_method: bool = False,
 ) -> Tool:
+    """Return a typed function as a tool; of a method, the first parameter is not an argument."""
     hints = typing.get_type_hints(function, include_extras=True)
     summary, argument_docs = parse_docstring(inspect.getdoc(function) or "")
     fields: dict[str, Any] = {}
     resource_parameters: dict[str, type[ForkableResource]] = {}
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in list(inspect.signature(function).parameters.values())[is_method:]:
         annotation = hints.get(parameter.name, Any)
         if isinstance(annotation, type) and issubclass(annotation, ForkableResource):
             resource_parameters[parameter.name] = annotation
