@@ -242,7 +242,7 @@ def sleeps(steps: int, unit_s: float, seed: int) -> np.ndarray:
 
 @asynccontextmanager
 async def quiet():
-    """Alarms of the off-policy ledger are for logs, and the table says what it is about."""
+    """Off-policy alarms are for logs, and the table says what it is about."""
     logging.getLogger("reward_kit").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -261,9 +261,9 @@ class Failure:
 
     def to_exception(self) -> RewardKitError:
         """Return an error that can be raised again: of the recorded type, and recorded as this failure."""
-        kind = globals().get(self.where)
-        is_error = isinstance(kind, type) and issubclass(kind, RewardKitError)
-        error = (kind if is_error else RewardKitError)(self.message)
+        named: Any = globals().get(self.where)
+        kind = named if isinstance(named, type) and issubclass(named, RewardKitError) else RewardKitError
+        error = kind(self.message)
         error.recorded = self
         return error
 

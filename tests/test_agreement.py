@@ -128,7 +128,7 @@ def test_kappa_agrees_with_a_loop(pairs):
         assert math.isnan(found) if chance == 0 else found == pytest.approx(1 - seen / chance)
 
 
-def test_what_is_not_defined_is_nan():
+def test_undefined_values_are_nan():
     same, some = np.ones(4), np.array([1.0, 2, 3, 4])
     for figure in (pearson, spearman, kendall_tau_b):
         assert (

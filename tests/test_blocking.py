@@ -123,14 +123,14 @@ def _used_in_a_fork(thread: LoopThread) -> None:
         os._exit(42 if "forked" in str(error) else 43)
 
 
-def test_a_thread_that_cannot_open_what_it_holds_is_none() -> None:
+def test_thread_whose_context_fails_to_open_is_not_created() -> None:
     before = threading.active_count()
     with pytest.raises(ValueError, match="cannot be opened"):
         LoopThread("test", _Broken())  # type: ignore[arg-type]
     assert threading.active_count() == before
 
 
-def test_an_error_is_handed_to_what_is_held() -> None:
+def test_error_is_passed_to_the_held_context() -> None:
     left: list[BaseException | None] = []
 
     class Held:

@@ -100,7 +100,7 @@ def test_a_task_of_0_4_runs(folder: Path, task: str) -> None:
     assert header["task"]["resource_type"] in ("python_state", "sqlite", "filesystem")
 
 
-def test_what_has_no_effect_any_more_is_told(folder: Path) -> None:
+def test_dropped_options_are_reported(folder: Path) -> None:
     (folder / "task.yaml").write_text(SQL)
     named, left_out = load_task(folder / "task.yaml", {"sandbox.level": "in_process"}).notes[:2]
     assert named == "resource_type SQLResource of reward-kit 0.4 is read as sqlite"
@@ -139,11 +139,11 @@ def test_a_truth_that_is_given_stays() -> None:
 
 
 @pytest.mark.parametrize("data", [None, [], "x", {}, {"resource_type": "sqlite"}, {"resource_type": ["SQLResource"]}])
-def test_anything_else_is_left_as_it_is(data: object) -> None:
+def test_other_data_is_unchanged(data: object) -> None:
     assert upgrade_task(data) == data and upgrade_notes(data) == []
 
 
-def test_resources_that_are_gone_are_told_so(folder: Path) -> None:
+def test_removed_resources_are_reported(folder: Path) -> None:
     (folder / "task.yaml").write_text("name: t\nresource_type: DockerResource\ninitial_user_prompt: x\n")
     with pytest.raises(ConfigError, match=r"task\.yaml:2: resource_type: unknown resource 'DockerResource'"):
         evaluate(folder / "task.yaml", log_dir=folder / "runs")

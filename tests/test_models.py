@@ -149,7 +149,7 @@ class TestTask:
             "limits.wall_time: unknown key; did you mean 'wall_time_s'?"
         ]
 
-    def test_where_no_key_is_near_each_known_one_is_listed_once(self):
+    def test_known_keys_are_listed_if_none_is_near(self):
         (problem,) = problems(TaskDefinitionModel, {"name": "t", "qqqqqq": 1})
         known = problem.split("known: ")[1].split(", ")
         assert len(known) == len(set(known))
@@ -212,7 +212,7 @@ class TestMatchToSteps:
             ([1, "1"], 3, "r: step_index '1' is given twice"),
         ],
     )
-    def test_what_fits_no_step_is_refused(self, indices, known, message):
+    def test_step_output_for_an_unknown_step_is_rejected(self, indices, known, message):
         outputs = [StepOutput(step_index=index, base_reward=0.0) for index in indices]
         with pytest.raises(AlignmentError, match=re.escape(message)):
             match_to_steps(outputs, [str(n) for n in range(known)], "r")

@@ -158,7 +158,7 @@ def test_a_child_started_right_before_the_kill_dies_too(delay_s: float) -> None:
     kill_while_it_starts_children(delay_s)
 
 
-def test_the_guardian_waits_for_what_is_just_being_started() -> None:
+def test_guardian_waits_for_starting_processes() -> None:
     # Between its fork and its exec a child does not carry the token yet.
     command = "sleep 0.05; exec env REWARD_KIT_GUARD=just-started sleep 100"
     with subprocess.Popen(["/bin/sh", "-c", command], start_new_session=True) as late:
@@ -196,7 +196,7 @@ WITHHELD = {
 }
 
 
-def test_children_get_what_is_on_the_list_and_what_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_children_inherit_listed_and_named_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in set(os.environ) - {MARK}:
         monkeypatch.delenv(name)
     for name, value in {**KEPT, **WITHHELD, "PIP_INDEX_URL": "https://index"}.items():
@@ -208,7 +208,7 @@ def test_children_get_what_is_on_the_list_and_what_is_named(monkeypatch: pytest.
         child_environment(pass_names=["NOT_THERE"])
 
 
-def test_who_guards_us_guards_our_children_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outer_guardians_guard_grandchildren(monkeypatch: pytest.MonkeyPatch) -> None:
     own = child_environment()[MARK]
     monkeypatch.setenv(MARK, "outer")
     assert child_environment()[MARK] == f"outer:{own}"
@@ -262,7 +262,7 @@ async def test_a_child_that_obeys_ends_within_the_grace() -> None:
     assert time.monotonic() - before < 30
 
 
-async def test_what_a_dead_child_left_running_is_ended() -> None:
+async def test_descendants_of_a_dead_child_are_killed() -> None:
     child = await started("/bin/sh", "-c", "sleep 100 & exit 7")
     await until(lambda: child.returncode is not None)
     assert child.returncode == 7

@@ -66,6 +66,6 @@ def test_a_class_takes_options_for_its_score():
         ({"words": 3}, "option 'words'"),
     ],
 )
-def test_what_cannot_be_fixed_is_told(options, problem):
+def test_invalid_options_of_a_reward_are_rejected(options, problem):
     with pytest.raises(ConfigError, match=problem):
         with_options(length, **options)

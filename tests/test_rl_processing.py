@@ -111,7 +111,7 @@ def test_the_steps_of_an_unscored_rollout_are_copies_too() -> None:
     assert (steps[0].step_info["group_id"], steps[0].base_reward) == ("g", None)
 
 
-def test_all_that_cannot_be_aligned_in_a_batch_is_told_at_once() -> None:
+def test_alignment_errors_of_a_batch_are_reported_together() -> None:
     with pytest.raises(AlignmentError) as error:
         align_batch(result(1.0, i5=0.0), result(1.0, i6=0.0))
     told = str(error.value).splitlines()
@@ -130,7 +130,7 @@ def test_of_many_that_cannot_be_aligned_ten_are_told_and_the_rest_counted() -> N
     assert len(told) == 11 and told[9].startswith("rollout r9:") and told[10] == "… and 2 more"
 
 
-def test_what_is_no_batch_is_refused() -> None:
+def test_invalid_batch_is_rejected() -> None:
     with pytest.raises(AlignmentError, match="1 results, 2 lists of steps and 2 rollout ids"):
         align_batch(result())
     with pytest.raises(AlignmentError, match="rollout a is in the batch more than once"):
@@ -221,7 +221,7 @@ def test_an_environment_reward_that_is_no_number_costs_its_own_episode_and_no_ot
     assert CreditAssigner().assign(episodes, results).scores == [1.0, 1.0, 0.0]
 
 
-def test_rows_say_what_each_step_was_credited_with() -> None:
+def test_rows_have_the_credit_of_each_step() -> None:
     episodes = [episode("a", [1.0], "g1"), episode("b", [0.0], "g1"), episode("c", [0.0], "g1")]
     results = [scored("a", result(1.0)), scored("b", result(0.0)), scored("c", None)]
     options = {"omega": 0.25, "gamma": 0.9, "epsilon": 0.0}

@@ -33,7 +33,7 @@ def test_what_is_json_is_read_as_python_reads_it(value: Any, encoding: str) -> N
         ("{", "Expecting property name"),
     ],
 )
-def test_what_python_alone_reads_is_refused(text: str, told: str) -> None:
+def test_non_standard_json_is_rejected(text: str, told: str) -> None:
     for given_text in (text, text.encode()):
         with pytest.raises(ValueError, match=told):
             parse_json(given_text)

@@ -302,7 +302,7 @@ class TestClasses:
             reward_function(resources={"judge": 1})(lambda messages: ONE)
 
 
-def test_a_signature_that_is_wrong_is_told_with_its_line_and_the_nearest_name():
+def test_wrong_signature_is_rejected_with_line_and_nearest_name():
     told = r"test_typed_interface\.py:\d+: reward 'f': .*'messages' instead of 'mesages'"
     with pytest.raises(ConfigError, match=told):
 

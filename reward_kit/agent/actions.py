@@ -20,11 +20,11 @@ from reward_kit.models import FunctionCall, Message, ToolCall
 from reward_kit.safe_input import parse_json
 
 MAX_NESTING = 100
-"""Levels of a call's arguments. Deeper ones are a model's slip, and could not be stored."""
+"""Nesting levels of a call's arguments; deeper ones are a model's mistake, and could not be stored."""
 
 
 class RawToolCall(NamedTuple):
-    """A call as the model wrote it: `arguments` is a text that should be a JSON object."""
+    """A call as the model wrote it: `arguments` is text that should be a JSON object."""
 
     name: str
     arguments: str
@@ -37,10 +37,10 @@ def parse_action(message: Message) -> Action:
     return action_from_parts(message.text, calls, message.reasoning_content)
 
 
-def action_from_parts(text: str, written: Sequence[RawToolCall], reasoning: str | None) -> Action:
+def action_from_parts(text: str, raw_calls: Sequence[RawToolCall], reasoning: str | None) -> Action:
     """Return the action of an assistant message with these parts."""
     calls: list[dict[str, Any]] = []
-    for call in written:
+    for call in raw_calls:
         try:
             # Some models write nothing at all for a tool without parameters.
             arguments = parse_json(call.arguments) if call.arguments.strip() else {}
@@ -90,19 +90,19 @@ def assistant_message(action: Action, step: int) -> Message:
 
 
 def call_ids(action: Action, step: int) -> list[str]:
-    """Return the ids of an action's calls: their own, or one made of step and position, equal in equal runs.
+    """Return the ids of an action's calls: their own, or one from step and position, equal in equal runs.
 
-    A repeated id is replaced too: answers are matched by it, and endpoints refuse conversations with duplicates.
+    A repeated id is replaced too, since answers are matched by id and endpoints reject duplicates.
     """
     ids: list[str] = []
     for position, call in enumerate(get_tool_calls(action)):
-        own = str(call.get("id") or "")
-        ids.append(own if own and own not in ids else f"call_{step}_{position}")
+        call_id = str(call.get("id") or "")
+        ids.append(call_id if call_id and call_id not in ids else f"call_{step}_{position}")
     return ids
 
 
 def episode_from_messages(rollout_id: str, messages: Sequence[Message]) -> SingleAgentEpisode:
-    """Return a given conversation as a terminated episode without rewards; each assistant message is a step.
+    """Return a conversation as a terminated episode without rewards; each assistant message is a step.
 
     The messages before the first action are its first observation, those after an action the next one. Its
     `custom_data` is left to the caller.
@@ -120,7 +120,7 @@ def episode_from_messages(rollout_id: str, messages: Sequence[Message]) -> Singl
 
 
 def as_text(value: Any) -> str:
-    """Return the result of a tool as the agent reads it: text as it is, None as "", everything else as JSON."""
+    """Return a tool's result as text for the agent: strings unchanged, None as "", everything else as JSON."""
     if isinstance(value, str):
         return value
     return "" if value is None else json_text(value)
@@ -132,7 +132,7 @@ def json_text(value: Any) -> str:
 
 
 def to_plain_data(value: Any) -> Any:
-    """Return `value` as the JSON data it will be stored as; a value without a JSON form raises a TypeError."""
+    """Return `value` as the JSON data that is stored; a value without a JSON form raises a TypeError."""
     return json.loads(_STORED_ENCODER.encode(value))
 
 
@@ -146,6 +146,6 @@ def _json_default(value: Any) -> Any:
     raise TypeError(f"{type_name(value)} has no JSON form; return text or plain data")
 
 
-# Made once: `json.dumps` makes one at every call that has options.
+# Made once: `json.dumps` with options makes one per call.
 _TEXT_ENCODER = json.JSONEncoder(ensure_ascii=False, default=_json_default)
 _STORED_ENCODER = json.JSONEncoder(default=_json_default)

@@ -1,4 +1,4 @@
-"""`RunBudget` and `EpisodeClock`: what a run may use, and the time of an episode.
+"""`RunBudget` and `EpisodeClock`: the limits of a run, and the time of an episode.
 
 All workers of a run spend from one `RunBudget`. Once it is used up no episode takes another step: those in flight stop
 with `StopReason.RUN_LIMIT`, and run again when the run is resumed with a larger budget.
@@ -25,7 +25,7 @@ class ActionUsage(NamedTuple):
 
 
 class ReachedLimit(NamedTuple):
-    """A limit that is reached: its key among the run's limits, and a description."""
+    """A reached limit: its key among the run's limits, and a description."""
 
     key: str
     text: str
@@ -36,7 +36,7 @@ class RunBudget:
 
     Args:
         limits: unlimited by default.
-        seconds: time that earlier processes worked on the same run.
+        seconds: time spent by earlier processes of the same run.
     """
 
     def __init__(self, limits: RunLimitsModel | None = None, *, seconds: float = 0.0) -> None:
@@ -52,7 +52,7 @@ class RunBudget:
 
     @property
     def seconds(self) -> float:
-        """Time worked on the run."""
+        """Seconds spent on the run, earlier processes included."""
         return time.monotonic() - self._began
 
     def exhausted(self) -> ReachedLimit | None:
@@ -70,7 +70,7 @@ class RunBudget:
 
 
 class EpisodeClock:
-    """Measures an episode's own time: it stands still while the episode waits for its turn at a model's endpoint.
+    """Measures an episode's own time: it pauses while the episode waits in the queue of a model's endpoint.
 
     Otherwise an outage, which pauses the run, would use up the time of every episode in flight.
 
@@ -88,13 +88,13 @@ class EpisodeClock:
 
     @property
     def seconds(self) -> float:
-        """Seconds that the episode has worked."""
+        """Seconds so far, without pauses."""
         now = time.perf_counter() if self._paused_since is None else self._paused_since
         return now - self._began - self.waited_s
 
     @property
     def left_s(self) -> float | None:
-        """The rest of the limit, at least 0; None without one."""
+        """Seconds left of the limit, at least 0; None without one."""
         return None if self._limit_s is None else max(self._limit_s - self.seconds, 0.0)
 
     @contextmanager

@@ -1,8 +1,8 @@
 """`StepData`, the view of a step for credit assignment, and `StopReason`, why an episode ended.
 
 The token facts of an action (`PolicyOutput.log_probs`) are written to an episode and read back here. Ids go to the
-episode's tokens, which keep only what is new of a prompt; usage and finish reason are facts of the step; facts that do
-not make a turn, such as sampled ids without their prompt, go to the step's outputs.
+episode's tokens, which keep only what is new of a prompt; usage and finish reason are facts of the step; facts that
+make no turn, such as sampled ids without their prompt, go to the step's outputs.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ class StopReason(StrEnum):
     ANSWERED = "answered"
     """The policy gave a text action, and the task ends on text."""
     TERMINATE_ACTION = "terminate_action"
-    """The policy chose to end: a terminate action, or the task's terminate tool."""
+    """The policy ended the episode: a terminate action, or the task's terminate tool."""
     STOP_PHRASE = "stop_phrase"
     """An output contained one of the task's stop phrases."""
     TERMINATION_REGEX = "termination_regex"
     """An output matched the task's termination regex."""
     ENVIRONMENT_TERMINATED = "environment_terminated"
-    """The environment ended the task, for better or worse."""
+    """The environment ended the task, successfully or not."""
     RECORDED = "recorded"
     """The transcript was imported, not collected."""
     USER_STOPPED = "user_stopped"
     """The simulated user ended the conversation."""
     ENVIRONMENT_TRUNCATED = "environment_truncated"
-    """The environment stopped for an outside reason, such as its own time limit, which its configuration may raise."""
+    """The environment truncated the episode, for example at its own time limit."""
     MAX_STEPS = "max_steps"
     """The step limit was reached: raise `max_episode_steps`, or find out why the agent does not finish."""
     TOKEN_LIMIT = "token_limit"
-    """The episode used up its tokens: `limits.total_tokens`."""
+    """The episode reached its token limit: `limits.total_tokens`."""
     OUTPUT_LIMIT = "output_limit"
-    """The closing answer was cut off by the model's own limit (`finish_reason` "length"): raise its `max_tokens`."""
+    """The final answer was cut off by the model's limit (`finish_reason` "length"): raise its `max_tokens`."""
     CONTEXT_LIMIT = "context_limit"
     """The conversation no longer fits the model: take fewer steps, or lower `limits.tool_output_chars`."""
     COST_LIMIT = "cost_limit"
-    """The episode used up its money: `limits.cost`."""
+    """The episode reached its cost limit: `limits.cost`."""
     WALL_TIME_LIMIT = "wall_time_limit"
-    """The episode used up its time: `limits.wall_time_s`."""
+    """The episode reached its time limit: `limits.wall_time_s`."""
     RUN_LIMIT = "run_limit"
     """The run's budget was used up; the episode is not finished and runs again on resume."""
     ERROR = "error"

@@ -34,14 +34,14 @@ input if it is not the conversation, and `is_final`, which ends the episode.
 
 
 class ToolAnswer(NamedTuple):
-    """The result of a call that the policy made itself: the text, and whether the episode ends with this step."""
+    """The result of a call that the policy made: the text, and whether the episode ends with this step."""
 
     text: str
     is_over: bool
 
 
 OWN_ACCOUNT = ("results", "prompt_messages", "is_final")
-"""Keys of an action that report what the policy did itself; recorded in messages and outputs."""
+"""Keys of an action for a policy's own calls; recorded in messages and outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class AgentPolicy(ABC):
         maybe_path_options: constructor parameters that are a path or a name. In a task file they are relative to it
             if that path exists, or if they begin with a dot.
         object_options: constructor parameters that a task file gives as file.py:name, relative to it; they are loaded.
-        is_free: its actions cost nothing, so that no limit on cost is exceeded.
+        is_free: its actions cost nothing, so limits on cost do not apply.
     """
 
     path_options: ClassVar[tuple[str, ...]] = ()
@@ -104,7 +104,7 @@ class AgentPolicy(ABC):
 
     @property
     def knows_cost(self) -> bool:
-        """The usage of its actions includes their cost, which a limit on cost needs."""
+        """True if the usage of its actions includes their cost, as a cost limit requires."""
         return self.is_free
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
@@ -123,11 +123,11 @@ class AgentPolicy(ABC):
         """
 
     async def on_episode_end(self, messages: Sequence[Message]) -> None:
-        """Inspect the whole conversation of an episode that did not fail, before `close`; an error breaks it."""
+        """Inspect the conversation of an episode without failure, before `close`; an error fails the episode."""
         return
 
     async def close(self) -> None:
-        """Release resources, once: a session's after its episode, also a failed one; a policy's after all sessions."""
+        """Release resources, once: a session's after its episode, even a failed one; a policy's after all sessions."""
         return
 
 

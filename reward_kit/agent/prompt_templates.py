@@ -1,4 +1,4 @@
-"""Message templates of task files: Jinja in a sandbox, with a bound on what one rendering may do.
+"""Message templates of task files: Jinja in a sandbox, with a limit on the work of one rendering.
 
 A template comes from a task file and its values from a dataset, so either may be hostile. Jinja's own sandbox keeps
 templates from Python; it does not keep `{% for %}` loops, `'x' * 10**10` or `|center(10**10)` from taking all time and
@@ -43,7 +43,7 @@ class TemplateLimitError(Exception):
 
 
 class _Budget:
-    """The work that is left to one rendering."""
+    """The remaining work of one rendering."""
 
     def __init__(self) -> None:
         self._left, self._end = TEMPLATE_WORK, time.thread_time() + TEMPLATE_CPU_S
@@ -54,7 +54,7 @@ class _Budget:
         if self._left < 0:
             raise TemplateLimitError(f"it makes more than {TEMPLATE_WORK:,} characters, counting list items and steps")
         if time.thread_time() > self._end:
-            raise TemplateLimitError(f"it takes more than {TEMPLATE_CPU_S:g} s of processor time")
+            raise TemplateLimitError(f"it takes more than {TEMPLATE_CPU_S:g} s of CPU time")
 
 
 _budget: ContextVar[_Budget] = ContextVar("_budget")
@@ -78,7 +78,7 @@ def compile_template(text: str) -> tuple[jinja2.Template, frozenset[str]]:
 
 
 def render_template(template: jinja2.Template, fields: Mapping[str, Any]) -> str:
-    """Return the text of a template; a TemplateLimitError if it does more than a rendering may."""
+    """Return the text of a template; raise a TemplateLimitError beyond the limits."""
     token = _budget.set(_Budget())
     try:
         pieces, size = [], 0
@@ -100,27 +100,27 @@ def _spend(work: int) -> None:
 
 
 def _paid(value: Any) -> Any:
-    """Return the value after paying for everything in it; a list that holds another one twice pays twice."""
+    """Return the value after paying for its contents; a list that is contained twice pays twice."""
     _spend(1)
     pending = [value]
     while pending:
-        one = pending.pop()
-        if isinstance(one, str | bytes):
-            _spend(len(one))
-        elif isinstance(one, Mapping):
-            _spend(_ITEM * len(one))
-            pending += itertools.chain(one.keys(), one.values())
-        elif isinstance(one, list | tuple | set | frozenset):
-            _spend(_ITEM * len(one))
-            pending += one
+        item = pending.pop()
+        if isinstance(item, str | bytes):
+            _spend(len(item))
+        elif isinstance(item, Mapping):
+            _spend(_ITEM * len(item))
+            pending += itertools.chain(item.keys(), item.values())
+        elif isinstance(item, list | tuple | set | frozenset):
+            _spend(_ITEM * len(item))
+            pending += item
     return value
 
 
-def _small(what: str, values: Iterable[Any]) -> None:
-    """Refuse a width, a count or a precision that would make an enormous text."""
+def _check_small(name: str, values: Iterable[Any]) -> None:
+    """Reject a width, count or precision that would make an enormous text."""
     for value in values:
         if isinstance(value, int | float) and not -TEMPLATE_NUMBER <= value <= TEMPLATE_NUMBER:
-            raise TemplateLimitError(f"it gives {what!r} a number above {TEMPLATE_NUMBER:,}")
+            raise TemplateLimitError(f"it gives {name!r} a number above {TEMPLATE_NUMBER:,}")
 
 
 class _Payments(NodeTransformer):
@@ -169,7 +169,7 @@ class _Formatter(sandbox.SandboxedFormatter):
 
 
 class _BoundedEnvironment(sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, in which work is paid for."""
+    """Jinja's sandbox, with every operation paid for."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -210,7 +210,7 @@ class _BoundedEnvironment(sandbox.ImmutableSandboxedEnvironment):
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(owner, str | bytes | int):
             if name in _PADDING:
-                _small(name, args)
+                _check_small(name, args)
             if name in _REPEATING:
                 _spend(_repeated(owner, name, args))
         return _paid(super().call(__context, __obj, *args, **kwargs))
@@ -248,17 +248,17 @@ def _paying_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any
     @wraps(function)  # Jinja's mark that it wants the context or the environment is copied too
     def paying(*args: Any, **kwargs: Any) -> Any:
         _spend(_STEP)
-        marked = hasattr(function, "jinja_pass_arg")
-        value, rest = args[int(marked)], [*args[int(marked) + 1 :], *kwargs.values()]
+        has_context = hasattr(function, "jinja_pass_arg")
+        value, rest = args[int(has_context)], [*args[int(has_context) + 1 :], *kwargs.values()]
         if name in _PADDING_FILTERS:
-            _small(name, rest)
-        texts = sum(len(one) for one in rest if isinstance(one, str))
+            _check_small(name, rest)
+        texts = sum(len(argument) for argument in rest if isinstance(argument, str))
         if name == "format":
             return _percent(str(value), kwargs or tuple(rest))
         if name == "replace" and len(rest) >= 2:
             _spend(str(value).count(str(rest[0])) * len(str(rest[1])))
         elif name == "indent":
-            _spend((str(value).count("\n") + 1) * (texts + sum(one for one in rest if isinstance(one, int))))
+            _spend((str(value).count("\n") + 1) * (texts + sum(width for width in rest if isinstance(width, int))))
         elif name in ("join", "wordwrap", "urlize", "xmlattr") and hasattr(value, "__len__"):
             _spend(len(value) * (texts + 1))
         elif name == "sum" and isinstance(kwargs.get("start", rest[1] if len(rest) > 1 else 0), str | list | tuple):

@@ -94,8 +94,8 @@ class RLRolloutWorker:
         environment: a resource that is set up already and that you close; episodes run in forks of its present state.
             One that cannot be forked runs one episode at a time: the first in its present state, each later one after a
             reset. By default the task's `resource_type` is built.
-        tools: the task's own tools; `runs.tasks` loads those of `tools_module_path`.
-        user: answers the agent's texts; `runs.users` makes the one of the task's `user`.
+        tools: the task's own tools; `runs.tasks` loads them from `tools_module_path`.
+        user: answers the agent's texts; `runs.users` makes it from the task's `user`.
         budget: shared by all episodes of a run; unlimited by default.
         policy_label: the policy's name in ids and records; by default its class.
 
@@ -127,14 +127,14 @@ class RLRolloutWorker:
                 )
             task_definition, sample = task.definition, task.samples[0]
             tools, user = tools or task.tools, user or task.user
-        _check_everything_loaded(task_definition, tools, user)
+        _check_loaded(task_definition, tools, user)
         if max_episode_steps is not None and max_episode_steps < 1:
             raise ConfigError(f"max_episode_steps is at least 1, got {max_episode_steps}")
         self.task_definition = task_definition
         self.agent_policy = agent_policy
         self.max_episode_steps = max_episode_steps or task_definition.max_episode_steps
         self.environment = environment
-        self.sample = sample or Sample.of_task(task_definition)
+        self.sample = sample or Sample.from_task(task_definition)
         self.tools = tools
         self.user = user
         self.budget = budget or RunBudget()
@@ -232,8 +232,8 @@ class RLRolloutWorker:
             The episode. Its `custom_data` holds the ids, seeds, stop reason and more: `EpisodeFacts`.
         """
         if group is None:
-            async with self.group(self.sample, seed or 0) as own:
-                return await self.collect_episode(own, rollout_index)
+            async with self.group(self.sample, seed or 0) as group:
+                return await self.collect_episode(group, rollout_index)
         start = group.identity(rollout_index)
         clock = EpisodeClock(self.task_definition.limits.wall_time_s)
         live = LiveEpisode(start, SingleAgentEpisode(start.rollout_id), clock=clock)
@@ -298,7 +298,7 @@ class RLRolloutWorker:
                 get_facts(live.episode)["final_state"] = {"kind": snapshot.kind, "payload": snapshot.payload}
 
     def _context(self, live: LiveEpisode, tools: Toolbox) -> EpisodeContext:
-        """Return what the policy's session may know, and the function with which it calls tools while it acts."""
+        """Return the context of the policy's session, with a function to call tools while it acts."""
         start = live.start
 
         async def call_tool(name: str, arguments: Mapping[str, Any] | str) -> ToolAnswer:
@@ -321,29 +321,29 @@ class RLRolloutWorker:
 
     async def _reset(self, live: LiveEpisode, user: UserSession | None) -> None:
         """Record the first messages and observation."""
-        shown = ""
+        observation = ""
         if live.start.resource is not None:
             with self._environment_call("get_observation", live.start.resource):
-                shown = as_text(await live.start.resource.get_observation())
-        messages, opening = self._prompt.render(live.start.sample, shown), None
-        if user is not None and user.begins(messages, shown):
+                observation = as_text(await live.start.resource.get_observation())
+        messages, opening = self._prompt.render(live.start.sample, observation), None
+        if user is not None and user.speaks_first(messages, observation):
             opening = await self._ask_user(live, user, messages)
             messages += opening.messages()
         live.episode.add_messages(messages)
         infos = {"user": opening.facts} if opening is not None else None
-        live.episode.add_env_reset(shown or "\n".join(message.text for message in messages), infos)
+        live.episode.add_env_reset(observation or "\n".join(message.text for message in messages), infos)
         if opening is not None and opening.is_over:
             live.stop(StopReason.USER_STOPPED)
 
     async def _step(self, live: LiveEpisode, session: AgentPolicy, tools: Toolbox, user: UserSession | None) -> None:
-        """Ask for one action, carry it out, and record both."""
+        """Get one action, execute it, and record both."""
         episode, resource = live.episode, live.start.resource
         began = time.perf_counter()
         with self._environment_call("state_key and get_tools_spec", resource):
             if resource is not None:
                 episode.get_infos(-1)["state_key"] = await resource.state_key()
             specs = await tools.specs()
-        asked = time.perf_counter()
+        requested = time.perf_counter()
         limit, left = self.task_definition.limits.policy_time_s, live.clock.left_s
         try:
             with live.clock.deadline(self._policy_seconds(live)) as scope, boundary(PolicyError, self.policy_label):
@@ -362,10 +362,10 @@ class RLRolloutWorker:
         answered = time.perf_counter()
         action = output.action_structured
         with boundary(PolicyError, self.policy_label):
-            to_json_value(action)  # refuse what cannot be stored before carrying it out
+            to_json_value(action)  # reject an action that cannot be stored before executing it
             message = assistant_message(action, len(episode))
         if "prompt_messages" in action and not episode.assistant_turns:
-            # The record begins with what the policy gave its model.
+            # The record begins with the policy's own prompt.
             given = [original.to_chat() for original in episode.messages]
             episode.messages[:] = [Message.model_validate(prompt) for prompt in action["prompt_messages"]]
             episode.get_infos(-1)["given_messages"] = given
@@ -390,8 +390,8 @@ class RLRolloutWorker:
         live.add_step(output, message, execution, stop_reason)
         if stop_reason is not None:
             live.stop(stop_reason, execution.failure)
-        live.policy_s += answered - asked
-        live.environment_s += (asked - began) + (time.perf_counter() - answered)
+        live.policy_s += answered - requested
+        live.environment_s += (requested - began) + (time.perf_counter() - answered)
         logger.debug("%s step %d: %s -> %s", episode.id_, len(episode) - 1, action, execution.info)
 
     async def _ask_user(self, live: LiveEpisode, user: UserSession, messages: Sequence[Message]) -> UserTurn:
@@ -453,7 +453,7 @@ class RLRolloutWorker:
     def _check_cost_known(self, used: ActionUsage, who: str, *, is_free: bool) -> None:
         bounded = self.task_definition.limits.cost is not None or self.budget.limits.cost is not None
         if bounded and used.cost is None and not is_free:
-            raise PolicyError(f"{who} did not say what this action cost, so the limit on cost cannot be kept")
+            raise PolicyError(f"{who} did not report the cost of this action, so the cost limit cannot be enforced")
 
     def _environment_call(self, what: str, resource: ForkableResource | None) -> environment_call:
         return environment_call(what, self.task_definition.limits.environment_time_s, resource)
@@ -476,7 +476,7 @@ class LiveEpisode:
     tokens_used: int = 0
     policy_s: float = 0.0
     environment_s: float = 0.0  # everything but the policy
-    usage: dict[str, float] = field(default_factory=dict)  # summed, as the policy reports it
+    usage: dict[str, float] = field(default_factory=dict)  # sums of the policy's reports
     user_usage: dict[str, float] = field(default_factory=dict)
     own_calls: Execution | None = None  # made by the policy itself in the current turn
     stop_reason: StopReason | None = None
@@ -505,7 +505,7 @@ class LiveEpisode:
                 account[key] = account.get(key, 0) + value
         reported = usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
         ids = (facts.get("prompt_ids"), facts.get("token_ids"))
-        tokens = int(reported) or sum(len(known) for known in ids if known is not None)
+        tokens = int(reported) or sum(len(token_ids) for token_ids in ids if token_ids is not None)
         self.tokens_used += tokens
         return ActionUsage(tokens, usage.get("cost"))
 
@@ -524,7 +524,7 @@ class LiveEpisode:
         episode.add_assistant_message(message)
         episode.add_messages(execution.messages)
         episode.add_env_step(
-            "\n".join(shown.text for shown in execution.messages),
+            "\n".join(result.text for result in execution.messages),
             {key: value for key, value in action.items() if key not in OWN_ACCOUNT},
             execution.reward,
             execution.info,
@@ -578,8 +578,8 @@ async def collect_group(
     return [episodes[index] for index in range(size)]
 
 
-def _check_everything_loaded(task: TaskDefinitionModel, tools: ToolRegistry | None, user: SimulatedUser | None) -> None:
-    """Refuse a task that names tools, a user or a server that were not passed and would silently be missing."""
+def _check_loaded(task: TaskDefinitionModel, tools: ToolRegistry | None, user: SimulatedUser | None) -> None:
+    """Raise a ConfigError for a task whose tools, user or server were not passed."""
     config = task.base_resource_config
     parts = config.get("resources") or ()
     has_server = "resource_server" in config or any("resource_server" in (part.get("config") or {}) for part in parts)
@@ -590,6 +590,6 @@ def _check_everything_loaded(task: TaskDefinitionModel, tools: ToolRegistry | No
     }
     if key := next((key for key, is_missing in missing.items() if is_missing), None):
         raise ConfigError(
-            f"task {task.name!r}: {key} is named, and what it names is not here: pass what "
-            "runs.tasks.load_task and runs.users.make_user make of the task file, or take the key out"
+            f"task {task.name!r}: {key} is set, but its object was not passed: use "
+            "runs.tasks.load_task and runs.users.make_user to load it from the task file, or remove the key"
         )

@@ -23,10 +23,10 @@ class PromptError(ConfigError):
 
     Attributes:
         key: of the template in the task file.
-        problem: the message without the sample.
+        problem: the message without the sample's location.
     """
 
-    # The message comes first and the rest has defaults, so that the error can be pickled.
+    # The other parameters have defaults, so that the error can be pickled.
     def __init__(self, message: str, key: tuple[str | int, ...] = (), problem: str = "") -> None:
         super().__init__(message)
         self.key, self.problem = key, problem
@@ -41,7 +41,7 @@ class Sample:
         row: the fields that message templates and reward functions may use.
         ground_truth: passed to reward functions, never to the policy.
         resource_config: overrides the task's `base_resource_config`.
-        where: file and line, for messages to the user.
+        where: file and line, for messages.
     """
 
     id: str
@@ -51,12 +51,12 @@ class Sample:
     where: str = ""
 
     @property
-    def place(self) -> str:
-        """The sample's id, file and line, for messages to the user."""
+    def location(self) -> str:
+        """The sample's id, file and line, for messages."""
         return f"sample {self.id!r}" + (f" ({self.where})" if self.where else "")
 
     @classmethod
-    def of_task(cls, task: TaskDefinitionModel) -> Sample:
+    def from_task(cls, task: TaskDefinitionModel) -> Sample:
         """Return the task itself as a sample, if it has no dataset."""
         return cls(task.name, ground_truth=task.ground_truth)
 
@@ -103,7 +103,7 @@ def make_rollout_id(group_id: str, rollout_index: int) -> str:
 
 
 class Prompt:
-    """The first messages of a task's episodes: its templates, compiled once or refused with a ConfigError.
+    """The first messages of a task's episodes: its templates, compiled once; an invalid one raises a ConfigError.
 
     Attributes:
         shows_observation: a template uses the environment's first observation.
@@ -137,7 +137,7 @@ class Prompt:
         """Return the first messages of an episode of `sample`, with the environment's first observation as text.
 
         The sample's row fills the templates; a row's own `messages` are used if the task has none. A template that does
-        not fit the row, and invalid messages, are a ConfigError.
+        not fit the row, or an invalid message, raises a ConfigError.
         """
         messages: list[Message] = []
         fields = {"observation": "", **sample.row, **({"observation": observation} if observation else {})}
@@ -159,7 +159,7 @@ class Prompt:
                 messages = pydantic.TypeAdapter(list[Message]).validate_python(sample.row.get("messages") or [])
             except pydantic.ValidationError as error:
                 problems = "; ".join(describe_validation_error(error))
-                raise ConfigError(f"{sample.place}: messages: {problems}") from None
+                raise ConfigError(f"{sample.location}: messages: {problems}") from None
         if observation and not self.shows_observation:
             messages.append(Message(role="user", content=observation))
         return messages
@@ -182,4 +182,4 @@ class Prompt:
                 problem = f"message template {text[:60]!r}: {cause}"
             else:
                 problem = f"{error}; the row's fields: {', '.join(sorted(map(str, sample.row))) or 'none'}"
-            raise PromptError(f"{sample.place}: {problem}", key, problem) from cause
+            raise PromptError(f"{sample.location}: {problem}", key, problem) from cause

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 GREETING = "Hello! What can I do for you?"
 """The first message to a user who speaks first; many endpoints refuse a conversation without a user message."""
 WHO = "the simulated user"
-"""The user's name in messages and failures, beside the labels of policies."""
+"""The user's name in messages and failures."""
 NO_ANSWER = "(no answer)"
-"""The text that the user reads for an empty one of the agent."""
+"""The text shown to the user for an empty text of the agent."""
 AGENT, USER = "agent", "user"
 Replies = Sequence[str] | Callable[[Sequence[Message], Mapping[str, Any]], Any]
 
@@ -54,7 +54,7 @@ class UserTurn:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def messages(self) -> list[Message]:
-        """Return the messages added to the conversation: none if the user leaves without a word."""
+        """Return the messages added to the conversation; none if the user leaves without text."""
         return [Message(role="user", content=self.text)] if self.text or not self.is_over else []
 
 
@@ -64,7 +64,7 @@ class SimulatedUser:
     Args:
         policy: answers as the user: a text action is the user's message, terminate ends the conversation.
         instructions: the system message of that policy, a template over the sample's row.
-        stop_phrase: an answer that contains it is the last one; the agent reads it without the phrase.
+        stop_phrase: an answer that contains it is the last; the phrase is removed from it.
         opens: the user speaks first; by default if no message of the task is the user's.
 
     Raises:
@@ -94,7 +94,7 @@ class SimulatedUser:
         return self.policy.knows_cost
 
     def check(self, sample: Sample) -> None:
-        """Fill the templates, as `open` will; a field that the sample's row does not have raises a ConfigError."""
+        """Fill the templates, as `open` will; a field missing from the sample's row raises a ConfigError."""
         self._instructions.render(sample)
 
     async def open(self, start: EpisodeStart) -> UserSession:
@@ -156,7 +156,7 @@ class ScriptedUser(SimulatedUser):
                 text = function(conversation, row)
                 text = await text if inspect.isawaitable(text) else text
                 if not isinstance(text, str):
-                    raise PolicyError(f"the function of a scripted user returns a text, not {text!r:.80}")
+                    raise PolicyError(f"the function of a scripted user must return a string, not {text!r:.80}")
                 return {"type": "text", "content": text}
 
             return ScriptedPolicy(speak)
@@ -165,7 +165,7 @@ class ScriptedUser(SimulatedUser):
         elif "replies" in sample.row:
             texts = _check_texts(sample.row["replies"], f"sample {sample.id!r}: replies")
         else:
-            raise ConfigError(f"sample {sample.id!r} has no 'replies', and neither has the scripted user of its task")
+            raise ConfigError(f"sample {sample.id!r} has no 'replies', and the scripted user of the task has none")
         return ScriptedPolicy([{"type": "text", "content": text} for text in texts])
 
 
@@ -188,17 +188,17 @@ class UserSession:
         self._observation = ""
         self._heard: list[tuple[Message, Message | None]] = []
 
-    def begins(self, messages: Sequence[Message], observation: str) -> bool:
+    def speaks_first(self, messages: Sequence[Message], observation: str) -> bool:
         """Return whether the user speaks first. Call it once, before `reply`.
 
         The environment's first observation may be one of the task's first messages; the user does not see it.
         """
         self._observation = observation
-        is_spoken_for = any(_is_of_user(message, observation) for message in messages)
-        begins = not is_spoken_for if self._opens is None else self._opens
-        if begins:
+        has_user_message = any(_is_from_user(message, observation) for message in messages)
+        speaks_first = not has_user_message if self._opens is None else self._opens
+        if speaks_first:
             self._first.append(Message(role="user", content=GREETING))
-        return begins
+        return speaks_first
 
     async def reply(self, messages: Sequence[Message]) -> UserTurn:
         """Return the user's next message, given the conversation as the agent sees it.
@@ -207,17 +207,17 @@ class UserSession:
             PolicyError: the user's policy returned no action, or called a tool.
         """
         # A message stays the same object from turn to turn, so that the policy encodes it once.
-        before: list[tuple[Message | None, Message | None]] = [*self._heard, *[(None, None)] * len(messages)]
+        seen: list[tuple[Message | None, Message | None]] = [*self._heard, *[(None, None)] * len(messages)]
         self._heard = [
-            (message, known if old is message else heard_by_user(message, self._observation))
-            for message, (old, known) in zip(messages, before, strict=False)
+            (message, known if previous is message else to_user_view(message, self._observation))
+            for message, (previous, known) in zip(messages, seen, strict=False)
         ]
         conversation = [*self._first, *(heard for _, heard in self._heard if heard is not None)]
         with _named_failures():
             output = await next_action(self._policy, conversation, None)
         action = output.action_structured
         if action["type"] not in ("text", "terminate"):
-            raise PolicyError(f"{WHO} called a tool, and a user has none: {action!r:.200}")
+            raise PolicyError(f"{WHO} called a tool, but users have none: {action!r:.200}")
         text = action.get("content") or ""
         stops = action["type"] == "terminate" or self._stop_phrase in text
         known = {key: value for key, value in (output.log_probs or {}).items() if value is not None}
@@ -225,7 +225,7 @@ class UserSession:
         facts: dict[str, Any] = to_plain_data({"raw": raw, **known})
         if self._unrecorded:  # recorded with the first answer, since they are not in the conversation
             facts["instructions"], self._unrecorded = self._unrecorded, ""
-        if stops:  # one gap is left where the phrase had gaps on both sides
+        if stops:  # keep one space or line break where the phrase had some on both sides
             pattern = rf"\s+(?:{re.escape(self._stop_phrase)}\s+)+"
             text = re.sub(pattern, lambda cut: "\n" if "\n" in cut[0] else " ", text)
             text = text.replace(self._stop_phrase, "").strip()
@@ -237,14 +237,14 @@ class UserSession:
             await self._policy.close()
 
 
-def heard_by_user(message: Message, observation: str) -> Message | None:
+def to_user_view(message: Message, observation: str) -> Message | None:
     """Return a message as the user's policy sees it; None if it is hidden, as the environment's `observation` is."""
     if message.role == "assistant" and not message.tool_calls and not message.function_call:
         return Message(role="user", content=message.text or NO_ANSWER)
-    return Message(role="assistant", content=message.text) if _is_of_user(message, observation) else None
+    return Message(role="assistant", content=message.text) if _is_from_user(message, observation) else None
 
 
-def _is_of_user(message: Message, observation: str) -> bool:
+def _is_from_user(message: Message, observation: str) -> bool:
     return message.role == "user" and not (observation and message.text == observation)
 
 
@@ -258,7 +258,7 @@ class _RowTemplates:
 
     def render(self, sample: Sample) -> list[Message]:
         if self._prompt.shows_observation and "observation" not in sample.row:
-            raise ConfigError("{{ observation }}: what the world shows is not for the user")
+            raise ConfigError("{{ observation }}: the user does not see the environment; remove it")
         return [] if self._is_empty else self._prompt.render(sample)
 
 
@@ -281,7 +281,7 @@ def _check_texts(value: Any, what: str) -> list[str]:
 
 
 class _UserTurn(NamedTuple):
-    """A recorded message of the user; None if they left without a word."""
+    """A recorded message of the user; None if they left without text."""
 
     message: Message | None
     facts: Mapping[str, Any]
@@ -415,7 +415,7 @@ def _add_user_conversation(user: SingleAgentEpisode, episode: SingleAgentEpisode
         if t >= 0:
             messages = [episode.messages[episode.assistant_turns[t]], *messages]
         own = turn.message if turn is not None else None
-        heard = (heard_by_user(message, observation) for message in (messages if own is None else messages[:-1]))
+        heard = (to_user_view(message, observation) for message in (messages if own is None else messages[:-1]))
         user.add_messages(message for message in heard if message is not None)
         if turn is not None:
             user.add_assistant_message(Message(role="assistant", content=own.text if own is not None else ""))

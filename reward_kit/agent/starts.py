@@ -110,7 +110,7 @@ class EpisodeStart:
     resource: ForkableResource | None = None
     fork: str | None = None  # "native", "replay" or "none" (a fresh start)
     state_key: str | None = None
-    verified: bool | None = None  # the start is proved to be the group's
+    verified: bool | None = None  # the start equals the group's
 
 
 class GroupStart:
@@ -169,7 +169,7 @@ class GroupStart:
         if shared is None and self._kind is None and task.resource_type is None:
             return start
         kind = type(shared.resource) if shared is not None else self._kind or resource_class(task.resource_type or "")
-        config = merged_config(kind, task.base_resource_config, sample.resource_config, sample.place)
+        config = merged_config(kind, task.base_resource_config, sample.resource_config, sample.location)
         fork_kind = kind.fork_kind_for(config)
         if fork_kind != "none":
             # One fork at a time: resources need not support concurrent forks.

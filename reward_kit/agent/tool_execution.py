@@ -36,13 +36,13 @@ from reward_kit.errors import (
 )
 from reward_kit.models import Message, TaskDefinitionModel
 
-NOT_CARRIED_OUT = "Not carried out: the episode is over."
+NOT_EXECUTED = "Not executed: the episode is over."
 logger = logging.getLogger("reward_kit.agent")
 
 
 @dataclass(slots=True)
 class Execution:
-    """The results of one action: the messages that follow it, the sum of the rewards, JSON-safe facts for the step."""
+    """The results of one action: its messages, the sum of its rewards, and JSON-safe facts for the step."""
 
     messages: list[Message] = field(default_factory=list)
     reward: float | None = None
@@ -55,13 +55,13 @@ class Execution:
 
     @property
     def is_over(self) -> bool:
-        """No further call of this action is executed."""
+        """True if no further call of this action is executed."""
         ended = self.terminated or self.truncated or self.wants_end
         return ended or self.is_interrupted or self.failure is not None
 
 
 class Toolbox:
-    """Every tool that an agent can call in one episode: the resource's, the task's own, and the terminate tool."""
+    """The tools of one episode: the resource's, the task's own, and the terminate tool."""
 
     def __init__(
         self, task: TaskDefinitionModel, resource: ForkableResource | None, registry: ToolRegistry | None
@@ -94,10 +94,10 @@ class Toolbox:
     async def execute(
         self, action: Action, step: int, seconds_left: float | None, done: Execution | None = None
     ) -> Execution:
-        """Make the calls of an action, one after another.
+        """Execute the calls of an action in order.
 
-        A call that fails answers the agent with the error. A resource that breaks, or does not answer in time, ends the
-        episode: its state is unknown. The results are added to `done`.
+        A failed call returns its error to the agent. A resource that fails or times out ends the episode, since its
+        state is unknown. The results are added to `done`.
         """
         done = Execution() if done is None else done
         calls, limit = get_tool_calls(action), self._output_chars
@@ -121,7 +121,7 @@ class Toolbox:
     ) -> tuple[str, dict[str, Any]]:
         """Return the text that answers one call, and facts about it."""
         if done.is_over:
-            return NOT_CARRIED_OUT, {"skipped": True}
+            return NOT_EXECUTED, {"skipped": True}
         name, arguments = call["name"], call.get("arguments") or {}
         try:
             if "arguments_text" in call:

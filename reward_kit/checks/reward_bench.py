@@ -1,4 +1,4 @@
-"""Parts of a reward check: watched calls of the reward, questions with known answers, and the report."""
+"""Parts of a reward check: watched reward calls, questions with known answers, and the report."""
 
 from __future__ import annotations
 

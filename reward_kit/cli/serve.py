@@ -56,7 +56,7 @@ _EXAMPLE = '{"messages": [{"role": "assistant", "content": "42"}], "ground_truth
     help="Rollouts of a reward that may wait; beyond it the answer is 429.",
 )
 @click.option(
-    "--max-batch", type=WholeNumber(1), help="Rollouts in a request.  [default: 1024, or --max-pending if less]"
+    "--max-batch", type=WholeNumber(1), help="Most rollouts in a request.  [default: 1024, or --max-pending if less]"
 )
 @click.option("--max-messages", type=WholeNumber(1), default=10_000, show_default=True, help="Messages in a rollout.")
 @click.option(

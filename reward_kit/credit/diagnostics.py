@@ -14,8 +14,8 @@ FEW_SHARED = 0.05
 """Below this share of steps with a peer, step-level credit has next to no effect."""
 
 # Each with its cause and fix.
-_NOTHING_SCORED = "no trajectory is scored, so nothing has credit: look at the scores' failures"
-_MOSTLY_UNSCORED = "{} of {} trajectories are unscored and take no part: look at the scores' failures"
+_NOTHING_SCORED = "no trajectory is scored, so there is no credit: inspect the failures of the scores"
+_MOSTLY_UNSCORED = "{} of {} trajectories are unscored and left out: inspect the failures of the scores"
 _ALL_SINGLE = (
     "every group has one scored trajectory, so there is nothing to compare it with: collect more rollouts of each "
     "sample, or check the group ids"
@@ -30,8 +30,8 @@ _FEW_SHARED = (
     "canonical_json, similarity)"
 )
 _NEVER_MEET = (
-    "no two trajectories of a group share a state, each only meets itself: check that the group's episodes have the "
-    "same start and that the state key holds nothing of the episode"
+    "no two trajectories of a group share a state: check that the group's episodes have the "
+    "same start and that the state key contains nothing specific to the episode"
 )
 
 

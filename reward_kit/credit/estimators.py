@@ -69,7 +69,7 @@ def grpo_credit(
     """
     check_returns(gamma, default_step_reward)
     check_normalization(normalization, normalization_constant, epsilon)
-    arrays = StepArrays.of(batch, scores, group_ids)
+    arrays = StepArrays.from_batch(batch, scores, group_ids)
     advantages_B = relative(
         arrays.scores_B, arrays.groups_B, normalization, epsilon, normalization_constant=normalization_constant
     )
@@ -118,7 +118,7 @@ def reinforce_plus_plus_baseline_credit(
     """
     check_returns(gamma, default_step_reward)
     check_normalization("std", None, epsilon)
-    arrays = StepArrays.of(batch, scores, group_ids)
+    arrays = StepArrays.from_batch(batch, scores, group_ids)
     centred_B = relative(arrays.scores_B, arrays.groups_B, "mean")
     scored = centred_B[~np.isnan(centred_B)]
     # `hypot` is the root of the sum of squares, even if no float holds a square.
@@ -146,7 +146,7 @@ def opo_credit(
     """
     check_returns(gamma, default_step_reward)
     check_choice("length", length, get_args(Length))
-    arrays = StepArrays.of(batch, scores, group_ids)
+    arrays = StepArrays.from_batch(batch, scores, group_ids)
     weights_B = arrays.lengths_B.astype(np.float64)
     if length != "steps":
         token_ids = [(step.policy_logprobs or {}).get("token_ids") for step in arrays.steps]
@@ -177,7 +177,7 @@ def grpo_passk_credit(
     zero. If several are best, and in a group of one, all get exact zeros. Arguments and errors as in `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
-    arrays = StepArrays.of(batch, scores, group_ids)
+    arrays = StepArrays.from_batch(batch, scores, group_ids)
     advantages_B = np.where(np.isnan(arrays.scores_B), np.nan, 0.0)
     scored = np.flatnonzero(~np.isnan(arrays.scores_B))
     # By group and then by score: the best of a group comes last, the second best right before it.
@@ -209,7 +209,7 @@ def gpg_credit(
     as in `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
-    arrays = StepArrays.of(batch, scores, group_ids)
+    arrays = StepArrays.from_batch(batch, scores, group_ids)
     centred_B = relative(arrays.scores_B, arrays.groups_B, "mean")
     is_scored_B = ~np.isnan(centred_B)
     differs_G = np.bincount(arrays.groups_B, is_scored_B & (centred_B != 0.0)) > 0
@@ -239,7 +239,7 @@ def discounted_returns_credit(
     """
     check_returns(gamma, default_step_reward)
     check_choice("baseline", baseline, get_args(ReturnBaseline))
-    arrays = StepArrays.of(batch, scores, group_ids)
+    arrays = StepArrays.from_batch(batch, scores, group_ids)
     returns_S = arrays.returns_S(gamma, default_step_reward)
     advantages_S = returns_S.copy()
     if baseline == "mean":
@@ -263,7 +263,7 @@ def reinforce_plus_plus_credit(
     """
     check_returns(gamma, default_step_reward)
     check_normalization("std", None, epsilon)
-    arrays = StepArrays.of(batch, scores, group_ids)
+    arrays = StepArrays.from_batch(batch, scores, group_ids)
     returns_S = arrays.returns_S(gamma, default_step_reward)
     one_group_S = np.zeros(len(returns_S), dtype=np.int64)
     return step_credit(arrays, relative(returns_S, one_group_S, "std", epsilon), returns_S)
@@ -293,7 +293,7 @@ def gae_credit(
     """
     check_returns(gamma, default_step_reward)
     check_number("lam", lam, 0.0, 1.0)
-    arrays = StepArrays.of(batch, scores, group_ids)
+    arrays = StepArrays.from_batch(batch, scores, group_ids)
     values_S = arrays.values_S
     bad_S = ~np.isfinite(values_S) & arrays.is_scored_S
     if bad_S.any():
@@ -348,7 +348,7 @@ def turn_level_grpo_credit(
     as in `gigpo_credit`.
     """
     check_returns(gamma, default_step_reward)
-    arrays = StepArrays.of(batch, scores, group_ids)
+    arrays = StepArrays.from_batch(batch, scores, group_ids)
     returns_S = arrays.returns_S(gamma, default_step_reward)
     starts_B = np.cumsum(arrays.lengths_B) - arrays.lengths_B
     turns_S = np.arange(len(returns_S)) - arrays.to_steps(starts_B)
@@ -435,7 +435,7 @@ def gigpo_credit(
         raise ConfigError(f"min_anchor_group_size is a whole number from 1; got {min_anchor_group_size!r}")
     check_number("invalid_action_penalty", invalid_action_penalty, 0.0)
     check_state_hash(state_hash)
-    arrays = StepArrays.of(batch, scores, group_ids)
+    arrays = StepArrays.from_batch(batch, scores, group_ids)
     penalties_S = np.where(arrays.is_valid_S, 0.0, invalid_action_penalty) if invalid_action_penalty else None
     returns_S = arrays.returns_S(gamma, default_step_reward, penalties_S)
     anchors_S = anchor_codes(batch, arrays.to_steps(arrays.groups_B), state_hash)

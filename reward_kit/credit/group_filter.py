@@ -203,10 +203,10 @@ class GroupRefill:
             ConfigError: no try is left, or the verdict is on other groups.
         """
         if self.is_exhausted:
-            raise ConfigError(f"all {self.max_tries} tries are used up; ask for the outcome")
+            raise ConfigError(f"all {self.max_tries} tries are used; call outcome()")
         if groups.keys() != verdict.members.keys():
             differing = sorted(map(str, groups.keys() ^ verdict.members.keys()))
-            raise ConfigError(f"the verdict is on other groups than were collected; only in one: {differing}")
+            raise ConfigError(f"the verdict covers other groups than were collected; only in one: {differing}")
         self._tries += 1
         self._kept += [groups[group] for group in verdict.kept]
         for reason in verdict.dropped.values():

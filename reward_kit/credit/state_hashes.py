@@ -31,7 +31,7 @@ def typed_key(value: Any) -> Hashable:
     try:
         return _key(value)
     except RecursionError as error:
-        raise ConfigError(f"a state hash gave {type_name(value)} nested too deeply to be a key") from error
+        raise ConfigError(f"a state hash returned {type_name(value)} that is nested too deeply") from error
 
 
 def _key(value: Any) -> Hashable:
@@ -66,7 +66,9 @@ def _key(value: Any) -> Hashable:
         return kind, frozenset(map(_key, value))
     if isinstance(value, Mapping):
         return kind, frozenset((_key(key), _key(item)) for key, item in value.items())
-    raise ConfigError(f"a state hash gave {type_name(value)}; give text, plain data, an array, a tensor or a model")
+    raise ConfigError(
+        f"a state hash returned {type_name(value)}; return text, plain data, an array, a tensor or a model"
+    )
 
 
 def stable_text(key: Hashable) -> str:
@@ -208,7 +210,7 @@ def _all_of(hashes: Sequence[OneHash]) -> NamedHash:
         raise ConfigError(f"a list of state hashes has at least one, each a name, mapping or function; got {hashes!r}")
     prepared = [_prepared(one) for one in hashes]
     if any(isinstance(one, NamedHash) and one.threshold is not None for one in prepared):
-        raise ConfigError("state hash 'similarity' links texts that are not equal, and so stands alone, not in a list")
+        raise ConfigError("state hash 'similarity' compares texts approximately and cannot be in a list")
     readers = [_reader_of(one) for one in prepared]
     return NamedHash(lambda step: ("all", [read(step) for read in readers]))
 
@@ -248,7 +250,7 @@ _READERS: Mapping[str, Reader] = {"observation_text": _observation, "state_key":
 
 def _reader(name: str, of: Any) -> Reader:
     if not isinstance(of, str) or of not in _READERS:
-        raise ConfigError(f"state hash {name!r}: of is what it reads; got {of!r}{did_you_mean(str(of), _READERS)}")
+        raise ConfigError(f"state hash {name!r}: of must name a source; got {of!r}{did_you_mean(str(of), _READERS)}")
     return _READERS[of]
 
 
@@ -366,7 +368,7 @@ def _texts(batch: Batch, prepared: NamedHash) -> list[str]:
         if not isinstance(value, str):
             raise ConfigError(
                 f"state hash 'similarity' compares texts; step {len(texts)} of the batch has {type_name(value)} "
-                f"({source}); use 'observation_text' or 'canonical_json', or a function that gives text"
+                f"({source}); use 'observation_text' or 'canonical_json', or a function that returns text"
             )
         texts.append(value)
     return texts

@@ -44,7 +44,7 @@ class StepArrays:
     rewards_S: Floats
 
     @classmethod
-    def of(
+    def from_batch(
         cls, batch: Batch, scores: Sequence[float | None], group_ids: Sequence[Hashable] | None = None
     ) -> StepArrays:
         """Return the arrays of a batch.
@@ -213,10 +213,10 @@ def check_scores(scores: Sequence[float | None]) -> None:
         try:
             is_finite = score is None or math.isfinite(score)
         except (TypeError, OverflowError):
-            problem = f"is a number, or None where it is unscored; got {score!r:.80}"
+            problem = f"must be a number, or None if unscored; got {score!r:.80}"
             raise ConfigError(f"the score of trajectory {index} {problem}") from None
         if not is_finite:
-            raise InvalidResultError(f"the score of trajectory {index} is {score}; use None where it is unscored")
+            raise InvalidResultError(f"the score of trajectory {index} is {score}; use None if it is unscored")
 
 
 # Between these, values and their differences can be squared and added up.

@@ -381,7 +381,7 @@ class JsonClient:
             async with self._session.request(method, url, data=data, allow_redirects=False) as response:
                 return source, response.status, await read_body(response, ENVIRONMENT_ANSWER_BYTES)
         except TooLargeError as error:
-            raise EnvironmentFailure(f"{source}: the answer has more than {error}, which is the limit") from None
+            raise EnvironmentFailure(f"{source}: the response exceeds the limit of {error}") from None
         except TimeoutError as error:
             raise await self._server.failure(f"{source}: no answer within {self._timeout:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -395,7 +395,7 @@ def parse_answer(body: str | bytes, source: str) -> Any:
         check_values(body, ENVIRONMENT_ANSWER_VALUES)
         return parse_json(body)
     except TooLargeError as error:
-        raise EnvironmentFailure(f"{source}: the answer has more than {error}, which is the limit") from None
+        raise EnvironmentFailure(f"{source}: the response exceeds the limit of {error}") from None
     except (ValueError, RecursionError) as error:
         raise EnvironmentFailure(f"{source}: the answer is not JSON ({error}): {_excerpt(body)}") from None
 

@@ -46,7 +46,7 @@ class AllowedIds:
         fits = len(bounds) == len(self.places) + 1 and bounds[0] == 0 and bounds[-1] == len(flat)
         if not fits or (np.diff(bounds) < 0).any():
             raise EpisodeError(
-                f"{len(self.places)} places and {len(flat)} ids do not go with offsets {bounds.tolist()}"
+                f"{len(self.places)} positions and {len(flat)} ids do not match the offsets {bounds.tolist()}"
             )
         self.sets = tuple(np.split(flat, bounds[1:-1])) if len(self.places) else ()
         self.which = np.arange(len(self.places), dtype=np.int32)
@@ -118,7 +118,7 @@ class AllowedTrack:
         self.which.append(number)
 
     def add_sets(self, start: int, sets: Sequence[Ids | None]) -> None:
-        """Add the sets, as `checked_sets` gives them, of tokens that begin at `start`."""
+        """Add the sets, as `check_allowed_ids` gives them, of tokens that begin at `start`."""
         numbers: dict[int, int] = {}  # by identity, since one set is often that of many tokens
         for place, ids in enumerate(sets, start):
             if ids is not None:
@@ -173,13 +173,13 @@ class AllowedTrack:
                 ids = np.array(packed, dtype=np.int32)
             numbers.append(track.number_of(ids))
         if len(state["places"]) != len(state["which"]) or any(not 0 <= n < len(numbers) for n in state["which"]):
-            raise EpisodeError("allowed ids: each place names one of the sets")
+            raise EpisodeError("allowed ids: a position refers to a missing set")
         for place, which in zip(state["places"], state["which"], strict=True):
             track.add(place, numbers[which])
         return track
 
 
-def checked_sets(allowed: Sequence[Allowed], token_ids: Sequence[int], step: int) -> list[Ids | None]:
+def check_allowed_ids(allowed: Sequence[Allowed], token_ids: Sequence[int], step: int) -> list[Ids | None]:
     """Return (N,) the allowed ids of each token of an action, ascending; tokens with the same object share an array.
 
     Raises:
@@ -201,9 +201,7 @@ def checked_sets(allowed: Sequence[Allowed], token_ids: Sequence[int], step: int
             arrays[id(given)] = ids
         index = int(ids.searchsorted(token))
         if index == len(ids) or ids[index] != token:
-            raise EpisodeError(
-                f"step {step}: token {token} was sampled and is not among the {len(ids)} that were allowed"
-            )
+            raise EpisodeError(f"step {step}: sampled token {token} is not among the {len(ids)} allowed ids")
         sets.append(ids)
     return sets
 

@@ -200,7 +200,7 @@ class Column(Generic[T]):
             IndexError: an index is out of range, or the number of new items differs.
             TypeError: `at_indices` is not an index.
         """
-        self._replace(written(self.data, self.lookback, new_data, at_indices, neg_index_as_lookback))
+        self._replace(write(self.data, self.lookback, new_data, at_indices, neg_index_as_lookback))
 
 
 def read(
@@ -228,7 +228,7 @@ def read(
                 return data[lookback + start : lookback + stop]
             size = len(data)
             return _stretch(data, min(lookback + start, size), min(lookback + stop, size))
-    positions = positions_of(len(data), lookback, indices, neg_index_as_lookback, fill is not None)
+    positions = resolve_positions(len(data), lookback, indices, neg_index_as_lookback, fill is not None)
     if isinstance(positions, int):
         if not 0 <= positions < len(data):
             return _filler(fill, space, as_one_hot)
@@ -256,7 +256,7 @@ def _several(data: Any, positions: Sequence[int], fill: Any, space: Any, as_one_
     return [one_hot(data[p], space) if p in inside else filler for p in positions]
 
 
-def positions_of(
+def resolve_positions(
     size: int, lookback: int, indices: Any, neg_index_as_lookback: bool, filled: bool = False
 ) -> int | Sequence[int]:
     """Return the positions of `indices` among all `size` items, beyond the ends only if `filled`; an int for an int.
@@ -355,14 +355,14 @@ def _slice_positions(size: int, lookback: int, indices: slice, neg_index_as_look
     return range(start, stop, step)
 
 
-def written(data: Any, lookback: int, new_data: Any, at_indices: Indices, neg_index_as_lookback: bool) -> Any:
+def write(data: Any, lookback: int, new_data: Any, at_indices: Indices, neg_index_as_lookback: bool) -> Any:
     """Return the storage with new items at `at_indices`; a list is changed in place, compact storage never is.
 
     Raises:
         IndexError: an index is out of range, or the number of new items differs.
         TypeError: `at_indices` is not an index.
     """
-    positions = positions_of(len(data), lookback, at_indices, neg_index_as_lookback)
+    positions = resolve_positions(len(data), lookback, at_indices, neg_index_as_lookback)
     if isinstance(positions, int):
         positions, new_data = [positions], [new_data]
     if isinstance(data, np.ndarray):
@@ -380,7 +380,7 @@ def written(data: Any, lookback: int, new_data: Any, at_indices: Indices, neg_in
     else:
         new_items = list(new_data)
     if len(new_items) != len(positions):
-        raise IndexError(f"{len(new_items)} new items for the {len(positions)} places of {at_indices!r}")
+        raise IndexError(f"{len(new_items)} new items for the {len(positions)} positions of {at_indices!r}")
     items = read_list(data)
     for position, item in zip(positions, new_items, strict=True):
         items[position] = item

@@ -68,7 +68,7 @@ def check_reward(reward: Any, id_: str, step: int, agent: Any = None) -> None:
     if getattr(reward, "ndim", None) == 0 and hasattr(reward, "__float__") and not np.iscomplexobj(reward):
         return
     whose = "the reward" if agent is None else f"the reward of agent {agent!r}"
-    raise EpisodeError(f"episode {id_}, step {step}: {whose} is a number; got {reward!r:.80}")
+    raise EpisodeError(f"episode {id_}, step {step}: {whose} must be a number; got {reward!r:.80}")
 
 
 def check_rewards(rewards: Any, id_: str) -> None:
@@ -86,7 +86,7 @@ def check_state(
 ) -> None:
     """Raise an EpisodeError unless `state` is a mapping of a known version with the needed fields and types."""
     if not isinstance(state, Mapping):
-        raise EpisodeError(f"an episode's state is a dict, as get_state gives it; got {state!r:.80}")
+        raise EpisodeError(f"an episode's state is a dict, as get_state returns it; got {state!r:.80}")
     version = state.get("schema_version")
     if version not in versions:
         known = f"version{'s' if len(versions) > 1 else ''} {' and '.join(map(str, versions))}"
@@ -404,7 +404,7 @@ class EpisodeData(EpisodeStatus):
             EpisodeError: the episode is over, or the lookback is negative.
         """
         if self.is_done:
-            raise EpisodeError(f"episode {self.id_} is over and has no successor; it has {self.size()}")
+            raise EpisodeError(f"episode {self.id_} is over and cannot be cut; it has {self.size()}")
         if not len(self._observations):
             raise EpisodeError(f"episode {self.id_}: call add_env_reset before cut")
         return self._part(len(self), len(self), len_lookback_buffer)
@@ -422,7 +422,7 @@ class EpisodeData(EpisodeStatus):
                 "get_observations(i), get_actions(i), …"
             )
         if slice_.step not in (None, 1):
-            raise EpisodeError(f"episode {self.id_}: a chunk is whole, so its slice has no step; got {slice_.step!r}")
+            raise EpisodeError(f"episode {self.id_}: a slice of an episode has no step; got {slice_.step!r}")
         if not len(self._observations):
             raise EpisodeError(f"episode {self.id_}: call add_env_reset before taking a slice")
         start, stop, _ = slice_.indices(self.t - self.t_started)

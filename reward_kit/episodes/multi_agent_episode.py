@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from reward_kit.episodes.columns import same_value
 from reward_kit.episodes.episode_data import REWARD, check_reward, check_state
 from reward_kit.episodes.json_codec import from_json_value, to_json_value
-from reward_kit.episodes.multi_agent_track import ALL, AgentID, AgentTrack, Move, MultiAgentRecord, added
+from reward_kit.episodes.multi_agent_track import ALL, AgentID, AgentTrack, Move, MultiAgentRecord, add_rewards
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import EpisodeError, boundary, did_you_mean
 
@@ -101,7 +101,7 @@ def _collect(
             columns.see(agent, observation, infos.get(agent) or {}, first + i)
         for agent, action in actions.items():
             if agent not in agents:
-                raise EpisodeError(f"agent {agent!r} acts at step {first + i} and has seen nothing yet")
+                raise EpisodeError(f"agent {agent!r} acts at step {first + i}, before its first observation")
             columns = agents[agent]
             if columns.action is not None:
                 raise EpisodeError(f"agent {agent!r} acts twice on its observation at step {columns.env_ts[-1]}")
@@ -110,7 +110,7 @@ def _collect(
             if reward is not None:
                 check_reward(reward, id_, i, agent)
             if agent in agents:
-                agents[agent].reward = added(agents[agent].reward, reward)
+                agents[agent].reward = add_rewards(agents[agent].reward, reward)
             else:
                 early[agent] = early.get(agent, 0.0) + (reward or 0.0)
     return agents, early
@@ -318,9 +318,7 @@ class MultiAgentEpisode(MultiAgentRecord):
             for agent, action in actions.items():
                 if agent not in self._tracks and action is not None:
                     near = did_you_mean(str(agent), map(str, self._tracks))
-                    raise EpisodeError(
-                        f"agent {agent!r} acts and has seen nothing yet; its first observation comes before{near}"
-                    )
+                    raise EpisodeError(f"agent {agent!r} acts before its first observation{near}")
         for agent, reward in rewards.items():
             if type(reward) is not float and reward is not None:
                 check_reward(reward, self.id_, len(self), agent)
@@ -378,7 +376,7 @@ class MultiAgentEpisode(MultiAgentRecord):
             EpisodeError: the slice's step is not 1, or the lookback negative.
         """
         if slice_.step not in (None, 1):
-            raise EpisodeError(f"an episode of several agents is sliced with a step of 1, not {slice_.step}")
+            raise EpisodeError(f"a slice of an episode has no step; got {slice_.step}")
         start, stop, _ = slice_.indices(len(self))
         start, stop = self.env_t_started + start, self.env_t_started + max(start, stop)
         chunk = self._chunk(start, stop, self._lookback if len_lookback_buffer is None else len_lookback_buffer)
@@ -399,7 +397,7 @@ class MultiAgentEpisode(MultiAgentRecord):
             EpisodeError: the episode is over, or the lookback negative.
         """
         if self.is_done:
-            raise EpisodeError(f"episode {self.id_} is over and has no successor; it has {self.size()}")
+            raise EpisodeError(f"episode {self.id_} is over and cannot be cut; it has {self.size()}")
         waits = [self.env_t - t.env_ts[-1] for t in self._tracks.values() if not t.episode.is_done]
         needed = len_lookback_buffer if len_lookback_buffer < 0 else max([len_lookback_buffer, *waits])
         return self._chunk(self.env_t, self.env_t, needed)
@@ -435,8 +433,8 @@ class MultiAgentEpisode(MultiAgentRecord):
         """
         if other.id_ != self.id_ or self.is_done or other.env_t_started != self.env_t:
             raise EpisodeError(
-                f"episode {self.id_!r} ({self.size()}) stops at step {self.env_t} of the environment; what follows it "
-                f"has the same id and begins there, and this is {other.id_!r} from step {other.env_t_started}"
+                f"episode {self.id_!r} ({self.size()}) stops at step {self.env_t} of the environment; the next chunk "
+                f"must have the same id and begin there; got {other.id_!r} from step {other.env_t_started}"
             )
         other.validate()
         for agent, track in other._tracks.items():

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from reward_kit.episodes.columns import Column, Indices, positions_of, same_value
+from reward_kit.episodes.columns import Column, Indices, resolve_positions, same_value
 from reward_kit.episodes.episode_data import EpisodeStatus
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.episodes.storage import compact
@@ -43,7 +43,7 @@ class Move(NamedTuple):
         return all(part is None for part in (self.observation, self.action, self.reward, self.infos, self.outputs))
 
 
-class Wanted(NamedTuple):
+class TrackQuery(NamedTuple):
     """The request of a getter: a track, a key of the outputs, and the form of gaps and discrete values."""
 
     what: Track
@@ -86,12 +86,12 @@ class AgentTrack:
         hangs = self.action is not None
         if acts and hangs:
             raise EpisodeError(
-                f"agent {agent!r} acts again before it has seen what came of its last action; an agent acts once for "
-                "each observation"
+                f"agent {agent!r} acts again before it has observed the result of its last action; an agent acts "
+                "once per observation"
             )
         if sees and acts and not move.is_rewarded:
             raise EpisodeError(
-                f"agent {agent!r} acted and got an observation, but no reward; give one, or None where the "
+                f"agent {agent!r} acted and got an observation, but no reward; give a reward, or None if the "
                 "environment gives none"
             )
         if sees and not acts and not hangs and not (move.terminated or move.truncated):
@@ -101,13 +101,13 @@ class AgentTrack:
             )
         if (acts or hangs) and not sees and move.truncated and not move.terminated:
             raise EpisodeError(
-                f"agent {agent!r} acted and was truncated without a last observation; what it would have been worth "
-                "from there cannot be estimated without one"
+                f"agent {agent!r} acted and was truncated without a last observation; give one, since the value of its "
+                "last state is estimated from it"
             )
 
     def take(self, move: Move, env_t: int) -> None:
         """Add this agent's part, which `check` has passed, of the environment step that ends at `env_t`."""
-        self.reward = added(self.reward, move.reward)
+        self.reward = add_rewards(self.reward, move.reward)
         if move.action is not None:
             self.action, self.outputs = move.action, move.outputs
         if self.action is not None:
@@ -163,7 +163,7 @@ class AgentTrack:
         hangs = self.action is not None or (what == "rewards" and self.reward is not None)
         return len(self.env_ts) if what in _SEEN else len(self.env_ts) - 1 + hangs
 
-    def read(self, wanted: Wanted, positions: Any) -> Any:
+    def read(self, wanted: TrackQuery, positions: Any) -> Any:
         """Return the items at `positions`, gaps filled or left out; `ABSENT` if nothing is left."""
         is_seen = wanted.what == "observations" and type(positions) is int and 0 <= positions < len(self.env_ts)
         if is_seen and not wanted.one_hot_discrete:  # an environment runner's read in every step
@@ -197,7 +197,7 @@ class AgentTrack:
         """Return the keys of all extra model outputs, hanging ones included."""
         return list({**self.episode.extra_model_outputs, **(self.outputs or {})})
 
-    def _items(self, wanted: Wanted, get: Callable[..., Any], hanging: Any, positions: Any) -> Any:
+    def _items(self, wanted: TrackQuery, get: Callable[..., Any], hanging: Any, positions: Any) -> Any:
         """Return the items at `positions` of a column with the hanging one behind it."""
         size = len(self.env_ts) if wanted.what in _SEEN else len(self.env_ts) - 1
         if isinstance(positions, Sequence) and size in positions:
@@ -340,14 +340,14 @@ class AgentTrack:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _positions(wanted: Wanted, indices: Indices, neg_index_as_lookback: bool, size: int, lookback: int) -> Any:
+def _positions(wanted: TrackQuery, indices: Indices, neg_index_as_lookback: bool, size: int, lookback: int) -> Any:
     """Return the positions of indices among `size` items: an int, a list, or a range if they have no gaps."""
     filled = wanted.fill is not None
-    positions = positions_of(size, lookback, indices, neg_index_as_lookback, filled)
+    positions = resolve_positions(size, lookback, indices, neg_index_as_lookback, filled)
     return list(positions) if isinstance(positions, range) and (filled or positions.step != 1) else positions
 
 
-def added(collected: float | None, reward: float | None) -> float | None:
+def add_rewards(collected: float | None, reward: float | None) -> float | None:
     """Return the sum, of which either part may be unknown."""
     if collected is None or reward is None:
         return reward if collected is None else collected
@@ -536,7 +536,7 @@ class MultiAgentRecord(EpisodeStatus):
             IndexError: an index is out of range and there is no `fill`.
             EpisodeError: `return_list` with the agents' own steps, which are no common list.
         """
-        wanted = Wanted("observations", None, fill, one_hot_discrete)
+        wanted = TrackQuery("observations", None, fill, one_hot_discrete)
         return self._get(wanted, indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
 
     def get_infos(
@@ -550,7 +550,7 @@ class MultiAgentRecord(EpisodeStatus):
         return_list: bool = False,
     ) -> Any:
         """Return infos by agent; arguments as in `get_observations`."""
-        wanted = Wanted("infos", None, fill)
+        wanted = TrackQuery("infos", None, fill)
         return self._get(wanted, indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
 
     def get_actions(
@@ -565,7 +565,7 @@ class MultiAgentRecord(EpisodeStatus):
         return_list: bool = False,
     ) -> Any:
         """Return actions by agent, each at the step of the observation it answers, hanging ones included."""
-        wanted = Wanted("actions", None, fill, one_hot_discrete)
+        wanted = TrackQuery("actions", None, fill, one_hot_discrete)
         return self._get(wanted, indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
 
     def get_rewards(
@@ -579,7 +579,7 @@ class MultiAgentRecord(EpisodeStatus):
         return_list: bool = False,
     ) -> Any:
         """Return rewards by agent, each at the step of its action and whole, hanging ones included."""
-        wanted = Wanted("rewards", None, fill)
+        wanted = TrackQuery("rewards", None, fill)
         return self._get(wanted, indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
 
     def get_extra_model_outputs(
@@ -601,7 +601,7 @@ class MultiAgentRecord(EpisodeStatus):
         known = {known for track in self._tracks.values() for known in track.output_keys()}
         if key is not None and key not in known:
             raise KeyError(f"no extra model output {key!r}{did_you_mean(key, known)}")
-        wanted = Wanted("extra_model_outputs", key, fill)
+        wanted = TrackQuery("extra_model_outputs", key, fill)
         return self._get(wanted, indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
 
     # Changing
@@ -654,7 +654,7 @@ class MultiAgentRecord(EpisodeStatus):
         return self.is_numpy
 
     def _get(
-        self, wanted: Wanted, indices: Indices, agent_ids: Any, env_steps: bool, neg: bool, return_list: bool
+        self, wanted: TrackQuery, indices: Indices, agent_ids: Any, env_steps: bool, neg: bool, return_list: bool
     ) -> Any:
         tracks = list(self._tracks.items())
         if agent_ids is not None:
@@ -684,11 +684,11 @@ class MultiAgentRecord(EpisodeStatus):
             return self._listed(wanted, tracks, times if isinstance(times, list | range) else [times])
         return self._at(wanted, tracks, times)
 
-    def _at(self, wanted: Wanted, tracks: list[tuple[Any, AgentTrack]], times: Any) -> dict[Any, Any]:
+    def _at(self, wanted: TrackQuery, tracks: list[tuple[Any, AgentTrack]], times: Any) -> dict[Any, Any]:
         values = {agent: track.read(wanted, track.positions(times)) for agent, track in tracks}
         return {agent: value for agent, value in values.items() if value is not ABSENT}
 
-    def _listed(self, wanted: Wanted, tracks: list[tuple[Any, AgentTrack]], times: Any) -> list[dict[Any, Any]]:
+    def _listed(self, wanted: TrackQuery, tracks: list[tuple[Any, AgentTrack]], times: Any) -> list[dict[Any, Any]]:
         is_plain = not self.is_numpy and (wanted.what != "extra_model_outputs" or wanted.key is not None)
         if not (isinstance(times, range) and is_plain):
             return [self._at(wanted, tracks, time) for time in times]

@@ -1,7 +1,7 @@
 """Lines of `episodes.jsonl`: from an episode to its record, and back.
 
-Plain enough for `jq`: the conversation once, and steps that point into it. An observation that repeats the conversation
-is left out. The clock is apart under `timing`, so that two runs of one seed are equal without it.
+Simple enough for `jq`: the conversation once, and steps that point into it. An observation that repeats the
+conversation is omitted. Times are under `timing`, so that runs of the same seed are equal without it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Identity(TypedDict):
 
 
 class StartAndEnd(TypedDict, total=False):
-    """Further facts of a worker, which a transcript has not."""
+    """Further facts of collected episodes, absent from transcripts."""
 
     seeds: dict[str, int]
     start: dict[str, Any]
@@ -40,7 +40,7 @@ class StartAndEnd(TypedDict, total=False):
 
 
 class SampleFacts(TypedDict):
-    """The sample that the episode is about."""
+    """The sample of the episode."""
 
     sample: dict[str, Any]
     ground_truth: Any
@@ -87,7 +87,7 @@ def episode_to_record(episode: SingleAgentEpisode, *, final_state: Mapping[str, 
 
 
 def get_attempt(record: Mapping[str, Any]) -> int:
-    """Return the attempt that a line of an episode or of a score belongs to. Of several the latest counts."""
+    """Return the attempt of an episode's or a score's line; the latest attempt counts."""
     return record.get("attempt") or 0
 
 
@@ -167,8 +167,8 @@ def _read(record: Mapping[str, Any]) -> SingleAgentEpisode:
     episode.assistant_turns.extend(turns)
     if "tokens" in record:
         episode.tokens = EpisodeTokens.from_state(record["tokens"])
-    kept = {key: from_json_value(record.get(key)) for key in (*IDENTITY, *START_AND_END, *SAMPLE, "timing")}
-    episode.custom_data = {**kept, **from_json_value(record.get("custom_data") or {})}
+    facts = {key: from_json_value(record.get(key)) for key in (*IDENTITY, *START_AND_END, *SAMPLE, "timing")}
+    episode.custom_data = {**facts, **from_json_value(record.get("custom_data") or {})}
     return episode
 
 
@@ -176,10 +176,10 @@ T = TypeVar("T")
 
 
 class LatestAttempts(Generic[T]):
-    """The values of the latest attempt of each episode, of the lines that were read so far.
+    """The values of the latest attempt of each episode among the lines read so far.
 
     Attributes:
-        earlier: the number of lines that do not count, since there is another attempt of their episode.
+        earlier: the number of lines replaced by another line of their episode.
     """
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from reward_kit.episodes.allowed_ids import Allowed, AllowedTrack, checked_sets
+from reward_kit.episodes.allowed_ids import Allowed, AllowedTrack, check_allowed_ids
 from reward_kit.episodes.json_codec import from_json_value, to_json_value
 from reward_kit.errors import EpisodeError
 
@@ -101,7 +101,7 @@ class EpisodeTokens:
         return len(self.ids)
 
     def __bool__(self) -> bool:
-        """Return whether anything is recorded, be it an action of no tokens after an empty prompt."""
+        """Return whether anything is recorded, even an action without tokens."""
         return bool(self.ids or self.segments)
 
     def __eq__(self, other: object) -> bool:
@@ -141,7 +141,7 @@ class EpisodeTokens:
         # Converted first, so that an invalid value leaves everything as it was.
         prompt, sampled = array("i", prompt_ids), array("i", token_ids)
         known = array("d", logprobs if logprobs is not None else [float("nan")] * len(sampled))
-        sets = checked_sets(allowed_ids, sampled, step) if allowed_ids is not None else None
+        sets = check_allowed_ids(allowed_ids, sampled, step) if allowed_ids is not None else None
         stored = self.ids[self.segments[-1].start :] if self.segments else None
         if stored is not None and prompt[: len(stored)] == stored:
             if not (self.spans and self.spans[-1].segment == len(self.segments) - 1):
@@ -236,7 +236,7 @@ class EpisodeTokens:
         tokens.spans = [*self.spans, *(span._replace(step=span.step + steps) for span in other.spans)]
         # The earlier part knows the shorter prompt of a segment that both have.
         shared = zip(self.segments, other.segments, strict=False)
-        tokens.segments = [mine if mine.prompt_length < its.prompt_length else its for mine, its in shared]
+        tokens.segments = [a if a.prompt_length < b.prompt_length else b for a, b in shared]
         tokens.segments += other.segments[len(tokens.segments) :]
         return tokens
 
@@ -256,7 +256,7 @@ class EpisodeTokens:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> EpisodeTokens:
-        """Return the tokens of a state that `get_state` gave."""
+        """Return the tokens of a state from `get_state`."""
         tokens = cls()
         tokens.ids = array("i", state["ids"])
         tokens.logprobs = array("d", bytes(8 * len(tokens.ids)))

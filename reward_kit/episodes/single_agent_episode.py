@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from reward_kit.episodes.columns import Column, Indices, positions_of, read, written
+from reward_kit.episodes.columns import Column, Indices, read, resolve_positions, write
 from reward_kit.episodes.episode_data import REWARD, EpisodeData, check_reward
 from reward_kit.errors import EpisodeError, did_you_mean
 from reward_kit.models import Message
@@ -184,7 +184,7 @@ class SingleAgentEpisode(EpisodeData):
             if (info := infos[lookback + indices]) is None:
                 info = infos[lookback + indices] = {}
             return info
-        positions = positions_of(len(infos), lookback, indices, neg_index_as_lookback, fill is not None)
+        positions = resolve_positions(len(infos), lookback, indices, neg_index_as_lookback, fill is not None)
         for position in [positions] if isinstance(positions, int) else positions:
             if 0 <= position < len(infos) and infos[position] is None:
                 infos[position] = {}
@@ -232,16 +232,16 @@ class SingleAgentEpisode(EpisodeData):
         Raises:
             IndexError: an index is out of range, or the number of new items differs.
         """
-        data = written(self._observations, self._lookback, new_data, at_indices, neg_index_as_lookback)
+        data = write(self._observations, self._lookback, new_data, at_indices, neg_index_as_lookback)
         self._observations = data
 
     def set_actions(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
         """Replace actions, as `set_observations` does observations."""
-        self._actions = written(self._actions, self._lookback, new_data, at_indices, neg_index_as_lookback)
+        self._actions = write(self._actions, self._lookback, new_data, at_indices, neg_index_as_lookback)
 
     def set_rewards(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
         """Replace rewards, as `set_observations` does observations."""
-        self._rewards = written(self._rewards, self._lookback, new_data, at_indices, neg_index_as_lookback)
+        self._rewards = write(self._rewards, self._lookback, new_data, at_indices, neg_index_as_lookback)
 
     def set_extra_model_outputs(
         self, *, key: str, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False

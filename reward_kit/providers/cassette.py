@@ -61,7 +61,7 @@ class Cassette:
 
     Attributes:
         held: how many exchanges the file had when it was opened.
-        redact: applied to each line before it is written. What an answer loses by it, a replay lacks.
+        redact: applied to each line before it is written; a replay returns the redacted answer.
     """
 
     def __init__(self, path: Path, file: IO[bytes], index: CassetteIndex | None) -> None:
@@ -96,9 +96,9 @@ class Cassette:
                 index = CassetteIndex.read(path, file)
                 file.truncate(index.end)
                 cassette.held = len(index.exchanges)
-                for one in index.exchanges:
-                    asked = cassette._asked[one.scope, one.key]
-                    cassette._asked[one.scope, one.key] = max(asked, one.occurrence + 1)
+                for exchange in index.exchanges:
+                    count = cassette._asked[exchange.scope, exchange.key]
+                    cassette._asked[exchange.scope, exchange.key] = max(count, exchange.occurrence + 1)
             created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             cassette._write({"schema_version": SCHEMA_VERSION, "created": created})
             undo.pop_all()
@@ -130,7 +130,7 @@ class Cassette:
         """True if answers come from the file."""
         return self._index is not None
 
-    def question(self, body: bytes, scope: str, url: str) -> CassetteRequest:
+    def lookup(self, body: bytes, scope: str, url: str) -> CassetteRequest:
         """Return the lookup of a request, as it is sent by `scope`, such as an episode's id; count its occurrence."""
         request = json.loads(body)
         canonical = json.dumps(request, sort_keys=True, separators=(",", ":"))
@@ -153,11 +153,11 @@ class Cassette:
             return line["answer"], line["retries"]
         raise _ERRORS[error["class"]](error["message"])
 
-    def keep(self, question: CassetteRequest, value: Any, retries: int) -> None:
+    def record_answer(self, question: CassetteRequest, value: Any, retries: int) -> None:
         """Record an answer."""
         self._write({**question.to_json(), "answer": value, "retries": retries})
 
-    def keep_error(self, question: CassetteRequest, error: EndpointError) -> None:
+    def record_error(self, question: CassetteRequest, error: EndpointError) -> None:
         """Record how the endpoint failed."""
         kind = next(name for name, kind in _ERRORS.items() if isinstance(error, kind))
         self._write({**question.to_json(), "error": {"class": kind, "message": str(error)}})
@@ -255,7 +255,7 @@ class CassetteIndex:
         what = f"{self._path} has no answer to {describe(asked, question.scope)}"
         if recorded:
             times = "once" if recorded == 1 else f"{recorded} times"
-            return f"{what}: it was recorded {times}, and all of that is used up"
+            return f"{what}: it was recorded {times}, and all recordings are used"
         # The exchange that shares most with it: of its episode and length first, then by content.
         count = len(_messages(asked))
         candidates = sorted(
@@ -270,7 +270,7 @@ class CassetteIndex:
 
         nearest = max(((exchange, self._line(exchange)) for exchange in candidates), key=likeness, default=None)
         if nearest is None:
-            return f"{what}: nothing is recorded in it"
+            return f"{what}: the recording is empty"
         exchange, request = nearest[0], nearest[1]["request"]
         near = f"line {exchange.number}, {describe(request, exchange.scope)}"
         return f"{what}; the nearest is {near}; they differ{_difference(request, asked)}"
@@ -318,8 +318,8 @@ def _messages(request: Mapping[str, Any]) -> Sequence[Any]:
 def _difference(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
     """Return the first difference of two requests: in a message, in their number, or in another field."""
     before, now = _messages(recorded), _messages(asked)
-    for number, (one, other) in enumerate(zip(before, now, strict=False)):
-        if difference := first_difference(one, other, f"messages[{number}]"):
+    for number, (old, new) in enumerate(zip(before, now, strict=False)):
+        if difference := first_difference(old, new, f"messages[{number}]"):
             return difference
     if len(before) != len(now):
         return f" at messages: {len(before)} became {len(now)}"

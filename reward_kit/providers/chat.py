@@ -167,16 +167,16 @@ class ChatEndpoint:
         cassette = self._traffic.cassette if self._traffic is not None else None
         if cassette is None:
             return (await self._ask(request, body, facts))[1]
-        question = cassette.question(body, scope, self._url)
+        question = cassette.lookup(body, scope, self._url)
         if cassette.is_replaying:
             value, retries = cassette.answer(question)
             return dataclasses.replace(read_completion(value, facts, self._prices), retries=retries)
         try:
             value, completion = await self._ask(request, body, facts)
         except ENDPOINT_ERRORS as error:
-            cassette.keep_error(question, error)
+            cassette.record_error(question, error)
             raise
-        cassette.keep(question, value, completion.retries)
+        cassette.record_answer(question, value, completion.retries)
         return completion
 
     async def aclose(self) -> None:

@@ -1,7 +1,7 @@
-"""Failures of endpoints, in one sentence a reader can act on, and whether another attempt could help.
+"""Failures of endpoints: actionable one-sentence messages, and whether a retry could help.
 
 The error types live between a transport and a `ChatEndpoint`, which raises the flat `ProviderError` or `DeadlineError`
-when it gives up. Secrets are blotted out before a text is cut to length, so that no half of one survives the cut.
+when it gives up. Secrets are masked before a text is cut to length, so that no part of one remains.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from reward_kit.errors import DeadlineError, LimitError, ProviderError
 from reward_kit.safe_input import TooLargeError
 
 RETRIED_STATUSES = frozenset({408, 409, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
-"""Timeouts, conflicts, rate limits and server trouble; from 520 on what Cloudflare and Anthropic call the same."""
+"""Timeouts, conflicts, rate limits and server errors; from 520 on, those of Cloudflare and Anthropic."""
 EndpointError = ProviderError | DeadlineError | LimitError
-"""Everything that a request to an endpoint raises."""
+"""The errors that a request to an endpoint raises."""
 ENDPOINT_ERRORS = (ProviderError, DeadlineError, LimitError)
 _CONTEXT_CODES = ("context_length_exceeded", "string_above_max_length")
 # OpenAI and vLLM; Anthropic; llama.cpp; Gemini. None of them agrees on a code.
@@ -38,11 +38,11 @@ _PROVIDER_TEXT_CHARS = 1_000
 
 
 class TransientError(ProviderError):
-    """The endpoint failed in a way that another attempt may not.
+    """A failure that a retry may avoid.
 
     Attributes:
-        retry_after_s: how many seconds the endpoint asked to be left alone, None where it did not say.
-        status: the HTTP status, None where it failed in another way.
+        retry_after_s: the seconds of the endpoint's Retry-After, None without one.
+        status: the HTTP status, None for other failures.
     """
 
     def __init__(self, message: str, retry_after_s: float | None = None, status: int | None = None) -> None:
@@ -52,28 +52,28 @@ class TransientError(ProviderError):
 
     @property
     def is_refusal(self) -> bool:
-        """Too much was asked of an endpoint that is well."""
+        """The endpoint refused because of its rate limit."""
         return self.status == 429
 
     @property
     def is_overloaded(self) -> bool:
-        """Less at a time may help."""
+        """Lower concurrency may help."""
         return self.status in _OVERLOADED
 
 
 class UnreachableError(TransientError):
-    """No connection came about."""
+    """No connection could be made."""
 
 
 class UnknownHostError(ProviderError):
-    """The endpoint's name has no address, or its certificate is not accepted: a wrong URL, or the network is away."""
+    """The host name does not resolve, or its certificate is not accepted: a wrong URL, or no network."""
 
 
 class AccessError(ProviderError):
     """The key or the account is not accepted.
 
     Attributes:
-        is_certain: whether no other request with this key will fare better; a 403 may also be about one request.
+        is_certain: True if every request with this key will fail; a 403 may concern this request only.
     """
 
     def __init__(self, message: str, status: int) -> None:
@@ -88,11 +88,11 @@ class AccessError(ProviderError):
 
 
 class IdleTimeoutError(DeadlineError):
-    """The endpoint sent nothing for too long; another attempt may meet a livelier server."""
+    """The endpoint sent nothing for too long; a retry may help."""
 
 
 def too_large_error(where: str, limit: TooLargeError) -> ProviderError:
-    """Return the error for an answer beyond a limit of `safe_input`; another attempt would bring the same."""
+    """Return the error for an answer beyond a limit of `safe_input`; a retry would not help."""
     return ProviderError(
         f"{where} sent an answer of more than {limit}, which is the limit; the rest was not read. Lower max_tokens or "
         "top_logprobs, or check that base_url is a model endpoint"
@@ -115,7 +115,7 @@ def status_error(
     message = f"{where} answered HTTP {status}: {excerpt(text, secrets, _PROVIDER_TEXT_CHARS) or '(no text)'}"
     if 400 <= status < 500 and (code in _CONTEXT_CODES or _CONTEXT_TEXT.search(text)):
         return LimitError(message)
-    # An empty account answers 429 like a rate limit does, but no wait fills it.
+    # An empty account answers 429 like a rate limit, but waiting does not help.
     if status in _NO_ACCESS or code == "insufficient_quota":
         return AccessError(message, status)
     if status in RETRIED_STATUSES:
@@ -127,7 +127,7 @@ def error_in_body(error: Any, where: str, secrets: Iterable[str] = ()) -> Provid
     """Return the error for a success status whose body is `{"error": …}`, as routers answer once they have begun."""
     code = error.get("code") if isinstance(error, Mapping) else None
     text = excerpt(_text_of(error), secrets, _PROVIDER_TEXT_CHARS)
-    message = f"{where} answered with an error in place of a completion: {text}"
+    message = f"{where} answered with an error instead of a completion: {text}"
     is_transient = isinstance(code, int) and code in RETRIED_STATUSES
     return TransientError(message, status=code) if is_transient else ProviderError(message)
 
@@ -197,26 +197,26 @@ _LONGEST_CHAIN = 10
 
 
 class TransientFailure(NamedTuple):
-    """Trouble of an endpoint that may pass, and its Retry-After if it sent one."""
+    """A temporary failure of an endpoint, and its Retry-After if it sent one."""
 
     retry_after_s: float | None
 
 
 def find_transient_failure(error: BaseException) -> TransientFailure | None:
-    """Return the temporary trouble that an error of any client, or its cause, reports, or None."""
-    each: BaseException | None = error
+    """Return the temporary failure that an error of any client, or its cause, reports, or None."""
+    cause: BaseException | None = error
     for _ in range(_LONGEST_CHAIN):
-        if each is None:
+        if cause is None:
             break
-        if isinstance(each, TransientError):
-            return TransientFailure(each.retry_after_s)
-        answer = getattr(each, "response", None)
-        if (status := _status(each)) or (status := _status(answer)):
+        if isinstance(cause, TransientError):
+            return TransientFailure(cause.retry_after_s)
+        answer = getattr(cause, "response", None)
+        if (status := _status(cause)) or (status := _status(answer)):
             passes = status in _PASSING or status >= 500
-            return TransientFailure(_retry_after(each) or _retry_after(answer)) if passes else None
-        if any(kind.__name__ in _NO_ANSWER for kind in type(each).__mro__):
+            return TransientFailure(_retry_after(cause) or _retry_after(answer)) if passes else None
+        if any(kind.__name__ in _NO_ANSWER for kind in type(cause).__mro__):
             return TransientFailure(None)
-        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return None
 
 

@@ -52,7 +52,7 @@ def url_origin(url: str) -> str:
     parts = urlsplit(url)
     scheme, host = _SAME_AS.get(parts.scheme, parts.scheme), parts.hostname or ""
     if scheme not in _USUAL_PORTS or not _HOST.fullmatch(host):
-        raise ValueError(f"{url!r} has no origin: it needs http or https, and a host in ASCII")
+        raise ValueError(f"{url!r} has no origin: it needs http or https, and an ASCII host")
     host = f"[{host}]" if ":" in host else host
     is_usual = parts.port in (None, _USUAL_PORTS[scheme])
     return f"{scheme}://{host}" if is_usual else f"{scheme}://{host}:{parts.port}"
@@ -108,8 +108,8 @@ def check_allowed(name: str, url: str, shell: Mapping[str, str], beside: Mapping
         raise ConfigError(str(error)) from None
     if origin not in allowed_origins(name, shell, beside):
         raise ConfigError(
-            f"{name} is not configured for {origin}, and a file alone cannot send it there; if you trust that server "
-            f"with it: {allow_command(name, origin, shell)}"
+            f"{name} is not configured for {origin}, and a file cannot send it there; to allow that server: "
+            f"{allow_command(name, origin, shell)}"
         )
 
 
@@ -198,7 +198,7 @@ def resolve_endpoint(
     if needs_key and not key and (api_key_env or url == OPENAI_BASE_URL):
         raise ConfigError(f"no API key for {url}: {no_key}")
     if not (key.isascii() and key.isprintable()):
-        raise ConfigError(f"the API key for {url} ({key_name}) holds characters that no HTTP header can carry")
+        raise ConfigError(f"the API key for {url} ({key_name}) contains characters that are invalid in an HTTP header")
     return EndpointSettings(url, key or None, no_key)
 
 
@@ -256,7 +256,7 @@ def _why_no_key(name: str, url: str, variables: _Variables) -> str:
     own = next((variable for variable, other in PROVIDERS.items() if other == origin), None)
     provider = f"write api_key_env: {own}, or " if own not in (None, name) else ""
     return (
-        f"{name} was not sent, because it is not configured for {origin}; if that server may have it: {provider}"
+        f"{name} was not sent, because it is not configured for {origin}; to allow it: {provider}"
         f"{allow_command(name, origin, variables.shell)}"
     )
 
@@ -265,11 +265,11 @@ def _checked_url(url: str) -> str:
     """Return `url` without a slash at its end. Refuse a URL that may hold a credential, without showing it."""
     scheme, separator, rest = url.partition("://")
     if scheme not in ("http", "https") or not separator or not rest.strip("/"):
-        raise ConfigError(f"base_url {url!r} is not a URL; it looks like http://127.0.0.1:8000/v1")
+        raise ConfigError(f"base_url {url!r} is not a URL such as http://127.0.0.1:8000/v1")
     if "@" in rest.partition("/")[0]:
-        raise ConfigError("base_url holds a user name or password; give the credential as api_key instead")
+        raise ConfigError("base_url contains a user name or password; pass the credential as api_key")
     if "?" in rest or "#" in rest:
-        raise ConfigError("base_url holds a query or fragment; nothing may follow its path, such as /v1")
+        raise ConfigError("base_url has a query or fragment; it must end with its path, such as /v1")
     try:
         _ = urlsplit(url).port  # rejects what cannot be connected to, such as port 99999
     except ValueError as error:

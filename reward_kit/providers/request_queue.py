@@ -1,4 +1,4 @@
-"""The one queue to a model of an endpoint: pace, concurrency, outages and retries for all requests of a run together.
+"""The queue to one model of an endpoint: rate limits, concurrency, outages and retries of all requests of a run.
 
 A request holds a `Permit` of its `RequestQueue` and waits for its turn before each attempt, which uses up neither its
 attempts nor its retry budget. `development/traffic.md` has the reasons.
@@ -70,7 +70,7 @@ class RetryPolicy:
     """The number and duration of attempts.
 
     Attributes:
-        max_attempts: in all, the first included.
+        max_attempts: all attempts, the first included.
         budget_s: seconds from the first attempt after which no further one begins.
         base_s: upper bound in seconds of the first random wait; it doubles with each retry.
         cap_s: upper bound in seconds of any random wait.
@@ -82,7 +82,7 @@ class RetryPolicy:
     cap_s: float = 30.0
 
     def wait_s(self, retry: int, retry_after_s: float | None, jitter: random.Random) -> float:
-        """Return the seconds before retry number `retry` (from 0): the endpoint's wish, and full jitter on top of it.
+        """Return the seconds before retry number `retry` (from 0): its Retry-After plus full jitter.
 
         The jitter is uniform in [0, min(cap_s, base_s * 2**retry)], so that callers refused together come back apart.
         """
@@ -146,7 +146,7 @@ _LONGEST_PAUSE_S = 30.0
 
 
 class Concurrency:
-    """The limit on requests in flight, found out by the endpoint's refusals.
+    """The limit on requests in flight, learned from the endpoint's refusals.
 
     The rule is TCP's (RFC 5681): a cut when there is too much, doubling per round trip up to the size that was last too
     much, and one more per round trip from there. The cut is to 70 % as in CUBIC (RFC 9438), or to as many as the
@@ -174,9 +174,9 @@ class Concurrency:
             self.limit = min(self.limit + step, self._most)
 
     def refused(self, number: int, latest: int, in_flight: int) -> bool:
-        """Note a refusal of attempt `number`; return True if it is news.
+        """Note a refusal of attempt `number`; return True if it cuts the limit.
 
-        A whole burst of refusals is one cut: those sent before the cut say nothing of the limit after it.
+        A burst of refusals is one cut: attempts sent before the cut do not count against the new limit.
         """
         is_news = number > self._cut_at
         if is_news:
@@ -200,11 +200,11 @@ _LONGEST_PROBE_S = 30.0
 
 
 class Fault(Enum):
-    """The state of the endpoint that a failed attempt shows."""
+    """The state of the endpoint that a failed attempt reveals."""
 
-    REFUSED = "too much was asked of it"
-    FAILED = "it could not answer, or not in time"
-    UNREACHABLE = "no connection comes about"
+    REFUSED = "rate limited"
+    FAILED = "no answer, or not in time"
+    UNREACHABLE = "no connection"
 
 
 class Outage:
@@ -261,7 +261,7 @@ _BURST_S = 1.0  # the refusals of one burst come within about this time
 
 
 WHILE_WAITING: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar("WHILE_WAITING", default=nullcontext)
-"""Context for the time that a request of this task waits in a queue, such as an episode's clock standing still."""
+"""Context entered while a request of this task waits in a queue, such as the pause of an episode's clock."""
 
 
 class Timer(Protocol):
@@ -283,7 +283,7 @@ class Clock:
 
 
 class EndpointWatcher(Protocol):
-    """A receiver of news of an endpoint, which decides how long to wait for it."""
+    """A receiver of an endpoint's status, which decides how long to wait for it."""
 
     outage_patience_s: float
 
@@ -357,7 +357,7 @@ class RequestQueue:
         return self._outage.is_open
 
     def permit(self, size: int, max_completion: float = 0.0, budget_s: float = 300.0) -> Permit:
-        """Return the permit of one request."""
+        """Return a permit for one request."""
         self._known += 1
         return Permit(self, self._known, size, max_completion, budget_s)
 
@@ -379,7 +379,7 @@ class RequestQueue:
             self._waiting.appendleft(waiter)  # it has waited for its turn before
         else:
             self._waiting.append(waiter)
-        self._let_in()
+        self._admit_waiting()
         try:
             with WHILE_WAITING.get()():
                 await waiter.turn
@@ -387,13 +387,13 @@ class RequestQueue:
             if permit.is_in:  # let in and cancelled at the same moment
                 self.leave(permit)
             else:
-                self._let_in()
+                self._admit_waiting()
             raise
         finally:
             permit.waited_s += self._clock.now() - began
 
-    def _let_in(self) -> None:
-        """Admit the requests that may go now, and come back when the next one may."""
+    def _admit_waiting(self) -> None:
+        """Admit the requests that may be sent now, and schedule the next check."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -405,14 +405,14 @@ class RequestQueue:
                 if wait_s is None:
                     return
                 if wait_s > 0:
-                    self._timer = self._clock.call_later(wait_s, self._let_in)
+                    self._timer = self._clock.call_later(wait_s, self._admit_waiting)
                     return
                 self._admit(permit, now)
                 turn.set_result(None)
             self._waiting.popleft()
 
     def _wait_s(self, permit: Permit, now: float) -> float | None:
-        """Return the seconds until this one may go; None if that is up to those in flight."""
+        """Return the seconds until the request may be sent; None if it waits for a request in flight."""
         if self._outage.is_open:
             return None if self._outage.next_probe is None else max(0.0, self._outage.next_probe - now)
         if self.in_flight + 1 > self._concurrency.limit + _EPSILON:
@@ -448,7 +448,7 @@ class RequestQueue:
             return
         if self._release(permit) and self._outage.is_open:
             self._outage.next_probe = self._clock.now()
-        self._let_in()
+        self._admit_waiting()
 
     def answered(self, permit: Permit, prompt_tokens: int | None, completion_tokens: int) -> None:
         self._release(permit)
@@ -458,7 +458,7 @@ class RequestQueue:
             self._estimate.learn(permit.size, prompt_tokens, completion_tokens)
         self._concurrency.answered(bool(self._waiting))
         if self._waiting:
-            self._let_in()
+            self._admit_waiting()
 
     def _is_alive(self) -> None:
         self._last_answer = now = self._clock.now()
@@ -470,7 +470,7 @@ class RequestQueue:
             self._patience.cancel()
             self._patience = None
         if since is not None:
-            self._watcher.tell(f"{self._name} answers again after {now - since:.0f} s; the run goes on")
+            self._watcher.tell(f"{self._name} answers again after {now - since:.0f} s; the run continues")
 
     def failed(self, permit: Permit, error: EndpointError, is_last: bool) -> bool:
         was_probe = self._release(permit)
@@ -478,7 +478,7 @@ class RequestQueue:
         fault = self._fault(error)
         if fault is None:
             self._is_alive()
-            self._let_in()
+            self._admit_waiting()
             return False
         if isinstance(error, TransientError) and error.is_overloaded:
             self._refused(permit.number, error.retry_after_s, now)
@@ -493,15 +493,15 @@ class RequestQueue:
             waited_s = 0.0 if self._outage.since is None else now - self._outage.since
             if waited_s >= self._patience_s():
                 what = self._what(str(error))
-                self._stop_soon(f"{self._name} has answered nothing for {waited_s:.0f} s: {what}", fail=True)
+                self._stop_soon(f"{self._name} has not answered for {waited_s:.0f} s: {what}", fail=True)
             excused = self._outage.is_shared or waited_s < permit.budget_s
         if excused:
             permit.waited_s += now - permit.admitted
-        self._let_in()
+        self._admit_waiting()
         return excused
 
     def _fault(self, error: EndpointError) -> Fault | None:
-        """Return the state that an error shows; None if it is an answer to the request."""
+        """Return the endpoint's state that an error reveals; None if it is an answer to the request."""
         has_answered = self._last_answer >= 0
         if isinstance(error, AccessError) and (error.is_certain or not has_answered):
             self._stop_soon(str(error))
@@ -517,11 +517,11 @@ class RequestQueue:
         return Fault.FAILED if isinstance(error, DeadlineError) else None
 
     def _refused(self, number: int, asked_s: float | None, now: float) -> None:
-        """Cut the concurrency, and leave the endpoint alone for as long as it asks, or longer with each cut."""
+        """Cut the concurrency, and pause for as long as the endpoint asks, or longer with each cut."""
         is_news = self._concurrency.refused(number, self._sent, self.in_flight + 1)
         if asked_s is not None:
             if asked_s > self._watcher.outage_patience_s:
-                self._stop_soon(f"{self._name} asks to be left alone for {asked_s:g} s")
+                self._stop_soon(f"{self._name} asks for a pause of {asked_s:g} s")
             self._paused_until = max(self._paused_until, now + min(asked_s, self._watcher.outage_patience_s))
         elif is_news:
             self._paused_until = max(self._paused_until, now + self._concurrency.pause_s())
@@ -545,13 +545,13 @@ class RequestQueue:
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - (now - began)))
         times = "once" if self._outage.count == 1 else f"{self._outage.count} times in a row since {since}"
         what = self._what(str(error))
-        pause = "the run pauses and tries again, after 1 s at first and every 30 s at last"
+        pause = "the run pauses and retries, first after 1 s, later every 30 s"
         self._watcher.tell(f"{self._name} has failed {times}; {pause}: {what}")
 
         def lose_patience() -> None:
             if self._outage.is_open and self._outage.since is not None:
                 waited_s = self._clock.now() - self._outage.since
-                self._stop(f"{self._name} has answered nothing for {waited_s:.0f} s: {what}", fail=True)
+                self._stop(f"{self._name} has not answered for {waited_s:.0f} s: {what}", fail=True)
 
         left_s = max(0.0, self._patience_s() - (now - began))
         self._patience = self._clock.call_later(left_s, lose_patience)
@@ -581,8 +581,8 @@ async def with_retries(
 ) -> tuple[T, int]:
     """Return the result of `attempt`, and the number of retries.
 
-    Attempts have two ends: their number, and a budget of seconds counted from the first one. A wait that the budget
-    cannot pay for is not begun. A Retry-After is never shortened: asking sooner only earns another refusal.
+    Attempts have two ends: their number, and a budget of seconds counted from the first one. A wait beyond the
+    budget is not started. A Retry-After is never shortened, since an earlier request would be refused again.
 
     Only `TransientError` and `IdleTimeoutError` are tried again; every other error passes at once. With a permit, each
     attempt waits for its turn, and one that failed because the endpoint is down or wants less counts neither as an

@@ -70,7 +70,7 @@ class ProviderSession:
             queue = self._queues[url, model] = RequestQueue(f"{url} ({model})", rates, self)
         if not rates.is_unlimited and queue.rates != rates:
             raise ConfigError(
-                f"two policies ask {model!r} at {url} and share its limits, but were given different ones: "
+                f"two policies use {model!r} at {url} and share its rate limits, but set different ones: "
                 f"{queue.rates} and {rates}"
             )
         return queue

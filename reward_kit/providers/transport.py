@@ -172,7 +172,7 @@ class Transport:
             return UnreachableError(f"{url} cannot be reached; is the server running? {detail}")
         if isinstance(error, aiohttp.ClientConnectionError | OSError):
             return TransientError(f"{url} dropped the connection: {detail}")
-        return ProviderError(f"{url} cannot be talked to: {type(error).__name__}: {detail}")
+        return ProviderError(f"{url}: request failed: {type(error).__name__}: {detail}")
 
 
 async def _feed(content: aiohttp.StreamReader, on_chunk: Callable[[bytes], bool]) -> None:

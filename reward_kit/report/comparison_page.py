@@ -62,7 +62,7 @@ def comparison_page(comparison: Comparison) -> str:
         "facts": [
             f"baseline {baseline}",
             f"{CONFIDENCE:.0%} intervals, paired by sample",
-            f"seed of what is drawn: {comparison.seed}",
+            f"seed:  {comparison.seed}",
         ],
         "notes": [escape_text(note, _SENTENCE_LENGTH) for note in comparison_notes(comparison)],
         "sentences": [
@@ -97,7 +97,7 @@ def draw_forest(comparison: Comparison) -> Drawing:
 
     text = "; ".join(f"{each.side.label}: {_interval_text(each)}" for each in differences)
     height = _TOP + _ROW * len(differences) + 20
-    drawing = Drawing(f"Differences to the baseline: {escape_text(text, 2_000)}", _WIDTH, height)
+    drawing = Drawing(f"Differences from the baseline: {escape_text(text, 2_000)}", _WIDTH, height)
     for index, (each, interval) in enumerate(zip(differences, intervals, strict=True)):
         top = _TOP + index * _ROW
         y = top + _BAR

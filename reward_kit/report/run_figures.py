@@ -197,7 +197,7 @@ class ScoringFigures(NamedTuple):
     times: Sequence[Percentiles]  # of waits, calls, scores and groups
     calls: int | None  # None if unknown
     retries: int
-    known: int  # scores answered without a call
+    known: int  # scores scored without a call
     cost: float | None  # dollars that judges report; None if none does
     unpriced: int  # judges' answers without a known price
     groups: tuple[int, int]  # complete groups, and all groups
@@ -217,10 +217,10 @@ def scoring_figures(run: RunFacts, timeline: RunTimeline | None) -> ScoringFigur
         begins = [facts.begin_s for facts in group if facts.begin_s is not None]
         group_times += [done[0] - min(begins)] if done and begins else []
     times = [
-        percentiles("wait for the first call", (c.attempts[0].begin_s - c.submitted_s for c in calls if c.attempts)),
+        percentiles("wait before the first call", (c.attempts[0].begin_s - c.submitted_s for c in calls if c.attempts)),
         percentiles("one call", (span.end_s - span.begin_s for call in calls for span in call.attempts)),
-        percentiles("from asked for to there", (call.done_s - call.submitted_s for call in calls)),
-        percentiles("a group, from its first episode on", group_times),
+        percentiles("from request to score", (call.done_s - call.submitted_s for call in calls)),
+        percentiles("a group, from its first episode", group_times),
     ]
     if not calls:
         times = [percentiles("one score", (score.duration_s for score in scores))]

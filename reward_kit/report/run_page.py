@@ -128,17 +128,17 @@ def _notes(run: RunFacts, summaries: Iterable[PolicySummary]) -> list[str]:
     notes = []
     missing = run.header.total - len(run.episodes)
     if missing > 0:
-        notes.append(
-            f"{missing:,} of {run.header.total:,} episodes are missing: the figures are of those that are there."
-        )
+        notes.append(f"{missing:,} of {run.header.total:,} episodes are missing: the figures cover the others.")
     if run.unfinished:
-        notes.append(f"{run.unfinished:,} episodes were cut off by a limit of the run, and are no results.")
+        notes.append(f"{run.unfinished:,} episodes were cut off by a limit of the run and do not count as results.")
     if run.earlier_attempts:
-        notes.append(f"{run.earlier_attempts:,} earlier attempts of episodes were run again; the latest ones count.")
+        notes.append(f"{run.earlier_attempts:,} attempts were superseded by later ones; the latest counts.")
     for summary in summaries:
         if unscored := summary.episodes - summary.scored:
             policy = escape_text(summary.policy, NAME_LENGTH)
-            notes.append(f"{policy}: {unscored:,} of {summary.episodes:,} episodes are unscored, and in no average.")
+            notes.append(
+                f"{policy}: {unscored:,} of {summary.episodes:,} episodes are unscored and excluded from averages."
+            )
     return notes
 
 
@@ -165,11 +165,11 @@ def _timeline_notes(run: RunFacts, timeline: RunTimeline | None, scoring: figure
             "When they were requested, waited and arrived is unknown."
         )
     if timeline is None:
-        return [*notes, "The files of this run have no times, so there is nothing to draw."]
+        return [*notes, "The files of this run have no times, so there is no timeline."]
     if not timeline.bands:
-        notes.append(f"For more than about {MOST_BARS} bars, or more slots than fit, the sums are drawn alone.")
-    elif any("without what waits" in band.title for band in timeline.bands):
-        notes.append("Calls alone are in the lanes of scoring: what waits would take more lanes than fit.")
+        notes.append(f"For more than about {MOST_BARS} bars, or more slots than fit, only the totals are drawn.")
+    elif any("without waiting requests" in band.title for band in timeline.bands):
+        notes.append("The scoring slots show calls only: waiting requests would need more slots than fit.")
     return notes
 
 
@@ -177,16 +177,16 @@ def _scoring_lines(timeline: RunTimeline | None, scoring: figures.ScoringFigures
     complete, groups = scoring.groups
     lines = [("groups complete", f"{complete:,} of {groups:,}")] if timeline is not None and timeline.calls else []
     if scoring.calls is not None:
-        lines.append(("calls of the reward", f"{scoring.calls:,}"))
-        lines.append(("of these, made again", f"{scoring.retries:,}"))
-        lines.append(("answered without a call", f"{scoring.known:,}"))
+        lines.append(("reward calls", f"{scoring.calls:,}"))
+        lines.append(("of these, retries", f"{scoring.retries:,}"))
+        lines.append(("scored without a call", f"{scoring.known:,}"))
     if scoring.cost is not None or scoring.unpriced:
-        lines.append(("cost of scoring", _cost(scoring.cost, scoring.unpriced, tokens=1)))
+        lines.append(("scoring cost", _cost(scoring.cost, scoring.unpriced, tokens=1)))
     if timeline is not None:
-        lines += [(strip.title.lower(), f"at most {strip.peak:,} at once") for strip in timeline.strips]
+        lines += [(strip.title.lower(), f"peak {strip.peak:,}") for strip in timeline.strips]
         called_s = covered_seconds(timeline.calling)
         if timeline.alone_s is not None and called_s:
             overlap = f"{share(timeline.overlap_s / called_s)} of {seconds(called_s)}"
-            lines.append(("calls while episodes went on", overlap))
+            lines.append(("calls during episodes", overlap))
             lines.append(("scoring after the last episode", seconds(timeline.alone_s)))
-    return lines or [("scoring", "nothing is known of it")]
+    return lines or [("scoring", "unknown")]

@@ -35,11 +35,11 @@ _TICKS = 8
 _STEPS_OF_TIME = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
 _BAR_KINDS = {
     "episode": "episode",
-    "broken": "episode that broke",
+    "broken": "failed episode",
     "waiting": "score, waiting",
-    "call": "call of the reward",
-    "retried": "call that failed and was made again",
-    "unscored": "call that left no score",
+    "call": "reward call",
+    "retried": "failed call, retried",
+    "unscored": "failed call, unscored",
 }
 Floats = npt.NDArray[np.float64]
 Kind = Literal["episode", "broken", "waiting", "call", "retried", "unscored"]
@@ -159,7 +159,7 @@ def build_timeline(run: RunFacts) -> RunTimeline | None:
     calls = [axis.call(call) for call in calls]
     edges = np.linspace(0.0, axis.length_s or 1.0, _BINS + 1)
     kinds: list[tuple[str, Kind, list[Span]]] = [
-        ("Episodes under way", "episode", [work.span for work in works]),
+        ("Episodes in progress", "episode", [work.span for work in works]),
         ("Scores waiting", "waiting", [span for call in calls for span in call.waits]),
         ("Calls in flight", "call", [span for call in calls for span in call.attempts]),
     ]
@@ -258,7 +258,7 @@ def _bands(works: Sequence[Bar], calls: Sequence[RewardCall]) -> list[Band]:
     scoring = Band("Scoring", *_assign_lanes([(Span(c.submitted_s, c.done_s), _bars_of(c)) for c in calls]))
     if scoring.lanes > _MOST_LANES:
         made = [(bar.span, [bar]) for c in calls for bar in _bars_of(c) if bar.kind != "waiting"]
-        scoring = Band("Scoring, without what waits", *_assign_lanes(made))
+        scoring = Band("Scoring, without waiting requests", *_assign_lanes(made))
     return [band for band in (collecting, scoring) if band.bars and band.lanes <= _MOST_LANES]
 
 
@@ -346,7 +346,7 @@ def groups_complete(episodes: Iterable[EpisodeOutline]) -> tuple[list[float], in
 
 def draw_timeline(timeline: RunTimeline) -> Drawing:
     """Lanes if there are any, the course of the sums below them, and the share that was done by when."""
-    parts = [f"{strip.title.lower()}: at most {strip.peak} at once" for strip in timeline.strips]
+    parts = [f"{strip.title.lower()}: peak {strip.peak}" for strip in timeline.strips]
     drawing = Drawing(f"Timeline of {seconds(timeline.length_s)}; {'; '.join(parts)}", _WIDTH)
     scale = (_WIDTH - _LEFT - _RIGHT) / (timeline.length_s or 1.0)
     for band in timeline.bands:
@@ -401,7 +401,7 @@ def _draw_strip(drawing: Drawing, strip: Strip, tall: float) -> None:
         points.append(f"L{r2(_LEFT + index * step)} {y}H{r2(_LEFT + (index + 1) * step)}")
     drawing.path(f"{''.join(points)}V{base}Z", f"area {strip.kind}")
     _draw_rule(drawing, base)
-    _draw_titles(drawing, base - 18, strip.title, f"at most {strip.peak:,}")
+    _draw_titles(drawing, base - 18, strip.title, f"peak {strip.peak:,}")
     drawing.height = base + _BAND_GAP
 
 

@@ -68,7 +68,7 @@ class TrainingFacts:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The train file as it counts."""
+        """Effective train file."""
         config = self.training.get("config")
         return config if isinstance(config, Mapping) else {}
 
@@ -151,7 +151,7 @@ def _metrics(file: Path) -> Iterator[dict[str, Any]]:
             except ValueError as error:
                 raise StoreError(f"{file}:{number}: not JSON: {error}") from None
             if not isinstance(record, dict) or not isinstance(record.get("update"), int):
-                why = "a line is an object with an update, a whole number; edited by hand?"
+                why = "expected an object with an integer 'update'; was the file edited?"
                 raise StoreError(f"{file}:{number}: {why}")
             yield record
 
@@ -205,7 +205,7 @@ def thinned(series: Series, most: int = MOST_POINTS) -> Series:
     return Series(series.updates_N[places], series.values_N[places])
 
 
-# Episodes along the way
+# Logged episodes
 
 _MOST_UPDATES, _MOST_EPISODES, _MOST_MESSAGES = 8, 2, 24
 _TEXT = 700
@@ -257,7 +257,7 @@ def kept_records(file: Path) -> Iterator[dict[str, Any]]:
 
 def _has_messages(record: Mapping[str, Any]) -> None:
     if not isinstance(record.get("messages"), list):
-        raise StoreError("a line is an episode, an object with messages; edited by hand?")
+        raise StoreError("expected an episode, an object with 'messages'; was the file edited?")
 
 
 def _episode(record: Mapping[str, Any], file: Path) -> KeptEpisode:
@@ -266,7 +266,7 @@ def _episode(record: Mapping[str, Any], file: Path) -> KeptEpisode:
     half = _MOST_MESSAGES // 2
     said = [_said(message) for message in messages]
     if (cut := len(messages) - 2 * half) > 0:
-        said[half:-half] = [ShownMessage("…", f"{cut:,} messages are left out")]
+        said[half:-half] = [ShownMessage("…", f"{cut:,} messages omitted")]
     steps, reason = record.get("num_steps"), escape_text(record.get("stop_reason") or "", NAME_LENGTH)
     facts = [f"{steps} steps", reason] if isinstance(steps, int) else [reason]
     gave = record.get("environment_return")

@@ -70,47 +70,44 @@ class ChartGroup(NamedTuple):
 
 SCORE = ChartSpec(
     "Score",
-    (ChartLine(HELD_OUT_SCORE, "held-out samples"), ChartLine("score/mean", "batch in training")),
-    "The mean score on held-out samples, always the same samples and the same draws, and the band of ± 1.96 standard "
-    "errors. The batch in training is another one each time, so that it jumps more; where it climbs away from the "
-    "held-out score, the policy learns its training samples by heart.",
+    (ChartLine(HELD_OUT_SCORE, "held-out samples"), ChartLine("score/mean", "training batch")),
+    "Mean score on the held-out samples with fixed seeds, ± 1.96 standard errors. The training batch changes with "
+    "every update, so its score is noisier; if it rises away from the held-out score, the policy overfits.",
     has_zero=False,
 )
 POLICY = ChartGroup(
     "policy",
-    "How the policy moves",
+    "Policy",
     (
         ChartSpec(
-            "KL of one update",
-            (ChartLine("learner/approx_kl", "moved in this update"), ChartLine("learner/kl", "from the reference")),
-            "How far the policy moved in one update (k3 estimator), and how far it is from the reference, if there is "
-            "one. A jump says that the steps are too large; lower ppo.lr.",
+            "KL",
+            (ChartLine("learner/approx_kl", "within the update"), ChartLine("learner/kl", "to the reference")),
+            "KL of one update (k3 estimator), and KL to the reference policy, if there is one. A jump means that the "
+            "updates are too large; lower ppo.lr.",
         ),
         ChartSpec(
-            "Tokens that the clip holds back",
+            "Clip fraction",
             (
                 ChartLine("learner/clip_fraction", "all"),
                 ChartLine("learner/clip_fraction_low", "lower bound"),
                 ChartLine("learner/clip_fraction_high", "upper bound"),
             ),
-            "Share of tokens without a gradient, since their probability has moved beyond a bound. Some per cent are "
-            "common; most of them would be wasted work.",
+            "Share of tokens whose ratio is clipped, so that they have no gradient. A few percent are usual.",
             is_share=True,
         ),
         ChartSpec(
             "Entropy",
             (ChartLine("learner/entropy", "nats per token"),),
-            "How undecided the policy is. It falls as the policy makes up its mind; near 0 it tries nothing new, and "
-            "the episodes of a group become equal.",
+            "Entropy of the policy. Near 0 it stops exploring, and the episodes of a group become equal.",
         ),
         ChartSpec(
             "Gradient norm",
             (ChartLine("learner/grad_norm", "mean of the update"), ChartLine("learner/grad_norm_max", "greatest")),
-            "Before it is cut. Peaks of ten times the usual are cut by ppo.max_grad_norm; a steady climb is a warning.",
+            "Before clipping to ppo.max_grad_norm. Single peaks are clipped; a steady rise is a warning.",
             is_log=True,
             has_zero=False,
         ),
-        ChartSpec("Learning rate", (ChartLine("learner/lr", "learning rate"),), "Its schedule."),
+        ChartSpec("Learning rate", (ChartLine("learner/lr", "learning rate"),), "The schedule."),
         ChartSpec(
             "Loss",
             (
@@ -119,39 +116,38 @@ POLICY = ChartGroup(
                 ChartLine("learner/kl_loss", "KL"),
                 ChartLine("learner/entropy_loss", "entropy"),
             ),
-            "The parts of what is made smaller. The policy's part says little by itself: it is measured on other "
-            "episodes each time, and need not fall.",
+            "The terms of the loss. The policy loss is measured on new episodes each time and need not fall.",
             has_zero=False,
         ),
         ChartSpec(
             "Critic",
             (ChartLine("learner/explained_variance", "explained variance"),),
-            "1 is a perfect critic, 0 one that says the mean, and below 0 it is worse than that.",
+            "1: perfect predictions; 0: no better than the mean; below 0: worse than the mean.",
             has_zero=False,
         ),
     ),
 )
 OFF_POLICY = ChartGroup(
     "off-policy",
-    "How old the samples are",
+    "Off-policy",
     (
         ChartSpec(
             "Policy lag",
             (ChartLine("learner/lag_mean", "mean"), ChartLine("learner/lag_max", "greatest")),
-            "How many versions older than the weights in training those are that sampled a token: 0 for sync and "
-            "minibatch, 1 for one_step_off and both.",
+            "Versions between the weights that sampled a token and those in training: 0 for sync and minibatch, 1 for "
+            "one_step_off and both.",
         ),
         ChartSpec(
-            "Effective share of the samples",
-            (ChartLine("learner/effective_share", "share of the tokens"),),
-            "How many tokens with equal ratios would be worth as much, as a share. Where it falls, few tokens decide.",
+            "Effective sample size",
+            (ChartLine("learner/effective_share", "share of tokens"),),
+            "Effective sample size of the importance ratios, as a share. If it falls, few tokens dominate.",
             is_share=True,
         ),
         ChartSpec(
-            "Sampler and learner",
+            "Sampler-learner gap",
             (ChartLine("learner/logprob_gap_mean", "mean difference"), ChartLine("learner/logprob_gap", "greatest")),
-            "The log-probability of a token as it was recorded when it was sampled, and as the learner computes it "
-            "before the update. About 1e-6 in float32 at lag 0; more says that the two are not the same policy.",
+            "Difference between the recorded log-probability of a token and the learner's before the update. About "
+            "1e-6 in float32 at lag 0; more means that sampler and learner differ.",
             is_log=True,
             has_zero=False,
         ),
@@ -162,7 +158,7 @@ OFF_POLICY = ChartGroup(
                 ChartLine("learner/ratio_mean", "mean"),
                 ChartLine("learner/ratio_max", "greatest"),
             ),
-            "Probability of a token now, over that when it was sampled.",
+            "Probability of a token now, divided by that when it was sampled.",
             is_log=True,
             has_zero=False,
         ),
@@ -170,91 +166,91 @@ OFF_POLICY = ChartGroup(
 )
 EPISODES = ChartGroup(
     "figures-episodes",
-    "The episodes",
+    "Episodes",
     (
         ChartSpec(
-            "Steps of an episode",
+            "Episode length",
             (ChartLine("held_out/steps_mean", "held-out"), ChartLine("episode/steps_mean", "in training")),
-            "Mean number of actions. Where a task can be done in fewer, they fall as the score climbs.",
+            "Mean number of steps. Often falls as the score rises.",
         ),
         ChartSpec(
-            "Sampled tokens of an episode",
+            "Tokens per episode",
             (ChartLine("held_out/tokens_mean", "held-out"), ChartLine("episode/tokens_mean", "in training")),
-            "Mean number. A climb without a better score is talk.",
+            "Mean sampled tokens. A rise without a better score is verbosity.",
         ),
         ChartSpec(
-            "Impossible actions",
+            "Invalid actions",
             (
                 ChartLine("held_out/invalid_action_share", "held-out"),
                 ChartLine("episode/invalid_action_share", "in training"),
             ),
-            "Share of actions that the environment could not carry out.",
+            "Share of actions that the environment rejected.",
             is_share=True,
             hides_zeros=True,
         ),
         ChartSpec(
-            "How episodes end",
+            "Stop reasons",
             (),
-            "Share of the batch that ended so. Many that a limit cut off leave little to learn from.",
+            "Share of the batch for each stop reason. Many truncated episodes leave little to learn from.",
             is_share=True,
         ),
         ChartSpec(
             "Unscored",
             (ChartLine("held_out/unscored", "held-out"), ChartLine("score/unscored", "in training")),
-            "Episodes without a score; they take no part, and are in no mean.",
+            "Episodes without a score, excluded from training and from means.",
             hides_zeros=True,
         ),
         ChartSpec(
-            "What groups teach",
+            "Group signal",
             (
-                ChartLine("credit/tied_groups_share", "groups whose scores are equal"),
+                ChartLine("credit/tied_groups_share", "groups with equal scores"),
                 ChartLine("credit/zero_advantage_share", "steps with advantage 0"),
-                ChartLine("credit/other_peer_share", "steps in a state that another episode was in"),
+                ChartLine("credit/other_peer_share", "steps in a state shared with another episode"),
             ),
-            "Groups whose scores are all equal teach nothing by scores: the samples are too easy or too hard by now. "
-            "Steps in shared states are what GiGPO's second half compares.",
+            "Groups with equal scores have no group advantage: their samples are too easy or too hard. GiGPO's step "
+            "advantage compares steps in shared states.",
             is_share=True,
         ),
     ),
 )
 TIME = ChartGroup(
     "time",
-    "Where the time goes",
+    "Time",
     (
         ChartSpec(
             "Throughput",
             (
                 ChartLine("speed/sampled_tokens_per_s", "tokens sampled per second"),
-                ChartLine("speed/trained_tokens_per_s", "tokens learned from per second"),
+                ChartLine("speed/trained_tokens_per_s", "tokens trained per second"),
             ),
-            "Of the whole update, evaluation left out.",
+            "Over the whole update, without evaluation.",
         ),
         ChartSpec(
             "Environment steps per second",
             (ChartLine("speed/env_steps_per_s", "steps per second"),),
-            "Actions carried out, per second of the whole update.",
+            "Over the whole update.",
         ),
         ChartSpec(
-            "Seconds of an update",
+            "Time per update",
             (
-                ChartLine("time/total_s", "in all"),
+                ChartLine("time/total_s", "total"),
                 ChartLine("time/collect_s", "rollouts"),
                 ChartLine("time/update_s", "learner"),
                 ChartLine("time/wait_for_scores_s", "waiting for scores"),
             ),
-            "What goes on at the same time counts in each of its places.",
+            "Concurrent work counts in each of its phases.",
         ),
         ChartSpec(
-            "Scoring that cost nothing",
-            (ChartLine("overlap/hidden_share", "share of the time of scoring"),),
-            "1 − waiting / scoring: how much of scoring was used for something else.",
+            "Hidden scoring time",
+            (ChartLine("overlap/hidden_share", "share of scoring time"),),
+            "1 − waiting / scoring: the share of scoring that overlapped with other work.",
             is_share=True,
         ),
     ),
 )
 PARTS = (POLICY, OFF_POLICY, EPISODES, TIME)
 STOPS = "episode/stop/"
-STOPS_TITLE = "How episodes end"
+STOPS_TITLE = "Stop reasons"
 
 
 # Drawing
@@ -563,9 +559,9 @@ def _notes(run: TrainingFacts) -> list[str]:
     notes, asked = [], _updates_asked(run)
     if run.header.status == "interrupted" or (run.header.status == "failed" and run.updates):
         again = shlex.join(["reward-kit", "train", "--resume", str(run.path)])
-        notes.append(f"It ended before its last update. Go on with: {escape_text(again, 400)}")
+        notes.append(f"Training ended before the last update. Resume with: {escape_text(again, 400)}")
     elif run.stopped and asked is not None and run.updates < asked:
-        notes.append(f"It ended early: {escape_text(run.stopped, 400)}.")
+        notes.append(f"Training ended early: {escape_text(run.stopped, 400)}.")
     broken = [
         f"{escape_text(name, NAME_LENGTH)} (update {series.updates_N[bad[0]]:,})"
         for name, series in run.series.items()
@@ -573,14 +569,16 @@ def _notes(run: TrainingFacts) -> list[str]:
     ]
     if broken:
         more = " and more" if len(broken) > 5 else ""
-        notes.append(f"Not finite, for the first time: {', '.join(broken[:5])}{more}.")
+        notes.append(f"First non-finite values: {', '.join(broken[:5])}{more}.")
     if HELD_OUT_SCORE not in run.series and "score/mean" in run.series:
-        notes.append("No samples are held out: the score is that of the batch in training, another one each time.")
+        notes.append("No samples are held out: the score is that of the training batch.")
     if unscored := run.last("held_out/unscored"):
-        notes.append(f"{unscored:,.0f} held-out episodes of the latest evaluation are unscored, and in no mean.")
+        notes.append(
+            f"{unscored:,.0f} held-out episodes of the latest evaluation are unscored and excluded from means."
+        )
     if run.resumed_at:
         where = ", ".join(f"{update:,}" for update in run.resumed_at[:10])
-        notes.append(f"It was resumed {len(run.resumed_at):,} times, at update {where}: the dotted lines.")
+        notes.append(f"Resumed {len(run.resumed_at):,} times, at update {where}: the dotted lines.")
     return notes
 
 
@@ -595,7 +593,7 @@ def _cards(run: TrainingFacts) -> list[tuple[str, str, str]]:
     for name, (update, value) in (("first", first), ("best", run.best), ("last", last)):
         error = errors.at(update) if errors is not None else None
         sure = f", ± {number(1.96 * error)}" if error is not None else ""
-        title = f"{name} {'held-out score' if is_held_out else 'score of the batch'}"
+        title = f"{name} {'held-out score' if is_held_out else 'training batch score'}"
         cards.append((title, number(value), f"after update {update:,}{sure}"))
     return cards
 
@@ -610,9 +608,9 @@ def _totals(run: TrainingFacts) -> list[tuple[str, str]]:
     if worked := run.last("time/worked_s"):
         totals.append(("updates per hour", short(run.updates / worked * 3600)))
     if (passed := run.last("held_out/passed_share")) is not None:
-        totals.append(("held-out samples passed at last", share(passed)))
+        totals.append(("latest held-out pass rate", share(passed)))
     if run.last_at is not None:
-        totals.append(("last line", f"{run.last_at.astimezone(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"))
+        totals.append(("last update", f"{run.last_at.astimezone(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"))
     return totals
 
 

@@ -24,7 +24,7 @@ HERE = ("127.0.0.1", "localhost")
 """The names under which this machine may be asked for."""
 _CODE_LASTS_S = 60.0
 _COOKIE_LASTS_S = 24 * 3600  # or those of many starts would fill the header of every request
-_WITHDRAWN = "This code was used twice. What it opened is closed; open the address that was printed.\n"
+_WITHDRAWN = "This code was used twice; its session is closed. Open the address that was printed.\n"
 _IN_ADDRESSES = "/?&=%:@!$'()*+,;~"
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -55,7 +55,7 @@ class Access:
         self._due: dict[str, float] = {}
         """Codes that were not used yet, and until when they may be."""
         self._used: dict[str, str] = {}
-        """Codes that were used, and the session that each began."""
+        """Used codes, and the session that each began."""
         self._sessions: dict[str, set[anyio.CancelScope]] = {}
         """Cookies that codes were exchanged for, and what is being answered to each."""
         # Cookies know no ports, so each start has a name of its own and does not overwrite another's.
@@ -99,7 +99,7 @@ class Access:
     def _exchanged(self, request: web.Request) -> web.Response:
         """The cookie for the token, and the address without it, so that no history and no bookmark keeps it."""
         if not all(_is_one_of(given, (self.token,)) for given in request.query.getall(TOKEN)):
-            raise web.HTTPForbidden(text="This token is of another start of `reward-kit view`; use the one printed.\n")
+            raise web.HTTPForbidden(text="This token belongs to an earlier `reward-kit view`; use the one printed.\n")
         return self._let_in(request, TOKEN, self.token)
 
     def _redeemed(self, request: web.Request) -> web.Response:
@@ -110,7 +110,7 @@ class Access:
                 answering.cancel()
             raise web.HTTPForbidden(text=_WITHDRAWN)
         if others or not _is_one_of(code, self._due) or time.monotonic() >= self._due[code]:
-            raise web.HTTPForbidden(text="This code is unknown or too old; open the address that was printed.\n")
+            raise web.HTTPForbidden(text="This code is unknown or expired; open the address that was printed.\n")
         del self._due[code]
         self._used[code] = session = new_token()
         self._sessions[session] = set()
@@ -135,9 +135,9 @@ def _refuse_foreign(request: web.Request) -> None:
         raise web.HTTPMethodNotAllowed(request.method, ["GET", "HEAD"])
     hosts = request.headers.getall("Host", [])
     if len(hosts) != 1 or _name_of(hosts[0]) not in HERE:
-        raise web.HTTPForbidden(text="This server is asked for by 127.0.0.1 or localhost alone.\n")
+        raise web.HTTPForbidden(text="This server accepts only requests to 127.0.0.1 or localhost.\n")
     if not _is_from_here(request.headers, hosts[0]):
-        raise web.HTTPForbidden(text="Pages of other sites may not ask this server.\n")
+        raise web.HTTPForbidden(text="Requests from other sites are refused.\n")
 
 
 def _is_from_here(headers: Mapping[str, str], host: str) -> bool:

@@ -148,7 +148,7 @@ class WatchedRun:
     """A run in memory. `look` may be called from any thread, one call after the other.
 
     Raises:
-        ConfigError: it is a training run, which has no episodes of its own.
+        ConfigError: it is a training run, which has no episodes.jsonl.
         StoreError: its `run.json` is missing or damaged.
     """
 
@@ -298,7 +298,7 @@ class WatchedRun:
             return
         self.header = RunHeader.read(self.path)
         if self.header.training is not None:
-            raise ConfigError(f"{self.path} is a training run, which has no episodes of its own")
+            raise ConfigError(f"{self.path} is a training run, which has no episodes.jsonl")
         self._header_is_from = is_from
         self.change += 1
 

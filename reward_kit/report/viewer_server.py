@@ -87,7 +87,7 @@ async def serving(catalogue: RunCatalogue, port: int = 0, access: Access | None 
             await web.TCPSite(runner, LOOPBACK, port).start()
         except OSError as error:
             why = error.strerror or error
-            raise ConfigError(f"--port {port}: {why}; choose another, or none for a free one") from error
+            raise ConfigError(f"--port {port}: {why}; choose another, or leave it out for a free one") from error
         yield f"http://{LOOPBACK}:{runner.addresses[0][1]}/?{TOKEN}={access.token}"
     finally:
         viewer.ending.set()
@@ -197,7 +197,7 @@ def _html(text: str) -> web.Response:
 def _refusals(kind: str) -> Iterator[None]:
     """Answer an error with its reason: as a page ("text/html") or as a sentence ("text/plain")."""
     try:
-        with boundary(StoreError, "this cannot be shown"):
+        with boundary(StoreError, "this page cannot be shown"):
             yield
     except (ConfigError, StoreError) as error:
         text = _message(error)
@@ -337,7 +337,7 @@ class _OpenRuns:
     def _run_path(self, name: str) -> Path:
         path = self._catalogue.run_path(name)
         if path is None:
-            raise ConfigError("This run is unknown here. It may have been removed.")
+            raise ConfigError("Unknown run. It may have been removed.")
         return path
 
     def _shown(self, name: str, path: Path) -> _Shown:
@@ -387,4 +387,4 @@ def _decoded(name: str) -> str:
     try:
         return name_from_link(name)
     except ValueError:
-        raise ConfigError(f"{name!r} names nothing") from None
+        raise ConfigError(f"{name!r} is not a valid name") from None

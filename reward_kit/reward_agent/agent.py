@@ -70,7 +70,7 @@ class AsyncRewardAgent:
         cache: ScoreCache | None = None,
     ) -> None:
         if max_concurrency < 1:
-            raise ConfigError(f"max_concurrency is at least 1, not {max_concurrency}")
+            raise ConfigError(f"max_concurrency must be at least 1, not {max_concurrency}")
         if deadline_s is not None:
             check_number("deadline_s", deadline_s)
         if max_pending is not None:
@@ -85,7 +85,7 @@ class AsyncRewardAgent:
             deadline_s = None
         rates = rates or getattr(scorer, "rates", None) or Rates()
         if rates.tokens_per_minute is not None:
-            raise ConfigError("rates.tokens_per_minute is for model endpoints: what a reward's calls use is unknown")
+            raise ConfigError("rates.tokens_per_minute is for model endpoints: a reward's token use is unknown")
         self.scorer = cast(Scorer, scorer)
         retries = retries or getattr(scorer, "retries", None)
         width = min(max_concurrency, rates.max_connections or max_concurrency)
@@ -246,9 +246,9 @@ class AsyncRewardAgent:
         if ticket is None:
             ticket = self._oldest(chunk_size)
         elif not isinstance(ticket, Ticket):
-            raise ConfigError(f"ticket is the result of submit; got {type_name(ticket)}")
+            raise ConfigError(f"ticket must be the result of submit; got {type_name(ticket)}")
         elif not ticket.belongs_to(self) and ticket.requests:
-            raise ConfigError("the ticket is of another agent, or of one that was closed since")
+            raise ConfigError("the ticket belongs to another agent, or to one that is closed")
         chunk = self._handed_out(ticket, await ticket.deliveries.take(chunk_size, order, cut_groups=cut_groups))
         if hook_func is None:
             return chunk
@@ -284,7 +284,7 @@ class AsyncRewardAgent:
             while True:
                 self._open_tasks()
                 if not self._tickets:
-                    raise ConfigError("get_group() can never be met: 0 results are outstanding")
+                    raise ConfigError("get_group() cannot return: 0 results are outstanding")
                 if self._group_takers[0] is wake_up and (ticket := self._with_ready_group()) is not None:
                     return self._handed_out(ticket, ticket.deliveries.take_group())
                 await wake_up.wait()
@@ -317,7 +317,7 @@ class AsyncRewardAgent:
                 return ticket
         if chunk_size == 0:  # all of an empty batch
             return Ticket((), 1, self)
-        raise ConfigError(f"get({chunk_size}) can never be met: 0 results are outstanding")
+        raise ConfigError(f"get({chunk_size}) cannot return: 0 results are outstanding")
 
     def _with_ready_group(self) -> Ticket | None:
         """Return the batch of the first complete group that no `get` waits for."""
@@ -359,7 +359,7 @@ def _whole(name: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise ConfigError(f"{name} is a whole number; got {value!r}") from None
+        raise ConfigError(f"{name} must be an integer; got {value!r}") from None
 
 
 _Result = TypeVar("_Result")

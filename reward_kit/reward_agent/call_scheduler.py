@@ -314,7 +314,7 @@ class CallScheduler:
         return scored
 
     def _too_long(self) -> DeadlineError:
-        return DeadlineError(f"the call took longer than its {self._deadline_s} s (deadline_s)")
+        return DeadlineError(f"the call exceeded deadline_s={self._deadline_s}")
 
     def _schedule_retry(self, call: Call, scored: Sequence[Scored]) -> bool:
         """Schedule another attempt, if there is one; the call waits for it outside of the calls in flight."""
@@ -333,7 +333,7 @@ class CallScheduler:
         asked_s = max((one.retry_after_s for one in scored if one.retry_after_s is not None), default=None)
         budget = f"budget_s={retries.policy.budget_s:g}"
         if asked_s is not None and asked_s > left_s:
-            call.given_up = f"its Retry-After of {asked_s:g} s is more than what is left of {budget}"
+            call.given_up = f"its Retry-After of {asked_s:g} s exceeds the rest of {budget}"
             return False
         wait_s = retries.policy.wait_s(call.attempts - 1, asked_s, self._jitter)
         if asked_s is None and wait_s > left_s:
@@ -419,7 +419,7 @@ def _checked(scored: Sequence[Scored], requests: Sequence[ScoringRequest]) -> li
     """Return results if there is one for each request, in their order."""
     results = list(scored)
     if [getattr(one, "rollout_id", None) for one in results] != [request.rollout_id for request in requests]:
-        raise RewardError(f"the scorer gave {len(results)} results that are not those of the {len(requests)} requests")
+        raise RewardError(f"the scorer returned {len(results)} results that do not match the {len(requests)} requests")
     return results
 
 

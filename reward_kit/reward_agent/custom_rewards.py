@@ -47,7 +47,7 @@ _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _NO_EXTRA = {"data_source", "ground_truth", "reward_model", "extra_info"}
 _LOGGED = (*_GIVEN, "score", "query", "response")
 _MOST_REASON_CHARS = 4_000
-NO_SCORE = "it gave no score"
+NO_SCORE = "no score"
 _FORMS = "return a number, (score, query, response), or a mapping with 'score'"
 logger = logging.getLogger("reward_kit.reward_agent")
 
@@ -60,7 +60,7 @@ def build_spec(given: Any) -> RewardSpec:
         if hasattr(given, "compute_score"):
             return _class_spec(given)
         if near := _misspelled_method(given, "compute_score"):
-            raise ConfigError(f"{given.__name__} has a method {near!r}; the one that is called is 'compute_score'")
+            raise ConfigError(f"{given.__name__} has a method {near!r}; did you mean 'compute_score'?")
         return reward_spec(given)
     if callable(given) and not hasattr(given, "__reward_spec__"):
         try:
@@ -108,7 +108,9 @@ def _class_spec(kind: type) -> RewardSpec:
         if near := _misspelled_method(kind, post_name):
             raise ConfigError(f"{name} has an unused method {near!r}; did you mean {post_name!r}?")
     elif not callable(post):
-        raise ConfigError(f"{name}.{post_name} is {type_name(post)}; write def {post_name}(self, scores)")
+        raise ConfigError(
+            f"{name}.{post_name} must be a method, not {type_name(post)}; write def {post_name}(self, scores)"
+        )
     else:
         is_bound = isinstance(inspect.getattr_static(kind, post_name), staticmethod | classmethod)
         try:
@@ -119,7 +121,7 @@ def _class_spec(kind: type) -> RewardSpec:
             ) from None
     for method in (post_name, "log"):
         if inspect.iscoroutinefunction(getattr(kind, method, None)) and not form.is_async:
-            raise ConfigError(f"{name}: {method} is async and compute_score is not; make both the same")
+            raise ConfigError(f"{name}: {method} is async and compute_score is not; make both async or neither")
     each = _spec(form, _adapted_class(kind, form, "one"), compute, kind)
     if not form.is_batch and post is None:
         return each
@@ -213,7 +215,7 @@ class ScoreForm:
         code = code.func if isinstance(code, functools.partial) else code
         where = f"{source_location(code)}{id}"
         if has_self and parameters and (first := parameters[0].name) in (*_GIVEN, *_GIVEN_TO_BATCH):
-            raise ConfigError(f"{where}: its first parameter is {first!r}; a method begins with self")
+            raise ConfigError(f"{where}: its first parameter is {first!r}; the first parameter of a method is self")
         parameters = parameters[has_self:]
         names = {each.name for each in parameters if each.kind not in _VARIABLE}
         is_batch = "solution_strs" in names
@@ -234,7 +236,7 @@ class ScoreForm:
         for name in sorted(own):  # a misspelt parameter of the form would always have its default
             if name in other:
                 meant = form[other.index(name)]
-                raise ConfigError(f"{where}: {name!r} does not go with {form[1]!r}; write {meant!r}")
+                raise ConfigError(f"{where}: {name!r} cannot be combined with {form[1]!r}; write {meant!r}")
             if near := _nearly(name, set(form) - names):
                 raise ConfigError(f"{where}: unknown parameter {name!r}; did you mean {near!r}?")
         return cls(
@@ -427,15 +429,15 @@ def _number(score: Any, what: str, forms: str = _FORMS) -> float:
         try:
             score = item()
         except (TypeError, ValueError, RuntimeError):  # an array of several items
-            raise InvalidResultError(f"{what} gave {type_name(score)} of several items for a score") from None
+            raise InvalidResultError(f"{what} gave {type_name(score)} of several items as the score") from None
     if not isinstance(score, int | float):
-        raise InvalidResultError(f"{what} gave {type_name(score)} for a score; {forms}")
+        raise InvalidResultError(f"{what} gave {type_name(score)} as the score; {forms}")
     try:
         number = float(score)
     except OverflowError:
         number = math.inf
     if math.isinf(number):
-        raise InvalidResultError(f"{what} gave {number} for a score; return a finite number, or None if unscored")
+        raise InvalidResultError(f"{what} gave {number} as the score; return a finite number, or None if unscored")
     return number
 
 
@@ -477,7 +479,7 @@ def finished(results: Sequence[EvaluateResult], processed: Any, what: str) -> li
         after = _number(given[index], f"{name}, [{index}],", forms)
         changes: dict[str, Any] = {}
         if math.isnan(after) and not math.isnan(before):
-            error = "post_process_scores left it without a score"
+            error = "post_process_scores returned no score for this rollout"
             changes = {"is_score_valid": False, "error": error, "raw_score": before}
         elif math.isnan(before) and not math.isnan(after):
             why = result.error or result.reason or NO_SCORE

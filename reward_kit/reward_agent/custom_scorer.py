@@ -79,7 +79,7 @@ class GroupScorer(CustomScorer):
         assert self._opened is not None
         assert self._threads is not None
         calls: Calls = self._opened.instance.calls
-        assert calls.post is not None, "only a class that has one is scored so"
+        assert calls.post is not None, "only a class with that method is scored in groups"
         post = functools.partial(calls.post, [math.nan if each.score is None else each.score for each in before])
 
         async def awaited() -> Any:
@@ -102,7 +102,7 @@ class GroupScorer(CustomScorer):
             elif each.failure is not None:  # it had no score and got none
                 scored.append(each)
             else:
-                failure = Failure("invalid_result", "InvalidResultError", result.error or "it has no valid score")
+                failure = Failure("invalid_result", "InvalidResultError", result.error or "no valid score")
                 scored.append(replace(each, result=result, failure=failure))
         return scored
 

@@ -92,18 +92,18 @@ def load_reward(
     if level == "in_process":
         return LoadedReward(load_in_process(load_object(reference, folder), options))
     if is_built_in(location) and needs_host(spec := reward_spec(load_object(reference, folder))):
-        raise ConfigError(f"reward {spec.id!r} calls out and cannot run {level}: leave out sandbox.level")
+        raise ConfigError(f"reward {spec.id!r} calls out and cannot run {level}: remove sandbox.level")
     from reward_kit.sandbox.host import best_strength
 
     try:
         run_blocking(best_strength("auto"))
     except ConfigError as reason:
         if level == "isolated":
-            problem = f"reward {reference!r} is to run isolated, and {reason}; `reward-kit doctor` shows more"
+            problem = f"reward {reference!r} cannot run isolated: {reason}; `reward-kit doctor` shows more"
             raise ConfigError(problem) from reason
         spec = load_in_process(load_object(reference, folder), options)
         if spec.sandbox == "isolated":
-            problem = f"reward {spec.id!r} asks to run isolated, and {reason}; `reward-kit doctor` shows more"
+            problem = f"reward {spec.id!r} requires the level isolated: {reason}; `reward-kit doctor` shows more"
             raise ConfigError(problem) from reason
         note = f"reward {spec.id!r} runs in_process, without a sandbox: {reason}; `reward-kit doctor` shows more"
         return LoadedReward(replace(spec, weakened_from=level), (note,))
@@ -138,7 +138,7 @@ def resolve_reward(
     is_chosen = choice != SandboxChoice(reward_time_s=choice.reward_time_s)
     for name, has_no_effect in ((choice_is, is_chosen), ("folder", folder is not None)):
         if has_no_effect:
-            raise ConfigError(f"{name} has no effect on a reward that is loaded already; name it: 'file.py:function'")
+            raise ConfigError(f"{name} has no effect on a loaded reward; pass a reference such as 'file.py:function'")
     spec = fix_options(given if isinstance(given, RewardSpec) else build_spec(given), options or {})
     check_installed(spec.requirements, f"reward {spec.id!r}")
     warn_unconfined(spec)
@@ -204,7 +204,7 @@ def _served(url: str, choice: SandboxChoice, options: Mapping[str, Any]) -> Load
     url = checked_address(url)
     decided_there = {f"sandbox.{name}": getattr(choice, name) for name in ("level", "read_paths", "preload", "limits")}
     if given := next((name for name, value in {**decided_there, "reward_options": options}.items() if value), None):
-        raise ConfigError(f"{given} has no effect for {url}, which runs where `reward-kit serve` does: set it there")
+        raise ConfigError(f"{given} has no effect on {url}: set it where `reward-kit serve` runs")
     request_options = RequestOptions(timeout_s=min(choice.reward_time_s or _LONGEST_S, _LONGEST_S) + _ANSWER_S)
     try:
         reward = run_blocking(RemoteReward.connect(url, request_options=request_options))
@@ -232,7 +232,7 @@ def _described(
     is_file = location.endswith(".py")
     file = (folder / location).resolve() if is_file else find_module(location)
     if file is None:
-        raise ConfigError(f"no module {location!r} is found; install it, or name a file: file.py:function")
+        raise ConfigError(f"module {location!r} not found; install it, or name a file: file.py:function")
     if not file.is_file():
         raise ConfigError(f"no such file: {file}")
     text = read_source(file)
@@ -258,7 +258,7 @@ def _described(
         raise
     if facts.calls_out:
         raise ConfigError(
-            f"reward {facts.id!r} asks a model, or has a sandbox of its own, and can do neither at the level {level}: "
+            f"reward {facts.id!r} calls a model or brings its own sandbox, which is impossible at the level {level}: "
             "run it with --sandbox in_process"
         )
     notes = tuple(line for line in output.splitlines() if line.strip())

@@ -78,10 +78,10 @@ class AnswerBody(BaseModel):
     model_config = ConfigDict(strict=True, title="Score")
 
     rollout_id: str
-    score: float | None = Field(description="null where the rollout is unscored")
-    result: EvaluateResult | None = Field(description="What the reward function returned; null where it failed.")
+    score: float | None = Field(description="null if the rollout is unscored")
+    result: EvaluateResult | None = Field(description="The return value of the reward function; null if it failed.")
     error: FailureBody | None = Field(description="The reason for a missing score.")
-    duration_s: float = Field(ge=0, description="Of the call, with its wait for a thread or a worker.")
+    duration_s: float = Field(ge=0, description="Duration of the call, including the wait for a thread or worker.")
     sandbox: dict[str, str] | None = Field(description="Where the reward ran.")
     stdout: str = ""
     stderr: str = ""
@@ -94,15 +94,15 @@ class AboutBody(BaseModel):
 
     model_config = ConfigDict(strict=True, title="Reward")
 
-    name: str = Field(description="As in its address.")
+    name: str = Field(description="The name in its URL.")
     id: str = Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")
     mode: Mode = Field(description='"batch": the rollouts of a request are one group, scored in one call.')
-    parameters: list[str] | None = Field(description="The values that it is given by name; null: any.")
-    required: list[str] = Field(description="Those of them that have no default.")
-    level: str = Field(description="Where it runs: in_process, warm or isolated.")
-    digest: str = Field(min_length=8, max_length=200, description="Changes when its code or its options do.")
-    deadline_s: float | None = Field(gt=0, description="For one call.")
-    max_batch: int = Field(ge=1, description="Rollouts in a request.")
+    parameters: list[str] | None = Field(description="Parameters of the reward; null: any.")
+    required: list[str] = Field(description="Parameters without a default.")
+    level: str = Field(description="Sandbox level: in_process, warm or isolated.")
+    digest: str = Field(min_length=8, max_length=200, description="Changes with its code or options.")
+    deadline_s: float | None = Field(gt=0, description="Deadline of one call.")
+    max_batch: int = Field(ge=1, description="Most rollouts in a request.")
 
 
 def is_address(reference: str) -> bool:
@@ -113,7 +113,7 @@ def is_address(reference: str) -> bool:
 def checked_address(url: str) -> str:
     """Return the URL of a reward, without a slash at its end."""
     if "@" in url:
-        raise ConfigError(f"the URL of a reward holds no user name and no password; set {KEY_VARIABLE} instead")
+        raise ConfigError(f"the URL of a reward must not contain a user name or password; set {KEY_VARIABLE} instead")
     address = url.rstrip("/")
     try:
         is_right = bool(_ADDRESS.match(address)) and urlsplit(address).port != 0
@@ -145,7 +145,7 @@ def key_for(url: str, api_key: str | None = None) -> str:
     if not key:
         raise ConfigError(f"no key for {url}: set {KEY_VARIABLE} in the environment or in a .env file")
     if not (key.isascii() and key.isprintable() and " " not in key):
-        raise ConfigError(f"the key for {url} ({KEY_VARIABLE}) holds characters that no HTTP header can carry")
+        raise ConfigError(f"the key for {url} ({KEY_VARIABLE}) contains characters that are invalid in an HTTP header")
     return key
 
 
@@ -235,13 +235,13 @@ class RewardEndpoint:
             ) as response:
                 status, answer = response.status, await read_body(response, REWARD_ANSWER_BYTES)
         except TooLargeError as error:
-            raise ProviderError(f"{url}: the answer has more than {error}, which is the limit") from None
+            raise ProviderError(f"{url}: the response exceeds the limit of {error}") from None
         except aiohttp.ConnectionTimeoutError as error:
             raise UnreachableError(f"{url}: no connection within {self._options.connect_timeout_s:g} s") from error
         except TimeoutError as error:
             raise DeadlineError(f"{url} did not answer within timeout_s={self._options.timeout_s:g}") from error
         except (aiohttp.InvalidURL, aiohttp.ClientSSLError) as error:
-            raise ProviderError(f"{url} cannot be talked to: {self._excerpt(error)}") from error
+            raise ProviderError(f"{url} failed: {self._excerpt(error)}") from error
         except aiohttp.ClientConnectorError as error:
             raise UnreachableError(
                 f"{url} refused the connection; is the server running? {error.os_error.strerror or error.os_error}"
@@ -252,9 +252,9 @@ class RewardEndpoint:
             try:
                 return parse_json(answer)
             except (ValueError, RecursionError) as error:
-                raise TransientError(f"{url} answered something that is not JSON: {self._excerpt(error)}") from None
+                raise TransientError(f"{url} returned invalid JSON: {self._excerpt(error)}") from None
         if 300 <= status < 400:
-            raise ConfigError(f"{url} redirects (HTTP {status}); name the address that it leads to")
+            raise ConfigError(f"{url} redirects (HTTP {status}); use the target address")
         problem = status_error(status, response.headers, answer, url, [self._key])
         if status in (401, 403):
             raise ConfigError(f"{problem}; is {KEY_VARIABLE} the server's key?")
@@ -368,7 +368,7 @@ class RemoteReward:
     def _read(self, answer: Any, requests: Sequence[ScoringRequest], action: str, duration_s: float) -> list[Scored]:
         answers = [answer] if action == "score" else answer.get("scores") if isinstance(answer, Mapping) else None
         if not isinstance(answers, list) or len(answers) != len(requests):
-            raise ProviderError(f"{self.url} answered something else than {len(requests)} scores")
+            raise ProviderError(f"{self.url} did not return {len(requests)} scores")
         scored = []
         try:
             for request, one in zip(requests, answers, strict=True):
@@ -389,7 +389,7 @@ class RemoteReward:
             problem = "; ".join(describe_validation_error(error)[:3])
         except (ValueError, KeyError, TypeError, EpisodeError) as error:
             problem = str(error)
-        raise ProviderError(f"{self.url} answered something that is not a score: {problem}")
+        raise ProviderError(f"{self.url} returned an invalid score: {problem}")
 
 
 def encode_rollout(request: ScoringRequest, wanted: frozenset[str] | None) -> dict[str, Any]:

@@ -196,7 +196,7 @@ class WorkerCalls:
             coroutine.send(None)
         except StopIteration as done:
             return done.value
-        raise RewardError(f"reward {self._reference!r} waits for something although it is not async")
+        raise RewardError(f"reward {self._reference!r} awaits although it is not async")
 
 
 def _to_json(result: EvaluateResult | RewardKitError, name: str) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def check_cacheable(spec: RewardSpec) -> None:
     """Reject a reward that names a value outside of the key."""
     left_out = _NOT_HASHED | {BATCH_NAMES.get(name, name) for name in _NOT_HASHED}
     for name in sorted((spec.parameters or frozenset()) & left_out):
-        raise ConfigError(f"reward {spec.id!r} asks for {name!r}, which is not part of a cache's key: leave out cache=")
+        raise ConfigError(f"reward {spec.id!r} uses {name!r}, which is not part of the cache key: remove cache=")
 
 
 def content_hash(requests: Sequence[ScoringRequest]) -> str | None:

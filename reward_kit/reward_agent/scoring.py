@@ -230,7 +230,7 @@ def check_truth(reward: Reward, truths: Iterable[Any], fields: Iterable[str], wh
         known = sorted(set(fields))
         near = difflib.get_close_matches("ground_truth", known, n=1)
         fix = f"; rename {near[0]!r} to 'ground_truth'" if near else ""
-        message = f"reward {reward.id!r} asks for ground_truth, and no {what} has it{fix}"
+        message = f"reward {reward.id!r} needs ground_truth, which no {what} has{fix}"
         raise ConfigError(f"{message} (their fields: {', '.join(known) or 'none'})")
 
 
@@ -266,5 +266,5 @@ def result_error(id: str, result: EvaluateResult, steps: int) -> RewardKitError 
         return error
     if result.error is None and result.is_score_valid:
         return None
-    reason = result.error or result.reason or "is_score_valid is false"
-    return InvalidResultError(f"reward {id!r} declared no valid score: {reason}")
+    reason = result.error or result.reason or "is_score_valid is False"
+    return InvalidResultError(f"reward {id!r} returned no valid score: {reason}")

@@ -203,7 +203,7 @@ def read_source(path: Path) -> str:
     """Return the text of a user's file."""
     try:
         if path.stat().st_size > SOURCE_LIMIT:
-            raise ConfigError(f"{path} is longer than {SOURCE_LIMIT:,} bytes, which is the most that is run")
+            raise ConfigError(f"{path} exceeds the limit of {SOURCE_LIMIT:,} bytes")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error

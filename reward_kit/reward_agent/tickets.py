@@ -168,7 +168,7 @@ class Ticket:
 
     def expire_in(self, seconds: float) -> None:
         """Give up all requests without a score after this time, with the class `timeout`."""
-        error = DeadlineError(f"not scored within the {seconds:g} s of its ticket (deadline_s)")
+        error = DeadlineError(f"not scored within the ticket's deadline_s={seconds:g}")
         if not self.is_done:
             self._deadline = self._loop.call_later(seconds, self._end, Failure.from_exception(error))
 
@@ -292,12 +292,12 @@ class DeliveryQueue:
     async def take(self, size: int, order: Order, *, cut_groups: bool) -> list[int]:
         """Return the next `size` indexes, sorted, once their groups are complete; ConfigError if they never will be."""
         if size < 0:
-            raise ConfigError(f"get({size}): a chunk has no negative size")
+            raise ConfigError(f"get({size}): chunk_size must not be negative")
         if order not in ("completion", "submission"):
-            raise ConfigError(f"get: order is 'completion' or 'submission', not {order!r}")
+            raise ConfigError(f"get: order must be 'completion' or 'submission', not {order!r}")
         outstanding = f"{self.outstanding} results are outstanding of {self._batch}"
         if size > self.outstanding:
-            raise ConfigError(f"get({size}) can never be met: {outstanding}")
+            raise ConfigError(f"get({size}) cannot return: {outstanding}")
         # The rest of a group that earlier callers will have cut comes first.
         over = (size - self.outstanding) % self._group_size
         if over and not cut_groups:

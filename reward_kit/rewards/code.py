@@ -347,7 +347,7 @@ async def program_code(
     )
     bounds = {"compile_s": compile_s, "run_s": 3 * time_s + 1, "cpu_s": time_s, "output": limits.output_bytes}
     given = (text, tools.filename, tools.compile_command.split(), tools.run_command.split(), bounds)
-    source = f"from {_INSIDE} import compile_program\nask = compiled(*{given!r})\n"
+    source = f"from {_INSIDE} import compile_program\nask = compile_program(*{given!r})\n"
     paths = tuple(path for path in _HEADERS if os.path.isdir(path))  # noqa: ASYNC240, PTH112 - local
     imports = (_INSIDE, "subprocess", "tempfile")
     program = Program(source, "ask", "<harness>", form="plain", imports=imports, read_paths=paths)

@@ -26,7 +26,7 @@ def read_samples(
     elif definition.dataset_path is not None:
         placed = read_rows(folder / definition.dataset_path)
     else:
-        yield Sample.of_task(definition)
+        yield Sample.from_task(definition)
         return
     seen: dict[str, str] = {}
     for where, row in placed:

@@ -276,7 +276,7 @@ def _check_prompts(definition: TaskDefinitionModel, located: LocatedYaml, sample
             messages = prompt.render(sample)
         except PromptError as error:
             problem = f"{located.where(error.key)}: {'.'.join(map(str, error.key))}: {error.problem}"
-            unfit.setdefault(problem, []).append(sample.place)
+            unfit.setdefault(problem, []).append(sample.location)
         except ConfigError as error:
             problems.append(str(error))
         except pydantic.ValidationError as error:

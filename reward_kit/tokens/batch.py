@@ -122,7 +122,7 @@ def _widened(key: str, arrays: list[Array], all_widths: list[Widths], meta_info:
 def _needed(batch: Mapping[str, Array], meta_info: Mapping[str, Any]) -> Widths:
     """Return the least width of each axis."""
     if "attention_mask" not in batch:
-        raise ConfigError("a batch without 'attention_mask' does not say where its padding is")
+        raise ConfigError("the batch has no 'attention_mask', so its padding is unknown")
     is_token, old = batch["attention_mask"] != 0, get_widths(batch, meta_info)
     if meta_info.get("padding") == "outer" and old.prompt is not None:
         in_completion = np.arange(is_token.shape[1]) >= old.prompt
@@ -131,7 +131,7 @@ def _needed(batch: Mapping[str, Array], meta_info: Mapping[str, Any]) -> Widths:
     elif old.prompt is None and old.completion is None:
         in_completion = np.array(False)
     else:
-        raise ConfigError("a batch with prompts but without 'completion_mask' does not say how long they are")
+        raise ConfigError("the batch has prompts but no 'completion_mask', so their lengths are unknown")
     prompt, completion, both = (
         int(counted.sum(axis=1).max(initial=0))
         for counted in (is_token & ~in_completion, is_token & in_completion, is_token)
@@ -170,7 +170,7 @@ class TokenBatch:
     def __post_init__(self) -> None:
         sizes = {key: len(values) for key, values in (*self.batch.items(), *self.non_tensor_batch.items())}
         if len(set(sizes.values())) > 1:
-            raise ConfigError(f"the arrays of a batch have one number of rows; got {sizes}")
+            raise ConfigError(f"the arrays of a batch must have the same number of rows; got {sizes}")
 
     def __len__(self) -> int:
         return len(next(iter(self.batch.values()), next(iter(self.non_tensor_batch.values()), ())))
@@ -238,7 +238,7 @@ class TokenBatch:
             ConfigError: they have different numbers of rows, or different values of a key.
         """
         if len(self) != len(other):
-            raise ConfigError(f"a union is of the same rows; got {len(self)} and {len(other)}")
+            raise ConfigError(f"a union needs the same rows; got {len(self)} and {len(other)} rows")
         parts = []
         for what in ("batch", "non_tensor_batch"):
             first, second = getattr(self, what), getattr(other, what)
@@ -256,7 +256,7 @@ class TokenBatch:
             ConfigError: the list is empty, keys differ, or facts or widths contradict each other.
         """
         if not batches:
-            raise ConfigError("there is nothing to concatenate; give at least one batch")
+            raise ConfigError("no batches to concatenate; give at least one")
         _check_same_keys([one.batch for one in batches], "batch")
         _check_same_keys([one.non_tensor_batch for one in batches], "non_tensor_batch")
         meta = _merged_meta([one.meta_info for one in batches])
@@ -330,4 +330,4 @@ def _rows(index: Any) -> int | np.integer[Any] | slice | Array:
 def _check_known(wanted: Sequence[str] | Mapping[str, str], part: Mapping[str, Any], what: str) -> None:
     for key in wanted:
         if key not in part:
-            raise ConfigError(f"there is no {key!r} in {what}{did_you_mean(key, part)}")
+            raise ConfigError(f"no {key!r} in {what}{did_you_mean(key, part)}")

@@ -23,7 +23,8 @@ _NO_ROWS: Ints = np.zeros(0, dtype=np.int64)
 class Columns:
     """The rows of a batch of episodes before they are laid out: E episodes of S steps, B rows of N tokens in all.
 
-    A connector takes one and returns another (`adding`, `with_rows`, `taking`); none changes an array or an episode.
+    A connector takes one and returns another (`with_columns`, `with_rows`, `select_rows`) and changes no array or
+    episode.
 
     Attributes:
         episodes: collected ones.
@@ -50,7 +51,7 @@ class Columns:
     episodes_B: Ints = field(default_factory=lambda: _NO_ROWS)
 
     @classmethod
-    def of(
+    def from_episodes(
         cls,
         episodes: Sequence[SingleAgentEpisode],
         step_data: Sequence[Sequence[StepData]] | None = None,
@@ -74,7 +75,7 @@ class Columns:
         """The beginning of each row on the axis of `tokens`."""
         return np.cumsum(self.lengths_B) - self.lengths_B
 
-    def adding(
+    def with_columns(
         self,
         *,
         steps: Mapping[str, Array] | None = None,
@@ -101,7 +102,7 @@ class Columns:
             self, tokens={}, rows={}, lengths_B=lengths_B, prompt_lengths_B=prompt_lengths_B, episodes_B=episodes_B
         )
 
-    def taking(self, rows: Sequence[int] | Array) -> Columns:
+    def select_rows(self, rows: Sequence[int] | Array) -> Columns:
         """Return only these rows, given as indices in order or as a boolean mask over all rows."""
         chosen = np.asarray(rows)
         chosen = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen.astype(np.int64)

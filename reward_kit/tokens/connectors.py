@@ -53,9 +53,9 @@ def segment_rows(columns: Columns) -> Columns:
     completion_mask[ranges(stream.starts, stream.prompt_lengths)] = 0
     allowed = _allowed(columns, stream.owners, stream.starts, stream.starts, stream.starts + stream.lengths)
     rows = {"segment": stream.numbers, "allowed_ids": allowed}
-    made = made.adding(tokens={**stream.tokens, "completion_mask": completion_mask}, rows=rows)
+    made = made.with_columns(tokens={**stream.tokens, "completion_mask": completion_mask}, rows=rows)
     # In a chunk of an episode a segment may be context only.
-    return made if stream.acts.all() else made.taking(stream.acts)
+    return made if stream.acts.all() else made.select_rows(stream.acts)
 
 
 def action_rows(columns: Columns) -> Columns:
@@ -80,7 +80,9 @@ def action_rows(columns: Columns) -> Columns:
         tokens[key][in_prompt] = off
     tokens["completion_mask"] = (~in_prompt).astype(np.int8)
     allowed = _allowed(columns, stream.owners[segment], begin, start, stop)
-    return made.adding(tokens=tokens, rows={"segment": stream.numbers[segment], "allowed_ids": allowed, "step": step})
+    return made.with_columns(
+        tokens=tokens, rows={"segment": stream.numbers[segment], "allowed_ids": allowed, "step": step}
+    )
 
 
 def _allowed(columns: Columns, owners_B: Ints, begins_B: Ints, starts_B: Ints, stops_B: Ints) -> Array:
@@ -168,12 +170,12 @@ def step_values(columns: Columns) -> Columns:
     """
     keys: tuple[str, ...] = ("advantage", "return_to_go", "base_reward")
     if columns.step_data is None:
-        return columns.adding(steps={key: np.full(int(columns.step_starts_E[-1]), np.nan) for key in keys})
+        return columns.with_columns(steps={key: np.full(int(columns.step_starts_E[-1]), np.nan) for key in keys})
     steps = [step for steps in columns.step_data for step in steps]
     if any(step.policy_value_estimate is not None for step in steps):
         keys += ("policy_value_estimate",)
     # float64 turns None into NaN.
-    return columns.adding(
+    return columns.with_columns(
         steps={key: np.array([getattr(step, key) for step in steps], dtype=np.float64) for key in keys}
     )
 
@@ -189,9 +191,9 @@ def standardised_advantages(columns: Columns) -> Columns:
     if not len(known_S):
         return columns
     if known_S.min() == known_S.max():
-        return columns.adding(steps={"advantage": np.where(np.isnan(advantages_S), np.nan, 0.0)})
+        return columns.with_columns(steps={"advantage": np.where(np.isnan(advantages_S), np.nan, 0.0)})
     scaled_S = (advantages_S - known_S.mean()) / (known_S.std(ddof=1) + STD_FLOOR)
-    return columns.adding(steps={"advantage": scaled_S})
+    return columns.with_columns(steps={"advantage": scaled_S})
 
 
 def credit_on_tokens(columns: Columns) -> Columns:
@@ -222,7 +224,7 @@ def credit_on_tokens(columns: Columns) -> Columns:
         added["values"], added["value_mask"] = np.zeros(len(step)), np.zeros(len(step), dtype=np.int8)
         added["values"][sampled] = columns.steps["policy_value_estimate"][acting]
         added["value_mask"][first] = 1
-    return columns.adding(tokens=added)
+    return columns.with_columns(tokens=added)
 
 
 def _placed(size: int, positions: Ints, values: Floats) -> Floats:
@@ -247,7 +249,7 @@ def identities(columns: Columns) -> Columns:
     last = np.full(len(columns.episodes), -1, dtype=np.int64)
     last[owners[acts]] = np.flatnonzero(acts)  # of several rows the last one stays
     ends = np.arange(len(owners)) == last[owners]
-    return columns.adding(rows={key: values[owners] for key, values in named.items()} | {"ends_episode": ends})
+    return columns.with_columns(rows={key: values[owners] for key, values in named.items()} | {"ends_episode": ends})
 
 
 def episode_facts(columns: Columns) -> Columns:
@@ -270,7 +272,7 @@ def episode_facts(columns: Columns) -> Columns:
     added = {key: _objects([row[key] for row in rows]) for key in _FACTS}
     added |= {"episode_rewards": columns.scores_E[owners]}
     added |= {"episode_lengths": lengths_E[owners], "tool_callings": calls_E[owners]}
-    return columns.adding(rows=added)
+    return columns.with_columns(rows=added)
 
 
 _FACTS = ("data_source", "extra_info", "reward_model", "success", "multi_modal_inputs")

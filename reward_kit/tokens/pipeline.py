@@ -55,13 +55,13 @@ class RowPipeline:
         """Add a connector at the end."""
         self._insert(len(self._parts), connector, name)
 
-    def insert_before(self, place: str, connector: Connector, name: str | None = None) -> None:
-        """Insert a connector before the one called `place`."""
-        self._insert(self._find(place), connector, name)
+    def insert_before(self, target: str, connector: Connector, name: str | None = None) -> None:
+        """Insert a connector before the one named `target`."""
+        self._insert(self._find(target), connector, name)
 
-    def insert_after(self, place: str, connector: Connector, name: str | None = None) -> None:
-        """Insert a connector behind the one called `place`."""
-        self._insert(self._find(place) + 1, connector, name)
+    def insert_after(self, target: str, connector: Connector, name: str | None = None) -> None:
+        """Insert a connector after the one named `target`."""
+        self._insert(self._find(target) + 1, connector, name)
 
     def remove(self, name: str) -> Connector:
         """Remove the connector of this name, and return it."""
@@ -71,7 +71,7 @@ class RowPipeline:
         """Run all connectors.
 
         Raises:
-            TrainingError: a connector raised something of its own.
+            TrainingError: a connector raised another exception.
             ConfigError: a connector did not return columns.
         """
         for name, connector in self._parts:
@@ -79,15 +79,19 @@ class RowPipeline:
                 result: object = connector(columns)
             if not isinstance(result, Columns):
                 kind = type(result).__name__
-                raise ConfigError(f"connector {name!r} returned {kind}; return columns.adding(…) or columns.taking(…)")
+                raise ConfigError(
+                    f"connector {name!r} returned {kind}; return columns.with_columns(…) or columns.select_rows(…)"
+                )
             columns = result
         return columns
 
     def _insert(self, position: int, connector: Connector, name: str | None) -> None:
-        own = (getattr(connector, attribute, None) for attribute in ("name", "__name__"))
-        name = name or next((each for each in own if isinstance(each, str)), type(connector).__name__)
+        candidates = (getattr(connector, attribute, None) for attribute in ("name", "__name__"))
+        name = name or next(
+            (candidate for candidate in candidates if isinstance(candidate, str)), type(connector).__name__
+        )
         if name in self.names:
-            raise ConfigError(f"there is a connector {name!r} already; give this one a name of its own")
+            raise ConfigError(f"a connector {name!r} exists already; pass another name=")
         self._parts.insert(position, (name, connector))
 
     def _find(self, name: str) -> int:
@@ -114,8 +118,8 @@ def row_columns(
 ) -> Columns:
     """Return the rows as columns, which `pad_rows` and `pack_rows` lay out; arguments and errors as in `build_rows`."""
     if per is not None and pipeline is not None:
-        raise ConfigError("per is the default pipeline's; with a pipeline of your own use default_pipeline(per) for it")
-    return (pipeline or default_pipeline(per or "segment"))(Columns.of(episodes, step_data_lists, scores))
+        raise ConfigError("per is for the default pipeline only; pass pipeline=default_pipeline(per) instead")
+    return (pipeline or default_pipeline(per or "segment"))(Columns.from_episodes(episodes, step_data_lists, scores))
 
 
 def build_rows(

@@ -12,7 +12,7 @@ from reward_kit.task_parts import RunLimitsModel
 from tests.agent.worlds import WORLD, call, failure, reason, task_of, text
 
 
-def test_without_limits_it_is_never_used_up() -> None:
+def test_budget_without_limits_is_never_exhausted() -> None:
     budget = RunBudget()
     budget.spend(ActionUsage(10**9, 10.0**6), steps=10**6)
     assert budget.exhausted() is None
@@ -26,7 +26,7 @@ def test_without_limits_it_is_never_used_up() -> None:
         ({"steps": 2}, ActionUsage(), 2),
     ],
 )
-def test_it_is_used_up_when_a_bound_is_reached(limits: dict[str, float], used: ActionUsage, steps: int) -> None:
+def test_budget_is_exhausted_at_a_limit(limits: dict[str, float], used: ActionUsage, steps: int) -> None:
     budget = RunBudget(RunLimitsModel(**limits))
     assert budget.exhausted() is None
     budget.spend(used, steps)
@@ -34,7 +34,7 @@ def test_it_is_used_up_when_a_bound_is_reached(limits: dict[str, float], used: A
     assert exhausted is not None and [exhausted.key] == list(limits)
 
 
-async def test_an_episode_that_ended_by_itself_is_a_result_though_the_budget_is_used_up() -> None:
+async def test_episode_that_ended_counts_although_the_budget_is_exhausted() -> None:
     budget = RunBudget(RunLimitsModel(steps=1))
     for action, expected in ((text("done"), "answered"), (call(), "run_limit")):
         worker = RLRolloutWorker(
@@ -52,9 +52,9 @@ class Metered(AgentPolicy):
 
 
 @pytest.mark.parametrize("of_the_run", [False, True])
-async def test_where_the_cost_is_unknown_a_limit_on_it_is_not_kept_silently(of_the_run: bool) -> None:
+async def test_unknown_cost_with_a_cost_limit_is_an_error(of_the_run: bool) -> None:
     limits = {"run_limits" if of_the_run else "limits": {"cost": 1.0}}
     task = task_of(**limits, initial_user_prompt="x")
     episode = await RLRolloutWorker(task, Metered(), budget=RunBudget(task.run_limits)).collect_episode()
-    assert reason(episode) == "error" and "limit on cost cannot be kept" in failure(episode)["message"]
+    assert reason(episode) == "error" and "cost limit cannot be enforced" in failure(episode)["message"]
     assert reason(await RLRolloutWorker(task_of(initial_user_prompt="x"), Metered()).collect_episode()) == "answered"

@@ -42,7 +42,7 @@ def call(n: int, **arguments: Any) -> dict[str, Any]:
         (message(content="4", reasoning_content="2+2"), {"type": "text", "content": "4", "reasoning_content": "2+2"}),
     ],
 )
-def test_what_a_message_says_is_the_action(said: Message, action: dict[str, Any]) -> None:
+def test_message_parses_to_its_action(said: Message, action: dict[str, Any]) -> None:
     assert parse_action(said) == action
 
 
@@ -52,11 +52,11 @@ def test_parts_are_their_text() -> None:
 
 
 @pytest.mark.parametrize("text", ['{"x": NaN}', '{"x": -Infinity}', '{"x": 1e999}', '{"x": ' + "[" * 100_000])
-def test_arguments_that_only_python_would_read_go_along_as_they_were_written(text: str) -> None:
+def test_invalid_json_arguments_are_kept_verbatim(text: str) -> None:
     assert parse_action(message(text)) == {"type": "tool_call", **call(0, arguments_text=text)}
 
 
-def test_arguments_nested_too_deeply_to_be_stored_go_along_as_they_were_written() -> None:
+def test_too_deep_arguments_are_kept_verbatim() -> None:
     def nested(depth: int) -> str:
         return '{"x":' * depth + "1" + "}" * depth
 
@@ -82,7 +82,7 @@ messages = st.builds(
 
 
 @given(messages)
-def test_the_action_says_the_message_again(said: Message) -> None:
+def test_action_converts_back_to_its_message(said: Message) -> None:
     again = assistant_message(check_output((parse_action(said), None, None, None)).action_structured, 0)
     assert meaning(again) == meaning(said)
     assert assistant_message(parse_action(again), 0) == again
@@ -95,6 +95,6 @@ def meaning(said: Message) -> tuple[Any, ...]:
 
 
 @given(st.lists(st.text(alphabet='{}[]":,0e+-. \\u1d8', max_size=12), min_size=1, max_size=2))
-def test_whatever_a_model_wrote_is_said_again_in_one_form(written: list[str]) -> None:
+def test_round_trip_normalizes_any_message(written: list[str]) -> None:
     once = assistant_message(parse_action(message(*written)), 0)
     assert assistant_message(parse_action(once), 0) == once

@@ -15,7 +15,7 @@ from tests.agent.worlds import reason, task_of
 from tests.chat_server import ChatServer, answer, status
 
 
-async def test_waiting_is_no_time_of_the_episode() -> None:
+async def test_waiting_does_not_count_as_episode_time() -> None:
     clock = EpisodeClock(1.0)
     with clock.deadline(1.0) as scope, clock.paused():
         await anyio.sleep(1.2)
@@ -23,7 +23,7 @@ async def test_waiting_is_no_time_of_the_episode() -> None:
     assert clock.left_s is not None and 0 < clock.left_s <= 1.0
 
 
-async def test_a_deadline_goes_on_where_it_stood() -> None:
+async def test_deadline_resumes_after_a_pause() -> None:
     clock = EpisodeClock()
     with anyio.fail_after(60), clock.deadline(0.1) as scope:
         with clock.paused():
@@ -32,7 +32,7 @@ async def test_a_deadline_goes_on_where_it_stood() -> None:
     assert scope.cancelled_caught and clock.seconds >= 0.1 and clock.left_s is None
 
 
-async def test_a_wait_within_a_wait_is_counted_once() -> None:
+async def test_nested_pauses_count_once() -> None:
     clock, before = EpisodeClock(), time.monotonic()
     with clock.paused(), clock.paused():
         await anyio.sleep(0.05)
@@ -41,7 +41,7 @@ async def test_a_wait_within_a_wait_is_counted_once() -> None:
 
 
 @pytest.mark.parametrize("limit", ["wall_time_s", "policy_time_s"])
-async def test_an_endpoint_that_wants_to_be_left_alone_does_not_use_up_an_episodes_time(limit: str) -> None:
+async def test_retry_after_does_not_use_up_the_episode_time(limit: str) -> None:
     async with ChatServer([status(429, headers={"Retry-After": "1.7"}), answer("42")]) as server:
         policy = OpenAIAgentPolicy("m", base_url=server.base_url, traffic=ProviderSession())
         task = task_of(initial_user_prompt="?", limits={limit: 1.5})

@@ -176,7 +176,7 @@ class TestWhoSpokeLast:
         assert dialogue.get_terminateds() == {USER: True, AGENT: True, "__all__": True}
 
 
-async def test_a_user_who_never_spoke_is_not_there() -> None:
+async def test_silent_user_is_not_in_the_dialogue() -> None:
     dialogue = build_dialogue(
         await collected([call(), call()], ScriptedUser(["x"]), resource_type=WORLD, max_episode_steps=2)
     )
@@ -193,7 +193,7 @@ async def test_it_survives_the_files() -> None:
     assert MultiAgentEpisode.from_state(json.loads(json.dumps(dialogue.get_state()))) == dialogue
 
 
-def test_what_has_not_begun_is_an_empty_dialogue() -> None:
+def test_dialogue_before_reset_is_empty() -> None:
     assert build_dialogue(SingleAgentEpisode("e")) == MultiAgentEpisode(
         "e", agent_module_ids={AGENT: AGENT, USER: USER}
     )

@@ -104,7 +104,7 @@ class TestToolCalls:
         assert all(answer.startswith("Error: ") and "nope" in answer for answer in tool_answers(episode))
         assert caplog.text.count("tool fail failed") == 2 and "raise raised" in caplog.text
 
-    async def test_an_error_that_was_raised_from_itself_ends_no_episode(self):
+    async def test_error_raised_from_itself_does_not_end_the_episode(self):
         registry = ToolRegistry("own")
 
         @registry.tool
@@ -175,10 +175,10 @@ class TestToolCalls:
         assert episode.get_infos(1)["is_action_valid"] is False
         assert episode.get_infos(1)["tools"] == [{"name": "invalid", "why": "wall", "is_valid": False}]
 
-    async def test_what_follows_the_end_in_one_action_is_answered_but_not_done(self):
+    async def test_calls_after_the_end_are_answered_but_not_executed(self):
         episode = await collected([calls(("win", {}), ("crash", {}))], resource_type=WORLD)
         assert reason(episode) == "environment_terminated"
-        assert tool_answers(episode) == ["won", "Not carried out: the episode is over."]
+        assert tool_answers(episode) == ["won", "Not executed: the episode is over."]
 
     async def test_two_tools_of_one_name_are_refused(self):
         registry = ToolRegistry("own")

@@ -37,7 +37,7 @@ async def test_all_start_from_one_state_and_have_ids_of_their_own():
     assert [episode.custom_data["rollout_index"] for episode in episodes] == [0, 1, 2, 3]
 
 
-async def test_what_one_does_no_other_sees():
+async def test_episodes_of_a_group_are_isolated():
     turn = iter(range(3))
 
     async def act(observation, _):
@@ -119,7 +119,7 @@ class TestForks:
 
 
 class TestSiblings:
-    async def test_they_go_on_when_one_breaks(self):
+    async def test_failed_episode_does_not_stop_its_group(self):
         turn = iter(range(3))
 
         def act(observation, _):

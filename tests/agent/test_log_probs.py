@@ -29,7 +29,7 @@ SAID: dict[str, list[dict[str, Any] | None]] = {
 
 
 @pytest.mark.parametrize("said", SAID.values(), ids=SAID)
-async def test_a_step_says_what_the_policy_said(said: list[dict[str, Any] | None]) -> None:
+async def test_step_has_the_log_probs_of_the_policy(said: list[dict[str, Any] | None]) -> None:
     actions = [call(), text("done")]
 
     def act(*_: object) -> PolicyOutput:

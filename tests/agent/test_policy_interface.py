@@ -41,14 +41,14 @@ class OpensNothing(Fixed):
         Fixed()
 
 
-async def test_a_policy_whose_methods_are_plain_functions_is_told_what_to_write():
+async def test_sync_policy_methods_are_rejected_with_the_fix():
     with pytest.raises(PolicyError, match=r"open is a plain function .* `async def open`"):
         await open_session(NotAsync(), EpisodeContext("e", 0))
     with pytest.raises(PolicyError, match=r"get_action is a plain function .* `async def get_action`"):
         await next_action(NotAsync(), [], None)
 
 
-async def test_a_policy_whose_open_forgets_to_return_is_told_so():
+async def test_open_without_return_is_rejected():
     with pytest.raises(PolicyError, match="open returned None; return the session"):
         await open_session(OpensNothing(), EpisodeContext("e", 0))
 
@@ -91,7 +91,7 @@ def test_an_output_has_exactly_four_parts():
         (PolicyOutput(text("x"), None, None, "1"), "value_estimate is a number or None, got '1'"),
     ],
 )
-def test_anything_else_says_what_is_wrong(output, why):
+def test_invalid_output_names_the_problem(output, why):
     with pytest.raises(PolicyError, match=why):
         check_output(output)
 

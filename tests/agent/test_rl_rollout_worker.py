@@ -85,7 +85,7 @@ class TestEnds:
     async def test_the_terminate_tool_ends_and_what_follows_in_the_action_is_not_done(self):
         episode = await collected([calls(("bye", {}), ("add", {}))], resource_type=WORLD, terminate_tool="bye")
         assert reason(episode) == "terminate_action"
-        assert tool_answers(episode) == ["The episode ends.", "Not carried out: the episode is over."]
+        assert tool_answers(episode) == ["The episode ends.", "Not executed: the episode is over."]
 
     async def test_the_terminate_tool_is_offered(self):
         seen = []
@@ -129,20 +129,20 @@ class TestEnds:
             ("resource_server", {"start_command": "serve", "health_check_url": "http://127.0.0.1:1/health"}),
         ],
     )
-    def test_what_a_task_names_and_nobody_has_loaded_is_not_left_out_in_silence(self, key, value):
-        with pytest.raises(ConfigError, match=f"task 'counting': {key} is named, .* runs.tasks.load_task"):
+    def test_unloaded_parts_of_a_task_are_an_error(self, key, value):
+        with pytest.raises(ConfigError, match=f"task 'counting': {key} is set, .* runs.tasks.load_task"):
             RLRolloutWorker(task_of(name="counting", resource_type=WORLD, **{key: value}), ScriptedPolicy([]))
 
     @pytest.mark.parametrize(
         "config",
         [{"resource_server": {}}, {"resources": [{"type": "a"}, {"type": "b", "config": {"resource_server": {}}}]}],
     )
-    def test_a_server_that_a_resource_is_told_of_is_loaded(self, config):
+    def test_server_in_the_resource_config_counts_as_loaded(self, config):
         server = {"start_command": "serve", "health_check_url": "http://127.0.0.1:1/health"}
         task = task_of(resource_type=WORLD, resource_server=server, base_resource_config=config)
         assert RLRolloutWorker(task, ScriptedPolicy([])).task_definition is task
 
-    def test_what_is_loaded_is_taken(self):
+    def test_loaded_parts_are_accepted(self):
         task = task_of(tools_module_path="tools.py", user={"type": "scripted"})
         tools, user = ToolRegistry("t"), ScriptedUser(["Hello."])
         assert RLRolloutWorker(task, ScriptedPolicy([]), tools=tools, user=user).tools is tools
@@ -167,7 +167,7 @@ class TestTextActions:
             assert reason(await collected([text("a"), {"type": "terminate"}], **origin)) == "terminate_action"
         await world.close()
 
-    async def test_the_task_may_say_otherwise(self):
+    async def test_on_text_overrides_the_default(self):
         assert reason(await collected([text("a")], resource_type=WORLD, on_text="end")) == "answered"
         assert len(await collected([text("a"), text("b")], on_text="continue", max_episode_steps=2)) == 2
 

@@ -51,7 +51,7 @@ class TestTemplates:
         with pytest.raises(ConfigError, match="sample 's1': message template"):
             render({"n": 1}, initial_user_prompt=template)
 
-    def test_what_is_wrong_with_a_template_crosses_to_another_process(self):
+    def test_prompt_error_can_be_pickled(self):
         with pytest.raises(PromptError) as caught:
             render({}, initial_user_prompt="{{ n.x }}")
         crossed = pickle.loads(pickle.dumps(caught.value))
@@ -84,13 +84,13 @@ class TestRowsOwnMessages:
         assert render(row, initial_user_prompt="mine") == [("user", "mine")]
 
     @pytest.mark.parametrize("messages", [[{"role": "robot"}], "text", [1]])
-    def test_what_is_no_message_is_a_config_error_that_names_the_row(self, messages):
+    def test_invalid_message_is_a_config_error_with_its_row(self, messages):
         with pytest.raises(ConfigError, match=r"sample 's1' \(d:1\): messages: "):
             render({"messages": messages}, where="d:1")
 
 
 class TestSeedsAndIds:
-    def test_they_never_change(self):
+    def test_seeds_are_stable(self):
         # Pinned: another value would make every recorded run irreproducible.
         assert derive_seed("policy", 0, "s", 1, "") == 2_318_938_968_626_468_491
         assert make_group_id(0, "s") == "s-8b18e67f7aae"
@@ -111,7 +111,7 @@ class TestSeedsAndIds:
         assert make_group_id(0, "a/b").startswith("a-b-")
         assert make_rollout_id("g", 3) == "g-3"
 
-    def test_many_ids_do_not_meet(self):
+    def test_ids_do_not_collide(self):
         assert len({make_group_id(0, f"{'x' * 40}{n}") for n in range(20_000)}) == 20_000
 
 

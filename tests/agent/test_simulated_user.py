@@ -135,7 +135,7 @@ class TestWhoBegins:
 
 
 class TestEnds:
-    async def test_terminate_is_a_stop_without_a_word(self):
+    async def test_user_terminate_adds_no_message(self):
         episode = await dialogue([text("Which size?")], [PolicyOutput({"type": "terminate"})])
         assert (reason(episode), said(episode)[-1]) == ("user_stopped", ("assistant", "Which size?"))
 
@@ -169,10 +169,10 @@ class TestEnds:
 
     async def test_a_tool_call_of_the_user_breaks_the_episode(self):
         episode = await dialogue([text("a")], [PolicyOutput(call())])
-        assert failure(episode)["where"] == "PolicyError" and "a user has none" in failure(episode)["message"]
+        assert failure(episode)["where"] == "PolicyError" and "users have none" in failure(episode)["message"]
         assert said(episode)[-1] == ("assistant", "a")
 
-    async def test_a_user_out_of_time(self):
+    async def test_slow_user_times_out(self):
         async def never(messages, row):
             await anyio.sleep_forever()
 
@@ -233,7 +233,7 @@ class TestCost:
         user = Paid("go on")
         assert not SimulatedUser(user).knows_cost and SimulatedUser(Recorder()).is_free
         episode = await dialogue([text("a")], user, limits={"cost": 1.0})
-        assert "the simulated user did not say what this action cost" in failure(episode)["message"]
+        assert "the simulated user did not report the cost of this action" in failure(episode)["message"]
 
 
 class TestScripted:
@@ -258,20 +258,20 @@ class TestScripted:
     async def test_a_function_that_returns_no_text_breaks_the_episode(self):
         episode = await dialogue([text("a")], ScriptedUser(lambda conversation, row: 7))
         message = failure(episode)["message"]
-        assert message.startswith("the simulated user: the function of") and "returns a text, not 7" in message
+        assert message.startswith("the simulated user: the function of") and "must return a string, not 7" in message
 
     @pytest.mark.parametrize(
         ("make", "problem"),
         [
             (lambda: ScriptedUser("hi").check(Sample("s")), "replies: expected a list of texts, got 'hi'"),
             (lambda: ScriptedUser(["{{ nope }}"]).check(Sample("s")), "'nope' is undefined"),
-            (lambda: ScriptedUser(["{{ observation }}"]).check(Sample("s")), "is not for the user"),
+            (lambda: ScriptedUser(["{{ observation }}"]).check(Sample("s")), "does not see the environment"),
             (lambda: ScriptedUser().check(Sample("s")), "sample 's' has no 'replies'"),
             (lambda: ScriptedUser().check(Sample("s", {"replies": [1]})), "sample 's': replies: expected a list"),
             (lambda: ScriptedUser(["{{ x"]), "message template"),
         ],
     )
-    def test_what_is_wrong_is_found_before_a_run(self, make, problem):
+    def test_invalid_user_is_rejected_before_a_run(self, make, problem):
         with pytest.raises(ConfigError, match=problem):
             make()
 

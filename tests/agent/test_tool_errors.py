@@ -48,7 +48,7 @@ def failure(name: str, **arguments: str) -> RewardKitError:
     return raised.value
 
 
-def test_a_slip_is_told_with_its_place_and_how_often() -> None:
+def test_tool_bug_is_reported_with_location_and_count() -> None:
     tool_errors = ToolErrors()
     for _ in range(2):
         tool_errors.add("misspelt", failure("misspelt"))
@@ -60,13 +60,13 @@ def test_a_slip_is_told_with_its_place_and_how_often() -> None:
 
 
 @pytest.mark.parametrize("how", ["value", "wrapped", "own exception"])
-def test_what_a_tool_raises_on_purpose_is_no_slip(how: str) -> None:
+def test_deliberate_tool_error_is_not_a_bug(how: str) -> None:
     tool_errors = ToolErrors()
     tool_errors.add("refuses", failure("refuses", how=how))
     assert tool_errors.lines(LOG) == []
 
 
-def test_the_commonest_slips_come_first_and_few_are_told() -> None:
+def test_most_frequent_tool_bugs_are_listed_first() -> None:
     tool_errors = ToolErrors()
     for number, tool in enumerate(["a", "b", "c", "d"], start=1):
         for _ in range(number):
@@ -74,7 +74,7 @@ def test_the_commonest_slips_come_first_and_few_are_told() -> None:
     assert [line.split()[1] for line in tool_errors.lines(LOG)] == ["d", "c", "b"]
 
 
-def test_tools_that_are_not_there_are_told_with_those_that_are() -> None:
+def test_unknown_tools_are_listed_with_the_available_ones() -> None:
     tool_errors = ToolErrors()
     assert not tool_errors.lines(LOG)
     for name in ["act", "go", "act"]:
@@ -83,7 +83,7 @@ def test_tools_that_are_not_there_are_told_with_those_that_are() -> None:
     assert tool_errors.lines(LOG) == [told]
 
 
-def test_a_model_that_invents_names_for_ever_fills_neither_memory_nor_screen() -> None:
+def test_invented_tool_names_are_bounded() -> None:
     tool_errors = ToolErrors()
     for number in range(1_000):
         tool_errors.add_unknown(f"tool_{number}" + "x" * 500, [f"real_{n}" for n in range(50)])

@@ -133,7 +133,7 @@ class TestFailures:
         assert (reason(episode), failure(episode)["where"]) == ("error", "EnvironmentFailure")
         assert "RuntimeError: broken" in failure(episode)["message"]
 
-    async def test_a_world_that_cannot_be_closed_costs_a_line_and_not_the_episode(self, caplog, monkeypatch):
+    async def test_resource_that_fails_to_close_is_only_logged(self, caplog, monkeypatch):
         class Sticky(Counter):
             async def close(self):
                 await super().close()
@@ -186,11 +186,11 @@ class TestSessions:
         assert isinstance(context.resource, Counter)
         assert len(policy.closed) == 1
 
-    async def test_one_that_does_not_open_is_recorded(self):
+    async def test_session_that_fails_to_open_is_recorded(self):
         episode = await RLRolloutWorker(task_of(resource_type=WORLD), Session(broken="open")).collect_episode()
         assert failure(episode)["message"] == "open of Session: RuntimeError: open broke"
 
-    async def test_one_that_does_not_close_costs_a_line_and_not_the_episode(self, caplog):
+    async def test_session_that_fails_to_close_is_only_logged(self, caplog):
         task = task_of(resource_type=WORLD, on_text="end")
         episode = await RLRolloutWorker(task, Session(broken="close")).collect_episode()
         assert (reason(episode), failure(episode)) == ("answered", None)

@@ -151,8 +151,8 @@ def test_a_group_stands_side_by_side_and_its_cells_lead_to_steps(window: Opened,
 
 def test_what_is_not_there_is_said_and_the_way_back_is_open(window: Opened, small: Path) -> None:
     opened = window().open(small, "#/episode/nosuch/1")
-    opened.page.get_by_role("heading", name="This cannot be shown").wait_for()
-    opened.page.get_by_role("link", name="To the overview").click()
+    opened.page.get_by_role("heading", name="This page cannot be shown").wait_for()
+    opened.page.get_by_role("link", name="Back to overview").click()
     opened.page.locator("#main").wait_for(state="visible")
 
 

@@ -115,7 +115,7 @@ def test_runs_are_sorted_filtered_and_searched(window: Opened, address: str) -> 
     table.get_by_label("search").fill("THIRD")
     assert "unreadable" in opened.texts(ROWS)[0] and "cannot read" in opened.texts(ROWS)[0]
     opened.page.locator(ROWS).get_by_role("link").click()
-    opened.page.get_by_role("heading", name="This cannot be shown").wait_for()
+    opened.page.get_by_role("heading", name="This page cannot be shown").wait_for()
     opened.page.get_by_role("link", name="All runs").click()
     table.locator("th", has_text="episodes").get_by_role("button").click()
     assert [text.split()[0] for text in opened.texts(ROWS)] == ["first", "second", "third"]

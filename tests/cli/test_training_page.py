@@ -25,7 +25,7 @@ def test_training_leaves_a_page_and_report_writes_it_again(tmp_path: Path) -> No
     assert [given for tag, given in page.tags if tag == "svg" and given.get("data-chart") == "score"]
     done = command_line.call("view", str(run), "-o", "page.html", cwd=tmp_path)
     assert done.returncode == 0 and done.stdout == "page.html\n"
-    assert "Is it getting better?" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert '<h2 id="learning">Score</h2>' in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.campaign

@@ -71,7 +71,7 @@ def test_equal_values_and_single_ones_give_exact_zeros(normalization: str, const
 
 
 @every_measure
-def test_nan_takes_no_part_and_stays(normalization: str, constant: float | None) -> None:
+def test_nan_is_ignored_and_kept(normalization: str, constant: float | None) -> None:
     found = of([1.0, math.nan, 3.0, math.nan], [0, 0, 0, 1], normalization, constant)
     alone = of([1.0, 3.0], [0, 0], normalization, constant)
     np.testing.assert_array_equal(found, [alone[0], math.nan, alone[1], math.nan])

@@ -232,7 +232,7 @@ def test_a_group_of_one_gives_zero(states: str, reward: float, score: float) -> 
         assert not setting.credit(rows).advantages_S[: len(row)].any()
 
 
-def test_what_is_not_relative_says_so() -> None:
+def test_non_relative_estimators_are_listed() -> None:
     rows = Given([[step("a", 1.0, value=0.25)]] * 3, [1.0] * 3, [0] * 3)
     assert Setting("discounted_returns").credit(rows).advantages_S.tolist() == [1.0] * 3
     assert Setting("gae", {"lam": 0.25}).credit(rows).advantages_S.tolist() == [0.75] * 3
@@ -242,7 +242,7 @@ def test_what_is_not_relative_says_so() -> None:
 
 
 @every_setting
-def test_nothing_gives_nothing_and_a_trajectory_without_steps_is_no_trouble(setting: Setting) -> None:
+def test_empty_batch_and_empty_trajectory_are_valid(setting: Setting) -> None:
     assert all(len(part) == 0 for part in setting.credit(Given([], [], [])))
     rows = Given([[], [step("a", 1.0, value=0.0)], []], [4.0, 1.0, None], [0, 0, 0])
     assert np.isfinite(setting.credit(rows).advantages_S).tolist() == [True]

@@ -80,7 +80,7 @@ def test_arguments_that_do_not_fit_are_refused(arguments, message):
 
 
 def test_a_score_that_is_no_number_is_refused():
-    with pytest.raises(ConfigError, match=r"the score of trajectory 1 is a number, .* got '1'"):
+    with pytest.raises(ConfigError, match=r"the score of trajectory 1 must be a number, .* got '1'"):
         filter_groups([1.0, "1"], ["a", "a"])
 
 
@@ -132,7 +132,7 @@ def test_the_last_try_is_filtered_and_the_outcome_says_what_is_missing():
     assert (outcome.groups, outcome.missing) == (["episodes of a"], 1)
     assert outcome.dropped == {DropReason.TIED: 2}
     assert outcome.describe() == "1 of 2 groups after 2 collections; dropped: 2 tied"
-    with pytest.raises(ConfigError, match="all 2 tries are used up"):
+    with pytest.raises(ConfigError, match="all 2 tries are used"):
         refill.add(episodes(found), found)
 
 

@@ -80,8 +80,8 @@ def test_reading_keys_does_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_what_can_be_no_key_is_refused():
-    with pytest.raises(ConfigError, match="gave an object; give text"):
+def test_unhashable_state_is_rejected():
+    with pytest.raises(ConfigError, match="returned an object; return text"):
         typed_key([object()])
     endless: list[object] = []
     endless.append(endless)
@@ -241,7 +241,7 @@ def test_a_function_sees_the_observation_and_its_failure_names_it():
         ([None], "has at least one"),
         (["state_key", ["state_key"]], "has at least one"),
         (["state_keys"], "did you mean 'state_key'"),
-        (["state_key", "similarity"], "stands alone"),
+        (["state_key", "similarity"], "cannot be in a list"),
         ({"name": "similarity", "threshold": 0}, "threshold is in"),
         ({"name": "similarity", "threshold": 95}, "threshold is in"),
     ],
@@ -251,7 +251,7 @@ def test_a_wrong_specification_is_refused_before_any_step_is_seen(spec, message)
         check_state_hash(spec)
 
 
-def test_similarity_refuses_what_is_no_text():
+def test_similarity_rejects_values_that_are_not_text():
     with pytest.raises(ConfigError, match="compares texts; step 1 of the batch has a dict"):
         anchor_codes([[step("a"), step({})]], np.zeros(2, dtype=np.int64), "similarity")
 

@@ -18,7 +18,7 @@ def test_what_is_read_of_a_batch() -> None:
         [],
         [step("a", 0.5, group_id="x", is_action_valid=True, terminated=True, truncated=True)],
     ]
-    arrays = StepArrays.of(batch, [1.0, 0.0, None])
+    arrays = StepArrays.from_batch(batch, [1.0, 0.0, None])
     assert arrays.lengths_B.tolist() == [2, 0, 1]
     assert arrays.groups_B.tolist() == [0, 1, 2]
     np.testing.assert_array_equal(arrays.scores_B, [1.0, 0.0, np.nan])
@@ -33,34 +33,34 @@ def test_what_is_read_of_a_batch() -> None:
 
 def test_unset_rewards_are_filled_and_the_score_comes_last_only_where_one_is_unset() -> None:
     batch = [trajectory("ab", [None, 1.0]), [], trajectory("ab", [0.5, 1.0]), trajectory("a", [None])]
-    arrays = StepArrays.of(batch, [8.0, 8.0, 8.0, None])
+    arrays = StepArrays.from_batch(batch, [8.0, 8.0, 8.0, None])
     np.testing.assert_array_equal(arrays.earned_S(-0.25), [-0.25, 9.0, 0.5, 1.0, np.nan])
 
 
 def test_a_reward_that_is_no_number_is_not_taken_for_an_unset_one() -> None:
     batch = [trajectory("a", [None]), [], trajectory("ab", [None, float("nan")])]
     with pytest.raises(InvalidResultError, match="trajectory 2: a base reward is not finite, at step 1"):
-        StepArrays.of(batch, [0.0, 0.0, None])
+        StepArrays.from_batch(batch, [0.0, 0.0, None])
 
 
 def test_a_return_too_large_for_a_number_is_refused() -> None:
-    arrays = StepArrays.of([trajectory("a", [1.0]), trajectory("ab", [1e308, 1e308])], [0.0, 0.0])
+    arrays = StepArrays.from_batch([trajectory("a", [1.0]), trajectory("ab", [1e308, 1e308])], [0.0, 0.0])
     with pytest.raises(InvalidResultError, match="trajectory 1: a return is not finite, at step 0"):
         arrays.returns_S(1.0)
 
 
-def test_what_is_no_batch_or_no_score_is_told_so() -> None:
+def test_invalid_batch_or_score_is_rejected() -> None:
     with pytest.raises(ConfigError, match="a list of trajectories, each a list of steps; got a list of steps"):
-        StepArrays.of(trajectory("a", [1.0]), [1.0])  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"the score of trajectory 1 is a number, .* got '1'"):
-        StepArrays.of([[step()], [step()]], [1.0, "1"])  # type: ignore[list-item]
+        StepArrays.from_batch(trajectory("a", [1.0]), [1.0])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"the score of trajectory 1 must be a number, .* got '1'"):
+        StepArrays.from_batch([[step()], [step()]], [1.0, "1"])  # type: ignore[list-item]
 
 
 def test_groups_recorded_by_some_only_are_refused() -> None:
     batch = [[step(group_id="x")], [], [step()]]
     with pytest.raises(ConfigError, match="trajectory 2 records no group_id while others do"):
-        StepArrays.of(batch, [0.0] * 3)
-    assert StepArrays.of(batch, [0.0] * 3, ["g", "h", "g"]).groups_B.tolist() == [0, 1, 0]
+        StepArrays.from_batch(batch, [0.0] * 3)
+    assert StepArrays.from_batch(batch, [0.0] * 3, ["g", "h", "g"]).groups_B.tolist() == [0, 1, 0]
 
 
 @given(st.lists(st.lists(eighths, max_size=6), max_size=6), st.sampled_from([0.0, 0.5, 1.0]))

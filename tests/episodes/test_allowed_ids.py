@@ -77,7 +77,7 @@ def test_a_set_that_stands_at_many_tokens_is_kept_once_and_written_in_runs():
 def test_a_token_that_was_not_allowed_and_a_missing_entry_are_refused_and_change_nothing():
     tokens = stored([([1], [2], [[2, 3]])])
     before = tokens.get_state()
-    with pytest.raises(EpisodeError, match="token 4 was sampled and is not among the 2 that were allowed"):
+    with pytest.raises(EpisodeError, match="sampled token 4 is not among the 2 allowed ids"):
         tokens.add_turn(1, [1, 2, 9], [4], [0.0], allowed_ids=[[3, 5]])
     with pytest.raises(EpisodeError, match="2 token ids but 1 entries of allowed_ids"):
         tokens.add_turn(1, [1, 2, 9], [4, 4], [0.0, 0.0], allowed_ids=[None])
@@ -96,10 +96,10 @@ def test_places_offsets_and_ids_say_the_same_as_shared_sets():
 
 
 def test_offsets_of_other_places_are_refused():
-    with pytest.raises(EpisodeError, match="2 places and 1 ids do not go with offsets"):
+    with pytest.raises(EpisodeError, match="2 positions and 1 ids do not match the offsets"):
         AllowedIds([0, 1], [0, 1], [5])
 
 
 def test_a_state_without_the_set_of_a_place_is_refused():
-    with pytest.raises(EpisodeError, match="each place names one of the sets"):
+    with pytest.raises(EpisodeError, match="a position refers to a missing set"):
         AllowedTrack.from_state({"places": [0], "which": [1], "sets": [[1]]})

@@ -118,7 +118,7 @@ class TestSlice:
     @pytest.mark.parametrize("step", [2, 3, -1])
     def test_a_step_is_refused_whatever_the_length(self, step):
         # In RLlib ep[::2] works and ep[::3] of ten steps fails in an assertion.
-        with pytest.raises(EpisodeError, match=f"its slice has no step; got {step}"):
+        with pytest.raises(EpisodeError, match=f"a slice of an episode has no step; got {step}"):
             built(10)[::step]
 
     def test_writing_to_a_chunk_leaves_the_whole_alone(self):
@@ -145,7 +145,7 @@ class TestCut:
     def test_what_cannot_be_cut_is_told_why(self):
         over = built(1)
         over.add_env_step(2, 1, 1.0, terminated=True)
-        with pytest.raises(EpisodeError, match="is over and has no successor; it has 2 steps, terminated"):
+        with pytest.raises(EpisodeError, match="is over and cannot be cut; it has 2 steps, terminated"):
             over.cut()
         with pytest.raises(EpisodeError, match="a lookback cannot be negative, got -1"):
             built().cut(-1)

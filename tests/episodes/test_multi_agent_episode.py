@@ -176,14 +176,14 @@ class TestRefused:
         [
             ({"observations": {"a": 1}, "actions": {"a": 1}, "rewards": {}}, "agent 'a' acted and got .* no reward"),
             ({"observations": {"a": 1}, "actions": {}, "rewards": {}}, "'a' got an observation but has not acted"),
-            ({"observations": {}, "actions": {"c": 1}, "rewards": {}}, "agent 'c' acts and has seen nothing yet"),
+            ({"observations": {}, "actions": {"c": 1}, "rewards": {}}, "agent 'c' acts before its first observation"),
             (
                 {"observations": {}, "actions": {"a": 1}, "rewards": {}, "truncateds": {"a": True}},
                 "'a' acted and was truncated without a last observation",
             ),
         ],
     )
-    def test_what_no_step_can_be_leaves_nothing_behind(self, step, problem):
+    def test_rejected_step_changes_nothing(self, step, problem):
         episode, untouched = begun(), begun()
         with pytest.raises(EpisodeError, match=problem):
             episode.add_env_step(
@@ -199,7 +199,7 @@ class TestRefused:
     def test_acting_twice_acting_after_the_end_and_beginning_twice(self):
         episode = begun()
         episode.add_env_step({"b": 1}, {"a": 1, "b": 1}, {"b": 0.0}, terminateds={"b": True})
-        with pytest.raises(EpisodeError, match="agent 'a' acts again before it has seen"):
+        with pytest.raises(EpisodeError, match="agent 'a' acts again before it has observed"):
             episode.add_env_step({}, {"a": 1}, {})
         with pytest.raises(EpisodeError, match="agent 'b' is done"):
             episode.add_env_step({"b": 2}, {}, {})
@@ -208,7 +208,7 @@ class TestRefused:
         episode.add_env_step({"a": 1}, {}, {}, terminateds={"__all__": True})
         with pytest.raises(EpisodeError, match="is over and takes no further step; it has 2 steps, terminated"):
             episode.add_env_step({"a": 1}, {"a": 1}, {"a": 0.0})
-        with pytest.raises(EpisodeError, match="is over and has no successor"):
+        with pytest.raises(EpisodeError, match="is over and cannot be cut"):
             episode.cut()
 
     @pytest.mark.parametrize(
@@ -221,11 +221,11 @@ class TestRefused:
                 "agent 'b' has observations at steps 0 and 1 .* no action between",
             ),
             ({"actions": [{"a": 0, "b": 0}, {"a": 1, "b": 0}, {"b": 0}, {}]}, "agent 'a' acts twice"),
-            ({"actions": [{"c": 0}, {}, {}, {}]}, "agent 'c' acts at step 0 and has seen nothing yet"),
+            ({"actions": [{"c": 0}, {}, {}, {}]}, "agent 'c' acts at step 0, before its first observation"),
             ({"len_lookback_buffer": -1}, "a lookback cannot be negative"),
         ],
     )
-    def test_lists_that_do_not_fit(self, lists, problem):
+    def test_mismatched_lists_are_rejected(self, lists, problem):
         with pytest.raises(EpisodeError, match=problem):
             chunk(**lists)
 
@@ -236,14 +236,14 @@ class TestRefused:
             first.concat_episode(other)
         assert pickle.loads(before) == first
 
-    def test_chunks_that_do_not_follow(self):
+    def test_chunks_that_do_not_follow_are_rejected(self):
         whole = chunk()
         for first, second in ((whole[:2], whole[3:]), (whole[:2], MultiAgentEpisode("f"))):
             before = pickle.dumps(first)
-            with pytest.raises(EpisodeError, match="what follows it has the same id and begins there"):
+            with pytest.raises(EpisodeError, match="the next chunk must have the same id and begin there"):
                 first.concat_episode(second)
             assert pickle.loads(before) == first
-        with pytest.raises(EpisodeError, match="with a step of 1, not 2"):
+        with pytest.raises(EpisodeError, match="a slice of an episode has no step; got 2"):
             whole[::2]
         with pytest.raises(TypeError, match="for one step use get_observations"):
             whole[1]

@@ -44,13 +44,13 @@ def refused(episode: Any, add: Callable[[Any], None], match: str) -> None:
 
 @pytest.mark.parametrize("reward", NO_NUMBERS, ids=repr)
 def test_a_reward_that_is_no_number(reward: Any) -> None:
-    refused(single(), lambda e: e.add_env_step("o", "a", reward), "episode e, step 1: the reward is a number; got")
+    refused(single(), lambda e: e.add_env_step("o", "a", reward), "episode e, step 1: the reward must be a number; got")
     data = {"observations": {"bob": 2}, "actions": {"bob": 1}}
-    match = "episode m, step 1: the reward of agent 'bob' is a number; got"
+    match = "episode m, step 1: the reward of agent 'bob' must be a number; got"
     refused(several(), lambda e: e.add_env_step(rewards={"bob": reward}, **data), match)
-    with pytest.raises(EpisodeError, match="episode e, step 1: the reward is a number; got"):
+    with pytest.raises(EpisodeError, match="episode e, step 1: the reward must be a number; got"):
         SingleAgentEpisode("e", observations=[0, 1, 2], actions=[0, 0], rewards=[0.5, reward])
-    with pytest.raises(EpisodeError, match="step 0: the reward of agent 'a' is a number; got"):
+    with pytest.raises(EpisodeError, match="step 0: the reward of agent 'a' must be a number; got"):
         MultiAgentEpisode(observations=[{"a": 0}, {"a": 1}], actions=[{"a": 0}], rewards=[{"a": reward}])
 
 
@@ -108,9 +108,9 @@ def test_an_environment_names_agents_that_never_entered() -> None:
     assert episode.is_terminated
 
 
-def test_an_agent_that_acts_and_is_not_there_is_named_before_others() -> None:
+def test_unknown_acting_agent_is_named_first() -> None:
     # Alice got an observation and has not acted, which is another mistake.
-    match = "agent 'bbo' acts and has seen nothing yet.*did you mean 'bob'"
+    match = "agent 'bbo' acts before its first observation.*did you mean 'bob'"
     refused(several(), lambda e: e.add_env_step({"alice": 2}, {"bbo": 1}, {}), match)
 
 
@@ -131,11 +131,11 @@ def state() -> dict[str, Any]:
         ("messages", {}, "messages is a list"),
         ("messages", [{"role": "user", "content": "hi", "name": 3}], r"messages\[0\]: name"),
         ("tokens", "x", "tokens is a dict"),
-        ("rewards", ["x"], "step 0: the reward is a number; got 'x'"),
+        ("rewards", ["x"], "step 0: the reward must be a number; got 'x'"),
         ("assistant_turns", ["x"], "cannot be read: TypeError"),
     ],
 )
-def test_a_state_with_something_else_in_a_field(field: str, value: Any, match: str) -> None:
+def test_state_with_a_wrong_field_type_is_rejected(field: str, value: Any, match: str) -> None:
     with pytest.raises(EpisodeError, match=match) as caught:
         SingleAgentEpisode.from_state({**state(), field: value})
     assert "\n" not in str(caught.value)
@@ -149,5 +149,5 @@ def test_a_state_of_several_with_something_else_in_a_field(field: str, value: An
 
 @pytest.mark.parametrize("kind", [SingleAgentEpisode, MultiAgentEpisode])
 def test_a_state_that_is_none(kind: Any) -> None:
-    with pytest.raises(EpisodeError, match="an episode's state is a dict, as get_state gives it; got 'x'"):
+    with pytest.raises(EpisodeError, match="an episode's state is a dict, as get_state returns it; got 'x'"):
         kind.from_state("x")

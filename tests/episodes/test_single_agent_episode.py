@@ -369,7 +369,7 @@ class TestSetters:
     @pytest.mark.parametrize("packed", [False, True])
     def test_another_size_or_place_is_an_index_error(self, packed):
         episode = built(3).to_numpy() if packed else built(3)
-        with pytest.raises(IndexError, match="2 new items for the 3 places"):
+        with pytest.raises(IndexError, match="2 new items for the 3 positions"):
             episode.set_rewards(new_data=[1.0, 2.0])
         with pytest.raises(IndexError, match="index 3 is out of range"):
             episode.set_actions(new_data=1, at_indices=3)

@@ -153,7 +153,7 @@ async def test_a_group_of_episodes_begins_in_forks_of_one_start(pool: ServerPool
     )
     move = {"type": "tool_call", "name": "act", "arguments": {"kind": "add", "amount": 3}}
     worker = RLRolloutWorker(task, ScriptedPolicy([move] * 2))
-    episodes = await collect_group(worker, Sample.of_task(task), 3)
+    episodes = await collect_group(worker, Sample.from_task(task), 3)
     starts = [get_facts(episode)["start"] for episode in episodes]
     assert starts[0]["fork"] == "replay"
     assert starts[0] == starts[1] == starts[2]

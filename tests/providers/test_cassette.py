@@ -131,12 +131,12 @@ async def test_the_order_of_fields_does_not_matter_and_every_option_does(tmp_pat
     assert other[1].endswith("they differ at seed: 1 became 2")
 
 
-async def test_another_episode_may_take_an_answer_that_nobody_took(tmp_path):
+async def test_unused_answer_serves_another_episode(tmp_path):
     path = tmp_path / "c.jsonl"
     recorded = await record(path, misbehave, [(request("a"), "e1"), (request("a"), "e2")])
     replayed = await replay(path, [(request("a"), "new"), (request("a"), "e2"), (request("a"), "e3")])
     assert replayed[:2] == recorded
-    assert "it was recorded 2 times, and all of that is used up" in replayed[2][1]
+    assert "it was recorded 2 times, and all recordings are used" in replayed[2][1]
 
 
 async def test_a_miss_names_the_request_and_the_nearest_one(tmp_path):
@@ -158,7 +158,7 @@ async def test_a_miss_in_length_or_in_an_empty_recording_says_so(tmp_path):
     ((_, message),) = await replay(path, [(request("a", "b"),)])
     assert message.endswith("they differ at messages: 1 became 2")
     ((_, message),) = await replay(empty, [(request("a"),)])
-    assert message.endswith("nothing is recorded in it")
+    assert message.endswith("the recording is empty")
 
 
 async def test_recording_goes_on_after_a_kill_and_an_episode_begun_anew_replaces_its_earlier_exchanges(tmp_path):

@@ -99,7 +99,7 @@ def test_a_url_with_a_credential_is_refused_and_not_shown(tmp_path, url):
 def test_a_key_is_never_shown(tmp_path):
     assert "hush" not in repr(resolve(tmp_path, LOCAL, "hush"))
     for key in ("hush\r\nX-Evil: 1", "hush-ключ"):
-        with pytest.raises(ConfigError, match="no HTTP header can carry") as caught:
+        with pytest.raises(ConfigError, match="invalid in an HTTP header") as caught:
             resolve(tmp_path, LOCAL, key)
         assert "hush" not in str(caught.value)
     with pytest.raises(ConfigError, match="api_key: expected text, got a value of type int") as caught:

@@ -45,7 +45,7 @@ async def test_an_outage_pauses_every_request_and_all_of_them_are_answered():
     await chat.aclose()
     first, second = lines
     assert f"http://127.0.0.1:{server.port}/v1/chat/completions (m) has failed" in first
-    assert first.count("http://") == 1 and "after 1 s at first and every 30 s at last: " in first
+    assert first.count("http://") == 1 and "first after 1 s, later every 30 s: " in first
     assert "answers again after" in second
     assert not reasons
 
@@ -56,7 +56,7 @@ async def test_an_outage_that_outlasts_the_patience_ends_the_run_and_its_request
     failures = await asyncio.gather(*(chat.complete(REQUEST) for _ in range(5)), return_exceptions=True)
     assert {type(failure) for failure in failures} == {ProviderError}
     assert len(lines) == len(reasons) == 1
-    assert "has answered nothing for 0 s" in reasons[0]
+    assert "has not answered for 0 s" in reasons[0]
     await chat.aclose()
 
 
@@ -152,7 +152,7 @@ def test_one_pair_of_endpoint_and_model_has_one_queue_and_one_set_of_rates():
     queue = shared.queue("http://a", "m", Rates(requests_per_minute=60))
     assert shared.queue("http://a", "m", Rates(requests_per_minute=60)) is queue
     assert shared.queue("http://a", "other") is not queue
-    with pytest.raises(ConfigError, match=r"two policies ask 'm' at http://a .*requests_per_minute=60,.*=120"):
+    with pytest.raises(ConfigError, match=r"two policies use 'm' at http://a .*requests_per_minute=60,.*=120"):
         shared.queue("http://a", "m", Rates(requests_per_minute=120))
 
 

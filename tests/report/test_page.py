@@ -135,7 +135,7 @@ def test_ten_thousand_episodes_are_one_page_of_bounded_size(tmp_path: Path) -> N
     assert len(page.column("episodes", "rollout")) == 10_000
     assert path.stat().st_size < 4_000_000
     assert sum(tag == "rect" for tag, _ in page.tags) < MOST_BARS, "sums in place of bars"
-    assert "the sums are drawn alone" in page.text
+    assert "only the totals are drawn" in page.text
     assert page.figures["a"]["episodes"] + page.figures["b"]["episodes"] == 10_000
 
 
@@ -150,13 +150,13 @@ def test_a_run_of_an_earlier_release_has_a_page_that_says_what_it_does_not_know(
 
 def test_without_any_time_there_is_nothing_to_draw_and_the_page_says_so(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path, [episode("r", timing=None)], [score("r", 1.0, timing=None)]))
-    assert "have no times, so there is nothing to draw" in page.text
+    assert "have no times, so there is no timeline" in page.text
     assert "timeline" not in [given.get("class") for _, given in page.tags]
 
 
 def test_an_empty_run_has_a_page(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path, [], [], total=8))
-    assert "No episode is there." in page.text and "8 of 8 episodes are missing" in page.text
+    assert "No episodes yet." in page.text and "8 of 8 episodes are missing" in page.text
 
 
 def test_an_episode_that_ran_again_stands_where_its_latest_line_does_in_every_reader(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_only_the_latest_attempt_counts_and_what_a_limit_cut_off_is_no_result(tm
     lines = [episode("r"), cut, episode("r", attempt=1)]
     page = page_of(make_run(tmp_path, lines, [score("r", 0.0), score("r", 1.0, attempt=1)], total=2))
     assert page.column("episodes", "score") == [1.0]
-    assert "1 earlier attempts" in page.text and "1 episodes were cut off by a limit of the run" in page.text
+    assert "1 attempts were superseded" in page.text and "1 episodes were cut off by a limit of the run" in page.text
 
 
 def test_scores_beyond_one_and_of_every_size_have_a_page(tmp_path: Path) -> None:

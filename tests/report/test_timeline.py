@@ -98,7 +98,7 @@ def test_bars_say_what_was_done_to_whom_and_when(tmp_path: Path) -> None:
         ("s", "unscored", 1.5, 2.0),
     ]
     assert {strip.title: strip.peak for strip in drawn.strips} == {
-        "Episodes under way": 3,
+        "Episodes in progress": 3,
         "Scores waiting": 1,
         "Calls in flight": 1,
     }
@@ -142,7 +142,7 @@ def test_where_what_waits_takes_too_many_lanes_calls_alone_have_some(tmp_path: P
     assert drawn is not None
     assert [(band.title, band.lanes) for band in drawn.bands] == [
         ("Collecting", 2),
-        ("Scoring, without what waits", 1),
+        ("Scoring, without waiting requests", 1),
     ]
 
 

@@ -138,14 +138,14 @@ async def test_all_of_an_empty_batch_is_nothing():
 async def test_a_chunk_of_a_negative_size_is_refused():
     async with agent() as scorer:
         await scorer.submit(batch(0))
-        with pytest.raises(ConfigError, match=r"get\(-1\): a chunk has no negative size"):
+        with pytest.raises(ConfigError, match=r"get\(-1\): chunk_size must not be negative"):
             await scorer.get(-1)
 
 
 async def test_a_ticket_of_another_agent_is_refused():
     async with agent() as scorer, agent() as other:
         ticket = await scorer.submit(batch(0))
-        with pytest.raises(ConfigError, match="the ticket is of another agent"):
+        with pytest.raises(ConfigError, match="the ticket belongs to another agent"):
             await other.get(1, ticket=ticket)
 
 
@@ -153,7 +153,7 @@ class TestRefusals:
     async def test_more_than_is_outstanding_can_never_be_met(self):
         async with agent() as scorer:
             await scorer.submit(batch(0, 1))
-            told = "get(3) can never be met: 2 results are outstanding of batch 1, of 2 requests"
+            told = "get(3) cannot return: 2 results are outstanding of batch 1, of 2 requests"
             with pytest.raises(ConfigError, match=re.escape(told)):
                 await scorer.get(3)
             await scorer.get(2)
@@ -199,19 +199,19 @@ class TestRefusals:
 
     async def test_what_is_no_request_or_number_or_ticket_is_refused_and_nothing_is_lost(self):
         async with agent() as scorer:
-            with pytest.raises(ConfigError, match="item 1 is a str; give requests"):
+            with pytest.raises(ConfigError, match="item 1 is a str; pass requests"):
                 await scorer.submit([*batch(0), "text"])
-            with pytest.raises(ConfigError, match="group_size is a whole number; got '1'"):
+            with pytest.raises(ConfigError, match="group_size must be an integer; got '1'"):
                 await scorer.submit(batch(0), "1")
             await scorer.submit(batch(0))
-            with pytest.raises(ConfigError, match=r"chunk_size is a whole number; got 1\.5"):
+            with pytest.raises(ConfigError, match=r"chunk_size must be an integer; got 1\.5"):
                 await scorer.get(1.5)
-            with pytest.raises(ConfigError, match="ticket is the result of submit; got a str"):
+            with pytest.raises(ConfigError, match="ticket must be the result of submit; got a str"):
                 await scorer.get(1, ticket="the first")
             assert (await scorer.get(1)).data_idxs == [0]
 
     def test_at_least_one_call_is_in_flight(self):
-        with pytest.raises(ConfigError, match="max_concurrency is at least 1, not 0"):
+        with pytest.raises(ConfigError, match="max_concurrency must be at least 1, not 0"):
             agent(max_concurrency=0)
 
     async def test_an_agent_that_is_left_with_an_error_leaves_nobody_waiting(self):

@@ -119,7 +119,7 @@ def test_5_what_is_left_of_a_batch_is_not_handed_out_as_the_next_one():
             await agent.submit(requests(*range(6)), group_size=2)
             await agent.submit(requests(10, 11), group_size=2)
             await agent.get(4)
-            with pytest.raises(ConfigError, match=r"get\(4\) can never be met: 2 results are outstanding"):
+            with pytest.raises(ConfigError, match=r"get\(4\) cannot return: 2 results are outstanding"):
                 await agent.get(4)
 
     virtual_time.run(check())

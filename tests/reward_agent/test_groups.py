@@ -325,7 +325,7 @@ class TestTheAgent:
             assert (await agent.get_group()).data_idxs == [0, 1]
             chunk = await agent.get_group()
             assert (chunk.data_idxs, chunk.rewards) == ([0, 1, 2], [3.0] * 3)
-            with pytest.raises(ConfigError, match=r"get_group\(\) can never be met"):
+            with pytest.raises(ConfigError, match=r"get_group\(\) cannot return"):
                 await agent.get_group()
 
 

@@ -327,7 +327,7 @@ class TestItsName:
         with pytest.raises(ConfigError, match=f"no key for http://127.0.0.1:1/v1/rewards/x: set {KEY_VARIABLE}"):
             load_reward("http://127.0.0.1:1/v1/rewards/x")
         monkeypatch.setenv(KEY_VARIABLE, "schlüssel-schlüssel")
-        with pytest.raises(ConfigError, match="no HTTP header can carry"):
+        with pytest.raises(ConfigError, match="invalid in an HTTP header"):
             load_reward("http://127.0.0.1:1/v1/rewards/x")
 
 

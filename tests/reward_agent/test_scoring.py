@@ -109,13 +109,13 @@ class TestUnscored:
         [
             ({"score": 0.0, "error": "no key"}, "no key"),
             ({"score": 1.0, "is_score_valid": False, "reason": "unreadable"}, "unreadable"),
-            ({"score": 1.0, "is_score_valid": False}, "is_score_valid is false"),
+            ({"score": 1.0, "is_score_valid": False}, "is_score_valid is False"),
         ],
     )
     async def test_a_declared_error_is_one_and_its_result_is_kept(self, result, why):
         scored = await score(lambda messages: result)
         assert (scored.score, scored.failure.failure_class) == (None, "invalid_result")
-        assert scored.failure.message.endswith(f"declared no valid score: {why}")
+        assert scored.failure.message.endswith(f"returned no valid score: {why}")
         assert scored.result.score == result["score"]
 
     async def test_an_exception_shows_the_users_frame_first(self):

@@ -101,12 +101,12 @@ def test_extra_info_that_is_no_mapping_reaches_a_function_of_verls_form() -> Non
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        (math.nan, "it gave no score (NaN)"),
-        (None, "it gave no score (None)"),
+        (math.nan, "no score (NaN)"),
+        (None, "no score (None)"),
         ("1", "reward gave a str for a score; return a number, (score, query, response)"),
         ({"acc": 1}, "a mapping without 'score'; it has ['acc']"),
         ((0.5, "query"), "2 values; return (score, query, response)"),
-        (torch.tensor([1.0, 2.0]), "a Tensor of several items for a score"),
+        (torch.tensor([1.0, 2.0]), "a Tensor of several items as the score"),
         (ValueError("no digits"), "ValueError: no digits"),
     ],
 )

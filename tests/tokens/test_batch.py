@@ -108,7 +108,7 @@ def test_joining_refuses_different_keys_and_names_them() -> None:
         TokenBatch.concat([small(), small().select(["input_ids"])])
     with pytest.raises(ConfigError, match="different non_tensor_batch keys cannot be joined: uid missing in batch 0"):
         TokenBatch.concat([small().select(non_tensor_keys=[]), small()])
-    with pytest.raises(ConfigError, match="nothing to concatenate"):
+    with pytest.raises(ConfigError, match="no batches to concatenate"):
         TokenBatch.concat([])
 
 
@@ -150,7 +150,7 @@ def test_a_union_refuses_a_conflict() -> None:
         small().union(other)
     with pytest.raises(ConfigError, match=r"non_tensor_batch\['uid'\] differs"):
         small().union(TokenBatch({}, {"uid": np.array(["u0", "u1", "x"], dtype=object)}))
-    with pytest.raises(ConfigError, match="a union is of the same rows; got 3 and 2"):
+    with pytest.raises(ConfigError, match="a union needs the same rows; got 3 and 2"):
         small().union(small(2))
 
 
@@ -180,7 +180,7 @@ def test_renaming() -> None:
 
 
 def test_rows_of_different_number_are_no_batch() -> None:
-    with pytest.raises(ConfigError, match=r"one number of rows; got \{'a': 1, 'b': 2\}"):
+    with pytest.raises(ConfigError, match=r"same number of rows; got \{'a': 1, 'b': 2\}"):
         TokenBatch({"a": np.zeros(1)}, {"b": np.zeros(2)})
 
 
@@ -202,11 +202,11 @@ def test_numbers_that_cannot_be() -> None:
         small()[np.array([True])]
 
 
-def test_what_trimming_needs() -> None:
-    with pytest.raises(ConfigError, match="without 'attention_mask'"):
+def test_trim_needs_masks() -> None:
+    with pytest.raises(ConfigError, match="no 'attention_mask'"):
         small().select(["input_ids"]).trim()
     rows = rows_of([play("r", [([1], [2])])])
-    with pytest.raises(ConfigError, match="without 'completion_mask'"):
+    with pytest.raises(ConfigError, match="no 'completion_mask'"):
         rows.select(["prompt_ids", "attention_mask"]).trim()
     assert rows.select(["attention_mask"]).trim().batch["attention_mask"].tolist() == [[1, 1]]
 

@@ -37,7 +37,7 @@ def rows_by(pipeline: RowPipeline):
 
 def turn_numbers(columns: Columns) -> Columns:
     """How many tokens of the row are the policy's, up to each one."""
-    return columns.adding(tokens={"acted": np.cumsum(columns.tokens["action_mask"])})
+    return columns.with_columns(tokens={"acted": np.cumsum(columns.tokens["action_mask"])})
 
 
 class OnlyScored:
@@ -45,7 +45,7 @@ class OnlyScored:
 
     def __call__(self, columns: Columns) -> Columns:
         taking_part = np.add.reduceat(columns.tokens["loss_mask"], columns.starts_B)
-        return columns.taking(taking_part > 0)
+        return columns.select_rows(taking_part > 0)
 
 
 def test_the_default_is_a_list_of_named_connectors() -> None:
@@ -65,7 +65,7 @@ def test_what_a_connector_masks_is_not_learnt_from() -> None:
     def no_first_tokens(columns: Columns) -> Columns:
         mask = columns.tokens["action_mask"].copy()
         mask[[2, 7]] = 0
-        return columns.adding(tokens={"action_mask": mask})
+        return columns.with_columns(tokens={"action_mask": mask})
 
     pipeline = default_pipeline()
     pipeline.insert_after("segment_rows", no_first_tokens)
@@ -88,7 +88,7 @@ def test_rows_may_be_left_out() -> None:
 def test_taking_rows_is_indexing_the_batch(made: list[Played]) -> None:
     columns = row_columns([one.episode for one in made], [one.steps for one in made])
     order = np.arange(len(columns.lengths_B))[::-2]
-    taken = pad_rows(columns.taking(order), pad_token_id=PAD)
+    taken = pad_rows(columns.select_rows(order), pad_token_id=PAD)
     indexed = pad_rows(columns, pad_token_id=PAD)[order].trim()
     for key, values in taken.batch.items():
         np.testing.assert_array_equal(indexed.batch[key], values, err_msg=key)
@@ -109,7 +109,7 @@ def test_advantages_are_standardised_per_action_before_they_are_expanded() -> No
 @pytest.mark.parametrize("advantages", [[0.1, 0.1], [0.1, None], [None, None]])
 def test_equal_advantages_become_zero_and_unknown_ones_stay_unknown(advantages: list[float | None]) -> None:
     steps = [step.model_copy(update={"advantage": a}) for step, a in zip(LONG.steps, advantages, strict=True)]
-    made = standardised_advantages(step_values(Columns.of([LONG.episode], [steps])))
+    made = standardised_advantages(step_values(Columns.from_episodes([LONG.episode], [steps])))
     expected = [np.nan if a is None else 0.0 for a in advantages]
     np.testing.assert_array_equal(made.steps["advantage"], expected)
 
@@ -129,26 +129,26 @@ def test_wrong_names_are_refused() -> None:
         pipeline.insert_before("identitys", turn_numbers)
     with pytest.raises(ConfigError, match="unknown connector 'nothing'"):
         pipeline.remove("nothing")
-    with pytest.raises(ConfigError, match="a connector 'identities' already"):
+    with pytest.raises(ConfigError, match="a connector 'identities' exists already"):
         pipeline.append(identities)
 
 
-def test_what_a_connector_does_wrong_is_told_by_its_name() -> None:
+def test_connector_errors_name_the_connector() -> None:
     broken = RowPipeline([segment_rows])
     broken.append(lambda columns: columns.tokens["nowhere"], name="mine")
     with pytest.raises(TrainingError, match="connector 'mine': KeyError: 'nowhere'"):
         rows_by(broken)
     forgetful = RowPipeline([segment_rows])
     forgetful.append(lambda columns: None, name="mine")  # type: ignore[arg-type, return-value]
-    with pytest.raises(ConfigError, match=r"connector 'mine' returned NoneType; return columns\.adding"):
+    with pytest.raises(ConfigError, match=r"connector 'mine' returned NoneType; return columns\.with_columns"):
         rows_by(forgetful)
 
 
 def test_columns_have_the_length_of_their_axis() -> None:
-    columns = segment_rows(Columns.of(EPISODES))
+    columns = segment_rows(Columns.from_episodes(EPISODES))
     for axis, size in (("tokens", 8), ("rows", 2), ("steps", 3)):
         with pytest.raises(ConfigError, match=rf"{axis} column 'x' has the shape \(9,\); there are {size} {axis}"):
-            columns.adding(**{axis: {"x": np.zeros(9)}})
+            columns.with_columns(**{axis: {"x": np.zeros(9)}})
 
 
 def test_a_pipeline_without_rows_makes_no_batch() -> None:
@@ -157,7 +157,7 @@ def test_a_pipeline_without_rows_makes_no_batch() -> None:
             lay_out(row_columns(EPISODES, STEPS, pipeline=RowPipeline([step_values])))
 
 
-def test_what_is_no_columns_is_not_laid_out() -> None:
+def test_invalid_columns_are_not_laid_out() -> None:
     batch = pad_rows(row_columns(EPISODES, STEPS), pad_token_id=PAD)
     for lay_out in (pack_rows, lambda columns: pad_rows(columns, pad_token_id=PAD)):
         for wrong, kind in ((batch, "a TokenBatch"), (EPISODES, "a list")):
@@ -167,7 +167,7 @@ def test_what_is_no_columns_is_not_laid_out() -> None:
 
 def test_no_connector_changes_what_it_is_given() -> None:
     before = copy.deepcopy([episode.get_state() for episode in EPISODES])
-    columns = Columns.of(EPISODES, STEPS, [1.0, None])
+    columns = Columns.from_episodes(EPISODES, STEPS, [1.0, None])
     for connector in (*default_pipeline(), standardised_advantages, turn_numbers):
         given_to_it = copy.deepcopy((columns.steps, columns.tokens, columns.rows))
         made = connector(columns)

@@ -178,14 +178,14 @@ def test_a_row_per_action_has_everything_before_it_as_its_prompt() -> None:
     assert batch.non_tensor_batch["ends_episode"].tolist() == [False, True]
 
 
-def test_options_that_cannot_be() -> None:
+def test_invalid_options_are_rejected() -> None:
     with pytest.raises(ConfigError, match="padding is 'right', 'left' or 'outer'; got 'both'"):
         build_rows([LONG], pad_token_id=PAD, padding="both")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="per 'segment' or per 'action'; got 'turn'"):
         build_rows([LONG], pad_token_id=PAD, per="turn")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="1 episodes need 1 scores; got 2"):
         build_rows([LONG], pad_token_id=PAD, scores=[1.0, 2.0])
-    with pytest.raises(ConfigError, match=r"use default_pipeline\(per\)"):
+    with pytest.raises(ConfigError, match=r"pipeline=default_pipeline\(per\)"):
         build_rows([LONG], pad_token_id=PAD, per="action", pipeline=default_pipeline())
 
 
@@ -197,7 +197,7 @@ def test_steps_must_fit_the_episodes() -> None:
 
 
 @pytest.mark.parametrize("pad_token_id", [None, "0", 0.5, 2**31])
-def test_what_is_no_token_id_is_no_padding(pad_token_id: object) -> None:
+def test_pad_token_id_must_be_a_token_id(pad_token_id: object) -> None:
     # Many tokenizers have none.
     with pytest.raises(ConfigError, match=r"pad_token_id is a token id; got .*eos_token_id"):
         build_rows([LONG], pad_token_id=pad_token_id)  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ from aiohttp import web
 
 from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy, policy_output
 from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, get_tool_calls
-from reward_kit.agent.tool_execution import NOT_CARRIED_OUT
+from reward_kit.agent.tool_execution import NOT_EXECUTED
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, EpisodeError, PolicyError, RewardKitError, boundary, type_name
 from reward_kit.loading import load_object
@@ -595,7 +595,7 @@ def results_of_calls(action: Action, made: Sequence[CallMade], is_over: bool) ->
         if match is not None:
             left.remove(match)
         if match is not None or is_over:
-            text = NOT_CARRIED_OUT if match is None else match.answer
+            text = NOT_EXECUTED if match is None else match.answer
             messages.append({"role": "tool", "name": call["name"], "tool_call_id": call.get("id"), "content": text})
     return [*messages, *({"role": "user", "content": one.answer} for one in left)]
 

@@ -324,7 +324,7 @@ class RayGroup:
         if definition.resource_type is not None:  # the group's episodes begin in forks of one world
             kind = resource_class(definition.resource_type)
             base, sample = definition.base_resource_config, self.sample
-            config = merged_config(kind, base, sample.resource_config, sample.place)
+            config = merged_config(kind, base, sample.resource_config, sample.location)
             self.keeps_start = kind.fork_kind_for(config) != "none"
 
     async def __aenter__(self) -> Self:

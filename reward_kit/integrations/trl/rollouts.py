@@ -81,7 +81,7 @@ def as_rollout_func(
             of a sample, as in `Rollouts.rows`.
         run_seed: the seed of everything random, except for what the trainer's own seed decides.
         max_concurrency: episodes in flight; None is all of a generation.
-        reward_concurrency: calls of the reward in flight.
+        reward_concurrency: reward calls in flight.
         segments: see `rollout_output`.
 
     Raises:
@@ -95,7 +95,7 @@ def as_rollout_func(
         credit = make_assigner(definition.credit)
     if credit is not None and scored_by is None:
         raise ConfigError("credit is made of scores, and the task has no reward; give reward=…")
-    known = list(samples) if samples is not None else list(getattr(loaded, "samples", [Sample.of_task(definition)]))
+    known = list(samples) if samples is not None else list(getattr(loaded, "samples", [Sample.from_task(definition)]))
     if sample_of is not None and samples is not None:
         raise ConfigError("samples have no effect where sample_of gives the sample of a prompt; leave one of them out")
     scoring = None

@@ -275,7 +275,7 @@ class WorldTools(vf.Toolset[WorldToolsConfig, WorldState]):
             async with self._lock:  # a world takes one action after another
                 state: WorldState = self.state
                 if state.stop_reason or state.failure:
-                    return "Not carried out: the episode is over."
+                    return "Not executed: the episode is over."
                 action = {"type": "tool_call", "name": name, "arguments": arguments}
                 done = await self._toolbox.execute(action, len(state.rewards), None)
                 await _record(state, done, self._world, self._limit_s)

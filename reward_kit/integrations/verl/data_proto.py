@@ -101,7 +101,7 @@ def step_columns(columns: Columns, *, with_episodes: bool = True) -> Columns:
             for episode, steps in zip(columns.episodes, steps_E, strict=True)
         ]
         rows[EPISODE] = [whole_E[owner] for owner in owners]
-    return columns.adding(rows={name: objects(values) for name, values in rows.items()})
+    return columns.with_columns(rows={name: objects(values) for name, values in rows.items()})
 
 
 def objects(values: Sequence[Any]) -> Array:
@@ -225,7 +225,7 @@ def verl_rows(
         if not is_scored_B.all():
             lost = len(set(columns.episodes_B[~is_scored_B].tolist()))
             logger.info("%d of %d episodes are unscored and left out", lost, len(columns.episodes))
-        columns = columns.taking(is_scored_B)
+        columns = columns.select_rows(is_scored_B)
     if not len(columns.lengths_B):
         raise ConfigError("no episode has both tokens and a score, so the batch is empty; verl takes at least one row")
     columns = replace(columns, tokens={key: v for key, v in columns.tokens.items() if key not in _NOT_VERLS})

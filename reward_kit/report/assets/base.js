@@ -170,9 +170,9 @@ const RK = (() => {
       await open(container, parts.slice(1), isCurrent);
     } catch (error) {
       if (!isCurrent()) return;
-      const heading = el("h2", { tabindex: -1 }, "This cannot be shown");
+      const heading = el("h2", { tabindex: -1 }, "This page cannot be shown");
       container.replaceChildren(
-        el("p", null, el("a", { href: "#" }, "To the overview")),
+        el("p", null, el("a", { href: "#" }, "Back to overview")),
         heading,
         el("p", { class: "stranger" }, error.message),
       );

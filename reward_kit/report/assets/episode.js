@@ -120,7 +120,7 @@
             "section",
             { class: "prelude", "aria-label": "Before the first step" },
             RK.chat(all),
-            all.length ? null : el("p", { class: "faint" }, "Nothing was said or done."),
+            all.length ? null : el("p", { class: "faint" }, "No messages in this step."),
           )
         : null;
     }

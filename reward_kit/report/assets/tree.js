@@ -5,7 +5,7 @@
   const LEAST = 0.8; // what is just too wide is made so much smaller, which can still be read
   const MANY = 24; // lanes shown at first
   const FIELDS = [
-    ["A", "A, the advantage"], ["A_S", "A_S, the step's part of it"], ["A_E", "A_E, the episode's part of it"],
+    ["A", "A, the advantage"], ["A_S", "A_S, its step part"], ["A_E", "A_E, its episode part"],
     ["ret", "G, the return from here on"], ["reward", "the reward of the step"],
   ];
   const choice = { field: "A", all: false, whole: false }; // stays as it was from step to step

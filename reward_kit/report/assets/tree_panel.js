@@ -129,7 +129,7 @@
     const table = (episode, step) => {
       const found = doneThere(group, names, episode, step);
       const steps = found.reduce((sum, one) => sum + one.members.length, 0);
-      if (steps < 2) return RK.el("p", { class: "faint" }, "No other step of the group was taken in this state, so there is nothing to compare this action with.");
+      if (steps < 2) return RK.el("p", { class: "faint" }, "No other step of the group was taken in this state, so this action has no comparison.");
       const episodes = new Set(found.flatMap((one) => one.members.map(([e]) => e))).size;
       return [
         RK.el("h4", null, `What was done in this state: ${steps} steps of ${episodes} episode${episodes === 1 ? "" : "s"}`),
@@ -169,9 +169,9 @@
     }));
     lines.sort((a, b) => b[0] - a[0]);
     const ends = group.episodes.map((one, place) => `#${RK.numberOf(group, place)}: ${one.steps.length} steps, ${typeof one.score === "number" ? "score " : ""}${RK.scoreText(one)}`);
-    return RK.el("details", { class: "tree-words" }, RK.el("summary", null, "The picture in words"),
+    return RK.el("details", { class: "tree-words" }, RK.el("summary", null, "Text description"),
       RK.el("p", null, `${group.episodes.length} episodes. ${ends.join(". ")}.`),
-      lines.length ? RK.el("p", null, "Where different things were done in one state, the widest apart first:") : null,
+      lines.length ? RK.el("p", null, "States with different actions, largest difference in return first:") : null,
       RK.el("ol", null, lines.slice(0, CROSSROADS).map(([, line]) => RK.el("li", { class: "stranger" }, line))),
       lines.length > CROSSROADS ? RK.el("p", null, `and ${lines.length - CROSSROADS} more states.`) : null);
   };

@@ -5,10 +5,10 @@
   const ACTIONS = 12; // that are told of one state
   const NUMBERS = [
     ["reward", "reward", "given in this step"],
-    ["ret", "G", "return: what came from this step on"],
+    ["ret", "G", "return: discounted rewards from this step on"],
     ["A_E", "A_E", "the episode's advantage: its score among those of its group"],
     ["A_S", "A_S", "the step's advantage: its return among those of the same state"],
-    ["A", "A", "advantage: the two together, by which a policy is trained"],
+    ["A", "A", "advantage: the combination used in training"],
   ];
 
   // Numbers
@@ -102,7 +102,7 @@
       el(
         "td",
         { class: "text" },
-        others.length ? linksTo(group, others) : el("span", { class: "faint" }, "nobody else"),
+        others.length ? linksTo(group, others) : el("span", { class: "faint" }, "no one else"),
       ),
     );
   };

@@ -69,7 +69,7 @@ def test_calls_that_were_made_answer_the_models_calls_by_name_and_order():
     assert shown == [("tool", "c1", "3"), ("tool", "c2", "6"), ("tool", "c3", "4"), ("user", None, "a wall")]
 
 
-@pytest.mark.parametrize(("is_over", "expected"), [(False, []), (True, ["Not carried out: the episode is over."])])
+@pytest.mark.parametrize(("is_over", "expected"), [(False, []), (True, ["Not executed: the episode is over."])])
 def test_a_call_that_nobody_made_has_an_answer_only_where_the_world_is_over(is_over, expected):
     action = {"type": "tool_call", "name": "add", "id": "c1", "arguments": {}}
     assert [message["content"] for message in results_of_calls(action, [], is_over)] == expected

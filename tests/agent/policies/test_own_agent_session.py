@@ -50,7 +50,7 @@ async def test_the_world_ends_the_episode_and_the_agent_with_it() -> None:
 
     script = [tool_calls([("win", {}), ("add", {})])]
     episode, server = await collect(script, agent, tools=None, resource_type=WORLD)
-    assert shown(episode)[-2:] == [("tool", "won"), ("tool", "Not carried out: the episode is over.")]
+    assert shown(episode)[-2:] == [("tool", "won"), ("tool", "Not executed: the episode is over.")]
     assert (reason(episode), list(episode.get_rewards()), len(server.requests)) == ("environment_terminated", [5.0], 1)
     assert heard == ["won", "no episode has this address; it may be over"]
 

@@ -196,7 +196,7 @@ class TestAgent:
         ray.get(agent.compute_reward_pipeline.remote(requests(1, 2, 3, 4), group_size=2))
         with pytest.raises(ConfigError, match="would cut a group of 2: ask for 2 or 4"):
             ray.get(agent.get.remote(3))
-        with pytest.raises(ConfigError, match=r"get\(6\) can never be met: 4 results are outstanding"):
+        with pytest.raises(ConfigError, match=r"get\(6\) cannot return: 4 results are outstanding"):
             ray.get(agent.get.remote(6))
         assert ray.get(agent.get.remote(4)).rewards == [0.1] * 4
         with pytest.raises(ConfigError, match="a batch is requests or episodes; got a dict"):

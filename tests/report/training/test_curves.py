@@ -81,7 +81,7 @@ class TestReading:
         with pytest.raises(StoreError, match=r"metrics\.jsonl:2: not JSON"):
             read_training(run)
         (run / "metrics.jsonl").write_text('{"at": "x"}\n')
-        with pytest.raises(StoreError, match=r"metrics\.jsonl:1: a line is an object with an update"):
+        with pytest.raises(StoreError, match=r"metrics\.jsonl:1: expected an object with an integer"):
             read_training(run)
 
     def test_a_run_of_episodes_is_refused(self, tmp_path: Path) -> None:

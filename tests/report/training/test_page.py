@@ -41,7 +41,7 @@ def test_the_page_says_how_it_went(tmp_path: Path) -> None:
 def test_the_script_gets_the_points_and_other_axes(tmp_path: Path) -> None:
     page = page_of(make_training(tmp_path, [(n, update(n)) for n in (1, 2)]))
     data = json.loads(page.blocks["script"][0])
-    assert data["charts"]["policy-0"]["lines"] == [{"label": "moved in this update", "u": [1, 2], "v": [0.01, 0.01]}]
+    assert data["charts"]["policy-0"]["lines"] == [{"label": "within the update", "u": [1, 2], "v": [0.01, 0.01]}]
     assert data["axes"]["environment steps"] == {"u": [0, 1, 2], "v": [0.0, 32.0, 64.0]}
 
 
@@ -73,9 +73,9 @@ def test_alarms_are_counted_with_the_worst_of_each(tmp_path: Path) -> None:
 def test_what_must_be_known_is_told_first(tmp_path: Path) -> None:
     lines = [(1, update(1)), (2, update(2, learner__loss=None)), (3, update(3, reward_agent__done=1.0))]
     text = page_of(make_training(tmp_path, lines, status="interrupted")).text
-    assert "It ended before its last update. Go on with: reward-kit train --resume" in text
-    assert "Not finite, for the first time: learner/loss (update 2)." in text
-    assert "It was resumed 1 times, at update 3" in text and "No samples are held out" in text
+    assert "Training ended before the last update. Resume with: reward-kit train --resume" in text
+    assert "First non-finite values: learner/loss (update 2)." in text
+    assert "Resumed 1 times, at update 3" in text and "No samples are held out" in text
 
 
 def test_episodes_that_were_kept_are_shown_over_time(tmp_path: Path) -> None:
@@ -88,13 +88,13 @@ def test_episodes_that_were_kept_are_shown_over_time(tmp_path: Path) -> None:
     page = page_of(run)
     shown = sorted({int(text.split("-")[1]) for text in page.texts if text.startswith("lake-")})
     assert shown[0] == 1 and shown[-1] == 30 and len(shown) == 8
-    assert "lake-1-1" in page.text and "lake-1-2" not in page.text and "16 messages are left out" in page.text
+    assert "lake-1-1" in page.text and "lake-1-2" not in page.text and "16 messages omitted" in page.text
     assert "go 0 " in page.text and "go 39 " in page.text and "… (3,005 characters)" in page.text
 
 
 def test_a_run_without_a_line_has_a_page(tmp_path: Path) -> None:
     text = page_of(make_training(tmp_path, [], status="failed")).text
-    assert "No score is there yet." in text and "0 of 10 updates" in text
+    assert "No score yet." in text and "0 of 10 updates" in text
 
 
 def test_ten_thousand_updates_are_a_small_page(tmp_path: Path) -> None:
