@@ -36,7 +36,7 @@ from reward_kit.rl.model_kit.models import load_model, save_model  # noqa: E402
 from reward_kit.rl.training.logs import TrainingDisplay  # noqa: E402
 from reward_kit.rl.training.pipelines import latest_state  # noqa: E402
 from reward_kit.rl.training.plan import load_plan  # noqa: E402
-from reward_kit.rl.training.resume import header_of  # noqa: E402
+from reward_kit.rl.training.resume import new_run_header  # noqa: E402
 from reward_kit.rl.training.rollouts import Collector  # noqa: E402
 from reward_kit.rl.training.session import run_training  # noqa: E402
 from reward_kit.runs.run_folder import RunFolder  # noqa: E402
@@ -75,7 +75,7 @@ def train(arm, changes, seed, folder, steps):
     plan = load_plan(EXAMPLE / "train.yaml", given)
     is_new = not (folder / "run.json").exists()
     if is_new:
-        opened = RunFolder.create(folder, header_of(folder.name, plan), plan.redaction)
+        opened = RunFolder.create(folder, new_run_header(folder.name, plan), plan.redaction)
     else:
         opened = RunFolder(folder, plan.redaction)
 

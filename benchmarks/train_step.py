@@ -160,7 +160,7 @@ class Work(NamedTuple):
     def parts(self, order, minibatches):
         """For each mini-batch its micro-batches, as the learner makes them."""
         place = DeviceContext(torch.device("cpu"), torch.float32, self.size.budget, Processes())
-        return [place.parts_of(self.flat, part) for part in np.array_split(order, minibatches)]
+        return [place.split(self.flat, part) for part in np.array_split(order, minibatches)]
 
     @property
     def tokens(self):

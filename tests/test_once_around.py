@@ -24,7 +24,7 @@ from reward_kit.models import EvaluateResult, Message, TaskDefinitionModel
 from reward_kit.reward_agent import AsyncRewardAgent
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.learner.training_rows import to_tensors
-from reward_kit.rl.losses import logprobs_of
+from reward_kit.rl.losses import token_logprobs
 from reward_kit.rl.ppo import PPOLearner
 from reward_kit.rl.trainer import Trainer
 from reward_kit.rl_processing import CreditAssigner
@@ -96,7 +96,7 @@ async def test_sampled_logprobs_are_those_of_the_model_on_the_exact_tokens() -> 
     rows = to_tensors(build_rows(episodes, pad_token_id=PAD))
     is_action = rows["action_mask"].bool()
     with torch.no_grad():
-        recomputed = logprobs_of(policy.module(rows["input_ids"], rows["attention_mask"]), rows["input_ids"])
+        recomputed = token_logprobs(policy.module(rows["input_ids"], rows["attention_mask"]), rows["input_ids"])
     torch.testing.assert_close(recomputed[is_action], rows["logprobs"][is_action], rtol=0, atol=1e-5)
     assert recomputed[is_action].std() > 0.5
     assert set(rows["policy_versions"][is_action].tolist()) == {7}

@@ -45,7 +45,7 @@ def check_episode(
     steps: Sequence[Credited] | None = None,
     *,
     scored: bool | None = None,
-    logprobs_of: LogprobsOf | None = None,
+    token_logprobs: LogprobsOf | None = None,
     tolerance: float = TOLERANCE,
     current_version: int | None = None,
     max_staleness: int = 0,
@@ -56,7 +56,7 @@ def check_episode(
         episode: the record.
         steps: its credited steps, or its lines of `credit.jsonl`; None if no credit was assigned.
         scored: whether the episode has a score; None if that is not known.
-        logprobs_of: (T,) ids -> (T,) the log-probability of each id after those before it, under the weights that
+        token_logprobs: (T,) ids -> (T,) the log-probability of each id after those before it, under the weights that
             sampled. With it a shifted or permuted track is found; without it only what the zeros betray.
         tolerance: how far a recomputed log-probability may differ.
         current_version: the weights in training; None if versions are only compared with one another.
@@ -83,7 +83,7 @@ def check_episode(
         check_prefixes(findings, tokens)
         _check_versions(findings, tokens.spans, current_version, max_staleness)
         for row in segment_rows(tokens):
-            check_tokens(findings, row, logprobs_of=logprobs_of, tolerance=tolerance)
+            check_tokens(findings, row, token_logprobs=token_logprobs, tolerance=tolerance)
     if steps is not None:
         _check_credit(findings, episode, [_credit_row(step) for step in steps], scored)
     return findings
@@ -341,7 +341,7 @@ def segment_rows(tokens: EpisodeTokens) -> Iterator[CheckedTokens]:
 
 
 def check_tokens(
-    findings: Findings, row: CheckedTokens, *, logprobs_of: LogprobsOf | None = None, tolerance: float = TOLERANCE
+    findings: Findings, row: CheckedTokens, *, token_logprobs: LogprobsOf | None = None, tolerance: float = TOLERANCE
 ) -> None:
     """Check one sequence; what follows from a fault that was found is not reported again."""
     before = len(findings)
@@ -352,8 +352,8 @@ def check_tokens(
     if len(findings) > before:
         return
     _check_values(findings, row, row.logprobs)
-    if logprobs_of is not None and len(findings) == before:
-        _check_recomputed(findings, row, row.logprobs, logprobs_of, tolerance)
+    if token_logprobs is not None and len(findings) == before:
+        _check_recomputed(findings, row, row.logprobs, token_logprobs, tolerance)
 
 
 def _check_form(findings: Findings, row: CheckedTokens) -> None:
@@ -430,12 +430,12 @@ def _check_values(findings: Findings, row: CheckedTokens, logprobs: Array) -> No
 
 
 def _check_recomputed(
-    findings: Findings, row: CheckedTokens, logprobs: Array, logprobs_of: LogprobsOf, tolerance: float
+    findings: Findings, row: CheckedTokens, logprobs: Array, token_logprobs: LogprobsOf, tolerance: float
 ) -> None:
     """Compare the recorded log-probabilities with the model's own."""
-    own = np.asarray(logprobs_of(row.ids.astype(np.int64)), dtype=np.float64)
+    own = np.asarray(token_logprobs(row.ids.astype(np.int64)), dtype=np.float64)
     if own.shape != row.ids.shape:
-        text = f"logprobs_of returned shape {own.shape} for {len(row.ids)} ids; return one number for each id"
+        text = f"token_logprobs returned shape {own.shape} for {len(row.ids)} ids; return one number for each id"
         findings.error("length-mismatch", text)
         return
     at = np.flatnonzero((row.action_mask == 1) & ~np.isnan(logprobs))

@@ -35,7 +35,7 @@ def check_rows(
     batch: TokenBatch,
     episodes: Sequence[SingleAgentEpisode] | None = None,
     *,
-    logprobs_of: LogprobsOf | None = None,
+    token_logprobs: LogprobsOf | None = None,
     current_version: int | None = None,
     max_staleness: int = 0,
 ) -> list[Finding]:
@@ -45,7 +45,7 @@ def check_rows(
         batch: the rows, each of one segment.
         episodes: those that the rows are of. Their spans tell actions apart that follow one another without an
             observation; without them each run of the action mask counts as one action.
-        logprobs_of: the sampler's own log-probabilities of a sequence, to recompute them.
+        token_logprobs: the sampler's own log-probabilities of a sequence, to recompute them.
         current_version: the weights in training; None takes `meta_info["policy_version"]`, if it is there.
         max_staleness: how many versions behind them a token may have been sampled.
 
@@ -71,7 +71,7 @@ def check_rows(
             segments = list(segment_rows(episode.tokens)) if episode is not None and segment is not None else []
             is_known = segment is not None and 0 <= segment < len(segments)
             tokens = _row_tokens(row, segments[segment].actions if is_known else ())
-            _check_row(own, row, tokens, logprobs_of)
+            _check_row(own, row, tokens, token_logprobs)
             if "policy_versions" in row:
                 _check_versions(own, row["policy_versions"], tokens, version, max_staleness)
         findings += own
@@ -113,14 +113,14 @@ def _row_tokens(row: Mapping[str, Array], segment: Sequence[Action]) -> CheckedT
 
 
 def _check_row(
-    findings: Findings, row: Mapping[str, Array], tokens: CheckedTokens, logprobs_of: LogprobsOf | None
+    findings: Findings, row: Mapping[str, Array], tokens: CheckedTokens, token_logprobs: LogprobsOf | None
 ) -> None:
     part = _attended(row)
     if part.stop:
         actions = tuple(Action(a.step, a.start - part.start, a.stop - part.start) for a in tokens.actions)
         logprobs = tokens.logprobs[part] if tokens.logprobs is not None else None
         seen = CheckedTokens(tokens.ids[part], tokens.action_mask[part], logprobs, actions, part.start)
-        check_tokens(findings, seen, logprobs_of=logprobs_of)
+        check_tokens(findings, seen, token_logprobs=token_logprobs)
     spans = [action for action in tokens.spans() if action.start < action.stop]
     for key in ("advantages", "returns"):
         if key not in row:
@@ -172,7 +172,7 @@ FORMATS: tuple[str, ...] = get_args(ForeignFormat)
 
 
 def check_trl_rollout(
-    rollout: Mapping[str, Any], *, what: str = "rollout", logprobs_of: LogprobsOf | None = None
+    rollout: Mapping[str, Any], *, what: str = "rollout", token_logprobs: LogprobsOf | None = None
 ) -> list[Finding]:
     """Check what a `rollout_func` returns to TRL's `GRPOTrainer`.
 
@@ -184,7 +184,7 @@ def check_trl_rollout(
     Args:
         rollout: the dict.
         what: names it in messages.
-        logprobs_of: the sampler's own log-probabilities of a sequence.
+        token_logprobs: the sampler's own log-probabilities of a sequence.
 
     Raises:
         ConfigError: it is not such a dict.
@@ -211,13 +211,13 @@ def check_trl_rollout(
     scores = rollout.get("score")
     for number in range(len(columns["prompt_ids"])):
         own = Findings(f"{what}, row {number}")
-        _check_trl_row(own, {key: column[number] for key, column in columns.items()}, logprobs_of)
+        _check_trl_row(own, {key: column[number] for key, column in columns.items()}, token_logprobs)
         is_unscored = isinstance(scores, list) and scores[number : number + 1] == [None]
         findings += [one for one in own if not (is_unscored and one.kind == "inverted-mask")]
     return findings
 
 
-def _check_trl_row(findings: Findings, row: Mapping[str, Array], logprobs_of: LogprobsOf | None) -> None:
+def _check_trl_row(findings: Findings, row: Mapping[str, Array], token_logprobs: LogprobsOf | None) -> None:
     prompt, completion, logprobs = row["prompt_ids"], row["completion_ids"], row.get("logprobs")
     if not len(completion):
         text = "the completion is empty, which TRL refuses; return at least the end token"
@@ -240,13 +240,13 @@ def _check_trl_row(findings: Findings, row: Mapping[str, Array], logprobs_of: Lo
     pad = np.zeros(len(prompt), dtype=np.int64)
     joined = None if logprobs is None else np.concatenate([pad, logprobs])
     sequence = CheckedTokens(np.concatenate([prompt, completion]), np.concatenate([pad, mask]), joined)
-    check_tokens(findings, sequence, logprobs_of=logprobs_of)
+    check_tokens(findings, sequence, token_logprobs=token_logprobs)
     if not findings and not (mask == 1).any():
         findings.error("inverted-mask", "env_mask is 0 on every token, so nothing is learnt")
 
 
 def check_verifiers_trace(
-    trace: Mapping[str, Any], *, what: str = "trace", logprobs_of: LogprobsOf | None = None
+    trace: Mapping[str, Any], *, what: str = "trace", token_logprobs: LogprobsOf | None = None
 ) -> list[Finding]:
     """Check one trace of verifiers: a state with a `trajectory` (v0), or a trace with `nodes` (v1).
 
@@ -259,7 +259,7 @@ def check_verifiers_trace(
     Args:
         trace: the dict, as JSON has it.
         what: names it in messages.
-        logprobs_of: the sampler's own log-probabilities of a sequence.
+        token_logprobs: the sampler's own log-probabilities of a sequence.
 
     Raises:
         ConfigError: it is neither.
@@ -268,9 +268,9 @@ def check_verifiers_trace(
     try:
         with boundary(ConfigError, f"{what}: not a trace of verifiers"):
             if "nodes" in trace:
-                _check_nodes(findings, trace["nodes"], logprobs_of)
+                _check_nodes(findings, trace["nodes"], token_logprobs)
             elif "trajectory" in trace:
-                _check_trajectory(findings, trace["trajectory"], logprobs_of)
+                _check_trajectory(findings, trace["trajectory"], token_logprobs)
             else:
                 raise ConfigError(f"{what}: a trace of verifiers has 'trajectory' (v0) or 'nodes' (v1)")
     except RewardKitError as error:
@@ -278,7 +278,9 @@ def check_verifiers_trace(
     return findings
 
 
-def _check_trajectory(findings: Findings, steps: Sequence[Mapping[str, Any]], logprobs_of: LogprobsOf | None) -> None:
+def _check_trajectory(
+    findings: Findings, steps: Sequence[Mapping[str, Any]], token_logprobs: LogprobsOf | None
+) -> None:
     """Check every step on its own, then the sequence that they are together."""
     tokens = EpisodeTokens()
     for number, step in enumerate(steps):
@@ -298,7 +300,7 @@ def _check_trajectory(findings: Findings, steps: Sequence[Mapping[str, Any]], lo
         return
     check_prefixes(findings, tokens)
     for row in segment_rows(tokens):
-        check_tokens(findings, row, logprobs_of=logprobs_of)
+        check_tokens(findings, row, token_logprobs=token_logprobs)
 
 
 def _check_turn(findings: Findings, number: int, turn: Mapping[str, Any]) -> None:
@@ -320,7 +322,7 @@ def _check_turn(findings: Findings, number: int, turn: Mapping[str, Any]) -> Non
         findings.error("inverted-mask", "completion_mask is 0 on everything that was sampled", step=number)
 
 
-def _check_nodes(findings: Findings, nodes: Sequence[Mapping[str, Any]], logprobs_of: LogprobsOf | None) -> None:
+def _check_nodes(findings: Findings, nodes: Sequence[Mapping[str, Any]], token_logprobs: LogprobsOf | None) -> None:
     """Check every node on its own, then every branch as the sequence that it is."""
     for number, node in enumerate(nodes):
         findings += _node_findings(f"{findings.subject}, node {number}", number, node)
@@ -330,7 +332,7 @@ def _check_nodes(findings: Findings, nodes: Sequence[Mapping[str, Any]], logprob
     seen: set[tuple[str, int | None, int | None]] = set()
     for leaf in (number for number in range(len(nodes)) if number not in parents):
         branch = Findings(f"{findings.subject}, branch to node {leaf}")
-        check_tokens(branch, _branch(nodes, leaf), logprobs_of=logprobs_of)
+        check_tokens(branch, _branch(nodes, leaf), token_logprobs=token_logprobs)
         for finding in branch:
             # Branches share their beginnings; a fault there is reported once.
             if (key := (finding.kind, finding.step, finding.token)) not in seen:

@@ -60,23 +60,27 @@ def _columns(command: Any) -> Any:
     type=click.Choice(["scores", "judge"]),
     default="scores",
     show_default=True,
-    help="For pairs: score both answers apart, or hand the other one over as ground truth.",
+    help="For pairs: score each answer alone, or pass the other answer as ground truth.",
 )
 @click.option(
     "--threshold",
     type=click.FloatRange(0, 1),
     default=0.5,
     show_default=True,
-    help="Where labels are yes or no: a score from here on is yes.",
+    help="For yes/no labels: the score from which on the answer is yes.",
 )
-@click.option("--levels", metavar="X,Y,…", help="The labels that there are, where not each of them occurs.")
+@click.option("--levels", metavar="X,Y,…", help="All possible labels, if some do not occur in the file.")
 @sandbox_options()
 @click.option("--max-concurrency", type=WholeNumber(1), default=16, show_default=True, help="Calls in flight.")
-@click.option("--seed", type=WholeNumber(0), default=0, show_default=True, help="Of the intervals.")
+@click.option("--seed", type=WholeNumber(0), default=0, show_default=True, help="Seed of the intervals.")
 @click.option(
-    "--resamples", type=WholeNumber(0), default=1_000, show_default=True, help="For the intervals; 0 for none."
+    "--resamples",
+    type=WholeNumber(0),
+    default=1_000,
+    show_default=True,
+    help="Bootstrap resamples; 0: no intervals.",
 )
-@click.option("--worst", type=WholeNumber(0), default=5, show_default=True, help="How many disagreements are shown.")
+@click.option("--worst", type=WholeNumber(0), default=5, show_default=True, help="Disagreements to show.")
 @json_option("Print it as JSON on standard output.")
 @_columns
 @trust_option
@@ -162,21 +166,21 @@ def _show(done: Calibration, title: str) -> None:
     console = SafeConsole(width=None if sys.stdout.isatty() else 120)
     table = Table(title=Text(title, "bold"), box=box.SIMPLE_HEAVY, title_justify="left")
     table.add_column("", style="dim", no_wrap=True)
-    table.add_column("figure", justify="right")
+    table.add_column("value", justify="right")
     table.add_column("95% interval", justify="right", no_wrap=True)
-    table.add_column("what it is", overflow="fold")
+    table.add_column("meaning", overflow="fold")
     for figure in done.figures:
         interval = "–" if figure.low is None else f"[{_number(figure.low)}, {_number(figure.high)}]"
         table.add_row(figure.name.replace("_", " "), _number(figure.value), interval, figure.meaning)
     console.print(table)
-    lines = [f"{done.scored} of {done.rows} rows are scored"]
+    lines = [f"{done.scored} of {done.rows} rows scored"]
     if done.unscored:
         counts = ", ".join(f"{name} {count}" for name, count in done.unscored.items())
-        lines[0] += f"; unscored, and in no figure: {counts}"
+        lines[0] += f"; unscored and excluded: {counts}"
         first = "".join(letter if letter.isprintable() else " " for letter in done.first_error or "")
         lines.append(f"first error: {truncate(first, 500)}")
     if done.clipped:
-        lines.append(f"{done.clipped} scores lie outside of 0 to 1 and count as the nearer end")
+        lines.append(f"{done.clipped} scores outside 0 to 1 were clipped")
     for line in lines:
         console.print(Text(line), soft_wrap=True)
     if done.worst:

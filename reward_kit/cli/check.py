@@ -35,7 +35,7 @@ from reward_kit.cli.options import (
     sandbox_keys,
     set_option,
 )
-from reward_kit.cli.trust import described, require_trust_in, require_trust_in_file, trust_option
+from reward_kit.cli.trust import describe_code, require_trust_in, require_trust_in_file, trust_option
 from reward_kit.display_text import pluralize
 from reward_kit.environments.config import resource_class
 from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, boundary
@@ -48,7 +48,7 @@ from reward_kit.runs.task_file import parse_override
 from reward_kit.runs.tasks import check_resource_starts, load_task, read_task, selected
 from reward_kit.runs.trust import code_of_file
 
-_FOR = {
+_TARGETS_OF_OPTION = {
     "config": ("resource",),
     "steps": ("resource",),
     **dict.fromkeys(("options", "data", "ground_truth", "gold", "against", "read_path", "deadline"), ("reward",)),
@@ -145,18 +145,18 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
       reward-kit check rollouts.jsonl --format trl
     """
     if target.endswith((".yaml", ".yml")):
-        _refuse_options_not_for("task file")
+        _reject_options_unless("task file")
         if more["no_run"]:
             _, samples = read_task(Path(target))
             code = code_of_file(Path(target))
             echo(f"{target}: the file is ok as far as reading shows. {pluralize(len(samples), 'sample')}.")
-            echo("\n".join(["It would run:", *described(code)]) if code.files else "It names no code to run.")
+            echo("\n".join(["It would run:", *describe_code(code)]) if code.files else "It names no code to run.")
             echo("Nothing was run.")
             return
         require_trust_in_file(Path(target), {"--gold-policy": more["gold_policy"]})
         _check_task(Path(target), more, seed)
     elif is_run(target):
-        _refuse_options_not_for("run")
+        _reject_options_unless("run")
         due, is_shown = time.monotonic() + _SECONDS_BETWEEN, False
 
         def show(number: int, share: float) -> None:
@@ -170,14 +170,14 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
             echo("100%", err=True)
         _print_report(report, more["fail_on"], more["as_json"])
     elif is_foreign_file(target):
-        _refuse_options_not_for("file of rollouts")
+        _reject_options_unless("file of rollouts")
         _print_report(check_file(Path(target), more["form"]), more["fail_on"], more["as_json"])
     elif is_reward(target):
-        _refuse_options_not_for("reward")
+        _reject_options_unless("reward")
         require_trust_in([one for one in (target, more["against"]) if one])
         _check_reward(target, more, seed)
     else:
-        _refuse_options_not_for("resource")
+        _reject_options_unless("resource")
         require_trust_in([target])
         _check_resource(target, dict(parse_override(item, "-c") for item in config), steps, seed)
 
@@ -191,12 +191,12 @@ def _print_report(report: Report | TaskReport, fail_on: str, as_json: bool) -> N
     sys.exit(report.exit_code(fail_on))
 
 
-def _refuse_options_not_for(kind: str) -> None:
+def _reject_options_unless(kind: str) -> None:
     """Reject options that would have no effect."""
     context = click.get_current_context()
     for parameter in context.command.params:
         is_given = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
-        kinds = _FOR.get(parameter.name or "", (kind,))
+        kinds = _TARGETS_OF_OPTION.get(parameter.name or "", (kind,))
         if isinstance(parameter, click.Option) and is_given and kind not in kinds:
             raise click.UsageError(
                 f"{parameter.opts[-1]} is for a {' or a '.join(kinds)} and has no effect on a {kind}"
@@ -241,9 +241,7 @@ def _check_reward(target: str, options: Mapping[str, Any], seed: int) -> None:
         try:
             truths.append(json.loads(text))
         except ValueError as error:
-            raise ConfigError(
-                f"--ground-truth {text!r} is not JSON: {error}; a text stands in quotes: '\"Paris\"'"
-            ) from None
+            raise ConfigError(f"--ground-truth {text!r} is not JSON: {error}; quote a text: '\"Paris\"'") from None
     plan = Plan(
         target,
         SandboxChoice(options["sandbox"], read_paths=options["read_path"], reward_time_s=options["deadline"]),

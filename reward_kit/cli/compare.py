@@ -53,11 +53,9 @@ class _Margin(Number):
     is_flag=False,
     flag_value=0.0,
     metavar="[MARGIN]",
-    help="Exit 1 where a run is shown to be worse than the baseline, by more than MARGIN (default 0).",
+    help="Exit 1 if a run is significantly worse than the baseline, by more than MARGIN (default 0).",
 )
-@click.option(
-    "--fail-under", type=Number(), metavar="X", help="Exit 1 where the mean score of the last run is below X."
-)
+@click.option("--fail-under", type=Number(), metavar="X", help="Exit 1 if the mean score of the last run is below X.")
 @click.option("--lower-bound", is_flag=True, help="With --fail-under: the lower bound of its interval, not the mean.")
 @click.option("--seed", type=WholeNumber(0), default=0, show_default=True, help="Of the bootstrap and permutations.")
 @click.option("--display", type=click.Choice(["rich", "plain"]), help="The table; default by terminal.")
@@ -106,7 +104,7 @@ def command(
     if output is not None:
         from reward_kit.report.comparison_page import write_comparison
 
-        note.print(f"Its page:  {write_comparison(comparison, output)}")
+        note.print(f"Report:  {write_comparison(comparison, output)}")
     for gate in gates:
         outcome, style = ("failed", "red") if gate.failed else ("passed", "")
         note.print(f"Gate {outcome}: {escape_text(gate.message, 2_000)}", style=style)

@@ -56,7 +56,7 @@ _DIGEST, _DIGEST_SHOWN = re.compile("[0-9a-f]{32,}"), 8
 def command(
     run: Path | None, estimator: str | None, options: tuple[str, ...], log_dir: Path, top: int, as_json: bool
 ) -> None:
-    """Say what each step of RUN was worth: write its credit.jsonl, in place of an earlier one, and show the extremes.
+    """Compute the credit of each step of RUN: write credit.jsonl, replacing an earlier one, and show the extremes.
 
     Its page, report.html, is written again too, with every step's credit beside it. Without RUN, the newest is taken.
 

@@ -38,9 +38,9 @@ from reward_kit.safe_input import MODEL_LIST_BYTES, read_prefix
 from reward_kit.sandbox import landlock
 from reward_kit.sandbox.host import STRENGTHS, best_strength, probe
 
-_PATIENCE_S = 10.0
+_TIMEOUT_S = 10.0
 _KEY, _URL = "OPENAI_API_KEY", "OPENAI_BASE_URL"
-NONE_NAMED = f"none named: set {_KEY}, and {_URL} for a server of your own, or try one with --base-url URL"
+NO_ENDPOINT = f"none configured: set {_KEY}, and {_URL} for a server of your own, or try one with --base-url URL"
 
 
 class EndpointAnswer(NamedTuple):
@@ -71,7 +71,7 @@ async def ask_endpoints(base_urls: Sequence[str]) -> list[EndpointAnswer]:
     return [*answers, *await asyncio.gather(*map(_ask, ordered))]
 
 
-def keys_set() -> list[dict[str, Any]]:
+def configured_keys() -> list[dict[str, Any]]:
     """Return the variables that hold a key and are set, where, and the origins that each may go to; no value."""
     dotenv = {name: value for name, value in read_dotenv(Path.cwd()).items() if value}
     shell = {name: value for name, value in os.environ.items() if value}
@@ -87,7 +87,7 @@ async def _ask(endpoint: EndpointSettings) -> EndpointAnswer:
 
     url, key = endpoint.base_url, endpoint.api_key
     headers = {"User-Agent": "reward-kit"} | ({"Authorization": f"Bearer {key}"} if key else {})
-    limit = aiohttp.ClientTimeout(total=_PATIENCE_S)
+    limit = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     started = time.perf_counter()
     try:
         async with (
@@ -98,16 +98,16 @@ async def _ask(endpoint: EndpointSettings) -> EndpointAnswer:
             status, seconds, models = response.status, time.perf_counter() - started, None
             location, reason = response.headers.get("Location", ""), response.reason or ""
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        return EndpointAnswer(url, *_trouble(error))
+        return EndpointAnswer(url, *_describe_error(error))
     if status == 200:
         try:
             models = len(json.loads(body)["data"])
             outcome, message = "ok", f"answers, {pluralize(models, 'model')}"
         except (ValueError, TypeError, KeyError, RecursionError):
-            outcome, message = "foreign", "answers, and not as OpenAI's API does: does the URL end in /v1?"
+            outcome, message = "foreign", "does not answer like OpenAI's API; does the URL end in /v1?"
     elif status in (401, 403):
         no_key = endpoint.no_key
-        what = f"wants a key, and none was sent: {no_key}" if no_key else f"does not accept the key of {_KEY}"
+        what = f"requires a key, and none was sent: {no_key}" if no_key else f"does not accept the key of {_KEY}"
         outcome, message = "unauthorised", f"unauthorised (HTTP {status}): it {what}"
     elif status == 404:
         outcome, message = "not_found", "not found (HTTP 404): nothing at /models; does the URL end in /v1?"
@@ -115,24 +115,24 @@ async def _ask(endpoint: EndpointSettings) -> EndpointAnswer:
         host = escape_text(urlsplit(location).hostname or "elsewhere", 100)
         outcome, message = "redirected", f"redirects to {host} (HTTP {status}): name that URL instead"
     else:
-        outcome, message = "failing", f"is there and fails: HTTP {status} {escape_text(reason, 60)}".rstrip()
+        outcome, message = "failing", f"server error: HTTP {status} {escape_text(reason, 60)}".rstrip()
     return EndpointAnswer(url, outcome, message, seconds, models)
 
 
-def _trouble(error: Exception) -> tuple[str, str]:
+def _describe_error(error: Exception) -> tuple[str, str]:
     """Return the word and the words for an error of aiohttp; its own text is not shown."""
     import aiohttp
 
     if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return "unknown_host", "unknown host: its name has no address (DNS); is it misspelt, or the network away?"
+        return "unknown_host", "unknown host: DNS lookup failed; check the spelling and the network"
     if isinstance(error, aiohttp.ClientSSLError):
-        return "untrusted", "no secure connection comes about (TLS): is its certificate accepted, is it not http://?"
+        return "untrusted", "TLS connection failed: check the certificate, or use http:// if the server has none"
     if isinstance(error, TimeoutError):
-        return "silent", f"silent: no answer within {_PATIENCE_S:g} s"
+        return "silent", f"silent: no answer within {_TIMEOUT_S:g} s"
     if isinstance(error, aiohttp.ClientConnectorError):
         if isinstance(error.os_error, ConnectionRefusedError):
             return "refused", "refused: nothing listens there; is the server running?"
-        return "unreachable", f"unreachable: {error.os_error.strerror or 'no connection comes about'}"
+        return "unreachable", f"unreachable: {error.os_error.strerror or 'connection failed'}"
     return "broken", f"broken: it does not speak HTTP as expected ({type(error).__name__})"
 
 
@@ -217,7 +217,7 @@ async def _examine(base_urls: Sequence[str]) -> dict[str, Any]:
         "extras": _extras(),
         "packages": _packages(),
         "endpoints": [one._asdict() for one in endpoints],
-        "keys": keys_set(),
+        "keys": configured_keys(),
     }
 
 
@@ -290,7 +290,7 @@ def _show(found: dict[str, Any]) -> None:
     for name, value in found["kernel"].items():
         echo(f"  {name.replace('_', ' '):<16} {value if value not in ('', 0) else 'none'}")
     limits = found["limits"]
-    few = "" if limits["open_files_at_most"] >= _ENOUGH_DESCRIPTORS else "; many episodes at once will not fit"
+    few = "" if limits["open_files_at_most"] >= _ENOUGH_DESCRIPTORS else "; too few for many concurrent episodes"
     echo(f"Descriptors {limits['open_files']:,}, may be raised to {limits['open_files_at_most']:,}{few}")
     echo("Extras")
     for extra, missing in found["extras"].items():
@@ -306,7 +306,7 @@ def _show(found: dict[str, Any]) -> None:
         taken = "" if one["seconds"] is None else f"after {one['seconds'] * 1000:.0f} ms: "
         echo(f"  {one['base_url']}  {taken}{one['message']}")
     if not found["endpoints"]:
-        echo(f"  {NONE_NAMED}")
+        echo(f"  {NO_ENDPOINT}")
     echo("Keys")
     for one in found["keys"]:
         source = "" if one["source"] == "environment" else f", from {one['source']}"

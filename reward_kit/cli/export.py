@@ -151,7 +151,7 @@ def _write_tables(
             name: files.enter_context(opened(path, form, TABLES[name], metadata, is_raw=is_raw, is_private=is_private))
             for name, path in targets.items()
         }
-        for result in _some(selected(run, selection), selection):
+        for result in _require_any(selected(run, selection), selection):
             count += 1
             for name, sink in sinks.items():
                 lines = credit.of(result.episode["rollout_id"]) if credit is not None and name == STEPS.name else []
@@ -165,7 +165,7 @@ def _write_tables(
     _report_left_out(selection.left_out)
 
 
-def _some(results: Iterator[Result], selection: Selection) -> Iterator[Result]:
+def _require_any(results: Iterator[Result], selection: Selection) -> Iterator[Result]:
     """The results, of which there must be some."""
     is_empty = True
     for result in results:
@@ -173,7 +173,7 @@ def _some(results: Iterator[Result], selection: Selection) -> Iterator[Result]:
         yield result
     if is_empty:
         why = ", ".join(f"{count:,} {reason}" for reason, count in selection.left_out.items()) or "the run has none"
-        raise ConfigError(f"no episode is left to export: {why}")
+        raise ConfigError(f"no episode to export: {why}")
 
 
 def _write_chats(
@@ -187,7 +187,7 @@ def _write_chats(
         return "; ".join(f"{times:,} {reason} (such as {examples[reason]})" for reason, times in most)
 
     with binary_file(target, is_private=is_private) as file:
-        for result in _some(selected(run, selection), selection):
+        for result in _require_any(selected(run, selection), selection):
             rollout_id = result.episode["rollout_id"]
             try:
                 if result.episode.get("failure"):
@@ -206,7 +206,7 @@ def _write_chats(
             raise ConfigError(f"no episode can be written: {reasons()}")
     _report(f"{count:,} chats", target)
     for name, times in dropped.items():
-        echo(f"the format has no place for: {name} ({times:,} times)", err=True)
+        echo(f"the format cannot store: {name} ({times:,} times)", err=True)
     _report_left_out(selection.left_out)
     if unfit:
         echo(f"{sum(unfit.values()):,} episodes cannot be written in it: {reasons()}", err=True)

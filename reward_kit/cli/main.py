@@ -52,7 +52,7 @@ HIDDEN = {
 VERBS = {name: summary for group in (*GROUPS.values(), HIDDEN) for name, summary in group.items()}
 _MODULES = {"init": _SETUP, "schema": _SETUP, "completion": _SETUP}
 """The module of a command, if it is not the command's own; the command is then its function of that name."""
-_MEANT = {
+_ALIASES = {
     "rescore": "score RUN",
     "explain": "train --dry-run",
     "report": "view RUN -o report.html",
@@ -76,8 +76,8 @@ EXIT_CODES = {
     0: "It worked, and every gate was passed.",
     1: "A gate failed: `--fail-under`, `--fail-on-error`, a limit of the run, findings of `check` or `doctor`.",
     2: "Wrong usage or configuration: an option, a task file, a path. Nothing was run.",
-    3: "The run itself failed, or every episode of it broke.",
-    130: "It was stopped, by Ctrl-C or SIGTERM; what was done is kept, and `--resume` goes on.",
+    3: "The run itself failed, or every episode ended with an error.",
+    130: "Stopped by Ctrl-C or SIGTERM; finished work is kept, and `--resume` continues.",
 }
 """The meaning of each exit code."""
 
@@ -102,7 +102,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Resolve as click does, and suggest the nearest command for an unknown one."""
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            meant = _MEANT.get(args[0])
+            meant = _ALIASES.get(args[0])
             near = f"; did you mean {meant!r}?" if meant else did_you_mean(args[0], VERBS)
             context.fail(f"no command {args[0]!r}{near}")
         return super().resolve_command(context, args)
@@ -185,7 +185,7 @@ def main() -> None:
         echo(f"error: {error}", err=True)
         _leave(error.exit_code)
     except ExceptionGroup as group:
-        ours = _first_of_ours(group)
+        ours = _find_own_error(group)
         echo(f"error: {ours}", err=True)
         _leave(ours.exit_code)
     except click.ClickException as error:
@@ -199,7 +199,7 @@ def main() -> None:
     _leave(code if isinstance(code, int) else 0)
 
 
-def _first_of_ours(group: ExceptionGroup[Exception]) -> RewardKitError:
+def _find_own_error(group: ExceptionGroup[Exception]) -> RewardKitError:
     """Return the first of our errors that task groups wrapped; a group without one is a bug, and is shown whole."""
     ours: Exception | None = group.subgroup(RewardKitError)
     while isinstance(ours, ExceptionGroup):

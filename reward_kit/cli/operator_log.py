@@ -33,7 +33,7 @@ LEVELS = {
 ROOT, EVENTS = "reward_kit", "reward_kit.events"
 FORMATS = ("text", "json")
 # What every record has; the rest of it was given as `extra`.
-_OF_EVERY_RECORD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
+_STANDARD_FIELDS = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class OperatorHandler(logging.StreamHandler[Any]):
         self._wanted, self._form = wanted, form
         self._redactions = [redaction]
 
-    def also_keep_out(self, redaction: Redaction) -> None:
+    def add_redaction(self, redaction: Redaction) -> None:
         """Keep more out, such as what a task says is secret."""
         self._redactions.append(redaction)
 
@@ -99,7 +99,7 @@ class OperatorHandler(logging.StreamHandler[Any]):
         moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
         at = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
         level, trace = record.levelname.lower(), format_traceback(record)
-        extras = {key: one for key, one in vars(record).items() if key not in _OF_EVERY_RECORD and one is not None}
+        extras = {key: one for key, one in vars(record).items() if key not in _STANDARD_FIELDS and one is not None}
         if self._form == "text":
             pairs = "".join(f" {key}={value}" for key, value in extras.items())
             message = one_line(self._hidden(f"{record.getMessage()}{pairs}"))
@@ -156,7 +156,7 @@ def begin(verbose: int) -> None:
     logging.getLogger(EVENTS).setLevel(wanted.level_of(EVENTS))
 
 
-def also_keep_out(redaction: Redaction) -> None:
+def add_redaction(redaction: Redaction) -> None:
     """Keep more out of what is shown, if anything is."""
     if _shown is not None:
-        _shown.also_keep_out(redaction)
+        _shown.add_redaction(redaction)

@@ -108,7 +108,7 @@ def resume_options(command: Any) -> Any:
         shell_complete=complete_runs,
         help="Continue a run; default: the latest.",
     )
-    log_dir = log_dir_option("Where the new run's folder is made; with --resume, where the latest is looked for.")
+    log_dir = log_dir_option("Folder of new runs; with --resume, the folder to search for the latest.")
     return log_dir(resume(command))
 
 

@@ -94,7 +94,7 @@ async def interruptible(
 
 def log_to(path: Path, redaction: Redaction) -> None:
     """Send what the package logs, full tracebacks among it, to a file, without secrets."""
-    operator_log.also_keep_out(redaction)
+    operator_log.add_redaction(redaction)
     logger = logging.getLogger("reward_kit")
     logger.addHandler(log_handler(path, redaction))
     logger.propagate = False
@@ -192,7 +192,7 @@ def run_into(
     if traffic is not None:
         traffic.notice = notice
     allow_many_connections()
-    operator_log.also_keep_out(folder.redaction)
+    operator_log.add_redaction(folder.redaction)
     logging.getLogger("reward_kit").propagate = False
     try:
         outcome, control = anyio.run(run)
@@ -217,8 +217,8 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
         console.print(summary_table(policies, ending.title), *ending.shown(outcome.rows))
     if missing:
         unscored = missing - (ending.expected - len(outcome.rows))
-        waiting = f", {unscored} of them wait for a score" if unscored > 0 else ""
-        done = f"{len(outcome.rows)} of {ending.expected} episodes are there"
+        waiting = f", {unscored} of them unscored" if unscored > 0 else ""
+        done = f"{len(outcome.rows)} of {ending.expected} episodes are complete"
         note.print(f"Stopped ({control.stop_reason or 'failed'}): {done}{waiting}.")
     note.print(f"Written to {outcome.path}")
     note_page(outcome.page, outcome.page_error)
@@ -231,15 +231,15 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
             note.print(f"warning: {warning}", style="yellow")
     if missing and resume:
         more = f" -T run_limits.{control.reached.key}=MORE" if control.reached else ""
-        note.print(f"Go on with:  {shlex.join(resume)}{more}")
+        note.print(f"Resume with:  {shlex.join(resume)}{more}")
     elif resume and any(summary.scored for summary in policies):
         note.print(f"Read the episodes:  {shlex.join(['reward-kit', 'view', str(outcome.path), '--open'])}")
         again = ["reward-kit", "score", str(outcome.path), "--reward", "FILE.py:FUNCTION"]
         note.print(f"Score them with another reward:  {shlex.join(again)}")
     if broken := sum(sum(summary.errors.values()) for summary in policies):
         log = outcome.path / "run.log"
-        kept = "1 episode broke and is kept as an error"
-        kept = kept if broken == 1 else f"{broken} episodes broke and are kept as errors"
+        kept = "1 episode ended with an error"
+        kept = kept if broken == 1 else f"{broken} episodes ended with an error"
         note.print(f"{kept}{f'; tracebacks are in {log}' if log.exists() else ''}")
         if resume:
             command = shlex.join([*resume, "--only-failed"])
@@ -254,7 +254,7 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
     if stopped == INTERRUPTED:
         return 130
     if policies and all(sum(summary.errors.values()) == summary.episodes for summary in policies):
-        note.print("Every episode broke.", style="red")
+        note.print("Every episode ended with an error.", style="red")
         return 3
     if stopped is not None:
         note.print(f"Gate failed: {stopped}", style="red")
@@ -279,4 +279,4 @@ def note_page(page: Path | None, error: Exception | None) -> None:
     if error is not None:
         note_console().print(f"No report was written: {error}", style="red")
     elif page is not None:
-        note_console().print(f"Its page:  {page}")
+        note_console().print(f"Report:  {page}")

@@ -51,7 +51,7 @@ from reward_kit.validation import describe_validation_error
 if TYPE_CHECKING:
     from reward_kit.runs.runner import RunEngine
 
-_DECIDED = (
+_KEPT_BY_RESUME = (
     *("models", "policies", "rollouts", "limit", "sample_ids", "seed"),
     "sandbox",
 )
@@ -158,7 +158,7 @@ def command(**options: Any) -> None:
     # Output of the user's code must not mix with the summary on standard output.
     with contextlib.redirect_stdout(sys.stderr):
         if asked.resume is not None:
-            path, header, args, stored = _resumed(asked, overrides)
+            path, header, args, stored = _prepare_resume(asked, overrides)
         elif asked.only_failed or asked.force:
             raise click.UsageError(f"{'--only-failed' if asked.only_failed else '--force'} goes with --resume")
         elif asked.task is None:
@@ -178,7 +178,7 @@ def command(**options: Any) -> None:
         if path is not None and header is not None:
             _refuse_changes(path, header, task, asked.force)
         task = _with_run_limits(task, header, overrides, asked.max_cost)
-        planned = outline_of_own_model(task) if asked.engine == "ray" else task
+        planned = without_model_weights(task) if asked.engine == "ray" else task
         plan = plan_run(planned, args, max_concurrency=asked.max_concurrency, traffic=traffic)
         engine = _ray_engine(asked, task, args, plan, traffic) if asked.engine == "ray" else None
         anyio.run(check_resource_starts, task.definition, task.samples, task.located)
@@ -219,14 +219,14 @@ def _keys_for_trust(policies: Sequence[str], base_url: str | None) -> dict[str, 
     return {"--policy": list(policies), **({"--base-url": base_url} if base_url is not None else {})}
 
 
-def _resumed(asked: RunOptions, overrides: Mapping[str, Any]) -> tuple[Path, RunHeader, RunArgs, set[str]]:
+def _prepare_resume(asked: RunOptions, overrides: Mapping[str, Any]) -> tuple[Path, RunHeader, RunArgs, set[str]]:
     """Return the folder, header and arguments of a run that goes on, and the keys that only its `run.json` gives."""
     context = click.get_current_context()
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
-        if parameter.name in _DECIDED and source is ParameterSource.COMMANDLINE:
+        if parameter.name in _KEPT_BY_RESUME and source is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"{parameter.opts[0]} cannot be changed by --resume; start a new run")
-        if parameter.name in _DECIDED and source is ParameterSource.ENVIRONMENT:
+        if parameter.name in _KEPT_BY_RESUME and source is ParameterSource.ENVIRONMENT:
             echo(f"{parameter.opts[0]} of the environment is not used: a resume keeps what was decided", err=True)
     if asked.resume != LATEST:
         path = Path(asked.resume or "")
@@ -301,7 +301,7 @@ def _traffic(asked: RunOptions) -> ProviderSession:
         raise click.UsageError(f"{'--address' if asked.address is not None else '-E'} goes with --engine ray")
     if asked.engine == "ray" and (asked.record is not None or asked.replay is not None):
         option = "--record" if asked.record is not None else "--replay"
-        raise click.UsageError(f"{option} goes with --engine local: the answers of several workers have no one order")
+        raise click.UsageError(f"{option} requires --engine local: answers of several workers have no fixed order")
     cassette = Cassette.replay(asked.replay) if asked.replay is not None else None
     traffic = ProviderSession(cassette=cassette, is_dry_run=asked.dry_run)
     if asked.dry_run:
@@ -309,7 +309,7 @@ def _traffic(asked: RunOptions) -> ProviderSession:
     return traffic
 
 
-def outline_of_own_model(task: LoadedTask) -> LoadedTask:
+def without_model_weights(task: LoadedTask) -> LoadedTask:
     """Return the task as the driver of a cluster needs it: a model of your own is made without weights."""
     policy = task.definition.policy
     if policy is None or policy.type != "hf":
@@ -326,6 +326,6 @@ def _ray_engine(
 
     options = RayOptions.of(dict(parse_override(item, "-E") for item in asked.engine_options), asked.address)
     if plan.has_human:
-        message = "a person at this terminal is not reached from a cluster"
+        message = "a cluster cannot reach the person at this terminal"
         raise ConfigError(f"--engine ray: {message}; use --engine local")
     return RayEngine(task, args, options, traffic)

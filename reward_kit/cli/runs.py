@@ -148,7 +148,7 @@ def prune(log_dir: Path, keep: int | None, older_than: str | None, yes: bool, dr
       reward-kit runs prune --older-than 30d --keep 1 --yes
     """
     if keep is None and older_than is None:
-        raise click.UsageError("say what to keep: --keep N, --older-than AGE, or both")
+        raise click.UsageError("choose what to remove: --keep N, --older-than AGE, or both")
     age = None
     if older_than is not None:
         if (match := _AGE.fullmatch(older_than.strip())) is None:

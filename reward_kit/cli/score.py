@@ -226,7 +226,7 @@ def _open_folder(
     begun = RunHeader.read(path).rescored_from or {}
     for key, difference in _MUST_HOLD.items():
         if begun.get(key) != rescored_from[key]:
-            raise ConfigError(f"-o {path}: it cannot go on ({difference}); name a folder that does not exist yet")
+            raise ConfigError(f"-o {path}: cannot be continued ({difference}); name a folder that does not exist yet")
     return RunFolder(path, ready.redaction)
 
 

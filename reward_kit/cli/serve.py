@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reward_kit.integrations.reward_server.options import Keys, ServerOptions
-    from reward_kit.integrations.reward_server.server import Named
+    from reward_kit.integrations.reward_server.server import NamedReward
 
 _EXAMPLE = '{"messages": [{"role": "assistant", "content": "42"}], "ground_truth": "42"}'
 
@@ -98,7 +98,7 @@ def command(rewards: tuple[str, ...], **given: Any) -> None:
       reward-kit serve my_reward.py:exact
       reward-kit serve my_reward.py:exact graded=other.py:score --host 0.0.0.0 --api-key-file keys.txt
     """
-    from reward_kit.integrations.reward_server.server import load_named
+    from reward_kit.integrations.reward_server.server import load_named_rewards
 
     options = dict(parse_override(item, "-O") for item in given.pop("options"))
     choice = SandboxChoice(given.pop("sandbox"), reward_time_s=given["deadline"])
@@ -107,7 +107,7 @@ def command(rewards: tuple[str, ...], **given: Any) -> None:
     limits = _limits(given)
     keys, made = _keys(key_file)
     with contextlib.redirect_stdout(sys.stderr):  # a user's module may print when it is loaded
-        named = load_named(rewards, Path.cwd(), choice, options)
+        named = load_named_rewards(rewards, Path.cwd(), choice, options)
     anyio.run(_serve, named, keys, made, limits)
 
 
@@ -135,11 +135,11 @@ def _keys(file: Path | None) -> tuple[Keys, str]:
         echo(f"warning: {note}", err=True)
     made = "" if keys else new_key()
     texts = keys or [made]
-    operator_log.also_keep_out(Redaction(texts))
+    operator_log.add_redaction(Redaction(texts))
     return Keys(texts), made
 
 
-async def _serve(named: Sequence[Named], keys: Keys, made: str, options: ServerOptions) -> None:
+async def _serve(named: Sequence[NamedReward], keys: Keys, made: str, options: ServerOptions) -> None:
     from reward_kit.integrations.reward_server.server import serving
 
     async def stop_at_next() -> None:
@@ -156,7 +156,7 @@ async def _serve(named: Sequence[Named], keys: Keys, made: str, options: ServerO
             tasks.cancel_scope.cancel()
 
 
-def _show_addresses(named: Sequence[Named], address: str, made: str, host: str) -> None:
+def _show_addresses(named: Sequence[NamedReward], address: str, made: str, host: str) -> None:
     """Print the address on standard output, and everything else on standard error."""
     for one in named:
         for note in one.notes:
@@ -176,8 +176,9 @@ def _show_addresses(named: Sequence[Named], address: str, made: str, host: str) 
         is_loopback = host == "localhost"
     if not is_loopback:
         echo(
-            f"warning: {host} can be reached from other machines, and HTTP is not encrypted: who is on the way reads "
-            "keys and rollouts. Put a proxy with TLS in front, or keep to 127.0.0.1 and forward the port by ssh",
+            f"warning: {host} can be reached from other machines, and HTTP is not encrypted: anyone on the "
+            "network path can read keys and rollouts. Put a proxy with TLS in front, or keep to 127.0.0.1 and "
+            "forward the port by ssh",
             err=True,
         )
     echo(address)

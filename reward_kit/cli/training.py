@@ -30,7 +30,7 @@ from reward_kit.rl.training.logs import TrainingDisplay
 from reward_kit.rl.training.plan import TrainingPlan, check_policy, load_plan
 from reward_kit.rl.training.resume import CHANGEABLE, changes_since
 from reward_kit.rl.training.session import INTERRUPTED
-from reward_kit.rl.training.setup import Factories, help_to_train, sharded_by
+from reward_kit.rl.training.setup import Factories, follow_training, sharded_learner_factory
 from reward_kit.rl.training.train_file import check_resources, create_run, train_into
 from reward_kit.runs.plan import Control
 from reward_kit.runs.redaction import without_hidden
@@ -57,7 +57,7 @@ def run_train(args: TrainArgs) -> None:
     """Train in this process, or as one of several that `torchrun` started, and exit with the run's code."""
     with open_process_group() as group:
         if group is not None and not group.processes.is_first:
-            if not help_to_train(group):
+            if not follow_training(group):
                 sys.exit(0)  # the first process reports the error
             return
         code = _run_first(args, group)
@@ -130,7 +130,7 @@ def _plan_to_resume(args: TrainArgs, given: dict[str, object]) -> tuple[Path, Tr
 
 
 def _train(plan: TrainingPlan, path: Path, args: TrainArgs, group: ProcessGroup | None) -> int:
-    factories = Factories() if group is None else Factories(sharded_by(group))
+    factories = Factories() if group is None else Factories(sharded_learner_factory(group))
     if plan.config.engine.type == "ray":
         from reward_kit.integrations.ray.training import on_cluster
 
@@ -167,5 +167,5 @@ def _train(plan: TrainingPlan, path: Path, args: TrainArgs, group: ProcessGroup 
     if group is not None:
         here = os.environ.get("LOCAL_WORLD_SIZE", str(group.processes.size))
         called = ["torchrun", "--nproc-per-node", here, "-m", "reward_kit.cli.main"]
-    echo(f"Go on with:  {shlex.join([*called, 'train', '--resume', str(path)])}", err=True)
+    echo(f"Resume with:  {shlex.join([*called, 'train', '--resume', str(path)])}", err=True)
     return 130

@@ -84,7 +84,7 @@ def _require(code: PlannedCode, what: str) -> bool:
 
 
 def _ask(code: PlannedCode, files: Sequence[Path], what: str) -> None:
-    lines = "\n".join(described(replace(code, files={file: code.files[file] for file in files})))
+    lines = "\n".join(describe_code(replace(code, files={file: code.files[file] for file in files})))
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigError(
             f"{what} would run code that you have not agreed to yet; nothing was run:\n{lines}\n"
@@ -104,7 +104,7 @@ def _ask(code: PlannedCode, files: Sequence[Path], what: str) -> None:
     _record(code, always=answer == "a")
 
 
-def described(code: PlannedCode) -> Iterator[str]:
+def describe_code(code: PlannedCode) -> Iterator[str]:
     """Yield the lines that name what would run: settings, then files."""
     lines = list(code.settings)
     for file in code.files:
@@ -122,4 +122,4 @@ def _record(code: PlannedCode, *, always: bool = False) -> None:
     try:
         trust(code, always=always)
     except StoreError as error:
-        echo(f"note: {error}; it will be asked again", err=True)
+        echo(f"note: {error}; you will be asked again", err=True)

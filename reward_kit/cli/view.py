@@ -52,14 +52,14 @@ def command(folder: Path, port: int, opens: bool, output: Path | None) -> None:
       reward-kit view runs/clock-20260101T120000Z-ab12cd -o clock.html
     """
     if output is None:
-        anyio.run(_serve, _catalogue_of(folder), port, opens)
+        anyio.run(_serve, _open_catalogue(folder), port, opens)
         return
     is_of_runs = not (folder / FILE).is_file() and any(folder.glob(f"*/{FILE}"))
     run = run_or_newest(None, folder, training=True) if is_of_runs else folder
     echo(str(write_report(run, None if output == run / "report.html" else output)))
 
 
-def _catalogue_of(folder: Path) -> RunCatalogue:
+def _open_catalogue(folder: Path) -> RunCatalogue:
     if not folder.is_dir():
         raise ConfigError(f"folder {folder} does not exist; name the folder of the runs, or of one run")
     if (folder / FILE).is_file():

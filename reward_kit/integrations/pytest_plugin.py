@@ -113,7 +113,7 @@ def _problem_with_gates(gates: Mapping[str, Any]) -> str:
         value = gates[name]
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not is_number and (name == "max_errors" or value is not None):
-            return f"{name}={value!r}): a finite number is asked for"
+            return f"{name}={value!r}): expected a finite number"
     if gates["max_errors"] < 0:
         return f"max_errors={gates['max_errors']!r}): at least 0"
     if not isinstance(gates["lower_bound"], bool):
@@ -148,7 +148,7 @@ def _missed_gates(run: FinishedRun, gates: Mapping[str, Any]) -> Iterator[str]:
     if run.why_stopped:
         yield f"the run stopped: {run.why_stopped}"
     if len(run.broken) > gates["max_errors"]:
-        broken = f"{len(run.broken)} of {len(run.rows)} episodes broke and have no score"
+        broken = f"{len(run.broken)} of {len(run.rows)} episodes ended with an error and have no score"
         yield f"{broken}; max_errors is {gates['max_errors']:g}"
     threshold = gates["threshold"]
     for policy in run.policies if threshold is not None else ():
@@ -156,7 +156,7 @@ def _missed_gates(run: FinishedRun, gates: Mapping[str, Any]) -> Iterator[str]:
         value = None if interval is None else interval.low if gates["lower_bound"] else interval.mean
         what = "the lower bound of the mean score" if gates["lower_bound"] else "the mean score"
         if value is None:
-            yield f"{policy.policy}: {what} is not known, and threshold is {threshold:g}"
+            yield f"{policy.policy}: {what} is unknown; threshold is {threshold:g}"
         elif value < threshold:
             yield f"{policy.policy}: {what} is {value:.3f}, below the threshold {threshold:g}"
 
@@ -172,5 +172,5 @@ def _summary(run: FinishedRun) -> str:
     bad = [f"  {row.rollout_id}  broke: {row.score_error or row.error_class}" for row in run.broken]
     bad += [f"  {row.rollout_id}  {row.score:.3f}  {reasons.get(row.rollout_id, '')}".rstrip() for row in run.failed]
     more = [f"  … and {len(bad) - _MOST_SHOWN} more"] if len(bad) > _MOST_SHOWN else []
-    episodes = ["episodes that broke or did not pass:", *bad[:_MOST_SHOWN], *more] if bad else []
+    episodes = ["episodes that failed or ended with an error:", *bad[:_MOST_SHOWN], *more] if bad else []
     return "\n".join([str(run), *episodes, f"the report: {run.page}"])

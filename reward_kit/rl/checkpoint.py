@@ -54,11 +54,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Checkpoint",
-    "Latest",
+    "DamagedCheckpoint",
+    "LatestCheckpoint",
     "StudyBatch",
-    "Torn",
     "best",
-    "check_whole",
     "checkpoints",
     "latest",
     "load_batch_for_study",
@@ -68,6 +67,7 @@ __all__ = [
     "restore_random_states",
     "save_batch_for_study",
     "save_checkpoint",
+    "verify_checkpoint",
 ]
 logger = logging.getLogger("reward_kit.rl")
 SCHEMA_VERSION = 1
@@ -93,18 +93,18 @@ class Checkpoint:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-class Torn(NamedTuple):
+class DamagedCheckpoint(NamedTuple):
     """A folder with a checkpoint's name that is damaged, and the reason."""
 
     path: Path
     reason: str
 
 
-class Latest(NamedTuple):
+class LatestCheckpoint(NamedTuple):
     """The newest whole checkpoint, if there is one, and the newer ones that are torn."""
 
     path: Path | None
-    torn: list[Torn]
+    torn: list[DamagedCheckpoint]
 
 
 def save_checkpoint(
@@ -136,7 +136,7 @@ def save_checkpoint(
         raise ConfigError(f"step counts from 0; got {step}")
     for left in [path for end in (PART, OLD) for path in folder.glob(f".*{end}")]:
         shutil.rmtree(left, ignore_errors=True)
-        logger.info("removed %s, which a kill has left", left)
+        logger.info("removed %s, left by a killed process", left)
     path = folder / f"step-{step:06d}"
     with atomic_folder(path, is_private=True) as part:
         if model is not None:
@@ -162,11 +162,11 @@ def _fingerprint(path: Path) -> dict[str, Any]:
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint; a torn one raises `StoreError`."""
-    manifest = check_whole(path)
+    manifest = verify_checkpoint(path)
     return Checkpoint(path, manifest["step"], read_tree(path, "state"), manifest["score"], manifest["facts"])
 
 
-def check_whole(path: Path) -> dict[str, Any]:
+def verify_checkpoint(path: Path) -> dict[str, Any]:
     """Return a checkpoint's manifest; raise `StoreError` if it or a file is missing or changed."""
     manifest = _manifest(path)
     for name, known in manifest["files"].items():
@@ -175,7 +175,7 @@ def check_whole(path: Path) -> dict[str, Any]:
             raise StoreError(f"{file} is missing")
         with wrap_os_errors("read", file):
             if known != _fingerprint(file):
-                raise StoreError(f"{file} is not as it was written; it was cut off or changed")
+                raise StoreError(f"{file} was truncated or changed after it was written")
     return manifest
 
 
@@ -198,14 +198,14 @@ def checkpoints(folder: Path) -> list[Path]:
     return [steps[step] for step in sorted(steps)]
 
 
-def latest(folder: Path) -> Latest:
+def latest(folder: Path) -> LatestCheckpoint:
     """Find the newest whole checkpoint; newer torn ones are returned and logged."""
-    torn: list[Torn] = []
+    torn: list[DamagedCheckpoint] = []
     for path in reversed(checkpoints(folder)):
-        if (reason := _why_torn(path)) is None:
-            return Latest(path, torn)
-        torn.append(Torn(path, reason))
-    return Latest(None, torn)
+        if (reason := _find_damage(path)) is None:
+            return LatestCheckpoint(path, torn)
+        torn.append(DamagedCheckpoint(path, reason))
+    return LatestCheckpoint(None, torn)
 
 
 def best(folder: Path) -> Path | None:
@@ -216,13 +216,13 @@ def best(folder: Path) -> Path | None:
             if (score := _manifest(path)["score"]) is not None:
                 scores[path] = score
     in_order = sorted(scores, key=lambda path: -scores[path])  # stable, so equals stay in order of steps
-    return next((path for path in in_order if _why_torn(path) is None), None)
+    return next((path for path in in_order if _find_damage(path) is None), None)
 
 
-def _why_torn(path: Path) -> str | None:
+def _find_damage(path: Path) -> str | None:
     """Log and return why a checkpoint cannot be used; None if it is whole."""
     try:
-        check_whole(path)
+        verify_checkpoint(path)
     except StoreError as error:
         logger.warning("checkpoint %s is torn and not used: %s", path, error)
         return str(error)

@@ -45,15 +45,15 @@ __all__ = [
     "PenalisedRewards",
     "cispo_loss",
     "decoupled_ppo_loss",
-    "entropies_of",
     "entropy_loss",
     "gspo_loss",
     "kl_estimate",
     "kl_loss",
-    "logprobs_of",
     "merge_diagnostics",
     "penalised_rewards",
     "ppo_clip_loss",
+    "token_entropies",
+    "token_logprobs",
     "truncated_importance_weights",
     "value_loss",
     "within_cap",
@@ -110,12 +110,12 @@ class GlobalBatch:
     def of(
         cls, loss_mask_BT: Tensor, sequence_ids_BT: Tensor | None = None, *, norm_length: float | None = None
     ) -> GlobalBatch:
-        """Count rows that are at hand as a whole; for the arguments see `Participants` and the class."""
-        tokens = Participants(loss_mask_BT, sequence_ids_BT)
+        """Count rows that are at hand as a whole; for the arguments see `MaskedTokens` and the class."""
+        tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
         return cls(tokens.count, tokens.sequences, norm_length)
 
 
-class Participants:
+class MaskedTokens:
     """The tokens that take part in a loss. They are picked out first; values elsewhere, NaN included, are never read.
 
     Args:
@@ -300,14 +300,14 @@ def merge_diagnostics(parts: Sequence[Diagnostics]) -> Diagnostics:
     return Diagnostics(merged)
 
 
-def mean_of(values_N: Tensor) -> Statistic:
+def mean_statistic(values_N: Tensor) -> Statistic:
     """The mean of numbers, or the share of true values."""
     values_N = values_N.detach()
     values_N = values_N if values_N.is_floating_point() else values_N.float()
     return Statistic("mean", torch.stack([values_N.sum(), values_N.new_tensor(len(values_N))]))
 
 
-def spread_of(name: str, values_N: Tensor) -> dict[str, Statistic]:
+def spread_statistics(name: str, values_N: Tensor) -> dict[str, Statistic]:
     """`<name>_min`, `<name>_max` and `<name>_mean`."""
     values_N = values_N.detach()
     least = values_N.amin().reshape(1) if len(values_N) else values_N.new_tensor([torch.inf])
@@ -315,11 +315,11 @@ def spread_of(name: str, values_N: Tensor) -> dict[str, Statistic]:
     return {
         f"{name}_min": Statistic("min", least),
         f"{name}_max": Statistic("max", greatest),
-        f"{name}_mean": mean_of(values_N),
+        f"{name}_mean": mean_statistic(values_N),
     }
 
 
-def effective_size_of(weights_N: Tensor) -> Statistic:
+def effective_size_statistic(weights_N: Tensor) -> Statistic:
     """Return the effective sample size (Kish 1965)."""
     weights_N = weights_N.detach()
     return Statistic("effective", torch.stack([weights_N.sum(), weights_N.square().sum()]))
@@ -376,7 +376,7 @@ def ppo_clip_loss(
         "Approximating KL divergence"); `tokens`.
     """
     clip = ClipRange(clip_low, clip_high, dual_clip).checked()
-    tokens = Participants(loss_mask_BT, sequence_ids_BT)
+    tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     log_ratio_N, advantages_N = _inputs(tokens, logprobs_BT, old_logprobs_BT, advantages_BT)
     ratio_N = _cut(log_ratio_N).exp()
     loss_N = tokens.weighted(_clipped_surrogate(ratio_N, advantages_N, clip), weights_BT)
@@ -408,7 +408,7 @@ def gspo_loss(
     `effective_sample_size` are over sequences.
     """
     clip = ClipRange(clip_low, clip_high).checked()
-    tokens = Participants(loss_mask_BT, sequence_ids_BT)
+    tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     log_ratio_N, advantages_N = _inputs(tokens, logprobs_BT, old_logprobs_BT, advantages_BT)
     log_ratio_Q = _cut(tokens.sequence_means(log_ratio_N.detach()))
     logprobs_N = tokens.pick("logprobs", logprobs_BT)
@@ -441,7 +441,7 @@ def cispo_loss(
     for either sign of the advantage, so the clip fractions depend on the ratio alone.
     """
     clip = ClipRange(clip_low, clip_high).checked()
-    tokens = Participants(loss_mask_BT, sequence_ids_BT)
+    tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     log_ratio_N, advantages_N = _inputs(tokens, logprobs_BT, old_logprobs_BT, advantages_BT)
     ratio_N = _cut(log_ratio_N.detach()).exp()
     clipped_N = ratio_N.clamp(1.0 - clip.low, 1.0 + clip.high)
@@ -490,21 +490,21 @@ def decoupled_ppo_loss(
     clip = ClipRange(clip_low, clip_high, dual_clip).checked()
     check_choice("beyond_cap", beyond_cap, get_args(BeyondCap))
     _check_above_0("cap", cap)
-    tokens = Participants(loss_mask_BT, sequence_ids_BT)
+    tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     within_N = _within(_proximal_weights(tokens, proximal_logprobs_BT, behaviour_logprobs_BT), cap)
     if beyond_cap == "exclude":
-        tokens = Participants(tokens.lay(within_N), sequence_ids_BT)
+        tokens = MaskedTokens(tokens.lay(within_N), sequence_ids_BT)
     weights_N = _proximal_weights(tokens, proximal_logprobs_BT, behaviour_logprobs_BT).clamp(max=cap)
     log_ratio_N, advantages_N = _inputs(tokens, logprobs_BT, proximal_logprobs_BT, advantages_BT)
     ratio_N = _cut(log_ratio_N).exp()
     loss_N = weights_N * _clipped_surrogate(ratio_N, advantages_N, clip)
     measured = _clip_fractions(ratio_N, advantages_N, clip) | _ratio_statistics(ratio_N, log_ratio_N, tokens)
-    measured |= _weight_statistics(weights_N) | Diagnostics({"weight_capped_fraction": mean_of(~within_N)})
+    measured |= _weight_statistics(weights_N) | Diagnostics({"weight_capped_fraction": mean_statistic(~within_N)})
     return Loss(tokens.aggregate(loss_N, aggregation, global_batch), measured)
 
 
 def _inputs(
-    tokens: Participants, logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_BT: Tensor
+    tokens: MaskedTokens, logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_BT: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Log-ratios and advantages, (N,) each."""
     log_ratio_N = tokens.pick("logprobs", logprobs_BT) - tokens.pick("old_logprobs", old_logprobs_BT).detach()
@@ -528,24 +528,24 @@ def _clip_fractions(ratio_N: Tensor, advantages_N: Tensor, clip: ClipRange) -> D
     up_N, down_N = advantages_N > 0.0, advantages_N < 0.0
     measured = _fractions(low_N=down_N & (ratio_N < 1.0 - clip.low), high_N=up_N & (ratio_N > 1.0 + clip.high))
     if clip.dual is not None:
-        measured |= Diagnostics({"clip_fraction_dual": mean_of(down_N & (ratio_N > clip.dual))})
+        measured |= Diagnostics({"clip_fraction_dual": mean_statistic(down_N & (ratio_N > clip.dual))})
     return measured
 
 
 def _fractions(low_N: Tensor, high_N: Tensor) -> Diagnostics:
     shares = {"clip_fraction": low_N | high_N, "clip_fraction_low": low_N, "clip_fraction_high": high_N}
-    return Diagnostics({name: mean_of(values_N) for name, values_N in shares.items()})
+    return Diagnostics({name: mean_statistic(values_N) for name, values_N in shares.items()})
 
 
-def _ratio_statistics(ratio: Tensor, log_ratio_N: Tensor, tokens: Participants) -> Diagnostics:
+def _ratio_statistics(ratio: Tensor, log_ratio_N: Tensor, tokens: MaskedTokens) -> Diagnostics:
     """The diagnostics of ratios of tokens (N,) or of sequences (Q,); see `ppo_clip_loss`."""
     log_ratio_N = _cut(log_ratio_N.detach())
     return Diagnostics(
         {
-            **spread_of("ratio", ratio),
-            "effective_sample_size": effective_size_of(ratio),
-            "approx_kl": mean_of(log_ratio_N.exp() - 1.0 - log_ratio_N),
-            "approx_kl_k1": mean_of(-log_ratio_N),
+            **spread_statistics("ratio", ratio),
+            "effective_sample_size": effective_size_statistic(ratio),
+            "approx_kl": mean_statistic(log_ratio_N.exp() - 1.0 - log_ratio_N),
+            "approx_kl_k1": mean_statistic(-log_ratio_N),
             "tokens": tokens.total(),
         }
     )
@@ -591,7 +591,7 @@ def truncated_importance_weights(
     """
     check_choice("level", level, get_args(Level))
     _check_above_0("cap", cap)
-    tokens = Participants(loss_mask_BT, sequence_ids_BT)
+    tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     with torch.no_grad():
         log_ratio = tokens.pick("logprobs", logprobs_BT) - tokens.pick("sampler_logprobs", sampler_logprobs_BT)
         if level == "sequence":
@@ -599,7 +599,7 @@ def truncated_importance_weights(
         ratio = log_ratio.exp()
         weights = ratio.clamp(max=cap)  # infinite ratios included
         weights_N = weights[tokens.sequence_N] if level == "sequence" else weights
-        measured = _weight_statistics(weights) | Diagnostics({"weight_capped_fraction": mean_of(ratio > cap)})
+        measured = _weight_statistics(weights) | Diagnostics({"weight_capped_fraction": mean_statistic(ratio > cap)})
         return ImportanceWeights(tokens.lay(weights_N), measured)
 
 
@@ -608,11 +608,11 @@ def within_cap(
 ) -> Tensor:
     """(B,T) bool: the tokens that take part and whose weight in `decoupled_ppo_loss` is at most the cap."""
     _check_above_0("cap", cap)
-    tokens = Participants(loss_mask_BT)
+    tokens = MaskedTokens(loss_mask_BT)
     return tokens.lay(_within(_proximal_weights(tokens, proximal_logprobs_BT, behaviour_logprobs_BT), cap))
 
 
-def _proximal_weights(tokens: Participants, proximal_logprobs_BT: Tensor, behaviour_logprobs_BT: Tensor) -> Tensor:
+def _proximal_weights(tokens: MaskedTokens, proximal_logprobs_BT: Tensor, behaviour_logprobs_BT: Tensor) -> Tensor:
     proximal_N = tokens.pick("proximal_logprobs", proximal_logprobs_BT).detach()
     return _cut(proximal_N - tokens.pick("behaviour_logprobs", behaviour_logprobs_BT).detach()).exp()
 
@@ -622,7 +622,9 @@ def _within(weights_N: Tensor, cap: float) -> Tensor:
 
 
 def _weight_statistics(weights: Tensor) -> Diagnostics:
-    return Diagnostics({**spread_of("weight", weights), "weight_effective_sample_size": effective_size_of(weights)})
+    return Diagnostics(
+        {**spread_statistics("weight", weights), "weight_effective_sample_size": effective_size_statistic(weights)}
+    )
 
 
 # Divergence from a reference
@@ -667,7 +669,7 @@ def kl_loss(
     The diagnostics, without `weights_BT`, are `kl`, the estimate per token (see `kl_estimate`), and `kl_sequence`, its
     mean sum over a sequence.
     """
-    tokens = Participants(loss_mask_BT, sequence_ids_BT)
+    tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     kl_N, measured = _kl(tokens, logprobs_BT, reference_logprobs_BT, estimator)
     return Loss(tokens.aggregate(tokens.weighted(kl_N, weights_BT), aggregation, global_batch), measured)
 
@@ -700,7 +702,7 @@ def penalised_rewards(
         )
     check_number("coefficient", coefficient, 0.0)
     with torch.no_grad():
-        tokens = Participants(loss_mask_BT, sequence_ids_BT)
+        tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
         kl_N, measured = _kl(tokens, logprobs_BT, reference_logprobs_BT, estimator)
         rewards_N = tokens.pick("rewards", rewards_BT) - coefficient * kl_N
         # Whole numbers would swallow the penalty.
@@ -710,12 +712,12 @@ def penalised_rewards(
 
 
 def _kl(
-    tokens: Participants, logprobs_BT: Tensor, reference_BT: Tensor, estimator: KLEstimator
+    tokens: MaskedTokens, logprobs_BT: Tensor, reference_BT: Tensor, estimator: KLEstimator
 ) -> tuple[Tensor, Diagnostics]:
     reference_N = tokens.pick("reference_logprobs", reference_BT)
     kl_N = kl_estimate(tokens.pick("logprobs", logprobs_BT), reference_N, estimator)
     sums_Q = tokens.sequence_sums(kl_N.detach())
-    return kl_N, Diagnostics({"kl": mean_of(kl_N), "kl_sequence": mean_of(sums_Q)})
+    return kl_N, Diagnostics({"kl": mean_statistic(kl_N), "kl_sequence": mean_statistic(sums_Q)})
 
 
 class AdaptiveKLCoefficient:
@@ -768,7 +770,7 @@ class AdaptiveKLCoefficient:
 # Entropy and log-probabilities
 
 
-def logprobs_of(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
+def token_logprobs(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
     """(B,T) log p(ids[:, t] | ids[:, :t]), from the logits at t - 1; 0.0 at t = 0, which nothing predicts.
 
     In float32 or wider: in bfloat16 a log-probability of -5 is off by as much as 0.016.
@@ -779,8 +781,8 @@ def logprobs_of(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
     return torch.nn.functional.pad(chosen, (1, 0))
 
 
-def entropies_of(logits_BTV: Tensor) -> Tensor:
-    """(B,T) entropy in nats of the distribution from which token t came, on the axis of `logprobs_of`.
+def token_entropies(logits_BTV: Tensor) -> Tensor:
+    """(B,T) entropy in nats of the distribution from which token t came, on the axis of `token_logprobs`.
 
     A logit of -inf is an impossible token and adds nothing.
     """
@@ -802,10 +804,10 @@ def entropy_loss(
     global_batch: GlobalBatch | None = None,
     sequence_ids_BT: Tensor | None = None,
 ) -> Loss:
-    """The negative of `entropies_of` the policy, to be added with a coefficient; `entropy` is the mean over tokens."""
-    tokens = Participants(loss_mask_BT, sequence_ids_BT)
+    """Return the negative entropy of the policy, to be added with a coefficient; `entropy` is the mean over tokens."""
+    tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     entropies_N = tokens.pick("entropies", entropies_BT)
-    measured = Diagnostics({"entropy": mean_of(entropies_N)})
+    measured = Diagnostics({"entropy": mean_statistic(entropies_N)})
     return Loss(tokens.aggregate(-entropies_N, aggregation, global_batch), measured)
 
 
@@ -844,7 +846,7 @@ def value_loss(
         check_number("clip", clip, 0.0)
     if clip == 0.0:
         raise ConfigError("clip is above 0, or None for no limit; got 0")
-    tokens = Participants(loss_mask_BT, sequence_ids_BT)
+    tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     values_N = tokens.pick("values", values_BT)
     returns_N = tokens.pick("returns", returns_BT).detach()
     old_N = tokens.pick("old_values", old_values_BT).detach()
@@ -853,10 +855,10 @@ def value_loss(
         near_N = (values_N.clamp(old_N - clip, old_N + clip) - returns_N).square()
         squares_N = torch.maximum(squares_N, near_N)
     measured = {
-        "value_clip_fraction": mean_of(near_N > (values_N - returns_N).square()),
-        "value_error": mean_of((values_N - returns_N).abs()),
-        "value_mean": mean_of(values_N),
-        "return_mean": mean_of(returns_N),
+        "value_clip_fraction": mean_statistic(near_N > (values_N - returns_N).square()),
+        "value_error": mean_statistic((values_N - returns_N).abs()),
+        "value_mean": mean_statistic(values_N),
+        "return_mean": mean_statistic(returns_N),
         "value_tokens": tokens.total(),
     }
     return Loss(tokens.aggregate(0.5 * squares_N, aggregation, global_batch), Diagnostics(measured))

@@ -25,8 +25,8 @@ from reward_kit.rl.learner.optimizer import (
     check_critic,
     clip_gradients,
     has_adapters,
-    in_order_of,
     rates,
+    reorder_optimizer_state,
     set_lr,
     widen,
     without_adapters,
@@ -45,7 +45,7 @@ from reward_kit.rl.losses import (
     entropy_loss,
     gspo_loss,
     kl_loss,
-    mean_of,
+    mean_statistic,
     merge_diagnostics,
     ppo_clip_loss,
     truncated_importance_weights,
@@ -79,7 +79,7 @@ class DeviceContext(NamedTuple):
         budget = config.max_tokens_per_micro_batch or (1_024 if target.type == "cpu" else 16_384)
         return cls(target, torch.promote_types(first.dtype, torch.float32), budget, Processes.current())
 
-    def parts_of(self, rows: TrainingRows, chosen: Ints) -> list[Ints]:
+    def split(self, rows: TrainingRows, chosen: Ints) -> list[Ints]:
         """Split rows into this process's micro-batches, of like lengths and within the budget."""
         lengths = rows.lengths_B[chosen]
         # A row longer than the budget goes alone, since rows are not split.
@@ -197,7 +197,7 @@ class PPOLearner:
                 is not made; those before it are. The update does not count, and the same rows would come in the same
                 order again.
         """
-        flat, order = self._learned_from(rows), self._generator.get_state()
+        flat, order = self._trainable_rows(rows), self._generator.get_state()
         diagnostics = {"tokens": 0.0, "optimizer_steps": 0.0}
         try:
             if flat.count:
@@ -210,7 +210,7 @@ class PPOLearner:
         return diagnostics
 
     def _make_epochs(self, flat: TrainingRows, rows: TokenBatch, version: int) -> dict[str, float]:
-        flat = self._prepared(flat)
+        flat = self._with_loss_columns(flat)
         factor = lr_factor(self.config, self.updates, self.total_steps)
         set_lr(self.optimizer, factor)
         steps: list[_StepRecord] = []
@@ -233,7 +233,7 @@ class PPOLearner:
                 self.optimizer.step()
                 self.optimizer_steps += 1
                 steps.append(record)
-        measured = _summary(steps, self.config.epochs, self._context.processes) | self._described(flat, version)
+        measured = _summary(steps, self.config.epochs, self._context.processes) | self._row_diagnostics(flat, version)
         measured |= {"tokens": float(flat.choices), "optimizer_steps": float(len(steps))} | rates(self.config, factor)
         if self._kl is not None and "kl_sequence" in measured:
             self._kl.update(measured["kl_sequence"], int((flat.counts_B > 0).sum()))
@@ -245,11 +245,11 @@ class PPOLearner:
         `grad_norm` of the diagnostics is the norm without clipping. Raises `TrainingError` if no token takes part, or a
         needed log-probability is unknown.
         """
-        flat = self._learned_from(rows)
+        flat = self._trainable_rows(rows)
         if not flat.count:
             forced = f", and a constraint forced {flat.forced}" if flat.forced else ""
             raise TrainingError(f"no token of these rows takes part{forced}, so the gradient is empty")
-        flat = self._prepared(flat)
+        flat = self._with_loss_columns(flat)
         gap = "recomputed" not in flat.columns
         with no_denormals():
             record = self._gradients(flat, np.flatnonzero(flat.counts_B), policy=True, gap=gap, limit=None)
@@ -287,7 +287,7 @@ class PPOLearner:
         with boundary(ConfigError, "the state is not of a module like this one, with the same weights trainable"):
             load_module(self.module, state["module"])
             names = self._parameter_names()
-            moments = in_order_of(names, state.get("parameters"), self.optimizer, state["optimizer"])
+            moments = reorder_optimizer_state(names, state.get("parameters"), self.optimizer, state["optimizer"])
             load_optimizer(self.optimizer, moments)
         self._generator.set_state(state["generator"])
         if self._kl is not None and state["kl"]:
@@ -298,10 +298,10 @@ class PPOLearner:
         names = {one: name for name, one in self.module.named_parameters()}
         return [names[one] for one in self._parameters]
 
-    def _learned_from(self, rows: TokenBatch) -> TrainingRows:
+    def _trainable_rows(self, rows: TokenBatch) -> TrainingRows:
         return TrainingRows.of(rows).without_forced(keep_firsts=self._model.has_values)
 
-    def _prepared(self, flat: TrainingRows) -> TrainingRows:
+    def _with_loss_columns(self, flat: TrainingRows) -> TrainingRows:
         """Add the columns that the losses read beyond the recorded ones.
 
         `old`: the denominator of the ratio. `recomputed`: the module's log-probabilities before the update.
@@ -366,7 +366,7 @@ class PPOLearner:
         counts = self._counts(flat, chosen)
         losses: list[Tensor] = []
         diagnostics: list[Diagnostics] = []
-        for rows in self._context.parts_of(flat, chosen):
+        for rows in self._context.split(flat, chosen):
             part = flat.part(rows, self._context.device, self._context.dtype)
             scores = self._model(part, values_only=not policy)
             loss, measured = _micro_batch_loss(scores, part, self.config, counts, self._kl_coefficient, policy=policy)
@@ -378,7 +378,7 @@ class PPOLearner:
         return _StepRecord(float(self._context.processes.added(np.array(own))), size, diagnostics)
 
     def _counts(self, flat: TrainingRows, chosen: Ints) -> _StepCounts:
-        tokens, length = flat.tokens_of(chosen), self.config.norm_length
+        tokens, length = flat.token_indices(chosen), self.config.norm_length
         firsts = tokens[flat.is_first_N[tokens]]
         actions = GlobalBatch(len(firsts), len(chosen))
         if CHOICE in flat.columns:
@@ -417,7 +417,7 @@ class PPOLearner:
                 kept = f"; the batch could not be kept: {error}"
         raise TrainingError(f"{problem}, ratios from {low:g} to {high:g}; the step is not made{kept}")
 
-    def _described(self, flat: TrainingRows, version: int) -> dict[str, float]:
+    def _row_diagnostics(self, flat: TrainingRows, version: int) -> dict[str, float]:
         """Diagnostics of the rows as a whole."""
         measured: dict[str, float] = {}
         columns = flat.columns
@@ -441,14 +441,14 @@ class PPOLearner:
 @torch.no_grad()
 def score_rows(model: LogprobModel, rows: TrainingRows, context: DeviceContext) -> tuple[Array, Array | None]:
     """Return (N,) log-probabilities and a critic's (N,) values, which are 0 off the first token of each action."""
-    parts = context.parts_of(rows, np.flatnonzero(rows.counts_B))
+    parts = context.split(rows, np.flatnonzero(rows.counts_B))
     logprobs: list[Tensor] = []
     values: list[Tensor] = []
     for chosen in parts:
         scores = model(rows.part(chosen, context.device, context.dtype), entropies=False)
         logprobs.append(scores.logprobs_N)
         values += [] if scores.values_M is None else [scores.values_M]
-    order = np.concatenate([np.zeros(0, dtype=np.int64), *(rows.tokens_of(chosen) for chosen in parts)])
+    order = np.concatenate([np.zeros(0, dtype=np.int64), *(rows.token_indices(chosen) for chosen in parts)])
 
     def laid(pieces: list[Tensor], indices: Ints) -> Array:
         flat = torch.cat(pieces or [torch.zeros(0)]).cpu().numpy()  # the only wait for the device
@@ -460,7 +460,7 @@ def score_rows(model: LogprobModel, rows: TrainingRows, context: DeviceContext) 
     return logprobs_N, laid(values, order[rows.is_first_N[order]]) if model.has_values else None
 
 
-class _Over(TypedDict):
+class _LossArguments(TypedDict):
     """The tokens that a loss is over, and how they become one number."""
 
     loss_mask_BT: Tensor
@@ -480,7 +480,7 @@ def _micro_batch_loss(
     """
     row_ids, chosen = _row(part.rows_N), part.columns.get(CHOICE)
     # All tokens at which there was a choice, as one row; `row_ids` tell sequences apart.
-    over = _Over(
+    over = _LossArguments(
         loss_mask_BT=torch.ones_like(row_ids) if chosen is None else _row(chosen > 0),
         aggregation=config.reduction,
         global_batch=counts.tokens,
@@ -488,7 +488,7 @@ def _micro_batch_loss(
     )
     terms: dict[str, tuple[float, Loss]] = {}
     if policy:
-        over_policy: _Over = {**over, "global_batch": counts.policy}
+        over_policy: _LossArguments = {**over, "global_batch": counts.policy}
         terms["policy_loss"] = (1.0, _policy_loss(scores.logprobs_N, part, config, over_policy))
     if policy and "reference" in part.columns:
         reference_BT = _row(part.columns["reference"])
@@ -525,7 +525,7 @@ def _row(values_N: Tensor) -> Tensor:
     return values_N.unsqueeze(0)
 
 
-def _policy_loss(logprobs_N: Tensor, part: MicroBatch, config: PPOConfig, over: _Over) -> Loss:
+def _policy_loss(logprobs_N: Tensor, part: MicroBatch, config: PPOConfig, over: _LossArguments) -> Loss:
     clip = config.clip
     new, old, advantages = (_row(one) for one in (logprobs_N, part.columns["old"], part.columns["advantages"]))
     low, high = clip.low, clip.high
@@ -556,7 +556,7 @@ def _gap(logprobs_N: Tensor, part: MicroBatch) -> Diagnostics:
     if CHOICE in part.columns:
         gap = gap[part.columns[CHOICE] > 0]
     most = Statistic("max", gap.amax().reshape(1) if len(gap) else gap.new_tensor([-torch.inf]))
-    return Diagnostics({"logprob_gap": most, "logprob_gap_mean": mean_of(gap)})
+    return Diagnostics({"logprob_gap": most, "logprob_gap_mean": mean_statistic(gap)})
 
 
 def _summary(steps: Sequence[_StepRecord], epochs: int, processes: Processes) -> dict[str, float]:

@@ -29,7 +29,7 @@ _BLOCK = 256  # columns examined together; 128 to 512 take about the same time
 _GREATEST = float(np.finfo(np.float32).max)  # beyond it a float32 is infinite
 
 
-class Placed(NamedTuple):
+class TokenRewards(NamedTuple):
     """Rewards with their rows and columns, each position at most once."""
 
     rows: Ints
@@ -50,15 +50,15 @@ class RewardBatch:
     def of(cls, data: Any) -> RewardBatch:
         """Read a batch without copying; a missing array, or one with the shape of none of the axes, is an error."""
         wanted = ("responses", "prompts", "response_mask", "action_mask", "attention_mask", "step_rewards")
-        arrays = tensors_of(data, (*wanted, "input_ids", "completion_mask"))
+        arrays = read_tensors(data, (*wanted, "input_ids", "completion_mask"))
         mask = next((arrays[key] for key in ("response_mask", "action_mask") if key in arrays), None)
         attention = arrays.get("attention_mask")
         for name, values in arrays.items():
             if values.dim() != 2 and name != "step_rewards":
                 raise ConfigError(f"{name!r} has the axes row and token; got the shape {tuple(values.shape)}")
         if "responses" in arrays:
-            attention = _beside_responses("attention_mask", attention, arrays)
-            mask = _beside_responses("response_mask", mask, arrays) if mask is not None else attention
+            attention = _align_to_responses("attention_mask", attention, arrays)
+            mask = _align_to_responses("response_mask", mask, arrays) if mask is not None else attention
         if mask is None:
             known = ", ".join(sorted(map(str, data.batch.keys()))) or "nothing"
             raise ConfigError(
@@ -67,7 +67,7 @@ class RewardBatch:
             )
         if attention is not None and attention.shape != mask.shape:
             raise ConfigError(f"'attention_mask' is {tuple(attention.shape)}, and actions are {tuple(mask.shape)}")
-        return cls(arrays, entries_of(data), mask, None if attention is mask else attention)
+        return cls(arrays, read_non_tensors(data), mask, None if attention is mask else attention)
 
     def __len__(self) -> int:
         return len(self.actions_BT)
@@ -142,7 +142,7 @@ class RewardBatch:
         ends: Bools = last[self.episodes_B] == np.arange(len(self))
         return ends
 
-    def placed(self, scores_B: Floats, others: Placed | None = None) -> Tensor:
+    def placed(self, scores_B: Floats, others: TokenRewards | None = None) -> Tensor:
         """Return (B,T) float32 on the inputs' device: each score that is not NaN on its row's last valid token.
 
         A row without a valid token gets nothing; `others` are added at positions of their own.
@@ -154,7 +154,7 @@ class RewardBatch:
         else:
             rewards = torch.zeros(shape, dtype=torch.float32, device=self.device)
         rows = np.flatnonzero(~np.isnan(scores_B) & ~self.is_empty_B)
-        for one in (Placed(rows, self.last_B[rows], scores_B[rows]), others):
+        for one in (TokenRewards(rows, self.last_B[rows], scores_B[rows]), others):
             if one is None:
                 continue
             if (wrong := np.flatnonzero(~(np.abs(one.values) <= _GREATEST))).size:
@@ -184,7 +184,7 @@ class RewardBatch:
         return ids[is_token & ~later].tolist(), ids[is_token & later].tolist()
 
 
-def tensors_of(data: Any, names: Sequence[str]) -> dict[str, Tensor]:
+def read_tensors(data: Any, names: Sequence[str]) -> dict[str, Tensor]:
     """The named arrays that the batch has, as tensors that share their memory."""
     if isinstance(data, PackedBatch):
         raise ConfigError("these rows are packed, all in one; give a reward manager padded rows, and pack them later")
@@ -205,7 +205,7 @@ def tensors_of(data: Any, names: Sequence[str]) -> dict[str, Tensor]:
     return {name: tensors[name] for name in names if name in tensors}
 
 
-def entries_of(data: Any) -> Mapping[str, Any]:
+def read_non_tensors(data: Any) -> Mapping[str, Any]:
     return getattr(data, "non_tensor_batch", None) or {}
 
 
@@ -264,7 +264,7 @@ def _truth(values: Tensor) -> Tensor:
     return values if values.dtype == torch.bool else values != 0
 
 
-def _beside_responses(name: str, values: Tensor | None, arrays: Mapping[str, Tensor]) -> Tensor | None:
+def _align_to_responses(name: str, values: Tensor | None, arrays: Mapping[str, Tensor]) -> Tensor | None:
     """The part on the axis of the responses: the last columns if it covers the prompts too."""
     rows, width = arrays["responses"].shape
     if values is None or tuple(values.shape) == (rows, width):
@@ -276,7 +276,7 @@ def _beside_responses(name: str, values: Tensor | None, arrays: Mapping[str, Ten
     return values[:, whole - width :]
 
 
-def columns_of(items: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
+def stack_facts(items: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
     """Turn facts of single rows into arrays with one item per row; None if a row lacks a key.
 
     If all rows have a number, the array is one of numbers.

@@ -42,12 +42,12 @@ from reward_kit.rl.reward_batches import (
     Column,
     Floats,
     Ints,
-    Placed,
     RewardBatch,
+    TokenRewards,
     as_numbers,
-    columns_of,
-    entries_of,
-    tensors_of,
+    read_non_tensors,
+    read_tensors,
+    stack_facts,
 )
 from reward_kit.typed_interface import Mode, RewardSpec
 
@@ -138,7 +138,7 @@ class BatchScores(NamedTuple):
 
     scores_B: Floats  # placed on each row's last valid token; NaN places nothing
     info: dict[str, Column]  # facts for each row, (B,) each
-    step_rewards: Placed | None = None
+    step_rewards: TokenRewards | None = None
     statistics: RunningStatistics | None = None  # the new ones, if any are kept
 
 
@@ -190,7 +190,7 @@ class RewardManager(ABC):
     @staticmethod
     def _ready(data: Any) -> tuple[Tensor, dict[str, Column]] | None:
         """The rewards that a batch brings as `rm_scores`, if any, and the facts that it names with them."""
-        tensors = tensors_of(data, ("rm_scores", "responses", "action_mask"))
+        tensors = read_tensors(data, ("rm_scores", "responses", "action_mask"))
         if (rewards := tensors.pop("rm_scores", None)) is None:
             return None
         shape = next((tuple(mask.shape) for mask in tensors.values()), tuple(rewards.shape))
@@ -198,7 +198,7 @@ class RewardManager(ABC):
             raise ConfigError(f"'rm_scores' are rewards on tokens, {shape}; got {tuple(rewards.shape)}")
         scores = rewards.detach().reshape(len(rewards), -1).sum(dim=1).to("cpu", torch.float64).numpy()
         keys = (getattr(data, "meta_info", None) or {}).get("reward_extra_keys", ())
-        others = entries_of(data)
+        others = read_non_tensors(data)
         if missing := [key for key in keys if key not in others]:
             raise ConfigError(f"reward_extra_keys names {missing[0]!r}{did_you_mean(missing[0], others)}")
         return rewards, {"score": scores, "is_scored": ~np.isnan(scores), **{key: others[key] for key in keys}}
@@ -320,7 +320,7 @@ class EpisodeRewardManager(RewardManager):
         bears = batch.ends_B & ~batch.is_empty_B & is_scored
         facts: dict[str, Column] = {}
         if self._visual_scorer is not None:
-            facts = columns_of(self._apply_visual(batch, self._visual_scorer, scores, np.flatnonzero(bears)))
+            facts = stack_facts(self._apply_visual(batch, self._visual_scorer, scores, np.flatnonzero(bears)))
             is_scored &= ~np.isin(batch.episodes_B, batch.episodes_B[bears & np.isnan(scores)])
             bears &= is_scored
         statistics = None
@@ -336,7 +336,7 @@ class EpisodeRewardManager(RewardManager):
                     "episode's steps, at least 1"
                 )
             scores = np.divide(scores, lengths, where=bears, out=np.full_like(scores, np.nan))
-        steps = _placed_step_rewards(batch, is_scored) if self._step_rewards else None
+        steps = _locate_step_rewards(batch, is_scored) if self._step_rewards else None
         return BatchScores(np.where(bears, scores, np.nan), {"is_scored": is_scored, **facts}, steps, statistics)
 
     def _apply_visual(
@@ -366,7 +366,7 @@ class EpisodeRewardManager(RewardManager):
         return failures
 
 
-def _placed_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> Placed:
+def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards:
     """The step rewards of scored episodes on their actions, without those that are None or NaN."""
     if "step_rewards" in batch.arrays:
         given = batch.arrays["step_rewards"]
@@ -406,7 +406,7 @@ def _placed_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> Placed:
             flat.extend(known)
         values = as_numbers(flat, "non_tensor_batch['step_rewards']")
     kept = is_scored_B[rows] & ~np.isnan(values)
-    return Placed(rows[kept], columns[kept], values[kept])
+    return TokenRewards(rows[kept], columns[kept], values[kept])
 
 
 class NaiveRewardManager(RewardManager):
@@ -465,7 +465,7 @@ class NaiveRewardManager(RewardManager):
                 }
             )
         scores = np.array([np.nan if one.score is None else one.score for one in scored], dtype=np.float64)
-        return BatchScores(scores, columns_of(facts))
+        return BatchScores(scores, stack_facts(facts))
 
     def _requests(self, batch: RewardBatch) -> list[ScoringRequest]:
         names = ("data_source", "extra_info", "reward_model", "raw_prompt")

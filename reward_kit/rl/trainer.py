@@ -19,7 +19,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 from reward_kit.rl.reward_manager import RewardManager
-from reward_kit.rl.training.figures import SCORING, WAIT, KeptUpdate, Meter
+from reward_kit.rl.training.figures import SCORING, WAIT, Meter, UpdateRecorder
 from reward_kit.rl.training.rollouts import Collector, GroupRequest, TrainingWorker
 from reward_kit.rl_processing import CreditAssigner, CreditBatch
 from reward_kit.tokens import TokenBatch, build_rows
@@ -88,7 +88,7 @@ class Trainer:
         self.group_size, self.run_seed, self.reward_manager = group_size, run_seed, reward_manager
         self.collector = Collector(group_size, max_concurrency)
         self.version, self.collected, self.meter = 0, 0, Meter(worker.task_definition.pass_threshold)
-        self.kept: KeptUpdate | None = None
+        self.kept: UpdateRecorder | None = None
 
     async def train_step(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Make one update; return its diagnostics, the mean `score` and the number of `unscored` episodes."""

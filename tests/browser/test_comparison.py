@@ -65,7 +65,7 @@ def test_it_is_read_on_a_desk_and_on_a_phone_and_reached_by_keyboard(
         assert opened.unreached() == []
 
 
-def test_names_of_strangers_run_nothing_and_break_nothing(window: Opened, tmp_path: Path) -> None:
+def test_untrusted_names_are_escaped(window: Opened, tmp_path: Path) -> None:
     scores: Scores = {HOSTILE: [1.0], "x" * 5000: [0.0], "plain": [1.0]}
     runs = [make_run(tmp_path / name, scores, policy=HOSTILE, task_name=HOSTILE) for name in ("a", "b")]
     opened = window(PHONE).open(write_comparison(compared(*runs), tmp_path / "compare.html"))

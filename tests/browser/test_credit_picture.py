@@ -289,7 +289,7 @@ class TestUse:
         assert shown.pale() == []
         assert shown.unreached() == []
 
-    def test_texts_of_strangers_stay_texts(self, window: Opened, tmp_path: Path) -> None:
+    def test_untrusted_texts_are_escaped(self, window: Opened, tmp_path: Path) -> None:
         evil = "</script><img src=x onerror=alert(1)>\u202e\x1b[31m"
         walks = {"a": [(evil, evil), ("x", "y")], "b": [(evil, "go")]}
         shown = opened(window, stored(tmp_path, walks, {"a": 1.0, "b": 0.0}))

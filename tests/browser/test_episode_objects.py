@@ -146,7 +146,7 @@ def hostile(text: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, LONG], ids=[*"abcdefgh", "a million letters"])
-def test_what_strangers_said_runs_nothing_and_breaks_no_layout(window: Opened, tmp_path: Path, text: str) -> None:
+def test_untrusted_texts_run_nothing_and_keep_the_layout(window: Opened, tmp_path: Path, text: str) -> None:
     run = made.make_run(tmp_path, *hostile(text), task_name="calm")
     opened = window(PHONE).open(write_report(run), href("episode", "other") + "/0")
     opened.page.wait_for_selector(".step.current")

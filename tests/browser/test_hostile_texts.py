@@ -132,7 +132,7 @@ def test_an_episode_and_its_group_show_them_as_text(window: Opened, page: Path, 
 
 
 @pytest.mark.campaign
-def test_five_megabytes_are_cut_and_their_length_told(window: Opened, tmp_path: Path) -> None:
+def test_five_megabytes_are_cut_and_their_length_shown(window: Opened, tmp_path: Path) -> None:
     page = write_report(write_walks(tmp_path, hostile_walks({"long": LONG}), is_credited=False))
     assert page.stat().st_size < 3_000_000
     opened = window().open(page, f"#/episode/{quote('long0 ' + LONG[:300], safe='')}/0")

@@ -155,7 +155,7 @@ def test_what_somebody_is_in_the_middle_of_stays_when_episodes_come(
         until(lambda: "running" in opened.texts("header .status"), "the status of a run that is open")
 
 
-def test_a_server_that_ended_is_told_and_found_again(window: Opened, project: Project, two_runs: Path) -> None:
+def test_the_page_reports_a_stopped_server_and_reconnects(window: Opened, project: Project, two_runs: Path) -> None:
     with viewer(project, ".") as (process, address):
         opened = window().open(address.replace("/?", "/first/?"))
         opened.page.wait_for_timeout(500)

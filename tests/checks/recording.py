@@ -45,7 +45,7 @@ class WordyPolicy(TinyPolicy):
         return _Session(self, context.seed)
 
     @torch.no_grad()
-    def logprobs_of(self, ids: np.ndarray) -> np.ndarray:
+    def token_logprobs(self, ids: np.ndarray) -> np.ndarray:
         """(T,) of each id after those before it; 0.0 for the first."""
         ids_BT = torch.tensor(ids)[None]
         logits_TV = self.acting(ids_BT, torch.ones_like(ids_BT))[0].log_softmax(dim=-1)

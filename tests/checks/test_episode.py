@@ -20,7 +20,12 @@ def found(recording: Recording) -> list[Finding]:
     findings = check_group(recording.episodes)
     for episode, steps, scored in zip(recording.episodes, recording.steps, recording.scored, strict=True):
         findings += check_episode(
-            episode, steps, scored=scored, logprobs_of=policy().logprobs_of, current_version=VERSION, max_staleness=1
+            episode,
+            steps,
+            scored=scored,
+            token_logprobs=policy().token_logprobs,
+            current_version=VERSION,
+            max_staleness=1,
         )
     return findings
 
@@ -48,7 +53,7 @@ def tokenise_again(recording: Recording) -> None:
             first = episode.tokens.spans[0]
             prompt[first.start : first.stop] = [7, 8]
         # The sampler did see the drifted prompt, so its log-probabilities are right.
-        own = policy().logprobs_of(np.array([*prompt, *turn.token_ids]))[len(prompt) :]
+        own = policy().token_logprobs(np.array([*prompt, *turn.token_ids]))[len(prompt) :]
         drifted.add_turn(step, prompt, turn.token_ids.tolist(), own.tolist(), turn.policy_version)
     episode.tokens = drifted
 

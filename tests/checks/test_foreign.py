@@ -78,10 +78,10 @@ def kinds(findings: list[Any]) -> list[str]:
 
 
 def test_what_was_recorded_passes_in_every_form() -> None:
-    own = policy().logprobs_of
-    assert check_trl_rollout(trl(), logprobs_of=own) == []
-    assert check_verifiers_trace(trajectory(), logprobs_of=own) == []
-    assert check_verifiers_trace(trace(), logprobs_of=own) == []
+    own = policy().token_logprobs
+    assert check_trl_rollout(trl(), token_logprobs=own) == []
+    assert check_verifiers_trace(trajectory(), token_logprobs=own) == []
+    assert check_verifiers_trace(trace(), token_logprobs=own) == []
 
 
 def move(key: str, distance: int) -> Callable[[dict[str, Any]], None]:
@@ -141,7 +141,7 @@ def test_a_fault_in_a_rollout_of_trl_is_found(name: str) -> None:
     plant, kind = TRL_FAULTS[name]
     rollout = trl()
     plant(rollout)
-    assert kinds(check_trl_rollout(rollout, logprobs_of=policy().logprobs_of)) == [kind]
+    assert kinds(check_trl_rollout(rollout, token_logprobs=policy().token_logprobs)) == [kind]
 
 
 def test_an_unscored_row_has_no_part_in_trl_either() -> None:
@@ -175,7 +175,7 @@ def drift(state: dict[str, Any]) -> None:
     last["prompt_ids"][start : start + 3] = [7, 8]
     last["prompt_mask"].pop()
     ids = np.array([*last["prompt_ids"], *last["completion_ids"]])
-    last["completion_logprobs"] = policy().logprobs_of(ids)[len(last["prompt_ids"]) :].tolist()
+    last["completion_logprobs"] = policy().token_logprobs(ids)[len(last["prompt_ids"]) :].tolist()
 
 
 def learn_the_prompt(state: dict[str, Any]) -> None:
@@ -200,7 +200,7 @@ def test_a_fault_in_a_trajectory_of_verifiers_is_found(name: str) -> None:
     plant, kind = STEP_FAULTS[name]
     state = trajectory()
     plant(state)
-    assert kinds(check_verifiers_trace(state, logprobs_of=policy().logprobs_of)) == [kind]
+    assert kinds(check_verifiers_trace(state, token_logprobs=policy().token_logprobs)) == [kind]
 
 
 def of_node(number: int, **values: Any) -> Callable[[dict[str, Any]], None]:
@@ -224,7 +224,7 @@ def test_a_fault_in_a_trace_of_verifiers_is_found(name: str) -> None:
     plant, kind = NODE_FAULTS[name]
     broken = trace()
     plant(broken)
-    found = kinds(check_verifiers_trace(broken, logprobs_of=policy().logprobs_of))
+    found = kinds(check_verifiers_trace(broken, token_logprobs=policy().token_logprobs))
     assert found == [kind]
 
 

@@ -89,7 +89,7 @@ def test_a_planted_fault_is_found_as_what_it_is(name: str, with_episodes: bool) 
     assert batch.batch["attention_mask"][0, -1] == 0
     plant(batch)
     known = recording.episodes if with_episodes else None
-    findings = check_rows(batch, known, logprobs_of=policy().logprobs_of, current_version=VERSION)
+    findings = check_rows(batch, known, token_logprobs=policy().token_logprobs, current_version=VERSION)
     assert {finding.kind for finding in findings} == {kind}, [finding.message for finding in findings]
     assert findings[0].message.startswith(f"row 0 (episode {recording.episodes[0].id_}, segment 0)")
 
@@ -98,7 +98,7 @@ def test_a_planted_fault_is_found_as_what_it_is(name: str, with_episodes: bool) 
 def test_the_rows_of_recorded_episodes_have_no_findings(with_episodes: bool) -> None:
     recording = record()
     known = recording.episodes if with_episodes else None
-    options = {"logprobs_of": policy().logprobs_of, "current_version": VERSION}
+    options = {"token_logprobs": policy().token_logprobs, "current_version": VERSION}
     assert check_rows(recording.rows(), known, **options) == []
     unscored = build_rows(recording.episodes, pad_token_id=PAD)
     assert check_rows(unscored, known, **options) == []
@@ -126,7 +126,7 @@ def test_padding_and_rows_of_single_actions_are_no_fault(padding: Literal["left"
     recording = record()
     batch = build_rows(recording.episodes, recording.steps, pad_token_id=PAD, padding=padding, per=per)
     assert batch.batch["attention_mask"].min() == 0
-    assert check_rows(batch, recording.episodes, logprobs_of=policy().logprobs_of) == []
+    assert check_rows(batch, recording.episodes, token_logprobs=policy().token_logprobs) == []
 
 
 def test_an_action_without_tokens_is_no_fault() -> None:

@@ -63,7 +63,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_table_with_intervals_and_the_worst_disagreements(folder: Path) -> None:
     done = call("labels.csv", "--reward", "own.py:length", "--sandbox", "in_process")
     assert done.exit_code == 0, done.stderr
-    for text in ("kappa quadratic", "kendall tau b", "length gap", "95% interval", "6 of 6 rows are scored"):
+    for text in ("kappa quadratic", "kendall tau b", "length gap", "95% interval", "6 of 6 rows scored"):
         assert text in done.stdout
     worst = done.stdout.partition("The worst disagreements")[2]
     assert worst.index("(q5): label 1, score 1.00") < worst.index("(q4): label 5, score 0.10")
@@ -127,7 +127,7 @@ async def test_an_llm_judge_is_calibrated(folder: Path) -> None:
         assert again.stdout == done.stdout and len(server.requests) == 6
 
 
-async def test_a_judge_of_pairs_is_calibrated_and_its_place_bias_told(folder: Path) -> None:
+async def test_a_pairwise_judge_is_calibrated_with_its_position_bias(folder: Path) -> None:
     async with ChatServer(fair(knows)) as server:
         endpoint = ["-O", "model=m", "-O", f"base_url={server.base_url}", "--json", "--pairs", "judge"]
         arguments = ["pairs.csv", "--reward", "reward_kit.rewards:pairwise_judge", *endpoint]
@@ -152,7 +152,7 @@ async def test_rows_without_a_verdict_are_counted_apart(folder: Path) -> None:
         arguments = ["labels.csv", "--reward", "reward_kit.rewards:llm_judge", *endpoint]
         done = await asyncio.to_thread(call, *arguments)
         assert done.exit_code == 0, done.stderr
-        assert "5 of 6 rows are scored; unscored, and in no figure: provider_error 1" in done.stdout
+        assert "5 of 6 rows scored; unscored and excluded: provider_error 1" in done.stdout
         assert "first error: " in done.stdout and "HTTP 400" in done.stdout
     async with ChatServer(lambda body: status(401)) as server:
         endpoint = ["-O", "model=m", "-O", f"base_url={server.base_url}"]
@@ -173,7 +173,7 @@ def right(messages: list[Message], ground_truth: str) -> EvaluateResult:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("--reward", "truthful.py:right"), "asks for ground_truth, and no row has it"),
+        (("--reward", "truthful.py:right"), "needs ground_truth, which no row has"),
         (("--reward", "own.py:length", "--threshold", "5"), "5.0 is not in the range 0<=x<=1"),
         (("--reward", "own.py:length", "--pairs", "judge"), "--pairs judge compares two answers"),
     ],

@@ -106,7 +106,7 @@ class World(PythonStateResource):
 """
 
 
-def test_a_world_that_cannot_be_looked_at_is_told_what_is_wrong_and_breaks_nothing(folder: Path) -> None:
+def test_check_reports_a_resource_that_cannot_be_observed(folder: Path) -> None:
     (folder / "halting.py").write_text(HALTING, encoding="utf-8")
     done = check("halting.py:World")
     assert (done.exit_code, type(done.exception)) == (1, SystemExit)
@@ -123,7 +123,7 @@ def test_what_is_a_reward_is_read_and_not_run(folder: Path) -> None:
     assert not any(map(is_reward, others))
 
 
-def test_the_help_says_what_every_option_is_for() -> None:
+def test_help_names_the_target_of_every_option() -> None:
     assert all(getattr(option, "help", "") for option in command.params if option.name != "target")
     assert "Exit codes" in check("--help").stdout
 

@@ -72,7 +72,7 @@ def test_three_runs_as_json_with_gates_and_the_page(project: Project) -> None:
         ("fail-under", "no", False),
     ]
     assert document["runs"][0]["run"] == "runs/done"
-    assert "Its page:  compare.html" in done.stderr
+    assert "Report:  compare.html" in done.stderr
     shown = Parsed((project.folder / "compare.html").read_text(encoding="utf-8"))
     assert shown.column("samples", "change") == ["lost"] * 8 + ["won"] * 4 + ["same"] * 4
 
@@ -119,7 +119,7 @@ def test_policies_of_one_run(own: Project) -> None:
     assert again.returncode == 2 and "did you mean 'scripted'" in again.stderr
 
 
-def test_what_else_differs_is_told(project: Project, own: Project) -> None:
+def test_compare_reports_other_differences(project: Project, own: Project) -> None:
     own.write_rows([{"id": f"q{n}", "number": n + 1, "ground_truth": "done"} for n in range(6)])
     reward = (own.folder / "reward.py").read_text()
     (own.folder / "reward.py").write_text(reward.replace('"compared"', '"again"'))

@@ -87,7 +87,7 @@ def test_every_verb_is_offered_with_nothing_typed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_are_told_what_each_verb_is_for(folder: Path, shell: str) -> None:
+def test_other_shells_show_the_summary_of_each_command(folder: Path, shell: str) -> None:
     words = {"COMP_WORDS": "reward-kit exp", "COMP_CWORD": "1" if shell == "zsh" else "exp"}
     told = {**os.environ, "_REWARD_KIT_COMPLETE": f"{shell}_complete", **words}
     said = command_line.call(cwd=folder, env=told).stdout

@@ -113,7 +113,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(tmp_path: Path, argume
     assert not (run / "credit.jsonl").exists()
 
 
-def test_a_training_run_is_refused_and_told_where_the_credit_stands(tmp_path: Path) -> None:
+def test_credit_rejects_a_training_run_and_names_its_credit_files(tmp_path: Path) -> None:
     run = stored_run(tmp_path)
     header = read_json(run / "run.json")
     (run / "run.json").write_text(json.dumps({**header, "training": {"train_path": "train.yaml"}}))
@@ -195,7 +195,7 @@ def test_where_no_states_are_shared_it_warns_and_an_estimator_without_states_doe
     assert "warning" not in call(str(run), "--estimator", "rloo").stderr
 
 
-def test_a_group_of_one_is_told_plainly(tmp_path: Path) -> None:
+def test_credit_reports_groups_without_peers(tmp_path: Path) -> None:
     run = make_run(
         tmp_path, [episode("a", ["s0"]), episode("b", ["s0"], group="h")], [score("a", 1.0), score("b", 0.0)]
     )
@@ -204,7 +204,7 @@ def test_a_group_of_one_is_told_plainly(tmp_path: Path) -> None:
     assert "warning: every group has one scored trajectory" in done.stderr
 
 
-def test_what_a_stranger_wrote_does_not_reach_the_terminal(tmp_path: Path) -> None:
+def test_untrusted_text_does_not_reach_the_terminal(tmp_path: Path) -> None:
     episodes = [episode("a", ["\x1b[31m s0"]), episode("b", ["\x1b[31m s0"], index=1)]
     run = make_run(tmp_path, episodes, [score("a", 1.0), score("b", 0.0)])
     assert "\x1b" not in call(str(run)).stdout
@@ -270,7 +270,7 @@ def test_the_credit_of_a_resumed_run_is_of_all_its_scores(tmp_path: Path) -> Non
         ("credit:\n  step_rewards: env\n", "13: credit.step_rewards: expected 'reward_function'"),
     ],
 )
-def test_what_is_wrong_with_the_block_is_told_with_its_line(tmp_path: Path, block: str, message: str) -> None:
+def test_errors_in_the_credit_block_name_the_line(tmp_path: Path, block: str, message: str) -> None:
     head = (
         "name: t\nreward_function_path: reward.py:right\nground_truth: x\nmessages:\n  - role: user\n    content: x\n"
     )
@@ -288,7 +288,7 @@ def load(folder: Path, **overrides: Any) -> Any:
     return load_task(folder / "task.yaml", overrides)
 
 
-def test_a_block_on_the_command_line_is_told_of_there(tmp_path: Path) -> None:
+def test_errors_in_credit_options_name_the_option(tmp_path: Path) -> None:
     Project(tmp_path)
     with pytest.raises(ConfigError, match=r"-T: credit\.omega: convex takes omega"):
         load(tmp_path, **{"credit.omega": 3.0})

@@ -43,7 +43,7 @@ def examined_without(names: str, *arguments: str) -> subprocess.CompletedProcess
     return subprocess.run(line, capture_output=True, text=True, timeout=60)
 
 
-def test_it_tells_what_a_run_would_get():
+def test_doctor_shows_the_sandbox_of_a_run():
     done = CliRunner().invoke(command, ["--json"], standalone_mode=False)
     found = json.loads(done.stdout)
     strengths = found["sandbox"]["strengths"]
@@ -139,7 +139,7 @@ class TestEndpoints:
     def test_where_none_is_named_it_says_how_to_name_one(self):
         assert self.told()[1] == []
         shown = CliRunner().invoke(command, standalone_mode=False).stdout
-        assert "none named: set OPENAI_API_KEY" in shown and "--base-url URL" in shown
+        assert "none configured: set OPENAI_API_KEY" in shown and "--base-url URL" in shown
 
     def test_one_that_answers_is_timed_and_its_models_counted(self, monkeypatch):
         with Endpoint() as endpoint:
@@ -159,7 +159,7 @@ class TestEndpoints:
             again = f"{own.url}/"
             code, told = self.told("--base-url", other.url, "--base-url", locked.url, "--base-url", again)
         assert [one["outcome"] for one in told] == ["ok", "ok", "unauthorised"]
-        assert "wants a key, and none was sent: OPENAI_API_KEY was not sent, because it is not" in told[2]["message"]
+        assert "requires a key, and none was sent: OPENAI_API_KEY was not sent, because it is not" in told[2]["message"]
         assert f'export {ORIGINS_VARIABLE}="OPENAI_API_KEY={locked.url.removesuffix("/v1")}"' in told[2]["message"]
         assert (own.keys, other.keys, locked.keys) == (["Bearer SECRET"], [None], [None])
         assert code == 1
@@ -176,7 +176,7 @@ class TestEndpoints:
             "  MISTRAL_API_KEY  may go to https://api.mistral.ai\n  MY_KEY  may go to http://127.0.0.1:9\n\n"
         )
 
-    def test_a_redirect_is_told_and_not_followed(self, monkeypatch):
+    def test_a_redirect_is_reported_and_not_followed(self, monkeypatch):
         with Endpoint() as far, Endpoint(302, Location=f"{far.url}/models?secret=SECRET") as near:
             monkeypatch.setenv("OPENAI_BASE_URL", near.url)
             monkeypatch.setenv("OPENAI_API_KEY", "SECRET")
@@ -190,10 +190,10 @@ class TestEndpoints:
             (401, "", "unauthorised", "unauthorised (HTTP 401): it does not accept the key of OPENAI_API_KEY"),
             (403, "", "unauthorised", "unauthorised (HTTP 403)"),
             (404, "", "not_found", "not found (HTTP 404): nothing at /models; does the URL end in /v1?"),
-            (503, "", "failing", "is there and fails: HTTP 503"),
-            (200, "<html>", "foreign", "answers, and not as OpenAI's API does"),
-            (200, "[]", "foreign", "answers, and not as OpenAI's API does"),
-            (200, "[" * 200_000, "foreign", "answers, and not as OpenAI's API does"),
+            (503, "", "failing", "server error: HTTP 503"),
+            (200, "<html>", "foreign", "does not answer like OpenAI's API"),
+            (200, "[]", "foreign", "does not answer like OpenAI's API"),
+            (200, "[" * 200_000, "foreign", "does not answer like OpenAI's API"),
             (200, '{"data": []}', "ok", "answers, 0 models"),
         ],
     )
@@ -230,7 +230,7 @@ class TestEndpoints:
             _, (one,) = self.told("--base-url", f"http://127.0.0.1:{server.getsockname()[1]}/v1")
         assert words in one["message"] and one["message"].isprintable()
 
-    def test_what_does_not_speak_http_is_told(self):
+    def test_a_server_without_http_is_reported(self):
         with socket.create_server(("127.0.0.1", 0)) as server:
 
             def greet() -> None:
@@ -242,7 +242,7 @@ class TestEndpoints:
         assert one["outcome"] == "broken"
 
     def test_what_is_no_url_is_refused(self):
-        with pytest.raises(ConfigError, match="holds a user name or password"):
+        with pytest.raises(ConfigError, match="contains a user name or password"):
             CliRunner().invoke(
                 command, ["--base-url", "http://u:SECRET@h/v1"], standalone_mode=False, catch_exceptions=False
             )

@@ -20,7 +20,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return made
 
 
-def test_all_tables_go_into_the_run_where_nobody_says_where(project: Project) -> None:
+def test_tables_go_into_the_run_by_default(project: Project) -> None:
     for form in ("parquet", "csv"):
         done = project.call("export", str(project.run_path()), "--format", form)
         assert done.returncode == 0, done.stderr
@@ -70,7 +70,7 @@ def test_tools_can_be_given_where_the_task_is_gone(project: Project, tmp_path: P
     ("arguments", "told"),
     [
         (["--format", "csv", "--policy", "scriptd"], "--policy scriptd: no episode is of it; did you mean 'scripted'?"),
-        (["--format", "csv", "--min-score", "2"], "no episode is left to export: 6 below 2"),
+        (["--format", "csv", "--min-score", "2"], "no episode to export: 6 below 2"),
         (["--format", "csv", "-o", "-"], "-o - takes one table; choose it with --table"),
         (["--format", "csv", "-o", "all.csv"], "3 tables need a folder; or choose one with --table"),
         (["--format", "csv", "-o", "no/such/place"], "folder no/such does not exist; create it first"),
@@ -80,7 +80,7 @@ def test_tools_can_be_given_where_the_task_is_gone(project: Project, tmp_path: P
         (["--format", "openai-jsonl", "--tools", "task.yaml"], "--tools task.yaml"),
     ],
 )
-def test_what_cannot_be_done_is_told(
+def test_export_rejects_invalid_options(
     project: Project, monkeypatch: pytest.MonkeyPatch, arguments: list[str], told: str
 ) -> None:
     monkeypatch.chdir(project.folder)
@@ -114,6 +114,6 @@ def test_a_score_that_is_a_text_is_named_and_never_compared(project: Project, tm
     assert done.returncode == 3 and "is a finite number or null; got '1.0'" in done.stderr, done.stderr
 
 
-def test_what_is_no_run_is_told(tmp_path: Path) -> None:
+def test_export_rejects_a_folder_without_a_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not the folder of a run"):
         command.main([str(tmp_path), "--format", "csv"], standalone_mode=False)

@@ -256,7 +256,7 @@ async def test_as_many_blocking_tools_run_at_a_time_as_there_are_episodes(tmp_pa
     assert len(run.rows) == 120
 
 
-def test_a_disk_that_takes_no_more_is_one_line_and_leaves_what_is_there_readable(project: Project) -> None:
+def test_a_full_disk_is_one_line_and_keeps_earlier_results(project: Project) -> None:
     project.write_rows([{"id": f"q{n}", "number": n, "ground_truth": "done"} for n in range(40)])
     limited = f"ulimit -f 16; exec {shlex.join(project.command('run', 'task.yaml', '--display', 'none'))}"
     done = subprocess.run(
@@ -332,7 +332,7 @@ def test_an_endpoint_of_which_a_secret_was_hidden_must_be_given_again(
 
 
 class TestScoringARunAgain:
-    def test_what_the_task_said_is_told_to_the_reward_again(self, project: Project, monkeypatch: Any) -> None:
+    def test_rescoring_passes_the_task_values_to_the_reward(self, project: Project, monkeypatch: Any) -> None:
         project.write_task(reward_function_path="mine.py:towards", goal_description="it is done")
         project.call("run", "task.yaml", "--limit", "1")
         run = project.run_path()
@@ -487,7 +487,7 @@ class TestOneLineAndNoTraceback:
             watched.process.send_signal(signal.SIGINT)
             assert watched.process.wait(timeout=30) == 130
         assert "Traceback" not in watched.said()
-        assert f"Go on with:  reward-kit run --resume runs/{project.run_path().name}" in watched.said()
+        assert f"Resume with:  reward-kit run --resume runs/{project.run_path().name}" in watched.said()
         assert status(project.run_path()) == "interrupted"
 
     def test_ctrl_c_after_the_last_episode_changes_nothing(self, project: Project) -> None:

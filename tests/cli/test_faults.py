@@ -224,7 +224,7 @@ async def test_a_refused_key_or_account_ends_the_run_and_a_resume_does_all_of_it
     async with ChatServer(lambda _: script[-1]) as server:
         arguments = ["run", "task.yaml", "--model", "openai/m", "--base-url", server.base_url]
         stopped = await asyncio.to_thread(project.call, *arguments, OPENAI_API_KEY="sk-0123456789")
-        assert stopped.returncode == 3 and f"{said}): 0 of 6 episodes are there" in stopped.stderr, stopped.stderr
+        assert stopped.returncode == 3 and f"{said}): 0 of 6 episodes are complete" in stopped.stderr, stopped.stderr
         script.append(answer("done"))
         resumed = await asyncio.to_thread(project.call, "run", "--resume", OPENAI_API_KEY="sk-0123456789")
     assert resumed.returncode == 0, resumed.stderr

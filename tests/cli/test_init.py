@@ -56,7 +56,7 @@ def test_its_tests_pass_and_keep_the_report(project: Path) -> None:
     assert len(list((project / "kept").glob("*/report.html"))) == 1
 
 
-def test_its_files_are_what_they_say(project: Path) -> None:
+def test_init_files_are_valid(project: Path) -> None:
     task = yaml.safe_load((project / "task.yaml").read_text())
     jsonschema.validate(task, json.loads((project / "task.schema.json").read_text()))
     workflow = yaml.safe_load((project / ".github/workflows/evaluate.yml").read_text())

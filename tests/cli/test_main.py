@@ -102,12 +102,12 @@ class TestErrorsInGroups:
     )
     def test_the_first_of_ours_is_found_wherever_it_is(self, place) -> None:
         ours = ConfigError("first")
-        assert entry._first_of_ours(place(self.group, ours)) is ours
+        assert entry._find_own_error(place(self.group, ours)) is ours
 
     def test_a_group_without_one_is_raised_whole(self) -> None:
         whole = self.group(self.group(ValueError("a")), KeyError("b"))
         with pytest.raises(ExceptionGroup) as caught:
-            entry._first_of_ours(whole)
+            entry._find_own_error(whole)
         assert caught.value is whole
 
 
@@ -234,7 +234,7 @@ class TestAForkIsAsANewProcess:
         assert without_chance(forked.stdout) == without_chance(anew.stdout)
         assert without_chance(forked.stderr) == without_chance(anew.stderr)
 
-    def test_what_it_is_told_of_its_environment(self, project: Project) -> None:
+    def test_options_are_read_from_the_environment(self, project: Project) -> None:
         done = command_line.call("run", "task.yaml", cwd=project.folder, env={"REWARD_KIT_RUN_SEED": "x"})
         assert done.returncode == 2 and "'--seed': 'x'" in done.stderr
 

@@ -64,7 +64,7 @@ class TestWhatIsAskedFor:
             ("", "no level ''"),
         ],
     )
-    def test_what_there_is_not_is_told(self, text: str, told: str) -> None:
+    def test_unknown_parts_and_levels_are_rejected(self, text: str, told: str) -> None:
         with pytest.raises(ConfigError) as caught:
             parsed(text)
         assert told in str(caught.value)
@@ -139,7 +139,7 @@ def test_verbose_shows_what_happens_and_leaves_standard_output_alone(project: Pr
     assert told[-1]["status"] == "complete" and not (project.run_path() / "run.log").exists()
 
 
-def test_a_resume_tells_of_what_it_does_and_not_of_what_was_there(project: Project) -> None:
+def test_resume_logs_only_new_events(project: Project) -> None:
     project.call("run", "task.yaml")
     done = project.call("run", "--resume", "-v", REWARD_KIT_LOG_FORMAT="json")
     assert [one["message"] for one in events_of(done.stderr)] == ["run begins", "run ended"], done.stderr
@@ -174,7 +174,7 @@ def test_a_typo_is_one_line_and_exit_code_2(project: Project) -> None:
     assert len(done.stderr.splitlines()) == 1 and not project.runs()
 
 
-def test_a_format_that_there_is_not_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_log_formats_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REWARD_KIT_LOG_FORMAT", "jsonl")
     with pytest.raises(ConfigError, match="=jsonl: there are text and json; did you mean 'json'"):
         begin(0)

@@ -36,7 +36,7 @@ def test_a_run_leaves_its_page_and_says_where(project: Project) -> None:
     done = project.call("run", "task.yaml")
     assert done.returncode == 0, done.stderr
     path = project.run_path()
-    assert f"Its page:  runs/{path.name}/report.html" in done.stderr
+    assert f"Report:  runs/{path.name}/report.html" in done.stderr
     assert_as_summary(path)
     shown = page(path)
     assert shown.counts["stop"] == {"answered": 6}
@@ -92,7 +92,7 @@ def test_report_writes_the_page_again_and_prints_where(project: Project) -> None
     assert (project.folder / "mine.html").read_bytes() == before
 
 
-def test_report_of_what_is_no_run_is_refused(project: Project) -> None:
+def test_view_rejects_a_folder_without_a_run(project: Project) -> None:
     done = project.call("view", ".", "-o", "page.html")
     assert done.returncode == 2
     assert "error: . is not the folder of a run: it has no run.json" in done.stderr

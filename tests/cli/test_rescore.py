@@ -151,8 +151,8 @@ def test_a_folder_of_something_else_is_refused(project: Project) -> None:
     rescored(project, "--reward", "other.py:lenient")
     (run,) = project.runs()
     for reward, output, told in [
-        ("other.py:picky", "again", "cannot go on (another reward)"),
-        ("other.py:lenient", str(run), "cannot go on (episodes of another run)"),
+        ("other.py:picky", "again", "cannot be continued (another reward)"),
+        ("other.py:lenient", str(run), "cannot be continued (episodes of another run)"),
         ("other.py:lenient", ".", "is not a run"),
     ]:
         done = project.call("score", str(run), "--reward", reward, "--sandbox", "in_process", "-o", output)
@@ -180,11 +180,11 @@ def test_a_rescored_run_can_be_scored_again(project: Project) -> None:
         ("RUN", "other.py:state_of", None),
     ],
 )
-def test_what_cannot_be_scored_is_told(project: Project, run: str, reward: str, told: str | None) -> None:
+def test_score_rejects_what_cannot_be_scored(project: Project, run: str, reward: str, told: str | None) -> None:
     (path,) = project.runs()
     done = project.call("score", run.replace("RUN", str(path)), "--reward", reward, "--log-dir", "new")
     if told is None:
-        assert done.returncode == 3 and "Every episode broke" in done.stderr, "there is no state to read"
+        assert done.returncode == 3 and "Every episode ended with an error" in done.stderr, "there is no state to read"
     else:
         assert done.returncode == 2 and told in done.stderr, done.stderr
         assert not (project.folder / "new").exists()

@@ -58,7 +58,7 @@ def test_a_limit_that_was_lifted_stays_lifted(project: Project) -> None:
     assert again.returncode == 0 and len(ids(project)) == 6, again.stderr
 
 
-def test_a_helper_or_a_table_of_the_reward_that_changed_is_told_before_a_run_goes_on(project: Project) -> None:
+def test_resume_reports_changed_files_of_the_reward(project: Project) -> None:
     (project.folder / "helper.py").write_text("def grade(text):\n    return 1.0\n")
     (project.folder / "words").mkdir()
     (project.folder / "words" / "good.txt").write_text("fine")

@@ -190,7 +190,7 @@ def test_a_run_in_which_every_episode_broke_exits_3(project: Project) -> None:
     project.write_task(reward_function_path="reward.py:broken")
     done = project.call("run", "task.yaml")
     assert done.returncode == 3
-    assert "Every episode broke." in done.stderr
+    assert "Every episode ended with an error." in done.stderr
 
 
 def test_a_users_exception_shows_their_frame_first_in_15_lines_and_the_rest_in_the_log(project: Project) -> None:

@@ -106,7 +106,7 @@ def test_a_damaged_run_hides_no_other(shelf: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "said"), [([], "say what to keep"), (["--older-than", "soon"], "--older-than 'soon'")]
+    ("rule", "said"), [([], "choose what to remove"), (["--older-than", "soon"], "--older-than 'soon'")]
 )
 def test_a_rule_that_says_nothing_is_refused(shelf: Path, rule: list[str], said: str) -> None:
     done = call(shelf, "prune", *rule, catch_exceptions=True)

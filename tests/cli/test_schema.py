@@ -50,7 +50,7 @@ def test_the_files_of_the_examples_fit(kind: str, printed: dict[str, Any]) -> No
             jsonschema.validate({**data, "misspelt": 1}, printed)
 
 
-def test_what_is_published_is_what_is_printed(kind: str, printed: dict[str, Any]) -> None:
+def test_published_schemas_match_the_command(kind: str, printed: dict[str, Any]) -> None:
     published = json.loads((PUBLISHED / f"{kind}.json").read_text(encoding="utf-8"))
     assert published == printed, f"reward-kit schema {kind} > docs/schemas/{kind}.json"
 

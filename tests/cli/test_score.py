@@ -123,7 +123,7 @@ def test_an_episode_that_broke_is_kept_and_not_scored(project: Project) -> None:
     assert project.call("run", "task.yaml").returncode == 3
     run = project.run_path()
     done = project.call("score", str(run / "episodes.jsonl"), "--reward", "reward.py:right")
-    assert done.returncode == 3 and "Every episode broke" in done.stderr
+    assert done.returncode == 3 and "Every episode ended with an error" in done.stderr
     (again,) = {*project.runs()} - {run}
     assert len(lines(again / "episodes.jsonl")) == 6 and not lines(again / "scores.jsonl")
 
@@ -180,7 +180,7 @@ class Priceless(AgentPolicy):
         ({"policy": {"type": "scripted", "acts": []}}, "acts"),
     ],
 )
-def test_check_refuses_what_a_run_refuses_in_the_same_words(project: Project, keys: dict, said: str) -> None:
+def test_check_and_run_reject_tasks_with_the_same_message(project: Project, keys: dict, said: str) -> None:
     (project.folder / "mine.py").write_text(PRICELESS)
     project.write_task(**keys)
     checked, run = project.call("check", "task.yaml"), project.call("run", "task.yaml", "--dry-run")
@@ -225,7 +225,7 @@ def test_rows_without_the_ground_truth_that_a_reward_requires(project: Project) 
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = project.call("score", "data.jsonl", "--reward", "reward.py:right")
     assert done.returncode == 2 and not project.runs()
-    assert "asks for ground_truth, and no row has it" in done.stderr
+    assert "needs ground_truth, which no row has" in done.stderr
     assert "rename 'groundtruth' to 'ground_truth'" in done.stderr
     data.write_text("".join(json.dumps(row) + "\n" for row in [TRANSCRIPTS[0], *rows[1:]]))
     done = project.call("score", "data.jsonl", "--reward", "reward.py:right", "--json")

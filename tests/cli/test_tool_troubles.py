@@ -36,7 +36,7 @@ def project_calling(folder: Path, *names: str) -> Project:
     return project
 
 
-def test_a_slip_in_a_tool_is_told_at_the_end_and_the_episode_goes_on(tmp_path: Path) -> None:
+def test_tool_errors_are_reported_at_the_end(tmp_path: Path) -> None:
     done = project_calling(tmp_path, "cancel_order").call("run", "task.yaml")
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs").iterdir()
@@ -45,13 +45,13 @@ def test_a_slip_in_a_tool_is_told_at_the_end_and_the_episode_goes_on(tmp_path: P
     assert "tools.py" in (run / "run.log").read_text()
 
 
-def test_calls_of_tools_that_are_not_there_are_told(tmp_path: Path) -> None:
+def test_calls_of_unknown_tools_are_reported(tmp_path: Path) -> None:
     done = project_calling(tmp_path, "act", "act").call("run", "task.yaml")
     assert done.returncode == 0, done.stderr
     assert "4 calls named a tool that is not there: 'act' (there are: cancel_order, refund)\n" in done.stderr
 
 
-def test_a_refusal_on_purpose_is_not_told(tmp_path: Path) -> None:
+def test_deliberate_tool_errors_are_not_reported(tmp_path: Path) -> None:
     done = project_calling(tmp_path, "refund").call("run", "task.yaml")
     assert done.returncode == 0, done.stderr
     assert "refund" not in done.stderr and "a tool that is not there" not in done.stderr

@@ -84,7 +84,7 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
         assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_dry_run_refuses_what_training_refuses(tmp_path: Path) -> None:
+def test_dry_run_rejects_what_training_rejects(tmp_path: Path) -> None:
     lake_folder(tmp_path, policy="random")
     for flags in ([], ["--dry-run"]):
         done = command_line.call("train", "train.yaml", *flags, cwd=tmp_path)
@@ -107,7 +107,7 @@ def test_a_run_that_is_refused_once_its_weights_are_there_leaves_no_folder_to_re
     assert other.returncode == 2 and run_path(tmp_path) == first
 
 
-def test_a_task_file_and_a_train_file_are_told_apart(tmp_path: Path) -> None:
+def test_a_task_file_is_not_accepted_as_a_train_file(tmp_path: Path) -> None:
     lake_folder(tmp_path)
     (tmp_path / "task.yaml").write_text(yaml.safe_dump(TRAIN["task"]))
     done = command_line.call("train", "task.yaml", cwd=tmp_path)
@@ -119,7 +119,7 @@ def test_a_task_file_and_a_train_file_are_told_apart(tmp_path: Path) -> None:
         assert len(done.stderr.splitlines()) == 1
 
 
-def test_an_estimator_over_the_batch_is_told_that_it_sees_parts(tmp_path: Path) -> None:
+def test_dry_run_notes_batch_estimators_on_minibatches(tmp_path: Path) -> None:
     lake_folder(tmp_path, pipeline="both", credit="reinforce_plus_plus")
     done = command_line.call("train", "train.yaml", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0

@@ -19,7 +19,7 @@ def test_training_leaves_a_page_and_report_writes_it_again(tmp_path: Path) -> No
     done = command_line.call("train", "train.yaml", "--display", "none", "-v", cwd=tmp_path)
     assert done.stderr.count("reward_kit.events  update made update=") == 3, "and the evaluation before the first"
     (run,) = (tmp_path / "runs").iterdir()
-    assert done.returncode == 0 and f"Its page:  runs/{run.name}/report.html" in done.stderr, done.stderr
+    assert done.returncode == 0 and f"Report:  runs/{run.name}/report.html" in done.stderr, done.stderr
     page = Parsed((run / "report.html").read_text(encoding="utf-8"))
     assert "2 of 2 updates" in page.text
     assert [given for tag, given in page.tags if tag == "svg" and given.get("data-chart") == "score"]
@@ -45,6 +45,6 @@ def test_ctrl_c_leaves_a_page(tmp_path: Path) -> None:
     training.send_signal(signal.SIGINT)
     _, told = training.communicate(timeout=60)
     (run,) = (tmp_path / "runs").iterdir()
-    assert training.returncode == 130 and f"Its page:  runs/{run.name}/report.html" in told, told
+    assert training.returncode == 130 and f"Report:  runs/{run.name}/report.html" in told, told
     page = Parsed((run / "report.html").read_text(encoding="utf-8"))
     assert "interrupted" in page.text and f"reward-kit train --resume runs/{run.name}" in page.text

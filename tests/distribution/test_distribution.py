@@ -49,7 +49,7 @@ def test_a_wheel_of_the_clone_is_that_of_the_sources(built: Built, tmp_path: Pat
     assert names_in_wheel(of_clone) == names_in_wheel(built.wheel)
 
 
-def test_an_index_is_told_what_it_shows(built: Built) -> None:
+def test_metadata_for_the_package_index(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
         told = email.message_from_bytes(archive.read(name))

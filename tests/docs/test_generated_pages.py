@@ -98,7 +98,7 @@ class TestTheFiles:
 
 
 class TestErrors:
-    def test_every_type_is_told_with_a_cause_and_what_to_do(self, maker: Maker) -> None:
+    def test_every_error_type_has_a_cause_and_a_fix(self, maker: Maker) -> None:
         errors_page = maker("errors_page")
         page = errors_page.page()
         types = errors_page.error_types()
@@ -110,7 +110,7 @@ class TestErrors:
                 section = page.split(f"### `{name}` {{")[1].split("\n##")[0]
                 assert "**Likely cause**: " in section and "**What to do**: " in section, name
 
-    def test_what_is_read_of_the_sources_is_what_is_imported(self, maker: Maker) -> None:
+    def test_names_parsed_from_sources_match_imports(self, maker: Maker) -> None:
         errors_page = maker("errors_page")
         types = errors_page.error_types()
         for kind in RewardKitError.__subclasses__():
@@ -119,7 +119,7 @@ class TestErrors:
                 assert errors_page.inherited(found, "failure_class", types) == kind.failure_class
                 assert int(errors_page.inherited(found, "exit_code", types)) == kind.exit_code
 
-    def test_every_class_kind_and_reason_is_told(self, maker: Maker) -> None:
+    def test_every_failure_class_and_reason_is_listed(self, maker: Maker) -> None:
         page = maker("errors_page").page()
         assert CLASS_MEANINGS.keys() == set(FAILURE_CLASSES)
         kinds = {kind for part in get_args(OutcomeKind) for kind in get_args(part)}

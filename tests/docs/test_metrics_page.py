@@ -21,7 +21,7 @@ from reward_kit.errors import FAILURE_CLASSES, Failure
 from reward_kit.reward_agent.stats import AgentStats
 from reward_kit.rl.learner.config import OffPolicyLimits, PPOConfig
 from reward_kit.rl.ppo import PPOLearner
-from reward_kit.rl.training.config import DECIDING
+from reward_kit.rl.training.config import SELECTION_METRICS
 from reward_kit.rl.training.figures import prefixed, score_figures
 from tests.docs.conftest import DOCS
 from tests.rl.learner.cases import a_model, some_rows
@@ -64,7 +64,7 @@ def test_what_scores_come_to() -> None:
     assert unexplained(prefixed("score", figures)) == []
     held_out = {"score" if name == "mean" else name: value for name, value in figures.items()}
     assert unexplained(prefixed("held_out", held_out)) == []
-    assert unexplained(DECIDING) == []
+    assert unexplained(SELECTION_METRICS) == []
 
 
 def test_why_episodes_end_and_groups_are_dropped() -> None:

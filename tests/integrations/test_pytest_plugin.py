@@ -93,13 +93,13 @@ PASSED = ("passes", "needs_no_argument", "broken_is_allowed", "reward", "in_it[a
 FAILED = {
     "below": "scripted: the mean score is 0.500, below the threshold 0.6",
     "not_surely": "the lower bound of the mean score",
-    "broken": "1 of 3 episodes broke and have no score; max_errors is 0",
+    "broken": "1 of 3 episodes ended with an error and have no score; max_errors is 0",
     "its_own_claim": "assert 0.5 == 1.0",
 }
 REFUSED = {
     "misspelt": "no option 'treshold'; did you mean 'threshold'?",
     "no_file": "tsk\\x1b[2J.yaml",
-    "no_number": "reward_kit(threshold='high'): a finite number is asked for",
+    "no_number": "reward_kit(threshold='high'): expected a finite number",
     "both": "name a task file, or reward= with data=, and not both",
     "negative": "reward_kit(max_errors=-1): at least 0",
     "no_flag": "reward_kit(lower_bound='yes'): True or False",
@@ -161,7 +161,7 @@ def test_the_report_is_attached_and_kept(project: Path, results: Mapping[str, El
     page = Path(told["reward_kit_page"])
     assert page.is_file() and page.parent.parent == project / "kept"
     shown = run_pytest(project, "-p", PLUGIN, "-k", "below").stdout
-    assert "mean score" in shown and "episodes that broke or did not pass:" in shown
+    assert "mean score" in shown and "episodes that failed or ended with an error:" in shown
     assert re.search(r"the report: .*report\.html", shown) and "0.000  said Paris" in shown
 
 

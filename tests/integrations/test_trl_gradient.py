@@ -200,8 +200,7 @@ def budget_for(batch: TokenBatch, count: int) -> int:
     fitting = (
         budget
         for budget in range(int(flat.lengths_B.max()), 10_000)
-        if len(DeviceContext(torch.device("cpu"), torch.float32, budget, Processes()).parts_of(flat, everything))
-        == count
+        if len(DeviceContext(torch.device("cpu"), torch.float32, budget, Processes()).split(flat, everything)) == count
     )
     return next(fitting)
 

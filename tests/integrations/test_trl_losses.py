@@ -17,12 +17,12 @@ from reward_kit.rl.losses import (
     GlobalBatch,
     Loss,
     cispo_loss,
-    entropies_of,
     entropy_loss,
     gspo_loss,
     kl_loss,
-    logprobs_of,
     ppo_clip_loss,
+    token_entropies,
+    token_logprobs,
 )
 from tests.integrations.peers import LONGEST, Case, Deviations, Peer, differentiated, generator, said, with_gradient
 
@@ -202,7 +202,7 @@ def test_logprobs_and_entropies_of_a_model_are_trls(trl: Peer, deviations: Devia
     theirs = _ask(trl, rows, {}, {})
     logits = trl.ask("logits", ids=rows.ids)["logits"]
     # Both in float32, from sums in another order: about ten units in the last place.
-    logprobs, entropies = logprobs_of(logits, rows.ids)[:, PROMPT:], entropies_of(logits)[:, PROMPT:]
+    logprobs, entropies = token_logprobs(logits, rows.ids)[:, PROMPT:], token_entropies(logits)[:, PROMPT:]
     deviations.hold("TRL log-probabilities of a model (float32)", logprobs, theirs["logprobs"], 5e-6)
     deviations.hold("TRL entropies of a model (float32)", entropies, theirs["entropies"], 5e-6)
 

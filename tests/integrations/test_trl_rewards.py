@@ -12,7 +12,7 @@ import pytest
 
 from reward_kit.environments.base import StateSnapshot
 from reward_kit.errors import ConfigError, Failure
-from reward_kit.integrations.trl.rewards import as_trl_reward, conversation_of, rollout_scores
+from reward_kit.integrations.trl.rewards import as_trl_reward, make_conversation, rollout_scores
 from reward_kit.models import EvaluateResult, Message
 from reward_kit.typed_interface import reward_function
 
@@ -194,7 +194,7 @@ def test_what_no_dataset_can_give_is_refused() -> None:
         reward(PROMPTS, COMPLETIONS, state=[1] * 4)
     with pytest.raises(ConfigError, match="two of them would be 'x'"):
         as_trl_reward(choosy, columns={"a": "x", "b": "x"})
-    with pytest.raises(ConfigError, match="sandbox has no effect on a reward that is loaded already"):
+    with pytest.raises(ConfigError, match="sandbox has no effect on a loaded reward"):
         as_trl_reward(choosy, sandbox="warm")
 
 
@@ -337,7 +337,7 @@ def test_tool_calls_of_trl_get_ids_and_arguments_as_text() -> None:
         {"role": "tool", "name": "dial", "content": "click"},
         {"role": "assistant", "content": "done", "tool_calls": None, "name": None},
     ]
-    said = conversation_of([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], completion)
+    said = make_conversation([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], completion)
     assert said.assistant_turns == [2, 5]
     calls = said.messages[2].tool_calls or []
     assert [(one.id, one.function.arguments) for one in calls] == [("call_0", '{"colour": "red"}'), ("call_1", "{}")]
@@ -346,7 +346,7 @@ def test_tool_calls_of_trl_get_ids_and_arguments_as_text() -> None:
 
 def test_what_is_no_conversation_is_refused() -> None:
     with pytest.raises(ConfigError, match="a completion of TRL is a text or a list of messages; got"):
-        conversation_of("hi", 3)
+        make_conversation("hi", 3)
     with (
         as_trl_reward(choosy) as reward,
         pytest.raises(ConfigError, match="completion 1: messages: "),

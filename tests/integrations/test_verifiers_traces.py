@@ -15,7 +15,7 @@ from reward_kit.episodes.record import get_facts
 from reward_kit.episodes.segments import TokenRow
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import EpisodeError, Failure
-from reward_kit.integrations.verifiers.traces import advantages_of_trace, episode_of_trace, score_of_trace, trace_of
+from reward_kit.integrations.verifiers.traces import episode_to_trace, trace_advantages, trace_score, trace_to_episode
 from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.reward_agent.scoring import Scored
 from tests.integrations.verifiers.episodes import random_episode
@@ -41,8 +41,8 @@ def test_an_episode_comes_back_from_its_trace_equal_in_every_field() -> None:
     rewritten = with_odd = 0
     for seed in SEEDS:
         episode = random_episode(seed)
-        trace = json.loads(json.dumps(trace_of(episode), allow_nan=False))
-        back = episode_of_trace(trace)
+        trace = json.loads(json.dumps(episode_to_trace(episode), allow_nan=False))
+        back = trace_to_episode(trace)
         assert back == episode, f"seed {seed}"
         assert back.get_state()["tokens"] == episode.tokens.get_state()
         rewritten += len(episode.tokens.segments) > 1
@@ -54,7 +54,9 @@ def test_a_branch_is_a_training_row() -> None:
     for seed in SEEDS:
         episode = random_episode(seed)
         rows = list(episode.tokens.rows())
-        paths = [path for path in branches(trace_of(episode)["nodes"]) if any(node.get("token_ids") for node in path)]
+        paths = [
+            path for path in branches(episode_to_trace(episode)["nodes"]) if any(node.get("token_ids") for node in path)
+        ]
         assert len(paths) == len(rows)
         for path, row in zip(paths, rows, strict=True):
             _same_row(path, row)
@@ -73,7 +75,7 @@ def _same_row(path: list[dict[str, Any]], row: TokenRow) -> None:
 
 def test_our_check_of_traces_finds_nothing_in_them() -> None:
     for seed in SEEDS:
-        findings = check_verifiers_trace(trace_of(random_episode(seed, is_sound=True)))
+        findings = check_verifiers_trace(episode_to_trace(random_episode(seed, is_sound=True)))
         assert [finding for finding in findings if finding.level == "error"] == []
 
 
@@ -81,8 +83,8 @@ def test_every_action_is_sampled_once_and_keeps_its_advantage() -> None:
     for seed in SEEDS:
         rng, episode = random.Random(seed), random_episode(seed)
         given = [rng.choice([None, rng.uniform(-1, 1)]) for _ in range(len(episode))]
-        trace = trace_of(episode, advantages=given)
-        found = advantages_of_trace(trace)
+        trace = episode_to_trace(episode, advantages=given)
+        found = trace_advantages(trace)
         assert len(found) == len(episode) == sum(node["sampled"] for node in trace["nodes"])
         turns = episode.tokens.turns()
         for step, (value, tokens) in enumerate(zip(given, found, strict=True)):
@@ -106,29 +108,29 @@ def spoken(*roles: str) -> SingleAgentEpisode:
 def test_advantages_of_tokens_stand_at_their_tokens() -> None:
     episode = spoken("user", "assistant")
     episode.tokens.add_turn(0, [1, 2], [3, 4, 5])
-    trace = trace_of(episode, advantages=[[0.1, 0.2, 0.3]])
-    assert advantages_of_trace(trace) == [[0.1, 0.2, 0.3]]
+    trace = episode_to_trace(episode, advantages=[[0.1, 0.2, 0.3]])
+    assert trace_advantages(trace) == [[0.1, 0.2, 0.3]]
     for wrong in ([0.1, 0.2], float("nan")):
         with pytest.raises(EpisodeError, match="step 0: 3 tokens need one finite advantage or 3; got"):
-            trace_of(episode, advantages=[wrong])
+            episode_to_trace(episode, advantages=[wrong])
     with pytest.raises(EpisodeError, match="1 steps but 2 advantages"):
-        trace_of(episode, advantages=[0.0, 0.0])
+        episode_to_trace(episode, advantages=[0.0, 0.0])
 
 
 def test_an_unscored_episode_is_no_episode_with_a_reward_of_zero() -> None:
     episode = spoken("user", "assistant")
     metric = MetricResult(score=0.5, reason="half")
     metrics = {"good": metric, "bad": metric.model_copy(update={"is_score_valid": False})}
-    trace = trace_of(episode, scored=Scored("e", EvaluateResult(score=0.25, metrics=metrics)))
+    trace = episode_to_trace(episode, scored=Scored("e", EvaluateResult(score=0.25, metrics=metrics)))
     assert (trace["ok"], trace["rewards"]) == (True, {"reward": {"score": 0.25, "weight": 1.0}})
     assert trace["metrics"] == {"good": 0.5, "bad": None}
-    assert score_of_trace(trace) == 0.25
-    trace = trace_of(episode, scored=Scored("e", None, Failure("timeout", "DeadlineError", "too late")))
+    assert trace_score(trace) == 0.25
+    trace = episode_to_trace(episode, scored=Scored("e", None, Failure("timeout", "DeadlineError", "too late")))
     assert (trace["ok"], trace["rewards"]) == (False, {"reward": None})
     assert trace["errors"] == [{"type": "DeadlineError", "message": "timeout: too late"}]
-    assert score_of_trace(trace) is None
-    assert score_of_trace(trace_of(episode)) is None, "nobody scored it"
-    assert episode_of_trace(trace) == episode, "a score is joined to an episode, and no part of it"
+    assert trace_score(trace) is None
+    assert trace_score(episode_to_trace(episode)) is None, "nobody scored it"
+    assert trace_to_episode(trace) == episode, "a score is joined to an episode, and no part of it"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,7 @@ def test_an_unscored_episode_is_no_episode_with_a_reward_of_zero() -> None:
 def test_a_trace_says_of_its_end_what_verifiers_would(stop: str, told: str) -> None:
     episode = spoken("user", "assistant")
     episode.custom_data["stop_reason"] = stop
-    trace = trace_of(episode)
+    trace = episode_to_trace(episode)
     assert (trace["stop_condition"], trace["is_timeout"]) == (told, told == "agent_timeout")
 
 
@@ -145,7 +147,7 @@ def test_a_trace_marks_every_limit_as_cut_off() -> None:
     episode = spoken("user", "assistant")
     for reason in StopReason:
         episode.custom_data["stop_reason"] = reason.value
-        condition = trace_of(episode)["stop_condition"]
+        condition = episode_to_trace(episode)["stop_condition"]
         cut_off = ("max_turns", "max_total_tokens", "max_output_tokens", "agent_timeout")
         assert (condition in cut_off) == reason.is_limit
 
@@ -154,29 +156,29 @@ def test_what_cannot_be_a_trace_is_refused() -> None:
     episode = spoken("user", "assistant")
     episode.tokens.add_turn(0, [1], [2], [float("-inf")])
     with pytest.raises(EpisodeError, match="step 0: a trace holds a finite log-probability for every sampled token"):
-        trace_of(episode)
+        episode_to_trace(episode)
     with pytest.raises(EpisodeError, match="a chunk is not a trace; join its chunks"):
-        trace_of(random_episode(3)[1:])
+        episode_to_trace(random_episode(3)[1:])
     episode = spoken("user", "assistant")
     episode.tokens.add_turn(1, [1], [2])
     with pytest.raises(EpisodeError, match="tokens of step 1, which has no message"):
-        trace_of(episode)
+        episode_to_trace(episode)
     episode = spoken("user", "assistant")
     episode.tokens.add_turn(0, [1], [2])
     episode.tokens.ids.append(3)
     episode.tokens.logprobs.append(0.0)
     with pytest.raises(EpisodeError, match="there are tokens behind the last action of a segment"):
-        trace_of(episode)
+        episode_to_trace(episode)
     for wrong in ({}, 3, {"trajectory": []}):
         with pytest.raises(EpisodeError, match="a trace of verifiers v1 has nodes"):
-            episode_of_trace(wrong)
+            trace_to_episode(wrong)
 
 
 def test_a_trace_that_was_changed_is_not_taken_for_the_episode() -> None:
-    trace = trace_of(spoken("user", "assistant", "user"))
+    trace = episode_to_trace(spoken("user", "assistant", "user"))
     trace["nodes"][2]["sampled"] = True
     with pytest.raises(EpisodeError, match=r"its model messages stand at \[1, 2\], and stood at \[1\]"):
-        episode_of_trace(trace)
+        trace_to_episode(trace)
 
 
 def node(parent: int | None, role: str, text: str, *, sampled: bool = False, **more: Any) -> dict[str, Any]:
@@ -201,7 +203,7 @@ def test_a_foreign_trace_is_an_episode_of_what_the_model_sampled() -> None:
         node(2, "tool", "four", token_ids=[6], mask=[False]),
         sampled(3, "4", [7, 8], [False, True], [-0.3]),
     ]
-    episode = episode_of_trace(foreign(nodes))
+    episode = trace_to_episode(foreign(nodes))
     assert [message.text for message in episode.messages] == ["2+2?", "an example", "let me see", "four", "4"]
     assert list(episode.assistant_turns) == [2, 4]
     assert episode.get_observations() == ["2+2?\nan example", "four", ""]
@@ -229,7 +231,7 @@ def test_of_a_rewritten_context_only_what_is_new_is_said_again() -> None:
         sampled(4, "b", [1, 9], [False, True], [-0.6]),
     ]
     compacted = [node(0, "user", "a summary"), sampled(6, "c", [5], [True], [-0.7])]
-    episode = episode_of_trace(foreign([*first, *second, *compacted]))
+    episode = trace_to_episode(foreign([*first, *second, *compacted]))
     assert [message.text for message in episode.messages] == ["s", "u", "a", "go on", "b", "a summary", "c"]
     assert list(episode.assistant_turns) == [2, 4, 6]
     assert [segment.start for segment in episode.tokens.segments] == [0, 2, 4]
@@ -254,7 +256,7 @@ ENDS = {
 @pytest.mark.parametrize(("more", "stop", "failure"), ENDS.values(), ids=ENDS)
 def test_a_foreign_end_is_one_of_ours(more: dict[str, Any], stop: StopReason, failure: Any) -> None:
     nodes = [node(None, "user", "u"), sampled(0, "a", [1], [True], [-0.1])]
-    episode = episode_of_trace(foreign(nodes, **more))
+    episode = trace_to_episode(foreign(nodes, **more))
     facts = get_facts(episode)
     assert facts["stop_reason"] == stop
     assert (episode.is_terminated, episode.is_truncated) == (stop.is_terminal, stop.is_limit)
@@ -266,7 +268,7 @@ def test_what_is_no_single_agents_conversation_is_refused() -> None:
     link = {"node": 0, "type": "subagent_return"}
     nodes = [node(None, "user", "u"), {**node(0, "user", "found"), "semantic_parents": [link]}]
     with pytest.raises(EpisodeError, match="node 1 of the trace is another agent's"):
-        episode_of_trace(foreign(nodes))
+        trace_to_episode(foreign(nodes))
     holes = [node(None, "user", "u"), sampled(0, "a", [1, 2, 3], [True, False, True], [-0.1, -0.2])]
     with pytest.raises(EpisodeError, match="node 1 of the trace: its sampled tokens do not stand together"):
-        episode_of_trace(foreign(holes))
+        trace_to_episode(foreign(holes))

@@ -15,14 +15,14 @@ from reward_kit.rl.losses import (
     Aggregation,
     cispo_loss,
     decoupled_ppo_loss,
-    entropies_of,
     entropy_loss,
     gspo_loss,
     kl_estimate,
     kl_loss,
-    logprobs_of,
     penalised_rewards,
     ppo_clip_loss,
+    token_entropies,
+    token_logprobs,
     truncated_importance_weights,
     value_loss,
 )
@@ -264,9 +264,9 @@ def test_entropies_and_logprobs_of_logits_are_verls(verl: Peer, deviations: Devi
     mask = random_case(2).mask
     # verl is given the logits that stand before a token; ours are of whole rows, whose first token nothing predicts.
     theirs = verl.ask("entropy_loss", logits=logits[:, :-1], mask=mask, mode="token-mean")
-    deviations.hold("verl entropy", entropies_of(logits)[:, 1:], theirs["each"])
-    ours, gradient = differentiated(lambda leaf: entropy_loss(entropies_of(leaf)[:, 1:], mask), logits)
+    deviations.hold("verl entropy", token_entropies(logits)[:, 1:], theirs["each"])
+    ours, gradient = differentiated(lambda leaf: entropy_loss(token_entropies(leaf)[:, 1:], mask), logits)
     deviations.hold("verl entropy", -ours.loss, theirs["loss"])
     deviations.hold("verl entropy", -gradient[:, :-1], theirs["gradient"])
     found = verl.ask("logprobs", logits=logits[:, :-1], ids=ids[:, 1:])["logprobs"]
-    deviations.hold("verl log-probabilities", logprobs_of(logits, ids)[:, 1:], found)
+    deviations.hold("verl log-probabilities", token_logprobs(logits, ids)[:, 1:], found)

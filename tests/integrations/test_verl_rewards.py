@@ -173,8 +173,8 @@ def test_a_scorer_takes_no_options(options: Any, named: str) -> None:
     [
         (graded, {"max_concurency": 4}, r"as_compute_score\.max_concurency: unknown key; did you mean"),
         (graded, {"on_unscored": "zero"}, "on_unscored"),
-        (graded, {"level": "warm"}, "level has no effect on a reward that is loaded already; name it: 'file"),
-        (graded, {"folder": "."}, "folder has no effect on a reward that is loaded already"),
+        (graded, {"level": "warm"}, "level has no effect on a loaded reward; pass a reference such as 'file"),
+        (graded, {"folder": "."}, "folder has no effect on a loaded reward"),
         (together, {}, "scores groups, and verl asks here for one row at a time; use RewardPipeline"),
         ("nowhere.py:graded", {}, "no such file"),
     ],

@@ -14,9 +14,9 @@ from reward_kit.integrations.verl.data_proto import verl_rows
 from reward_kit.integrations.verl.estimators import (
     ROW_ESTIMATORS,
     estimator_for_verl,
-    options_of,
+    estimator_options,
     row_credit,
-    rows_beside,
+    use_row_columns,
 )
 from reward_kit.rl.learner.training_rows import to_tensors
 from reward_kit.rl_helpers import ESTIMATORS, system_apply_gigpo_to_batch_steps, with_credit
@@ -190,13 +190,15 @@ def test_an_estimator_finds_its_rows_beside_it_and_its_options_in_verls_configur
     given = {"token_level_rewards": REWARDS, "response_mask": MASK, "index": told.pop("uid"), "config": config}
     with pytest.raises(ConfigError, match="use reward_kit's trainers, or compute_advantage of"):
         estimate(**given)
-    with rows_beside(told):
+    with use_row_columns(told):
         found = estimate(**given)
     assert found[0].tolist() == [[-0.5, -0.5, 0, 0], [0.5, 0, 0, 0], [0, 0, 0, 0]]
     assert torch.equal(estimate(**given, non_tensor_batch=told)[0], found[0])
-    assert options_of("gigpo", config) == {"gamma": 0.5, "omega": 0.0, "normalization": "mean"}
-    assert options_of("grpo", {"gamma": 1.0}) == ({"gamma": 1.0} if "gamma" in CreditAssigner("grpo").options else {})
-    with pytest.raises(ConfigError, match="omega"), rows_beside(told):
+    assert estimator_options("gigpo", config) == {"gamma": 0.5, "omega": 0.0, "normalization": "mean"}
+    assert estimator_options("grpo", {"gamma": 1.0}) == (
+        {"gamma": 1.0} if "gamma" in CreditAssigner("grpo").options else {}
+    )
+    with pytest.raises(ConfigError, match="omega"), use_row_columns(told):
         estimate(**{**given, "config": {"reward_kit": {"omeg": 0.5}}})
 
 

@@ -203,7 +203,7 @@ class TestRetries:
             held.answer("a")
             chunk = await agent.get(2)
         assert chunk.rewards == [1.0, None]
-        told = "b failed; 1 attempt: its Retry-After of 61 s is more than what is left of budget_s=60"
+        told = "b failed; 1 attempt: its Retry-After of 61 s exceeds the rest of budget_s=60"
         assert chunk.extra_infos[1].failure.message == told
 
     def test_only_what_may_pass_is_tried_again(self):

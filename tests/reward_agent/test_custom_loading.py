@@ -36,16 +36,16 @@ def test_a_form_that_cannot_be_called_is_refused_when_it_is_loaded(tmp_path: Pat
 SLIPS = {
     "def mine(solution_string): ...": "f.py:1: mine takes 'solution_string' instead of 'solution_str'",
     "def mine(solution_str, groundtruth=None): ...": "unknown parameter 'groundtruth'; .*'ground_truth'",
-    "def mine(solution_str, extra_infos=None): ...": "'extra_infos' does not go with .*; write 'extra_info'",
-    "def mine(solution_str, solution_strs): ...": "'solution_str' does not go with 'solution_strs'",
-    "class mine:\n def computescore(self, solution_str): ...": "'computescore'; the one that is called is 'comp",
-    "class mine:\n def compute_score(solution_str): ...": "is 'solution_str'; a method begins with self",
+    "def mine(solution_str, extra_infos=None): ...": "'extra_infos' cannot be combined with .*; write 'extra_info'",
+    "def mine(solution_str, solution_strs): ...": "'solution_str' cannot be combined with 'solution_strs'",
+    "class mine:\n def computescore(self, solution_str): ...": "'computescore'; did you mean 'comp",
+    "class mine:\n def compute_score(solution_str): ...": "is 'solution_str'; the first parameter of a method is self",
 }
 GROUP_SLIPS = {
     "def postprocess_scores(self, scores): ...": "unused method 'postprocess_scores'",
     "def post_process_scores(self): ...": r"post_process_scores\(self, scores\) takes the scores: too many positional",
     "def post_process_scores(self, scores, group): ...": "takes the scores: missing a required argument: 'group'",
-    "post_process_scores = 3": "post_process_scores is an? int; write def",
+    "post_process_scores = 3": "post_process_scores must be a method, not an? int; write def",
 }
 
 

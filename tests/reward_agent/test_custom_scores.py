@@ -235,7 +235,7 @@ async def test_where_nothing_is_known_nothing_is_filled_in(tmp_path: Path, level
 @pytest.mark.parametrize("level", ["in_process", "warm"])
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("Shorter", "1 scores for 2"), ("Raises", "no mean"), ("Words", "a str for a score; return a list of")],
+    [("Shorter", "1 scores for 2"), ("Raises", "no mean"), ("Words", "a str as the score; return a list of")],
 )
 async def test_a_post_processing_that_fails_leaves_its_group_unscored(
     tmp_path: Path, name: str, why: str, level: Any

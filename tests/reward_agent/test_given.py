@@ -64,8 +64,8 @@ def test_one_that_asks_for_walls_and_has_none_is_told(caplog):
 @pytest.mark.parametrize(
     ("given", "values", "message"),
     [
-        (wants_walls, {"folder": "."}, "folder has no effect on a reward that is loaded already; name it: 'file"),
-        (wants_walls, {"choice": SandboxChoice(level="warm")}, "choice has no effect on a reward that is loaded"),
+        (wants_walls, {"folder": "."}, "folder has no effect on a loaded reward; pass a reference such as 'file"),
+        (wants_walls, {"choice": SandboxChoice(level="warm")}, "choice has no effect on a loaded reward"),
         (wants_walls, {"choice": SandboxChoice(level="warm"), "choice_is": "sandbox"}, "sandbox has no effect"),
         (wants_walls, {"options": {"bonsu": 1}}, "no option 'bonsu'; did you mean 'bonus'"),
         (wants_packages, {}, "requires 'no-such-package'"),

@@ -20,8 +20,8 @@ import pytest
 from reward_kit.environments.base import StateSnapshot
 from reward_kit.errors import ConfigError, Failure
 from reward_kit.integrations.reward_server.options import Keys, ServerOptions
-from reward_kit.integrations.reward_server.server import Named, serving
-from reward_kit.integrations.reward_server.wire import answer_of
+from reward_kit.integrations.reward_server.server import NamedReward, serving
+from reward_kit.integrations.reward_server.wire import make_answer
 from reward_kit.models import EvaluateResult, Message, StepOutput
 from reward_kit.providers.keys import ORIGINS_VARIABLE
 from reward_kit.reward_agent import AsyncRewardAgent, InProcessScorer, Scored, ScoringRequest, load_reward
@@ -208,7 +208,7 @@ class TestItsScoresAreThoseInProcess:
         )
         loaded = load_reward("mine.py:Mine", tmp_path, SandboxChoice("in_process"))
         requests = [ScoringRequest(f"r{n}", [Message(role="assistant", content="x" * n)], "") for n in (3, 1, 2)]
-        async with serving([Named("mine", loaded.reward)], Keys([KEY]), ServerOptions()) as running:
+        async with serving([NamedReward("mine", loaded.reward)], Keys([KEY]), ServerOptions()) as running:
             remote = await RemoteReward.connect(f"{running.address}/v1/rewards/mine", api_key=KEY)
             async with AsyncRewardAgent(remote) as agent:
                 there = await agent.get(3, ticket=await agent.submit(requests, 3))
@@ -283,7 +283,7 @@ class TestItsName:
             ("http://host:99999/v1/rewards/x", "is not a reward's address"),
             ("http:///v1/rewards/x", "is not a reward's address"),
             ("ftp://host/v1/rewards/x", "is not a reward's address"),
-            ("https://me:hunter2@host/v1/rewards/x", "no user name and no password"),
+            ("https://me:hunter2@host/v1/rewards/x", "must not contain a user name or password"),
             ("https://host/v1/rewards/x?api_key=hunter2", "'https://host/v1/rewards/x…' is not a reward's address;"),
             ("https://host/v1/rewards/x#hunter2", "is not a reward's address; nothing follows its path"),
         ],
@@ -318,7 +318,7 @@ class TestItsName:
         ],
     )
     def test_what_its_server_decides_is_refused_here(self, choice: SandboxChoice, options: Any, named: str) -> None:
-        with pytest.raises(ConfigError, match=f"{named} has no effect for http://127.0.0.1:1/v1/rewards/x"):
+        with pytest.raises(ConfigError, match=f"{named} has no effect on http://127.0.0.1:1/v1/rewards/x"):
             load_reward("http://127.0.0.1:1/v1/rewards/x", None, choice, options)
 
     def test_without_a_key_it_says_which_variable_has_it(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ class TestWhoGetsTheKeyOfATaskFile:
         url = f"http://127.0.0.1:{port}/v1/rewards/x"  # this machine is no exception: a key is a key
         (tmp_path / "task.yaml").write_text(f"name: t\nreward_function_path: {url}\nresource_type: python_state\n")
         origin = f"http://127.0.0.1:{port}"
-        told = f"task.yaml:2: reward_function_path: {KEY_VARIABLE} is not configured for {origin}, and a file alone"
+        told = f"task.yaml:2: reward_function_path: {KEY_VARIABLE} is not configured for {origin}, and a file"
         with pytest.raises(ConfigError, match=told) as caught:
             load_task(tmp_path / "task.yaml")
         elsewhere.close()
@@ -393,14 +393,14 @@ class TestWhoGetsTheKeyOfATaskFile:
         file = tmp_path / ".env"
         file.write_text(f"{ORIGINS_VARIABLE}={KEY_VARIABLE}=https://rewards.example\n{KEY_VARIABLE}={KEY}\n")
         for _ in range(2):
-            with pytest.raises(ConfigError, match="a file alone cannot send it there"):
+            with pytest.raises(ConfigError, match="a file cannot send it there"):
                 check_named_by_file(FOREIGN)
             monkeypatch.delenv(KEY_VARIABLE, raising=False)
 
 
 def test_a_step_index_that_nobody_can_read_leaves_its_own_rollout_unscored() -> None:
     steps = [StepOutput(step_index=10**5000, base_reward=0.0)]
-    told = json.loads(json.dumps(answer_of(Scored("r", EvaluateResult(score=1.0, step_outputs=steps)), "plain")))
+    told = json.loads(json.dumps(make_answer(Scored("r", EvaluateResult(score=1.0, step_outputs=steps)), "plain")))
     assert told["score"] is None and told["error"]["class"] == "invalid_result"
     assert told["error"]["message"] == "step_outputs: a step_index of more than 64 bits"
 

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from reward_kit.errors import ConfigError, DeadlineError, ProviderError
-from reward_kit.integrations.reward_server.wire import answer_of
+from reward_kit.integrations.reward_server.wire import make_answer
 from reward_kit.models import EvaluateResult
 from reward_kit.providers.request_queue import RetryPolicy
 from reward_kit.reward_agent import Scored, ScoringRequest
@@ -44,7 +44,7 @@ def says(value: Any, status: int = 200, **headers: str) -> Behaviour:
 
 
 def scores(**changes: Any) -> Behaviour:
-    return says({**answer_of(SCORED, "typed"), **changes})
+    return says({**make_answer(SCORED, "typed"), **changes})
 
 
 async def hangs_up(request: web.Request) -> web.StreamResponse:
@@ -170,7 +170,7 @@ class TestWhatIsNot:
         async with scripted([scores()]) as (elsewhere, theirs):
             scored, requests = await scored_by(says(b"", 307, Location=elsewhere))
         assert scored.failure is not None and (requests, theirs) == (1, [])
-        assert "redirects (HTTP 307); name the address that it leads to" in scored.failure.message
+        assert "redirects (HTTP 307); use the target address" in scored.failure.message
 
 
 LIES: dict[str, Behaviour] = {
@@ -200,18 +200,18 @@ class TestAnAnswerThatIsNone:
     async def test_is_asked_for_again_where_it_is_no_json(self, body: bytes) -> None:
         scored, requests = await scored_by(says(body), attempts=2)
         assert scored.failure is not None and requests == 2
-        assert "something that is not JSON" in scored.failure.message
+        assert "returned invalid JSON" in scored.failure.message
 
     @pytest.mark.parametrize("count", [0, 1, 3])
     async def test_of_a_group_has_as_many_scores_as_were_asked_for(self, count: int) -> None:
-        answer = says({"scores": [answer_of(SCORED, "typed")] * count})
+        answer = says({"scores": [make_answer(SCORED, "typed")] * count})
         async with (
             scripted([answer]) as (url, _),
             RemoteReward(url, about(mode="batch"), api_key=KEY, request_options=request_options()) as reward,
         ):
             scored = await reward.score_group([ScoringRequest("r", []), ScoringRequest("r", [])])
         assert [one.score for one in scored] == [None, None]
-        assert all(one.failure and "something else than 2 scores" in one.failure.message for one in scored)
+        assert all(one.failure and "did not return 2 scores" in one.failure.message for one in scored)
 
 
 class TestWhenItIsLoaded:

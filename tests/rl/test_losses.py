@@ -19,10 +19,10 @@ from reward_kit.rl.losses import (
     Loss,
     cispo_loss,
     decoupled_ppo_loss,
-    entropies_of,
     gspo_loss,
-    logprobs_of,
     ppo_clip_loss,
+    token_entropies,
+    token_logprobs,
     truncated_importance_weights,
     value_loss,
 )
@@ -228,8 +228,8 @@ def test_half_precision_is_computed_in_float32() -> None:
 def test_logprobs_of_half_precision_logits_are_computed_in_float32() -> None:
     logits = torch.randn((1, 5, 64), generator=torch.Generator().manual_seed(0)).bfloat16()
     ids = torch.arange(5).unsqueeze(0)
-    assert logprobs_of(logits, ids).dtype == entropies_of(logits).dtype == torch.float32
-    torch.testing.assert_close(logprobs_of(logits, ids), logprobs_of(logits.float(), ids))
+    assert token_logprobs(logits, ids).dtype == token_entropies(logits).dtype == torch.float32
+    torch.testing.assert_close(token_logprobs(logits, ids), token_logprobs(logits.float(), ids))
 
 
 def test_counts_may_be_numbers_of_numpy() -> None:
@@ -240,7 +240,7 @@ def test_counts_may_be_numbers_of_numpy() -> None:
 def test_logprobs_and_entropies_come_from_the_logits_before() -> None:
     logits = torch.randn(2, 4, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     ids = torch.tensor([[1, 2, 3, 4], [6, 5, 0, 1]])
-    logprobs, entropies = logprobs_of(logits, ids), entropies_of(logits)
+    logprobs, entropies = token_logprobs(logits, ids), token_entropies(logits)
     assert logprobs.shape == entropies.shape == (2, 4)
     assert not logprobs[:, 0].any() and not entropies[:, 0].any()
     for b in range(2):
@@ -252,7 +252,7 @@ def test_logprobs_and_entropies_come_from_the_logits_before() -> None:
 
 def test_a_token_that_cannot_be_has_no_entropy_and_makes_no_nan() -> None:
     logits = torch.tensor([[[0.0, 0.0, -torch.inf], [0.0, 0.0, 0.0]]], requires_grad=True)
-    entropies = entropies_of(logits)
+    entropies = token_entropies(logits)
     assert entropies[0, 1].item() == pytest.approx(math.log(2))
     entropies.sum().backward()
     assert logits.grad is not None and torch.isfinite(logits.grad).all()
@@ -285,7 +285,7 @@ ONES = torch.ones(2, 3)
             lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, global_batch=GlobalBatch(0, 0)),
             "global_batch counts all rows of the step, and here 6 tokens",
         ),
-        (lambda: logprobs_of(torch.ones(2, 3, 4), torch.ones(2, 4).long()), r"got \(2, 3, 4\) of \(2, 4\)"),
+        (lambda: token_logprobs(torch.ones(2, 3, 4), torch.ones(2, 4).long()), r"got \(2, 3, 4\) of \(2, 4\)"),
         (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, clip_low=1.5), r"clip_low is in \[0, 1\]; got 1.5"),
         (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, clip_high=math.nan), "clip_high is a finite number"),
         (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, dual_clip=1.0), "dual_clip is above 1; got 1"),

@@ -18,12 +18,12 @@ from reward_kit.rl.losses import (
     Statistic,
     cispo_loss,
     decoupled_ppo_loss,
-    effective_size_of,
+    effective_size_statistic,
     gspo_loss,
-    mean_of,
+    mean_statistic,
     merge_diagnostics,
     ppo_clip_loss,
-    spread_of,
+    spread_statistics,
     value_loss,
 )
 from tests.rl.loss_cases import LOSSES, random_case
@@ -111,7 +111,7 @@ def test_a_critic_is_described() -> None:
 
 
 def described(values: Tensor) -> Diagnostics:
-    return Diagnostics({**spread_of("x", values), "size": effective_size_of(values)})
+    return Diagnostics({**spread_statistics("x", values), "size": effective_size_statistic(values)})
 
 
 @given(st.lists(st.lists(st.floats(0.01, 100)), min_size=1, max_size=5))
@@ -132,14 +132,16 @@ def test_a_nan_that_was_seen_stays() -> None:
     assert set(found) == {"x_min", "x_max", "x_mean", "size"} and all(math.isnan(value) for value in found.values())
 
 
-def test_two_become_one_and_the_second_counts() -> None:
-    one, other = (Diagnostics({"a": mean_of(torch.ones(1) * n), str(n): mean_of(torch.ones(1))}) for n in (1, 2))
+def test_merging_diagnostics_prefers_the_second() -> None:
+    one, other = (
+        Diagnostics({"a": mean_statistic(torch.ones(1) * n), str(n): mean_statistic(torch.ones(1))}) for n in (1, 2)
+    )
     assert (one | other).floats() == {"a": 2.0, "1": 1.0, "2": 1.0}
     assert repr(one | other) == "Diagnostics({'a': 2.0, '1': 1.0, '2': 1.0})"
 
 
 def test_parts_that_lack_a_name_do_not_count_for_it() -> None:
-    merged = merge_diagnostics([Diagnostics({"a": mean_of(torch.ones(2))}), Diagnostics({})])
+    merged = merge_diagnostics([Diagnostics({"a": mean_statistic(torch.ones(2))}), Diagnostics({})])
     assert merged["a"] == 1.0 and len(merged) == 1
 
 

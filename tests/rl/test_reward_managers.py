@@ -23,8 +23,8 @@ from reward_kit.rl.reward_manager import (
     DAPORewardManager,
     NaiveRewardManager,
     PrimeRewardManager,
-    columns_of,
     load_reward_manager,
+    stack_facts,
 )
 from reward_kit.typed_interface import reward_function
 from tests.profiles import examples
@@ -103,7 +103,7 @@ def test_extra_info_that_is_no_mapping_reaches_a_function_of_verls_form() -> Non
     [
         (math.nan, "no score (NaN)"),
         (None, "no score (None)"),
-        ("1", "reward gave a str for a score; return a number, (score, query, response)"),
+        ("1", "reward gave a str as the score; return a number, (score, query, response)"),
         ({"acc": 1}, "a mapping without 'score'; it has ['acc']"),
         ((0.5, "query"), "2 values; return (score, query, response)"),
         (torch.tensor([1.0, 2.0]), "a Tensor of several items as the score"),
@@ -154,10 +154,10 @@ async def test_it_works_inside_an_event_loop_and_with_a_coroutine_function() -> 
 
 def test_a_required_ground_truth_that_no_row_has_is_told_of() -> None:
     with pytest.raises(
-        ConfigError, match=r"'exact' asks for ground_truth, and no row of .* has it \(their fields: extra_info"
+        ConfigError, match=r"'exact' needs ground_truth, which no row of .* has \(their fields: extra_info"
     ):
         naive(exact)(answers([[4]], extra_info=[{}]))
-    with pytest.raises(ConfigError, match="'compute_score' asks for ground_truth"):
+    with pytest.raises(ConfigError, match="'compute_score' needs ground_truth"):
         naive(compute_score)(answers([[4]]))
     info = naive(exact)(sums("one", None), return_dict=True)["reward_extra_info"]
     assert info["is_scored"].tolist() == [True, False]
@@ -173,7 +173,7 @@ facts = st.dictionaries(keys, st.integers(0, 3) | st.text(max_size=2) | st.lists
 
 @given(st.lists(facts, max_size=5))
 def test_facts_have_one_item_per_row_whatever_keys_each_row_has(items: list[dict[str, Any]]) -> None:
-    columns = columns_of(items)
+    columns = stack_facts(items)
     assert set(columns) == {key for item in items for key in item}
     for key, values in columns.items():
         assert values.shape == (len(items),)

@@ -15,7 +15,7 @@ import torch
 from reward_kit.agent.policy_interface import EpisodeContext
 from reward_kit.errors import ConfigError, PolicyError, ProviderError
 from reward_kit.models import Message
-from reward_kit.rl.losses import logprobs_of
+from reward_kit.rl.losses import token_logprobs
 from reward_kit.rl.model_kit.models import build_decoder, build_tokenizer, save_model
 from reward_kit.rl.served_policy import ServedPolicy
 from reward_kit.rl.trainer import trainable
@@ -47,7 +47,7 @@ async def served(folder: Path, kind: Any, **options: Any) -> AsyncIterator[tuple
 def trainers_logprobs(policy: ServedPolicy, said: dict[str, Any]) -> torch.Tensor:
     ids = torch.tensor([[*said["prompt_ids"], *said["token_ids"]]])
     with torch.no_grad():
-        return logprobs_of(policy.module(ids).logits, ids)[0, len(said["prompt_ids"]) :]
+        return token_logprobs(policy.module(ids).logits, ids)[0, len(said["prompt_ids"]) :]
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])

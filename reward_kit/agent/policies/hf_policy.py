@@ -144,9 +144,7 @@ class HFAgentPolicy(AgentPolicy):
         self._form = find_action_format(format_name, self.tokenizer, self._layout.source, self._layout.opening)
         end_id = self._layout.end_id if self._layout.end_id is not None else self.tokenizer.eos_token_id
         if not isinstance(end_id, int):
-            raise ConfigError(
-                "tokenizer: nothing ends an answer: it has no eos_token, and the chat template none either"
-            )
+            raise ConfigError("tokenizer: it has no end-of-answer token, in eos_token or in the chat template either")
         self._end_id = end_id
         self._stop_ids = _stop_ids(language_model, self.tokenizer, end_id)
         if max_context is None:

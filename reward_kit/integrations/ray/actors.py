@@ -39,24 +39,24 @@ _MOST_LOG_LINES = 1_000
 logger = logging.getLogger("reward_kit.integrations.ray")
 
 
-class Spent(NamedTuple):
+class Usage(NamedTuple):
     """The usage of episodes: tokens, US dollars, steps. It only grows."""
 
     tokens: int = 0
     cost: float = 0.0
     steps: int = 0
 
-    def plus(self, other: Spent) -> Spent:
-        return Spent(self.tokens + other.tokens, self.cost + other.cost, self.steps + other.steps)
+    def plus(self, other: Usage) -> Usage:
+        return Usage(self.tokens + other.tokens, self.cost + other.cost, self.steps + other.steps)
 
-    def since(self, before: Spent) -> Spent:
-        return Spent(self.tokens - before.tokens, self.cost - before.cost, self.steps - before.steps)
+    def since(self, before: Usage) -> Usage:
+        return Usage(self.tokens - before.tokens, self.cost - before.cost, self.steps - before.steps)
 
 
-class Rest(NamedTuple):
+class RunUsage(NamedTuple):
     """The state of a run outside one process: what all others have spent, and how long the run has lasted."""
 
-    spent: Spent
+    spent: Usage
     seconds: float
 
 
@@ -65,13 +65,13 @@ class ActorBudget(RunBudget):
 
     def __init__(self, limits: RunLimitsModel | None = None) -> None:
         super().__init__(limits)
-        self.own = self._others = Spent()
+        self.own = self._others = Usage()
 
     def spend(self, used: ActionUsage, steps: int = 0) -> None:
         super().spend(used, steps)
-        self.own = self.own.plus(Spent(used.tokens, used.cost or 0.0, steps))
+        self.own = self.own.plus(Usage(used.tokens, used.cost or 0.0, steps))
 
-    def hear(self, rest: Rest) -> None:
+    def hear(self, rest: RunUsage) -> None:
         """Take over the spending of all others and the time of the run."""
         news, self._others = rest.spent.since(self._others), rest.spent
         super().spend(ActionUsage(news.tokens, news.cost), news.steps)
@@ -106,7 +106,7 @@ class Reply(NamedTuple):
     """An episode, as a line of `episodes.jsonl`, and the news of its process since the last one."""
 
     record: dict[str, Any]
-    spent: Spent
+    spent: Usage
     logs: list[tuple[int, str, str]]
     notices: list[str]
     gave_up: str | None
@@ -173,7 +173,7 @@ class CollectedLogs(logging.Handler):
         return taken
 
 
-def unpacked(driver: str, packed: bytes) -> Any:
+def unpickle_setup(driver: str, packed: bytes) -> Any:
     """Unpickle an object of a driver with this version of the package.
 
     Raises:
@@ -277,7 +277,7 @@ class ActorPool:
                 self._notify()
                 return
             except ray_module().exceptions.RayError as error:
-                self._trouble = f"; the last one failed of: {error}"
+                self._trouble = f"; the last start failed: {error}"
                 self._tell(f"{self._what} {number} did not start: {error}")
                 await anyio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -294,7 +294,7 @@ class ActorPool:
                 watching.cancel_scope.cancel()
             self.members.remove(member)
             if not self._is_closing:
-                self._tell(f"{self._what} {number} was lost; another takes its place")
+                self._tell(f"{self._what} {number} was lost; starting a replacement")
 
     def _notify(self) -> None:
         self._changed.set()
@@ -321,7 +321,7 @@ async def _end(member: Member) -> None:
     member.lose()
 
 
-async def actor_started(kind: type, setup: Any, resources: Mapping[str, Any]) -> Any:
+async def start_actor(kind: type, setup: Any, resources: Mapping[str, Any]) -> Any:
     """Start an actor of a class with `prepare(version, packed)`; return its handle once it is ready to work.
 
     Its settings, secrets among them, are an argument of a call, which goes straight to the process: the cluster keeps
@@ -345,7 +345,7 @@ async def actor_started(kind: type, setup: Any, resources: Mapping[str, Any]) ->
     return handle
 
 
-async def answer_of(member: Member, reference: Any) -> Any:
+async def await_result(member: Member, reference: Any) -> Any:
     """Return the result of a call, or raise a RayError; if the caller is cancelled, so is the call."""
     try:
         return await reference
@@ -355,6 +355,6 @@ async def answer_of(member: Member, reference: Any) -> Any:
         raise
 
 
-def is_loss(error: Exception) -> bool:
+def is_actor_lost(error: Exception) -> bool:
     """Return whether a call failed because its process or machine is gone, or its answer was lost on the way."""
     return not isinstance(error, ray_module().exceptions.RayTaskError)

@@ -50,7 +50,7 @@ class RayEngine:
         self._task, self._request, self._options, self._traffic = task, request, options, traffic
         self._env = environment_for(task.definition, options.env)
         if options.workers is not None:
-            shared_rates(task.definition, options.workers)
+            divide_rates(task.definition, options.workers)
         self._connection = Connection(options.address, task.folder if options.ship else None)
 
     @asynccontextmanager
@@ -59,7 +59,7 @@ class RayEngine:
         async with self._connection:
             size = workers_to_start(self._options, self._connection.is_own, "-E {}")
             if self._options.workers is None:
-                size = min(size, plan.max_concurrency, most_processes(self._task.definition))
+                size = min(size, plan.max_concurrency, max_processes(self._task.definition))
             build = TaskWorkers.of(self._task, self._request, size, is_shipped=self._options.ship)
             setup = Setup(build, budget.limits, plan.max_concurrency, self._env)
             pool = RolloutPool(plan.definition, setup, self._options, size=size, budget=budget, traffic=self._traffic)
@@ -99,7 +99,7 @@ class TaskWorkers:
     @classmethod
     def of(cls, task: LoadedTask, request: RunArgs, processes: int, *, is_shipped: bool = False) -> TaskWorkers:
         """Return those of a request's policies, with one process's share of each limit on rates."""
-        definition = shared_rates(task.definition, processes)
+        definition = divide_rates(task.definition, processes)
         plain = replace(task, definition=definition, samples=(), tools=None, reward=None, notes=())
         return cls(plain, tuple(request.models), tuple(request.policies), request.base_url, is_shipped)
 
@@ -113,7 +113,7 @@ class TaskWorkers:
             if name in _NOT_NEEDED or path.is_dir() or not path.exists():
                 continue  # a file that is missing and needed is reported by its loader
             if hash_path(path) != task.digests[name]:
-                raise ConfigError(f"the {name} {path} on {here} is another one than the driver's")
+                raise ConfigError(f"the {name} {path} on {here} differs from the driver's")
         location = task.definition.tools_module_path
         tools = load_tools(location, task.folder) if location else None
         args = RunArgs(task_path=task.path, models=self.models, policies=self.policies, base_url=self.base_url)
@@ -150,7 +150,7 @@ def moved(task: LoadedTask, folder: Path) -> LoadedTask:
     return replace(task, definition=definition.model_copy(update=config), located=located, inputs=inputs)
 
 
-def shared_rates(definition: TaskDefinitionModel, processes: int) -> TaskDefinitionModel:
+def divide_rates(definition: TaskDefinitionModel, processes: int) -> TaskDefinitionModel:
     """Return the definition for one of several processes, with its share of each limit on requests."""
     changed = {}
     for section in ("policy", "user"):
@@ -169,7 +169,7 @@ def shared_rates(definition: TaskDefinitionModel, processes: int) -> TaskDefinit
     return definition.model_copy(update=changed) if changed else definition
 
 
-def most_processes(definition: TaskDefinitionModel) -> int:
+def max_processes(definition: TaskDefinitionModel) -> int:
     """Return how many processes can share the task's limits on connections; without limits a huge number."""
     blocks = [block.options() for block in (definition.policy, definition.user) if block is not None]
     limits = [block["max_connections"] for block in blocks if isinstance(block.get("max_connections"), int)]

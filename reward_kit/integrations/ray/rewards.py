@@ -15,7 +15,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from reward_kit.errors import ConfigError, Failure
-from reward_kit.integrations.ray.actors import ActorPool, Process, actor_started, answer_of, is_loss, unpacked
+from reward_kit.integrations.ray.actors import (
+    ActorPool,
+    Process,
+    await_result,
+    is_actor_lost,
+    start_actor,
+    unpickle_setup,
+)
 from reward_kit.integrations.ray.cluster import ClusterError, ray_module
 from reward_kit.integrations.ray.options import RATES
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
@@ -57,7 +64,7 @@ class RewardActor(Process):
 
     async def prepare(self, driver: str, packed: bytes) -> str:
         """Open the reward of a pickled `RewardSetup`, and return the name of the machine."""
-        setup: RewardSetup = unpacked(driver, packed)
+        setup: RewardSetup = unpickle_setup(driver, packed)
         os.environ.update(setup.env)
         self.context.run(CURRENT_PROVIDER_SESSION.set, ProviderSession())
         self._scorer: Any = setup.scorer()
@@ -127,7 +134,7 @@ class RayScorer:
         if hasattr(here, "finish_group"):
             self.finish_group = self._finish_group
         resources = {"num_cpus": cpus, "max_concurrency": _CALLS_AT_A_TIME}
-        self._pool = ActorPool("reward worker", lambda: actor_started(RewardActor, setup, resources), workers, wait_s)
+        self._pool = ActorPool("reward worker", lambda: start_actor(RewardActor, setup, resources), workers, wait_s)
         self._connection, self._opened = connection or nullcontext(), AsyncExitStack()
 
     @property
@@ -166,13 +173,13 @@ class RayScorer:
             member = await self._pool.place()
             member.load += 1
             try:
-                answer: list[Scored] = await answer_of(member, call(member.handle, sent))
+                answer: list[Scored] = await await_result(member, call(member.handle, sent))
                 return answer
             except ray_module().exceptions.RayError as error:
-                if not is_loss(error):
+                if not is_actor_lost(error):
                     raise ClusterError(f"reward {self._reward.id!r}: {error}") from error
                 member.lose()
             finally:
                 member.load -= 1
-        lost = ClusterError(f"its process was lost {_MOST_LOSSES} times, of which it may be the cause")
+        lost = ClusterError(f"its process was lost {_MOST_LOSSES} times; the call may be the cause")
         return [Scored(one.rollout_id, None, one.failure or Failure.from_exception(lost)) for one in requests]

@@ -35,13 +35,13 @@ from reward_kit.integrations.ray.actors import (
     Member,
     Process,
     Reply,
-    Rest,
+    RunUsage,
     Setup,
-    Spent,
-    actor_started,
-    answer_of,
-    is_loss,
-    unpacked,
+    Usage,
+    await_result,
+    is_actor_lost,
+    start_actor,
+    unpickle_setup,
 )
 from reward_kit.integrations.ray.cluster import ClusterError, ray_module
 from reward_kit.integrations.ray.options import RayOptions
@@ -68,7 +68,7 @@ class RolloutActor(Process):
 
     async def prepare(self, driver: str, packed: bytes) -> str:
         """Make the workers of a pickled `Setup`, and return the name of the machine."""
-        setup: Setup = unpacked(driver, packed)
+        setup: Setup = unpickle_setup(driver, packed)
         self._logs.begin()
         os.environ.update(setup.env)
         self._budget = ActorBudget(setup.limits)
@@ -82,7 +82,7 @@ class RolloutActor(Process):
     def _give_up(self, reason: str) -> None:
         self._gave_up = reason
 
-    async def collect(self, assignment: Assignment, rest: Rest) -> Reply:
+    async def collect(self, assignment: Assignment, rest: RunUsage) -> Reply:
         """Collect one episode."""
         self._budget.hear(rest)
         record = await CallTurn(self._collect(assignment), self.context)
@@ -105,7 +105,7 @@ class RolloutActor(Process):
         if (group := self._groups.pop(group_id, None)) is not None:
             await CallTurn(group.close(), self.context)
 
-    async def exchange(self, rest: Rest) -> Spent:
+    async def exchange(self, rest: RunUsage) -> Usage:
         """Take over the state of the run, and return the spending of this process."""
         self._budget.hear(rest)
         return self._budget.own
@@ -154,7 +154,7 @@ class RolloutPool:
         self.definition, self.budget, self.traffic = definition, budget or RunBudget(), traffic or ProviderSession()
         self._setup, self._options = setup, options
         self._pool = ActorPool("rollout worker", self._start, size, options.worker_wait_s, self.traffic.tell)
-        self._booked: dict[Member, Spent] = {}
+        self._booked: dict[Member, Usage] = {}
         self._published: tuple[int, Any] | None = None
         self._last_tries = anyio.Lock()
 
@@ -193,7 +193,7 @@ class RolloutPool:
         # In addition to the episodes: the call that ends with the actor, and short ones.
         calls = self._setup.max_concurrency + 8
         resources = {"num_cpus": self._options.cpus, "num_gpus": self._options.gpus, "max_concurrency": calls}
-        handle = await actor_started(RolloutActor, self._setup, resources)
+        handle = await start_actor(RolloutActor, self._setup, resources)
         sent = None
         while (newest := self._published) is not None and newest is not sent:  # again, if newer ones came meanwhile
             await handle.publish.remote(*newest)
@@ -218,9 +218,9 @@ class RolloutPool:
         member.load += 1
         try:
             asked = member.handle.collect.remote(group.assignment(rollout_index), self._rest(member))
-            reply: Reply = await answer_of(member, asked)
+            reply: Reply = await await_result(member, asked)
         except ray_module().exceptions.RayError as error:
-            if not is_loss(error):
+            if not is_actor_lost(error):
                 raise ClusterError(f"episode {group.id}-{rollout_index}: {error}") from error
             member.lose()
             return None
@@ -242,16 +242,16 @@ class RolloutPool:
         if group.keeps_start and member is not None and not member.is_lost:
             member.handle.close_group.remote(group.id)
 
-    def _book(self, member: Member, spent: Spent) -> None:
-        news = spent.since(self._booked.get(member, Spent()))
+    def _book(self, member: Member, spent: Usage) -> None:
+        news = spent.since(self._booked.get(member, Usage()))
         if news.steps > 0 or news.tokens > 0:  # answers may overtake one another
             self._booked[member] = spent
             self.budget.spend(ActionUsage(news.tokens, news.cost), news.steps)
 
-    def _rest(self, member: Member) -> Rest:
+    def _rest(self, member: Member) -> RunUsage:
         """Return the state of the run outside this process."""
-        total = Spent(self.budget.tokens, self.budget.cost, self.budget.steps)
-        return Rest(total.since(self._booked.get(member, Spent())), self.budget.seconds)
+        total = Usage(self.budget.tokens, self.budget.cost, self.budget.steps)
+        return RunUsage(total.since(self._booked.get(member, Usage())), self.budget.seconds)
 
     async def _exchange(self) -> None:
         """Report to every process what the others spend, repeatedly, so that they stop soon after a limit."""
@@ -271,9 +271,9 @@ class RolloutPool:
 async def _ask(member: Member, call: Callable[[Any], Any]) -> Any:
     """Return the result of a call; None if its process was lost."""
     try:
-        return await answer_of(member, call(member.handle))
+        return await await_result(member, call(member.handle))
     except ray_module().exceptions.RayError as error:
-        if not is_loss(error):
+        if not is_actor_lost(error):
             raise
         member.lose()
     return None
@@ -361,7 +361,7 @@ class RayGroup:
         """Return the failed episode that is kept if every process that tried it was lost."""
         start = self._start.identity(rollout_index)
         live = LiveEpisode(start, SingleAgentEpisode(start.rollout_id))
-        error = ClusterError(f"its process was lost {_MOST_LOSSES} times, of which it may be the cause")
+        error = ClusterError(f"its process was lost {_MOST_LOSSES} times; the call may be the cause")
         live.stop(StopReason.ERROR, Failure.from_exception(error))
         live.record_facts(self.label)
         get_facts(live.episode)["attempt"] = _MOST_LOSSES - 1

@@ -41,10 +41,17 @@ from reward_kit.rl.learner.sharding import ProcessGroup, open_process_group
 from reward_kit.rl.trainer import trainable
 from reward_kit.rl.training.logs import TrainingDisplay
 from reward_kit.rl.training.plan import TrainingPlan, check_policy, load_plan
-from reward_kit.rl.training.resume import changes_since, header_of
-from reward_kit.rl.training.rollouts import acting_as
+from reward_kit.rl.training.resume import changes_since, new_run_header
+from reward_kit.rl.training.rollouts import evaluation_policy
 from reward_kit.rl.training.session import TrainingOutcome, run_training
-from reward_kit.rl.training.setup import Factories, Workers, help_to_train, make_worker, sharded_by, use_threads
+from reward_kit.rl.training.setup import (
+    Factories,
+    Workers,
+    follow_training,
+    make_worker,
+    sharded_learner_factory,
+    use_threads,
+)
 from reward_kit.runs.plan import Control
 from reward_kit.runs.run_folder import FILE, RunFolder, RunHeader
 from reward_kit.runs.tasks import LoadedTask, load_tools
@@ -62,7 +69,7 @@ class PackedTensor(NamedTuple):
     shape: tuple[int, ...]
 
 
-def packed(weights: Mapping[str, Tensor]) -> dict[str, PackedTensor]:
+def pack_weights(weights: Mapping[str, Tensor]) -> dict[str, PackedTensor]:
     """Return the weights in a form that Ray ships without pickling their bytes; they must not change before it does."""
     result = {}
     for name, tensor in weights.items():
@@ -71,7 +78,7 @@ def packed(weights: Mapping[str, Tensor]) -> dict[str, PackedTensor]:
     return result
 
 
-def unpacked(weights: Mapping[str, PackedTensor]) -> dict[str, Tensor]:
+def unpack_weights(weights: Mapping[str, PackedTensor]) -> dict[str, Tensor]:
     """Return the weights again, read-only: their memory is the object store's."""
     tensors = {}
     with warnings.catch_warnings():
@@ -109,9 +116,9 @@ def on_cluster(plan: TrainingPlan, factories: Factories) -> Factories:
             await publishing.publish(publishing.version)  # equal seeds do not guarantee equal weights
             held_out = None
             if plan.held_out is not None:  # the same processes, with the task of the evaluations
-                pool_of_evaluations = copy.copy(pool)
-                pool_of_evaluations.definition = plan.held_out.task.definition
-                held_out = ClusterWorker(pool_of_evaluations, HELD_OUT, publishing)
+                evaluation_pool = copy.copy(pool)
+                evaluation_pool.definition = plan.held_out.task.definition
+                held_out = ClusterWorker(evaluation_pool, HELD_OUT, publishing)
             async with pool.open():
                 yield Workers(ClusterWorker(pool, TRAINED, publishing), held_out)
 
@@ -159,7 +166,7 @@ class TrainingWorkers:
         )
         acting = {TRAINED: ActingPolicy(policy, publishes=True)}
         if HELD_OUT in self.tasks:
-            acting[HELD_OUT] = ActingPolicy(acting_as(policy, self.temperature), publishes=False)
+            acting[HELD_OUT] = ActingPolicy(evaluation_policy(policy, self.temperature), publishes=False)
         workers = {}
         for name, task in self.tasks.items():
             location = task.definition.tools_module_path
@@ -197,7 +204,7 @@ class ActingPolicy(AgentPolicy):
     async def publish(self, version: int, weights: Mapping[str, PackedTensor]) -> None:
         """Act with these weights from the next forward pass on."""
         if self._publishes:
-            await self._policy.publish(version, unpacked(weights))
+            await self._policy.publish(version, unpack_weights(weights))
 
     async def close(self) -> None:
         if self._publishes:
@@ -225,7 +232,7 @@ class ClusterPolicy:
 
     async def publish(self, version: int) -> None:
         """Send the weights to all processes."""
-        weights = await anyio.to_thread.run_sync(lambda: packed(merged_state_dict(self.module)))
+        weights = await anyio.to_thread.run_sync(lambda: pack_weights(merged_state_dict(self.module)))
         await self._pool.publish(version, weights)
         self.version = version
 
@@ -258,14 +265,14 @@ def train_loop(config: Mapping[str, Any]) -> None:
         raise ConfigError(f"train_loop_config: {missing[0]} is missing")
     with open_process_group() as group:
         if group is not None and not group.processes.is_first:
-            help_to_train(group)
+            follow_training(group)
             return
         plan, run = load_plan(Path(config["train_file"]), config.get("overrides")), Path(config["run"])
         check_policy(plan)
         if not (run / FILE).is_file():
-            opened = RunFolder.create(run, header_of(run.name, plan), plan.redaction)
+            opened = RunFolder.create(run, new_run_header(run.name, plan), plan.redaction)
         elif refused := changes_since(RunHeader.read(run), plan, run).refused:
-            raise ConfigError(f"{run} cannot go on as it began, because these changed: {', '.join(refused)}")
+            raise ConfigError(f"{run} cannot be resumed, because these changed: {', '.join(refused)}")
         else:
             opened = RunFolder(run, plan.redaction)
         with opened as folder:
@@ -277,7 +284,7 @@ async def _train(plan: TrainingPlan, folder: RunFolder, group: ProcessGroup | No
     async def uninterrupted(control: Control, display: TrainingDisplay) -> AsyncIterator[None]:
         yield  # Ray ends its workers itself; a restart resumes from their last checkpoint
 
-    factories = Factories() if group is None else Factories(sharded_by(group))
+    factories = Factories() if group is None else Factories(sharded_learner_factory(group))
     if plan.config.engine.type == "ray":
         factories = on_cluster(plan, factories)
     return await run_training(plan, folder, TrainingDisplay("none", plan.config.updates), uninterrupted, factories)

@@ -38,11 +38,11 @@ from reward_kit.integrations.reward_server.wire import (
     MOST_PARTS,
     BatchAnswerBody,
     BatchBody,
-    HeldBodies,
+    BodyReader,
     ListBody,
     ScoreBody,
-    answer_of,
-    requests_in,
+    make_answer,
+    parse_requests,
 )
 from reward_kit.loading import split_reference
 from reward_kit.reward_agent.agent import AsyncRewardAgent
@@ -61,7 +61,7 @@ _READS = ("GET", "HEAD")
 logger = logging.getLogger("reward_kit.integrations.reward_server")
 
 
-class Named(NamedTuple):
+class NamedReward(NamedTuple):
     """A loaded reward and its name in addresses."""
 
     name: str
@@ -69,9 +69,9 @@ class Named(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def load_named(
+def load_named_rewards(
     references: Sequence[str], folder: Path, choice: SandboxChoice, options: Mapping[str, Any]
-) -> list[Named]:
+) -> list[NamedReward]:
     """Load rewards, each called by its id or by the name before it.
 
     Args:
@@ -83,7 +83,7 @@ def load_named(
     Raises:
         ConfigError: a reward cannot be loaded, two have the same name, or an option belongs to no reward.
     """
-    named: dict[str, Named] = {}
+    named: dict[str, NamedReward] = {}
     is_single, unused = len(references) == 1, set(options)
     for text in references:
         match = _NAMED.fullmatch(text)
@@ -99,10 +99,10 @@ def load_named(
             raise ConfigError(f"reward {name!r} cannot be part of an address: write NAME={reference}")
         if name in named:
             raise ConfigError(f"two rewards are called {name!r}: write NAME={reference} for one of them")
-        named[name] = Named(name, loaded.reward, loaded.notes)
+        named[name] = NamedReward(name, loaded.reward, loaded.notes)
     if unused:
         names = " or ".join(f"{name}." for name in named)
-        raise ConfigError(f"-O {min(unused)}: with several rewards an option begins with whose it is: {names}")
+        raise ConfigError(f"-O {min(unused)}: with several rewards, prefix each option with the reward's name: {names}")
     return list(named.values())
 
 
@@ -143,7 +143,7 @@ def _family(name: str, kind: str, description: str, samples: Iterable[tuple[str,
 class ServedReward:
     """Scores requests of many clients with one reward; `pending` rollouts were accepted and are not answered."""
 
-    def __init__(self, named: Named, options: ServerOptions) -> None:
+    def __init__(self, named: NamedReward, options: ServerOptions) -> None:
         reward = named.reward
         scorer = make_scorer(reward, options.deadline_s)
         self.agent = AsyncRewardAgent(scorer, max_concurrency=options.max_concurrency)
@@ -166,7 +166,7 @@ class ServedReward:
         self.outcomes: Counter[str] = Counter()
         self.call_seconds = Histogram()
 
-    def check_room(self, count: int = 1) -> None:
+    def check_capacity(self, count: int = 1) -> None:
         """Raise `RefusedError` if `count` more rollouts would exceed `max_pending`."""
         if self.pending + count > self._options.max_pending:
             mean_s = self.call_seconds.sum / max(1, self.call_seconds.count)
@@ -174,9 +174,9 @@ class ServedReward:
             raise busy(f"{self.pending} rollouts wait for reward {self.about.name!r} (max_pending)", wait_s)
 
     @contextmanager
-    def room_for(self, count: int) -> Iterator[None]:
-        """Count rollouts as pending inside the block; raises as `check_room`."""
-        self.check_room(count)
+    def reserve(self, count: int) -> Iterator[None]:
+        """Count rollouts as pending inside the block; raises as `check_capacity`."""
+        self.check_capacity(count)
         self.pending += count
         try:
             yield
@@ -200,7 +200,7 @@ _ERRORS = {
     413: "The body is too large.",
     415: "The body is not JSON in UTF-8, or is compressed.",
     422: "The body is not such a request; the message names the field.",
-    429: "Too many requests at the moment; Retry-After says when to ask again.",
+    429: "Too many requests at the moment; Retry-After gives the time to wait.",
     500: "A fault of the server.",
     503: "The server is ending.",
 }
@@ -231,7 +231,7 @@ class HealthBody(pydantic.BaseModel):
     status: str
 
 
-def openapi_of(names: Iterable[str], options: ServerOptions) -> bytes:
+def openapi_document(names: Iterable[str], options: ServerOptions) -> bytes:
     """Return the OpenAPI document of a server with these rewards in JSON; the server's limits are in the schemas."""
     models: list[Any] = [(model, "validation") for model in (ScoreBody, BatchBody)]
     answers = (AnswerBody, BatchAnswerBody, AboutBody, ListBody, ErrorBody, HealthBody)
@@ -260,7 +260,7 @@ def openapi_of(names: Iterable[str], options: ServerOptions) -> bytes:
         return {"operationId": name, "summary": summary, "responses": responses}
 
     def scoring(name: str, body: str, answer: str) -> dict[str, Any]:
-        scored = "Scores, also where a reward failed: score is then null, and error says why."
+        scored = "Scores; if a reward failed, score is null and error gives the reason."
         request = {"required": True, "content": {"application/json": {"schema": refs[body]}}}
         return {**operation(name, scored, refs[answer], _BODY_ERRORS), "requestBody": request}
 
@@ -274,13 +274,15 @@ def openapi_of(names: Iterable[str], options: ServerOptions) -> bytes:
             "description": "Unscored is null, with the reason in error; it is never 0.",
         },
         "paths": {
-            "/health": {"get": {**operation("health", "Whether it runs", refs["HealthBody"], (503,)), "security": []}},
+            "/health": {
+                "get": {**operation("health", "State of the server", refs["HealthBody"], (503,)), "security": []}
+            },
             "/metrics": {"get": operation("metrics", "Figures for Prometheus", None)},
             "/openapi.json": {"get": operation("openapi", "This document", {"type": "object"})},
             "/v1/rewards": {"get": operation("list", "All rewards", refs["ListBody"])},
             "/v1/rewards/{name}": {
                 "parameters": parameters,
-                "get": operation("about", "What a reward is", refs["AboutBody"], (404,)),
+                "get": operation("about", "Description of a reward", refs["AboutBody"], (404,)),
             },
             "/v1/rewards/{name}/score": {
                 "parameters": parameters,
@@ -313,11 +315,11 @@ _ROUTES = {"/health": "health", "/metrics": "metrics", "/openapi.json": "openapi
 class Service:
     """Answers requests; without a key only `/health`."""
 
-    def __init__(self, named: Sequence[Named], keys: Keys, options: ServerOptions) -> None:
+    def __init__(self, named: Sequence[NamedReward], keys: Keys, options: ServerOptions) -> None:
         self.rewards = {one.name: ServedReward(one, options) for one in named}
         self.connections: Callable[[], int] = lambda: 0
         self._keys, self._options = keys, options
-        self._bodies = HeldBodies(options)
+        self._bodies = BodyReader(options)
         self._requests: Counter[tuple[str, int]] = Counter()
         self._request_seconds: dict[str, Histogram] = {}
         self._in_flight = 0
@@ -407,20 +409,20 @@ class Service:
         if seen.route == "about":
             return json_response(reward.about.model_dump())
         is_batch = seen.route == "score_batch"
-        reward.check_room()
+        reward.check_capacity()
         async with self._bodies.read(request) as body:
-            requests, codec = await requests_in(
+            requests, codec = await parse_requests(
                 body, self._options, is_batch=is_batch, wants_episodes=reward.wants_episodes
             )
             body.clear()
-            with reward.room_for(len(requests)):
+            with reward.reserve(len(requests)):
                 scored = await reward.score(requests)
-        answers = [answer_of(one, codec) for one in scored]
+        answers = [make_answer(one, codec) for one in scored]
         return json_response({"scores": answers} if is_batch else answers[0])
 
     @functools.cached_property
     def _openapi(self) -> bytes:
-        return openapi_of(self.rewards, self._options)
+        return openapi_document(self.rewards, self._options)
 
     def _figures(self) -> Iterator[str]:
         requests = (("", {"route": r, "status": str(s)}, n) for (r, s), n in sorted(self._requests.items()))
@@ -502,7 +504,7 @@ class _Full(asyncio.Protocol):
         transport.close()
 
 
-class Running(NamedTuple):
+class RunningServer(NamedTuple):
     """A running server; `stop` makes its end wait no longer for requests in flight."""
 
     address: str
@@ -510,7 +512,7 @@ class Running(NamedTuple):
 
 
 @asynccontextmanager
-async def serving(named: Sequence[Named], keys: Keys, options: ServerOptions) -> AsyncIterator[Running]:
+async def serving(named: Sequence[NamedReward], keys: Keys, options: ServerOptions) -> AsyncIterator[RunningServer]:
     """Serve rewards inside the block; at its end, requests in flight are answered within `shutdown_timeout_s`.
 
     Args:
@@ -553,7 +555,7 @@ async def serving(named: Sequence[Named], keys: Keys, options: ServerOptions) ->
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
         bound, port = listener.sockets[0].getsockname()[:2]
         try:
-            yield Running(f"http://{f'[{bound}]' if ':' in bound else bound}:{port}", service.stop)
+            yield RunningServer(f"http://{f'[{bound}]' if ':' in bound else bound}:{port}", service.stop)
         finally:
             listener.close()
             with anyio.CancelScope(shield=True):

@@ -109,7 +109,7 @@ class ListBody(BaseModel):
     rewards: list[AboutBody]
 
 
-def answer_of(scored: Scored, codec: Codec) -> dict[str, Any]:
+def make_answer(scored: Scored, codec: Codec) -> dict[str, Any]:
     """Return the answer for a score, see `AnswerBody`.
 
     A step index with an absurd number of digits leaves its own rollout unscored.
@@ -134,7 +134,7 @@ def answer_of(scored: Scored, codec: Codec) -> dict[str, Any]:
     return {key: to_json_value(value) for key, value in answer.items()} if codec == "typed" else answer
 
 
-class HeldBodies:
+class BodyReader:
     """Reads bodies, and counts the `bytes` of those that are held at a time."""
 
     def __init__(self, options: ServerOptions) -> None:
@@ -187,7 +187,7 @@ class HeldBodies:
             self.bytes -= taken
 
 
-async def requests_in(
+async def parse_requests(
     body: bytearray, options: ServerOptions, *, is_batch: bool, wants_episodes: bool
 ) -> tuple[list[ScoringRequest], Codec]:
     """Return the requests in a body, and how its values are coded; episodes are read if the reward wants them.
@@ -197,11 +197,11 @@ async def requests_in(
     """
     arguments = (body, options, is_batch, wants_episodes)
     if len(body) > _PARSED_IN_A_THREAD:
-        return await anyio.to_thread.run_sync(_requests_in, *arguments)
-    return _requests_in(*arguments)
+        return await anyio.to_thread.run_sync(_parse_requests, *arguments)
+    return _parse_requests(*arguments)
 
 
-def _requests_in(
+def _parse_requests(
     body: bytearray, options: ServerOptions, is_batch: bool, wants_episodes: bool
 ) -> tuple[list[ScoringRequest], Codec]:
     value = _read_json(body)

@@ -156,7 +156,7 @@ def environment_factory(
     )
 
 
-class Play:
+class TrlEpisode:
     """An episode in a world of its own; with a `failure` of the world it is unscored."""
 
     def __init__(self, world: ForkableResource, time_limit_s: float | None, thread: LoopThread) -> None:
@@ -320,7 +320,7 @@ class Environment:
 
     def __init__(self, factory: EnvironmentFactory) -> None:
         self._factory = factory
-        self._play: Play | None = None
+        self._play: TrlEpisode | None = None
 
     def reset(self, **row: Any) -> str | None:
         """Begin an episode of this row; TRL appends the returned observation to the last user message."""
@@ -332,7 +332,7 @@ class Environment:
             await before.close()
         factory = self._factory
         world = await factory.world(row)
-        self._play = Play(world, factory.time_limit_s, factory.thread)
+        self._play = TrlEpisode(world, factory.time_limit_s, factory.thread)
         with environment_call(f"get_observation of {factory.kind.__name__}", factory.time_limit_s, world, _LIMIT):
             shown = as_text(await world.get_observation())
         last = (row.get("prompt") or [{}])[-1]

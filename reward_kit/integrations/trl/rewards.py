@@ -29,7 +29,7 @@ from reward_kit.task_parts import SandboxLevel
 from reward_kit.validation import describe_validation_error
 
 _MESSAGES = pydantic.TypeAdapter(list[Message])
-_OF_TRAINER = ("trainer_state", "log_extra", "log_metric", "environments")
+_TRAINER_ARGUMENTS = ("trainer_state", "log_extra", "log_metric", "environments")
 """The arguments that TRL passes beside the columns of the dataset."""
 _POINTWISE_NAMES = {many: one for one, many in BATCH_NAMES.items()}
 _ALWAYS = {"messages", "assistant_turns", "sample", "rollout_id"}
@@ -47,7 +47,7 @@ class TrlConversation(NamedTuple):
     assistant_turns: list[int]
 
 
-def conversation_of(prompt: Any, completion: Any) -> TrlConversation:
+def make_conversation(prompt: Any, completion: Any) -> TrlConversation:
     """Return the conversation of a prompt and its completion, each a text or a list of messages.
 
     A text is the user's or the assistant's one message. TRL's tool calls have arguments that are not text, and no ids:
@@ -265,7 +265,7 @@ class TRLReward:
 
     def _named(self, columns: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
         """Return the columns under their names in the reward."""
-        known = {name: values for name, values in columns.items() if name not in _OF_TRAINER}
+        known = {name: values for name, values in columns.items() if name not in _TRAINER_ARGUMENTS}
         for column, ours in self._columns.items():
             if column not in known:
                 raise ConfigError(f"columns: the dataset has no column {column!r}{did_you_mean(column, known)}")
@@ -298,7 +298,7 @@ class AsyncTRLReward(TRLReward):
 def _conversation(prompt: Any, completion: Any, row: Mapping[str, Any]) -> TrlConversation:
     """Return the conversation of our own episode, whose completion is tokens of several turns, or of TRL's columns."""
     if "rollout_id" not in row or "messages" not in row:
-        return conversation_of(prompt, completion)
+        return make_conversation(prompt, completion)
     messages = _validated(row["messages"])
     by_assistant = [index for index, message in enumerate(messages) if message.role == "assistant"]
     turns = row.get("assistant_turns", by_assistant)  # a prompt may have examples of the assistant's messages

@@ -118,9 +118,7 @@ def _tokens_of_row(columns: Columns, row: int, with_credit: bool) -> dict[str, l
             "computes log-probabilities over all of it; set constrain to False"
         )
     if not np.isfinite(columns.tokens["logprobs"][completion]).all():
-        raise ConfigError(
-            f"episode {episode.id_}: the policy did not say with which log-probabilities it sampled, which TRL needs"
-        )
+        raise ConfigError(f"episode {episode.id_}: the policy recorded no log-probabilities, which TRL needs")
     tokens = {
         "prompt_ids": columns.tokens["input_ids"][start:first],
         "completion_ids": columns.tokens["input_ids"][completion],

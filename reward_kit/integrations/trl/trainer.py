@@ -61,14 +61,12 @@ class StepCreditLoss:
         if not isinstance(rollout_func, Rollouts):
             raise ConfigError(f"rollout_func is what as_rollout_func gives, with credit; got {type_name(rollout_func)}")
         if rollout_func.credit is None:
-            raise ConfigError(
-                "the rollouts bring no advantages: give as_rollout_func credit=CreditAssigner('gigpo', …)"
-            )
+            raise ConfigError("the rollouts have no advantages: give as_rollout_func credit=CreditAssigner('gigpo', …)")
         given = reward_funcs if isinstance(reward_funcs, Sequence) else [reward_funcs]
         if [one for one in given if one not in (None, rollout_scores)]:
             raise ConfigError(
-                "reward_funcs would be logged and train nothing: advantages come from the reward of the rollouts; give "
-                "it to as_rollout_func, and leave reward_funcs out"
+                "reward_funcs would be logged and have no effect: advantages come from the reward of the rollouts; "
+                "give it to as_rollout_func, and leave reward_funcs out"
             )
         if unused := [name for name in ("tools", "environment_factory") if options.get(name) is not None]:
             raise ConfigError(f"{unused[0]} has no effect beside a rollout_func; leave it out")
@@ -140,7 +138,7 @@ def _check_options(trainer: Any) -> None:
             )
     if trainer.importance_sampling_level != "token":
         raise ConfigError(
-            f"importance_sampling_level={trainer.importance_sampling_level!r} spreads what a step was worth over its "
+            f"importance_sampling_level={trainer.importance_sampling_level!r} spreads the credit of a step over its "
             "whole row; leave it at 'token'"
         )
     if getattr(args, "use_liger_kernel", False) and hasattr(trainer, "compute_liger_loss"):

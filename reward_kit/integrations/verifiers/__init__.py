@@ -9,28 +9,33 @@ from reward_kit.lazy import lazy_modules
 if TYPE_CHECKING:
     from reward_kit.integrations.verifiers.rewards import as_reward_function, write_samples
     from reward_kit.integrations.verifiers.tasksets import (
+        ResourceTaskset,
         TaskFileConfig,
         TaskFileTaskset,
-        WorldTaskset,
         as_verifiers_reward,
     )
-    from reward_kit.integrations.verifiers.traces import advantages_of_trace, episode_of_trace, score_of_trace, trace_of
+    from reward_kit.integrations.verifiers.traces import (
+        episode_to_trace,
+        trace_advantages,
+        trace_score,
+        trace_to_episode,
+    )
 
 __all__ = [
+    "ResourceTaskset",
     "TaskFileConfig",
     "TaskFileTaskset",
-    "WorldTaskset",
-    "advantages_of_trace",
     "as_reward_function",
     "as_verifiers_reward",
-    "episode_of_trace",
-    "score_of_trace",
-    "trace_of",
+    "episode_to_trace",
+    "trace_advantages",
+    "trace_score",
+    "trace_to_episode",
     "write_samples",
 ]
 _MODULES = {
     "rewards": "as_reward_function write_samples",
-    "tasksets": "TaskFileConfig TaskFileTaskset WorldTaskset as_verifiers_reward",
-    "traces": "advantages_of_trace episode_of_trace score_of_trace trace_of",
+    "tasksets": "TaskFileConfig TaskFileTaskset ResourceTaskset as_verifiers_reward",
+    "traces": "trace_advantages trace_to_episode trace_score episode_to_trace",
 }
 __getattr__, __dir__ = lazy_modules(__name__, _MODULES)

@@ -25,7 +25,7 @@ DATA = "verifiers"
 """The field of a row that holds the task's data."""
 
 
-def samples_of(taskset: vf.Taskset) -> Iterator[dict[str, Any]]:
+def dataset_rows(taskset: vf.Taskset) -> Iterator[dict[str, Any]]:
     """Yield the rows of a dataset, one for each task: `id`, `messages`, and the task's data."""
     for task in taskset:
         data = task.data
@@ -44,17 +44,17 @@ def write_samples(taskset: vf.Taskset, path: Path) -> int:
     """Write the rows as JSONL, for a task's `dataset_path`; return their number.
 
     Raises:
-        ConfigError: as `samples_of`, or the tasks never end.
+        ConfigError: as `dataset_rows`, or the tasks never end.
     """
     if not taskset.bounded:
         raise ConfigError(f"{type(taskset).__name__} never ends; take a part of it with taskset.take(n)")
-    rows = [json.dumps(row, ensure_ascii=False) for row in samples_of(taskset)]
+    rows = [json.dumps(row, ensure_ascii=False) for row in dataset_rows(taskset)]
     path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
     return len(rows)
 
 
 def as_reward_function(taskset: vf.Taskset) -> Function:
-    """Return the rewards of a taskset as one reward function, for rows of `samples_of`.
+    """Return the rewards of a taskset as one reward function, for rows of `dataset_rows`.
 
     The score is the weighted sum, as in verifiers; each reward and metric in [0, 1] is a metric too.
 

@@ -8,7 +8,7 @@
     __all__ = ["Arithmetic"]
 
 The rollout is that of verifiers: its harness, its limits, its retries. Keys of the file that cannot have their effect
-there are refused; `WorldTaskset` serves a task's resource and tools.
+there are refused; `ResourceTaskset` serves a task's resource and tools.
 
 `as_verifiers_reward` makes a reward of verifiers from a reward function. verifiers has no unscored rollout: a reward
 that returns None breaks, so one that fails raises.
@@ -38,15 +38,15 @@ from reward_kit.blocking import run_blocking
 from reward_kit.environments.base import ForkableResource, StateSnapshot
 from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, EnvironmentFailure, Failure, RewardError, RewardKitError, did_you_mean
-from reward_kit.integrations.verifiers.traces import episode_of_trace, is_same, to_verifiers
+from reward_kit.integrations.verifiers.traces import is_same, to_verifiers, trace_to_episode
 from reward_kit.reward_agent.agent import AsyncRewardAgent, PersistentAgent
 from reward_kit.reward_agent.loading import SandboxChoice, make_scorer, resolve_reward
 from reward_kit.reward_agent.scoring import Reward, ScoringRequest, check_parameters
 from reward_kit.runs.tasks import LoadedTask, load_task
 
 RewardOfTrace = Callable[[Any, Any], Awaitable[float]]
-_OF_WORLDS = ("resource_type", "base_resource_config", "tools_module_path", "resource_server", "noise")
-_OF_OUR_ROLLOUTS = {
+_RESOURCE_KEYS = ("resource_type", "base_resource_config", "tools_module_path", "resource_server", "noise")
+_ROLLOUT_KEYS = {
     "user": "who answers the agent is up to an Env",
     "terminate_tool": "the harness decides when the agent is done",
     "termination_regex": "write a @vf.stop",
@@ -105,7 +105,7 @@ def as_verifiers_reward(
         data = task.model_dump()
         if ground_truth not in data and "ground_truth" in loaded_reward.required:
             raise ConfigError(f"the task's data have no {ground_truth!r}{did_you_mean(ground_truth, data)}")
-        request = ScoringRequest.from_episode(episode_of_trace(trace))
+        request = ScoringRequest.from_episode(trace_to_episode(trace))
         return await _score(scorer, replace(request, ground_truth=data.get(ground_truth), sample=data), trace)
 
     return score
@@ -149,7 +149,7 @@ class SampleTask(vf.Task[SampleData]):
     async def reward(self, trace: vf.Trace) -> float:
         """The score of the task's reward function; raises if it is unscored."""
         task, scorer = loaded(self.data.task_file, self.data.overrides)
-        request = ScoringRequest.from_episode(episode_of_trace(trace), task.definition)
+        request = ScoringRequest.from_episode(trace_to_episode(trace), task.definition)
         return await _score(scorer, await self.request(request, trace), trace)
 
     async def request(self, request: ScoringRequest, trace: vf.Trace) -> ScoringRequest:
@@ -180,7 +180,7 @@ class TaskFileTaskset(vf.Taskset[SampleTask, TaskFileConfig]):
         Raises:
             ConfigError: the file is wrong, or a key of it would have no effect here.
         """
-        task = self._task(dict.fromkeys(_OF_WORLDS, "use WorldTaskset, which serves its tools"))
+        task = self._task(dict.fromkeys(_RESOURCE_KEYS, "use ResourceTaskset, which serves its tools"))
         for sample in task.samples:
             yield SampleTask(self._data(task, sample), self.config.task)
 
@@ -190,7 +190,7 @@ class TaskFileTaskset(vf.Taskset[SampleTask, TaskFileConfig]):
         if path is None:
             raise ConfigError(f"{type(self).__name__}.task_file: missing; name a task file, or give taskset.task_file")
         task = loaded(str(path.resolve()), self.config.overrides)[0]
-        for key, why in {**refused, **_OF_OUR_ROLLOUTS}.items():
+        for key, why in {**refused, **_ROLLOUT_KEYS}.items():
             if key in task.definition.model_fields_set and getattr(task.definition, key):
                 raise ConfigError(f"{task.located.where((key,))}: {key} has no effect in verifiers: {why}")
         return task
@@ -214,7 +214,7 @@ class TaskFileTaskset(vf.Taskset[SampleTask, TaskFileConfig]):
         )
 
 
-class WorldState(vf.State):
+class ResourceState(vf.State):
     """The results of the calls so far; the final state after the last one is in base64."""
 
     rewards: list[float | None] = Field(default_factory=list)
@@ -224,11 +224,11 @@ class WorldState(vf.State):
     final_payload: str = ""
 
 
-class WorldToolsConfig(vf.ToolsetConfig):
+class ResourceToolsConfig(vf.ToolsetConfig):
     """Nothing to configure: the server asks the rollout for its task."""
 
 
-class WorldTools(vf.Toolset[WorldToolsConfig, WorldState]):
+class ResourceTools(vf.Toolset[ResourceToolsConfig, ResourceState]):
     """The tools of one rollout's world."""
 
     TOOL_PREFIX = None
@@ -273,7 +273,7 @@ class WorldTools(vf.Toolset[WorldToolsConfig, WorldState]):
     def _calling(self, name: str) -> Any:
         async def call(**arguments: Any) -> str:
             async with self._lock:  # a world takes one action after another
-                state: WorldState = self.state
+                state: ResourceState = self.state
                 if state.stop_reason or state.failure:
                     return "Not executed: the episode is over."
                 action = {"type": "tool_call", "name": name, "arguments": arguments}
@@ -284,7 +284,7 @@ class WorldTools(vf.Toolset[WorldToolsConfig, WorldState]):
         return call
 
 
-async def _record(state: WorldState, done: Execution, world: ForkableResource | None, limit_s: float | None) -> None:
+async def _record(state: ResourceState, done: Execution, world: ForkableResource | None, limit_s: float | None) -> None:
     state.rewards.append(done.reward)
     if done.failure is not None:
         state.failure = done.failure.to_line()
@@ -307,13 +307,13 @@ async def _final_state(world: ForkableResource | None, limit_s: float | None) ->
         return await world.final_state()
 
 
-class WorldTask(SampleTask, vf.Task[SampleData, WorldState]):
+class ResourceTask(SampleTask, vf.Task[SampleData, ResourceState]):
     """A sample in a world of its own."""
 
     @classmethod
     def toolsets(cls, config: vf.TaskConfig) -> list[vf.Toolset]:
         """The server of the world's tools."""
-        return [WorldTools(WorldToolsConfig())]
+        return [ResourceTools(ResourceToolsConfig())]
 
     async def request(self, request: ScoringRequest, trace: vf.Trace) -> ScoringRequest:
         """Return the scoring request with the world's results.
@@ -321,7 +321,7 @@ class WorldTask(SampleTask, vf.Task[SampleData, WorldState]):
         If nothing was called, the final state is the one that the sample starts from. A trace that was read from a
         record has no world, and no final state unless its messages show that nothing was called.
         """
-        state: WorldState = trace.state
+        state: ResourceState = trace.state
         if state.failure is not None:
             raise EnvironmentFailure(f"the world broke: {state.failure}")
         rewards = [reward for reward in state.rewards if reward is not None]
@@ -329,7 +329,7 @@ class WorldTask(SampleTask, vf.Task[SampleData, WorldState]):
             final = StateSnapshot(state.final_kind, base64.b64decode(state.final_payload)) if state.final_kind else None
         else:
             task = loaded(self.data.task_file, self.data.overrides)[0]
-            async with ServerPool(), _world_of(task, _sample(task, self.data.id or "")) as world:
+            async with ServerPool(), _open_resource(task, _sample(task, self.data.id or "")) as world:
                 final = await _final_state(world, task.definition.limits.environment_time_s)
         return replace(
             await super().request(request, trace),
@@ -339,15 +339,15 @@ class WorldTask(SampleTask, vf.Task[SampleData, WorldState]):
         )
 
     @vf.stop
-    async def world_is_over(self, trace: vf.Trace) -> bool:
+    async def resource_is_done(self, trace: vf.Trace) -> bool:
         """The world has ended, or is broken."""
         return bool(trace.state.stop_reason or trace.state.failure)
 
 
-class WorldTaskset(TaskFileTaskset, vf.Taskset[WorldTask, TaskFileConfig]):
+class ResourceTaskset(TaskFileTaskset, vf.Taskset[ResourceTask, TaskFileConfig]):
     """The samples of a task file with a resource or tools. Subclass it and name the file, as `TaskFileTaskset`."""
 
-    def load(self) -> Iterator[WorldTask]:
+    def load(self) -> Iterator[ResourceTask]:
         """Yield a task for each sample, whose prompt has the world's first observation.
 
         Raises:
@@ -361,16 +361,16 @@ class WorldTaskset(TaskFileTaskset, vf.Taskset[WorldTask, TaskFileConfig]):
             observations = []
             async with ServerPool():  # one server for all samples, if the task names one
                 for sample in task.samples:
-                    async with _world_of(task, sample) as world:
+                    async with _open_resource(task, sample) as world:
                         observations.append("" if world is None else as_text(await world.get_observation()))
             return observations
 
         for sample, observation in zip(task.samples, run_blocking(first_observations()), strict=True):
-            yield WorldTask(self._data(task, sample, observation), self.config.task)
+            yield ResourceTask(self._data(task, sample, observation), self.config.task)
 
 
 @asynccontextmanager
-async def _world_of(task: LoadedTask, sample: Sample) -> AsyncIterator[ForkableResource | None]:
+async def _open_resource(task: LoadedTask, sample: Sample) -> AsyncIterator[ForkableResource | None]:
     """Open the world that a sample starts from; None if its task has none."""
     async with GroupStart(task.definition, sample, run_seed=0) as start:
         world = (await start.episode(0)).resource
@@ -389,4 +389,4 @@ def _sample(task: LoadedTask, id: str) -> Sample:
 
 
 if __name__ == "__main__":
-    WorldTools.run()
+    ResourceTools.run()

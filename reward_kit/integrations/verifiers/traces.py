@@ -114,7 +114,7 @@ class Conversation(NamedTuple):
     token_turns: dict[int, TokenTurn]
 
 
-def _conversation_of(nodes: Sequence[Mapping[str, Any]]) -> Conversation:
+def _read_conversation(nodes: Sequence[Mapping[str, Any]]) -> Conversation:
     conversation = Conversation([], [], {})
     messages, turns, token_turns = conversation
     seen: list[tuple[Any, ...]] = []  # the contents of each message
@@ -164,7 +164,7 @@ def _token_turn(nodes: Sequence[Mapping[str, Any]], number: int) -> TokenTurn | 
     return TokenTurn([*before, *own[:split]], own[split:], logprobs)
 
 
-def trace_of(
+def episode_to_trace(
     episode: SingleAgentEpisode, *, scored: Scored | None = None, advantages: Sequence[Credit] | None = None
 ) -> dict[str, Any]:
     """Return the episode as a trace, which `verifiers.v1.WireTrace.model_validate` takes.
@@ -293,8 +293,8 @@ def _graph(
     return nodes, calls
 
 
-def episode_of_trace(trace: Any) -> SingleAgentEpisode:
-    """Return the episode of a trace: the one that `trace_of` was given, or that of a trace which verifiers recorded.
+def trace_to_episode(trace: Any) -> SingleAgentEpisode:
+    """Return the episode of a trace that `episode_to_trace` made or verifiers recorded.
 
     In a trace of verifiers each message that the model sampled is a step, without rewards, and `custom_data` has the
     trace's facts of its task and its end. Messages that several branches repeat are in the episode once.
@@ -306,14 +306,14 @@ def episode_of_trace(trace: Any) -> SingleAgentEpisode:
     Raises:
         EpisodeError: it is not a trace, was changed beyond recognition, or is of several agents.
     """
-    record = record_of(trace)
+    record = trace_record(trace)
     with boundary(EpisodeError, "the trace cannot be read"):
         kept = (record.get("info") or {}).get(INFO)
-        conversation = _conversation_of(record["nodes"])
+        conversation = _read_conversation(record["nodes"])
         return _foreign_episode(record, conversation) if kept is None else _own_episode(kept, conversation)
 
 
-def record_of(trace: Any) -> Mapping[str, Any]:
+def trace_record(trace: Any) -> Mapping[str, Any]:
     """Return a trace as a dict, with every digit; raise `EpisodeError` if it is not a trace."""
     record = trace.model_dump(mode="python") if hasattr(trace, "model_dump") else trace
     if not isinstance(record, Mapping) or "nodes" not in record:
@@ -390,16 +390,16 @@ def _foreign_episode(record: Mapping[str, Any], conversation: Conversation) -> S
     return episode
 
 
-def advantages_of_trace(trace: Any) -> list[list[float] | None]:
+def trace_advantages(trace: Any) -> list[list[float] | None]:
     """Return (S,) for each action the advantages of its sampled tokens, None if unassigned.
 
     Raises:
         EpisodeError: it is not a trace.
     """
-    return [node.get("advantages") for node in record_of(trace)["nodes"] if node.get("sampled")]
+    return [node.get("advantages") for node in trace_record(trace)["nodes"] if node.get("sampled")]
 
 
-def score_of_trace(trace: Any) -> float | None:
+def trace_score(trace: Any) -> float | None:
     """Return the weighted sum of a trace's rewards; None if it failed or one of them is missing.
 
     verifiers' own `Trace.reward` skips missing ones, so that an unscored trace has 0.0 there.
@@ -407,7 +407,7 @@ def score_of_trace(trace: Any) -> float | None:
     Raises:
         EpisodeError: it is not a trace.
     """
-    record = record_of(trace)
+    record = trace_record(trace)
     rewards = list((record.get("rewards") or {}).values())
     if not record.get("ok") or not rewards or None in rewards:
         return None

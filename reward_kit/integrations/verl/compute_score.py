@@ -83,7 +83,7 @@ class RewardOptions:
         return cls(**given)
 
 
-class HeldReward:
+class PersistentReward:
     """A reward whose agent is opened by the first call in each event loop and stays open.
 
     Raises:
@@ -92,7 +92,7 @@ class HeldReward:
 
     def __init__(self, reward: Any, options: RewardOptions, folder: Path | None = None) -> None:
         self.options = options
-        make = scorer_maker(reward, options, folder)
+        make = scorer_factory(reward, options, folder)
         self.name = reward if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__)
         if make().mode == "batch":
             raise ConfigError(
@@ -126,7 +126,9 @@ class HeldReward:
         await self._agent.close()
 
 
-def scorer_maker(reward: Any, options: RewardOptions, folder: Path | None = None) -> Callable[[], RewardSpec | Scorer]:
+def scorer_factory(
+    reward: Any, options: RewardOptions, folder: Path | None = None
+) -> Callable[[], RewardSpec | Scorer]:
     """Return a function that makes scorers of a reward that is loaded once; a `Scorer` is used as it is."""
     if hasattr(reward, "score_group"):
         for name, value in (("level", options.level), ("folder", folder), ("options", options.options or None)):
@@ -195,7 +197,7 @@ def as_compute_score(
     Raises:
         ConfigError: the reward cannot be loaded, or an option is unknown.
     """
-    held = HeldReward(reward, RewardOptions.of(options, "as_compute_score"), Path(folder) if folder else None)
+    held = PersistentReward(reward, RewardOptions.of(options, "as_compute_score"), Path(folder) if folder else None)
 
     async def compute_score(
         data_source: Any,

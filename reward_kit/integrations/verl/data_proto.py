@@ -34,7 +34,7 @@ STEP_COLUMNS = ("steps", "action_lengths", "state_keys", "step_rewards", "valid_
 Unscored = Literal["leave_out", "mask"]
 _STEP_CREDIT = ("base_reward", "advantage", "return_to_go")
 _ALIGNED = ("metrics", "reward_reason")  # added to a step's info by alignment
-_NOT_VERLS = ("step_rewards", "values", "value_mask", "policy_versions")
+_NOT_IN_VERL = ("step_rewards", "values", "value_mask", "policy_versions")
 """Columns of our rows that verl lacks or has in another form: its `values` are of tokens, ours of actions."""
 _ROW_KEYS = ("rollout_id", "segment", "steps")
 _CREDIT = {"advantages": "advantage", "returns": "return_to_go"}
@@ -228,7 +228,7 @@ def verl_rows(
         columns = columns.select_rows(is_scored_B)
     if not len(columns.lengths_B):
         raise ConfigError("no episode has both tokens and a score, so the batch is empty; verl takes at least one row")
-    columns = replace(columns, tokens={key: v for key, v in columns.tokens.items() if key not in _NOT_VERLS})
+    columns = replace(columns, tokens={key: v for key, v in columns.tokens.items() if key not in _NOT_IN_VERL})
     rows = verl_batch(pad_rows(columns, pad_token_id=pad_token_id, padding="outer"))
     arrays = _widened(rows, prompt_length, response_length)
     others = {key: v for key, v in rows.non_tensor_batch.items() if scores is not None or key != "episode_rewards"}
@@ -289,7 +289,7 @@ class _NoTokenizer:
         raise ConfigError("nothing is decoded here")
 
 
-class Returned(NamedTuple):
+class RestoredEpisodes(NamedTuple):
     """The episodes of a batch.
 
     Attributes:
@@ -303,7 +303,7 @@ class Returned(NamedTuple):
     scores: list[float | None]
 
 
-def from_data_proto(data: Any) -> Returned:
+def from_data_proto(data: Any) -> RestoredEpisodes:
     """Return the episodes of a batch that `to_data_proto` made, also if its rows were reordered, repeated or dropped.
 
     If verl, or an estimator within it, has put `advantages` and `returns` into the batch, the steps have these; a
@@ -344,7 +344,7 @@ def from_data_proto(data: Any) -> Returned:
             scores[name] = None if score is None or np.isnan(score) else float(score)
         elif "rm_scores" in arrays and arrays["response_mask"][row].any():
             scores[name] = (scores[name] or 0.0) + float(arrays["rm_scores"][row].sum(dtype=np.float64))
-    return Returned(list(episodes.values()), list(steps.values()), [scores[name] for name in episodes])
+    return RestoredEpisodes(list(episodes.values()), list(steps.values()), [scores[name] for name in episodes])
 
 
 def _check_tokens(

@@ -1,8 +1,8 @@
 """Our advantage estimators in verl's registry: `algorithm.adv_estimator=reward_kit_gigpo` and its siblings.
 
 verl passes an estimator only rewards, the mask, `uid` and the configuration of a row. The other columns that ours need
-are passed beside: within `rows_beside(columns)` an estimator uses these columns of the batch. `compute_advantage` does
-so for a `DataProto`, `trainers` for verl's trainer. `row_credit` computes the credit of rows and needs no verl.
+are passed separately: within `use_row_columns(columns)` an estimator uses these columns of the batch, as
+`compute_advantage` does for a `DataProto` and `trainers` for verl's trainer. `row_credit` needs no verl.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PREFIX = "reward_kit_"
 OPTIONS = "reward_kit"
 """The section of verl's `algorithm` with the estimator's options, such as `+algorithm.reward_kit.omega=0.5`."""
 _STATES = ("gigpo",)  # estimators that use the states
-_BESIDE: ContextVar[Mapping[str, Any] | None] = ContextVar("reward_kit_rows", default=None)
+_ROW_COLUMNS: ContextVar[Mapping[str, Any] | None] = ContextVar("reward_kit_rows", default=None)
 Estimate = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -209,13 +209,13 @@ def _per_action(name: str, columns: Mapping[str, Any], row: int, count: int) -> 
 
 
 @contextmanager
-def rows_beside(columns: Mapping[str, Any]) -> Iterator[None]:
+def use_row_columns(columns: Mapping[str, Any]) -> Iterator[None]:
     """Pass row columns to the estimators called inside the block; `row_credit` lists those they need."""
-    token = _BESIDE.set(columns)
+    token = _ROW_COLUMNS.set(columns)
     try:
         yield
     finally:
-        _BESIDE.reset(token)
+        _ROW_COLUMNS.reset(token)
 
 
 def is_ours(adv_estimator: object) -> bool:
@@ -237,7 +237,7 @@ def compute_advantage(data: Any, adv_estimator: Any, **options: Any) -> Any:
     from verl.trainer.ppo import ray_trainer
 
     register_estimators()
-    with rows_beside(data.non_tensor_batch):
+    with use_row_columns(data.non_tensor_batch):
         return ray_trainer.compute_advantage(data, adv_estimator, **options)
 
 
@@ -261,16 +261,16 @@ def estimator_for_verl(name: str) -> Estimate:
         non_tensor_batch: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> tuple[Tensor, Tensor]:
-        columns = dict(non_tensor_batch or _BESIDE.get() or {})
+        columns = dict(non_tensor_batch or _ROW_COLUMNS.get() or {})
         if index is not None:
             columns["uid"] = index
-        return row_credit(name, token_level_rewards, response_mask, columns, options_of(name, config))
+        return row_credit(name, token_level_rewards, response_mask, columns, estimator_options(name, config))
 
     estimate.__name__ = estimate.__qualname__ = PREFIX + name
     return estimate
 
 
-def options_of(name: str, config: Any) -> dict[str, Any]:
+def estimator_options(name: str, config: Any) -> dict[str, Any]:
     """Return an estimator's options: those under `algorithm.reward_kit`, and verl's own `algorithm.gamma`."""
     given = dict((config.get(OPTIONS) if config is not None else None) or {})
     if any(not isinstance(key, str) for key in given):

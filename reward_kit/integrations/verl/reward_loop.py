@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from reward_kit.errors import ConfigError
-from reward_kit.integrations.verl.compute_score import SECTION, HeldReward, RewardOptions, RowRequests
+from reward_kit.integrations.verl.compute_score import SECTION, PersistentReward, RewardOptions, RowRequests
 from reward_kit.rl.reward_batches import RewardBatch
 
 NAME = "reward_kit"
@@ -76,7 +76,7 @@ class RewardKitManager:
             if isinstance(compute_score, functools.partial):  # verl's way of passing its `reward_kwargs`
                 reward, kwargs = compute_score.args
                 options = replace(options, options={**kwargs, **options.options})
-        self.held = HeldReward(reward, options, Path(folder) if folder else None)
+        self.held = PersistentReward(reward, options, Path(folder) if folder else None)
         self._requests = RowRequests(tokenizer)
 
     async def run_single(self, data: Any) -> dict[str, Any]:

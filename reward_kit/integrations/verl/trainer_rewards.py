@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from reward_kit.errors import ConfigError
-from reward_kit.integrations.verl.compute_score import SECTION, RewardOptions, RowRequests, scorer_maker
+from reward_kit.integrations.verl.compute_score import SECTION, RewardOptions, RowRequests, scorer_factory
 from reward_kit.integrations.verl.data_proto import objects
 from reward_kit.reward_agent import ScoredChunk, SyncRewardAgent, Ticket
 from reward_kit.reward_agent.tickets import Order
@@ -90,7 +90,7 @@ class RewardPipeline:
         **agent_options: Any,
     ) -> None:
         made = RewardOptions(level=level, options=options or {})
-        self.agent = SyncRewardAgent(scorer_maker(reward, made, Path(folder) if folder else None)(), **agent_options)
+        self.agent = SyncRewardAgent(scorer_factory(reward, made, Path(folder) if folder else None)(), **agent_options)
         self._requests = RowRequests(tokenizer)
         self._submitted: dict[Ticket, _Submitted] = {}
 
@@ -220,7 +220,7 @@ class TrainerRewards:
         """Write `rm_scores` beside the rows of a `KVBatchMeta` of verl; each score on the last sampled token, once."""
         from tensordict import TensorDict
 
-        queue = queue_of_verl()
+        queue = import_verl_queue()
         fetched = queue.kv_batch_get(
             keys=batch.keys, partition_id=batch.partition_id, select_fields=[*_TOKENS, *_COLUMNS]
         )
@@ -245,7 +245,7 @@ class TrainerRewards:
         return queue.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
 
-def queue_of_verl() -> Any:
+def import_verl_queue() -> Any:
     """Return the module of verl's queue, which is installed with it."""
     return importlib.import_module("transfer_queue")
 
@@ -262,7 +262,7 @@ def _rows_of_queue(keys: list[str], fetched: Any, pad_token_id: int) -> Any:
         padded([torch.ones_like(row) for row in rows], 0, side)
         for rows, side in ((prompts, "left"), (responses, "right"))
     ]
-    sessions, ends = sessions_of(keys)
+    sessions, ends = parse_sessions(keys)
     return DataProto.from_dict(
         tensors={
             "prompts": padded(prompts, pad_token_id, "left"),
@@ -278,7 +278,7 @@ def _rows_of_queue(keys: list[str], fetched: Any, pad_token_id: int) -> Any:
     )
 
 
-def sessions_of(keys: Sequence[str]) -> tuple[Array, Array]:
+def parse_sessions(keys: Sequence[str]) -> tuple[Array, Array]:
     """Return (B,) the session of each `uid_session_output` key, and whether the row is the last output of it."""
     numbered = [key.rsplit("_", 1) for key in keys]
     last: dict[str, int] = {}

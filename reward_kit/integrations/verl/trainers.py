@@ -16,8 +16,8 @@ import torch
 
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.verl.data_proto import STEP_COLUMNS, objects
-from reward_kit.integrations.verl.estimators import PREFIX, is_ours, rows_beside
-from reward_kit.integrations.verl.trainer_rewards import TrainerRewards, queue_of_verl, sessions_of
+from reward_kit.integrations.verl.estimators import PREFIX, is_ours, use_row_columns
+from reward_kit.integrations.verl.trainer_rewards import TrainerRewards, import_verl_queue, parse_sessions
 from reward_kit.tokens.columns import Array
 
 MODES = ("sync", "colocate_async", "separate_async")
@@ -59,7 +59,7 @@ def trainer_with_credit(base: Any, mode: str) -> Any:
             if unscored_B.any():
                 _leave_out_of_loss(batch, unscored_B, estimator)
             metrics["reward_kit/unscored_rows"] = int(unscored_B.sum())
-            with rows_beside(columns):
+            with use_row_columns(columns):
                 return super()._compute_advantage(batch, metrics)
 
     TrainerWithCredit.__name__ = TrainerWithCredit.__qualname__ = f"{base.__name__}WithCredit"
@@ -73,7 +73,7 @@ def _row_columns(batch: Any, *, with_steps: bool) -> dict[str, Any]:
     (`uid_session_output`). `episode_rewards` are NaN for a session with a NaN in its `rm_scores`, else None.
     """
     data = _fetch(batch, batch.keys, "response_mask", "rm_scores")
-    sessions, ends = sessions_of(batch.keys)
+    sessions, ends = parse_sessions(batch.keys)
     scores = zip(sessions, data["rm_scores"].unbind(), strict=True)
     unscored = {session for session, score in scores if torch.isnan(score).any()}
     columns: dict[str, Any] = {
@@ -108,7 +108,7 @@ def _row_columns(batch: Any, *, with_steps: bool) -> dict[str, Any]:
 
 
 def _fetch(batch: Any, keys: list[str], *fields: str) -> Any:
-    return queue_of_verl().kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=list(fields))
+    return import_verl_queue().kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=list(fields))
 
 
 def _leave_out_of_loss(batch: Any, unscored_B: Array, estimator: Any) -> None:
@@ -127,4 +127,4 @@ def _leave_out_of_loss(batch: Any, unscored_B: Array, estimator: Any) -> None:
         for name in ("response_mask", "rm_scores")
     )
     fields = TensorDict({"response_mask": masks, "loss_mask": masks, "rm_scores": scores}, batch_size=len(keys))
-    queue_of_verl().kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=fields)
+    import_verl_queue().kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=fields)

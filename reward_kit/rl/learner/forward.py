@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from reward_kit.errors import ConfigError
 from reward_kit.rl.learner.config import PPOConfig
-from reward_kit.rl.learner.sharding import layers_of
+from reward_kit.rl.learner.sharding import shardable_layers
 from reward_kit.rl.learner.training_rows import MicroBatch, Restriction
 
 AfterHead = Callable[[Tensor], Tensor]
@@ -54,7 +54,7 @@ class LogprobModel:
         if self._head is not None and not config.gradient_checkpointing:
             module.eval()  # as it will be scored: with dropout no two passes agree
             with self._precision(next(module.parameters()).device):
-                self._last_layer = last_layer_of(module, self._head)
+                self._last_layer = find_last_layer(module, self._head)
 
     @property
     def has_values(self) -> bool:
@@ -143,7 +143,7 @@ class LogprobModel:
         if self._config.temperature != 1.0:
             logits_NV = logits_NV / self._config.temperature
         if restriction is not None:
-            logits_NV = restricted(logits_NV, restriction)
+            logits_NV = restrict_logits(logits_NV, restriction)
         logprobs_NV = logits_NV.log_softmax(dim=-1)
         chosen_N = logprobs_NV.gather(-1, targets_N.unsqueeze(-1)).squeeze(-1)
         if not entropies:
@@ -157,7 +157,7 @@ def _wide(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def restricted(logits_NV: Tensor, restriction: Restriction) -> Tensor:
+def restrict_logits(logits_NV: Tensor, restriction: Restriction) -> Tensor:
     """Return the logits with forbidden tokens at `FORBIDDEN`."""
     rows_KV = logits_NV.index_select(0, restriction.tokens_K)
     is_forbidden_SV = torch.ones(restriction.sets, rows_KV.shape[1], dtype=torch.bool, device=rows_KV.device)
@@ -198,7 +198,7 @@ def _find_after_head(module: nn.Module, head: nn.Module, hidden_1H: Tensor, logi
             if torch.allclose(after(plain).float(), logits_1V.float(), rtol=1e-3, atol=1e-6):
                 return after
     raise ConfigError(
-        f"{type(module).__name__} changes its logits after the head in a way that is not known here; raise max_logits "
+        f"{type(module).__name__} changes its logits after the head in an unknown way; raise max_logits "
         "above tokens times vocabulary, or lower max_tokens_per_micro_batch, so that the head runs in one piece"
     )
 
@@ -242,12 +242,12 @@ class LastLayer:
 
 
 @torch.no_grad()
-def last_layer_of(module: nn.Module, head: nn.Module) -> LastLayer | None:
+def find_last_layer(module: nn.Module, head: nn.Module) -> LastLayer | None:
     """Find the last layer of a causal language model; None if a trial on four tokens shows another structure.
 
     The module is in the mode in which it will be scored; `head` computes logits from hidden states.
     """
-    if not (layers := layers_of(module)):
+    if not (layers := shardable_layers(module)):
         return None
     norm = getattr(layers[-1], "input_layernorm", None)
     out = getattr(getattr(layers[-1], "self_attn", None), "o_proj", None)

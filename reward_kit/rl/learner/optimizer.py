@@ -15,7 +15,7 @@ from reward_kit.errors import ConfigError, install_hint
 from reward_kit.rl.learner.config import LoRAOptions, PPOConfig
 
 
-def _is_of_value_head(name: str) -> bool:
+def _in_value_head(name: str) -> bool:
     return "value_head" in name.split(".")
 
 
@@ -27,7 +27,7 @@ def widen(module: nn.Module) -> None:
     """
     half = (torch.bfloat16, torch.float16)
     trained = [(name, one) for name, one in module.named_parameters() if one.requires_grad and one.dtype in half]
-    if all("lora_" in name or _is_of_value_head(name) for name, _ in trained):
+    if all("lora_" in name or _in_value_head(name) for name, _ in trained):
         for _, parameter in trained:
             parameter.data = parameter.data.float()
         return
@@ -62,7 +62,7 @@ def parameter_groups(module: nn.Module, config: PPOConfig) -> list[dict[str, Any
     trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
     groups: dict[tuple[str | None, bool, bool], list[nn.Parameter]] = {}  # by pattern, of the value head, a matrix
     for name, parameter in trained.items():
-        kind = (pattern_of(name), _is_of_value_head(name), parameter.dim() >= 2)
+        kind = (pattern_of(name), _in_value_head(name), parameter.dim() >= 2)
         groups.setdefault(kind, []).append(parameter)
     if not groups:
         raise ConfigError("nothing in the module is trainable: no parameter requires a gradient")
@@ -70,8 +70,8 @@ def parameter_groups(module: nn.Module, config: PPOConfig) -> list[dict[str, Any
     for pattern in [one for one in config.lr_by_name if one not in used]:
         if fits := [name for name in trained if fnmatchcase(name, pattern)]:
             raise ConfigError(
-                f"lr_by_name: {pattern!r} comes after {pattern_of(fits[0])!r}, which fits what it fits; put it before "
-                "that"
+                f"lr_by_name: {pattern!r} has no effect after {pattern_of(fits[0])!r}, which matches the same ones; "
+                "put it first"
             )
         names = list(trained)
         shown = ", ".join(names if len(names) <= 6 else [*names[:5], names[-1]])
@@ -104,7 +104,7 @@ def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
         group["lr"] = group["base_lr"] * factor
 
 
-def in_order_of(
+def reorder_optimizer_state(
     names: Sequence[str], theirs: Sequence[str] | None, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Reorder a saved state over the same parameters in other groups, as `optimizer` would have saved it.

@@ -79,7 +79,7 @@ class Processes:
         policy = MixedPrecisionPolicy()
         if precision == torch.bfloat16:
             policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
-        for layer in layers_of(module):
+        for layer in shardable_layers(module):
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         fully_shard(module, mesh=mesh, mp_policy=policy)
         for one in module.modules():
@@ -93,7 +93,7 @@ class Processes:
             return
         if _device_of(module).type == "cuda" and _local_rank() >= (count := torch.cuda.device_count()):
             raise ConfigError(
-                f"this is process {_local_rank()} of this machine, which has {count} GPUs; start as many or less"
+                f"this is process {_local_rank()} of this machine, which has {count} GPUs; start at most that many"
             )
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), 0)
@@ -158,7 +158,7 @@ def _device_of(module: nn.Module) -> torch.device:
     return next(module.parameters(), torch.empty(0)).device
 
 
-def layers_of(module: nn.Module) -> list[nn.Module]:
+def shardable_layers(module: nn.Module) -> list[nn.Module]:
     """The layers that are sharded one by one: those that `transformers` does not split."""
     names: set[str] = set()
     for one in module.modules():
@@ -184,7 +184,7 @@ def whole(state: Any, *, keep: bool = True) -> Any:
 
 
 @torch.no_grad()
-def gather_into(module: nn.Module, target: nn.Module | None) -> None:
+def copy_weights_into(module: nn.Module, target: nn.Module | None) -> None:
     """Copy the weights of a module, sharded or not, into one that is not; every process calls it, some without one."""
     own = target.state_dict() if target is not None else {}
     for name, tensor in module.state_dict().items():
@@ -196,14 +196,14 @@ def gather_into(module: nn.Module, target: nn.Module | None) -> None:
 def load_module(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Load `whole` weights into a module, sharded or not, as `Module.load_state_dict` does."""
     own = module.state_dict()
-    module.load_state_dict({name: _sharded_as(value, own.get(name)) for name, value in state.items()})
+    module.load_state_dict({name: _shard_like(value, own.get(name)) for name, value in state.items()})
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     """Load the `whole` state of an optimizer into one over parameters that are sharded or not; options stay its own."""
     parameters = dict(enumerate(one for group in optimizer.param_groups for one in group["params"]))
     kept = {
-        index: {key: _sharded_as(value, parameters.get(int(index))) for key, value in moments.items()}
+        index: {key: _shard_like(value, parameters.get(int(index))) for key, value in moments.items()}
         for index, moments in state["state"].items()
     }
     own = [{key: option for key, option in group.items() if key != "params"} for group in optimizer.param_groups]
@@ -212,7 +212,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
         group.update(options)
 
 
-def _sharded_as(value: Any, like: Any) -> Any:
+def _shard_like(value: Any, like: Any) -> Any:
     """Copy a whole tensor, sharded like another one of its shape; return anything else as it is."""
     if not isinstance(value, Tensor):
         return value
@@ -381,7 +381,7 @@ class ShardedLearner:
         if (lora := self._own.config.lora) is not None:
             add_adapters(module, lora)
         widen(module)
-        group.call(lambda: gather_into(self._own.module, module))
+        group.call(lambda: copy_weights_into(self._own.module, module))
 
     def update(self, rows: TokenBatch, *, version: int) -> dict[str, float]:
         diagnostics: dict[str, float] = self._together("update", rows, version=version)
@@ -403,7 +403,7 @@ class ShardedLearner:
             self._group.order(name, arguments, options)
             result = getattr(self._own, name)(*arguments, **options)
             if name in _CHANGING:
-                gather_into(self._own.module, self.module)
+                copy_weights_into(self._own.module, self.module)
             return result
 
         return self._group.call(call)
@@ -433,7 +433,7 @@ def follow(group: ProcessGroup, make: Callable[..., Any]) -> bool:
         if (order := group.next_order()) is None:
             return
         learner = make(*order)
-        gather_into(learner.module, None)
+        copy_weights_into(learner.module, None)
         while (order := group.next_order()) is not None:
             name, arguments, options = order
             try:
@@ -445,7 +445,7 @@ def follow(group: ProcessGroup, make: Callable[..., Any]) -> bool:
                     raise
                 return
             if name in _CHANGING:
-                gather_into(learner.module, None)
+                copy_weights_into(learner.module, None)
 
     is_ending = threading.Event()
     try:

@@ -55,7 +55,7 @@ class TrainingRows:
     lengths_B: Ints  # tokens of each row
     counts_B: Ints  # tokens of each row that take part
     flat_N: Ints  # the index of each token that takes part on the batch's flat axis (B·T)
-    places_N: Ints  # its index in its row, counted from the row's first token
+    positions_N: Ints  # its index in its row, counted from the row's first token
     is_first_N: Array  # true on the first token of an action
     columns: Mapping[str, Array]  # (N,) arrays of the batch by name
     sets_N: Ints  # the number of the set of ids that a constraint allowed; -1 without a constraint
@@ -82,7 +82,9 @@ class TrainingRows:
         # Real tokens have no gap between them, and in rows without any, none takes part.
         places = columns_N - (is_token.argmax(axis=1)[rows_N] if len(flat) else 0)
         if len(places) and places.min() == 0:
-            raise TrainingError(f"row {rows_N[places.argmin()]}: a sampled token stands first; nothing predicts it")
+            raise TrainingError(
+                f"row {rows_N[places.argmin()]}: the first token is a sampled one, which nothing predicts"
+            )
         sets_N, sets = _allowed(rows, rows_N, places)
         if "value_mask" in rows.batch:
             is_first = rows.batch["value_mask"].reshape(-1)[flat] != 0
@@ -94,7 +96,7 @@ class TrainingRows:
             lengths_B=lengths,
             counts_B=np.bincount(rows_N, minlength=len(lengths)),
             flat_N=flat,
-            places_N=places,
+            positions_N=places,
             is_first_N=is_first,
             columns={key: rows.batch[key].reshape(-1)[flat] for key in _COLUMNS if key in rows.batch},
             sets_N=sets_N,
@@ -129,7 +131,7 @@ class TrainingRows:
             self,
             counts_B=np.bincount(self.rows_N[stays], minlength=len(self.counts_B)),
             flat_N=self.flat_N[stays],
-            places_N=self.places_N[stays],
+            positions_N=self.positions_N[stays],
             is_first_N=self.is_first_N[stays],
             columns=columns,
             sets_N=self.sets_N[stays],
@@ -141,7 +143,7 @@ class TrainingRows:
         """The row of each token that takes part."""
         return np.repeat(np.arange(len(self.counts_B)), self.counts_B)
 
-    def tokens_of(self, rows: Ints) -> Ints:
+    def token_indices(self, rows: Ints) -> Ints:
         """The indices on the axis N of these rows' tokens, row after row."""
         return ranges((np.cumsum(self.counts_B) - self.counts_B)[rows], self.counts_B[rows])
 
@@ -151,8 +153,8 @@ class TrainingRows:
         width = int(lengths.max(initial=1))
         ids = np.zeros((max(len(rows), 1), width), dtype=np.int64)
         ids.reshape(-1)[ranges(np.arange(len(rows)) * width, lengths)] = self.ids[ranges(self.starts_B[rows], lengths)]
-        tokens, local = self.tokens_of(rows), np.repeat(np.arange(len(rows)), counts)
-        places = local * width + self.places_N[tokens]
+        tokens, local = self.token_indices(rows), np.repeat(np.arange(len(rows)), counts)
+        places = local * width + self.positions_N[tokens]
         real = np.float64 if dtype == torch.float64 else np.float32
         mask = np.arange(width) < (lengths[:, None] if len(rows) else 1)
 
@@ -182,7 +184,7 @@ class TrainingRows:
         return Restriction(moved(restricted), moved(numbers.astype(np.int64)), moved(owners), moved(flat), len(ids))
 
 
-def _allowed(rows: TokenBatch, rows_N: Ints, places_N: Ints) -> tuple[Ints, tuple[Array, ...]]:
+def _allowed(rows: TokenBatch, rows_N: Ints, positions_N: Ints) -> tuple[Ints, tuple[Array, ...]]:
     """Return for each token that takes part the number of its set of allowed ids or -1; and the sets."""
     sets_N = np.full(len(rows_N), -1, dtype=np.int64)
     numbers: dict[bytes, int] = {}
@@ -190,10 +192,10 @@ def _allowed(rows: TokenBatch, rows_N: Ints, places_N: Ints) -> tuple[Ints, tupl
         if allowed is None or not len(allowed.places):
             continue
         first, last = np.searchsorted(rows_N, [row, row + 1])
-        indices = np.searchsorted(allowed.places, places_N[first:last])
+        indices = np.searchsorted(allowed.places, positions_N[first:last])
         indices = np.minimum(indices, len(allowed.places) - 1)
         own = np.array([numbers.setdefault(ids.tobytes(), len(numbers)) for ids in allowed.sets], dtype=np.int64)
-        is_there = allowed.places[indices] == places_N[first:last]
+        is_there = allowed.places[indices] == positions_N[first:last]
         sets_N[first:last] = np.where(is_there, own[allowed.which[indices]], -1)
     return sets_N, tuple(np.frombuffer(ids, dtype=np.int32) for ids in numbers)
 

@@ -40,7 +40,7 @@ from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, PolicyError, TrainingError, did_you_mean
 from reward_kit.models import Message
 from reward_kit.rl.learner.config import PPOConfig, Precision, lr_factor
-from reward_kit.rl.learner.forward import LogprobModel, restricted
+from reward_kit.rl.learner.forward import LogprobModel, restrict_logits
 from reward_kit.rl.learner.optimizer import adamw, clip_gradients, set_lr, widen
 from reward_kit.rl.learner.training_rows import Restriction, TrainingRows
 from reward_kit.tokens import TokenBatch, micro_batches
@@ -50,8 +50,8 @@ from reward_kit.torch_cpu import keep_freed_memory, no_denormals
 logger = logging.getLogger("reward_kit.rl")
 OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
 Specs = Sequence[ToolSpec] | None
-ToolsOf = Callable[[SingleAgentEpisode, int], Specs]
-TaughtOf = Callable[[SingleAgentEpisode, int], bool]
+ToolsFunction = Callable[[SingleAgentEpisode, int], Specs]
+TaughtFunction = Callable[[SingleAgentEpisode, int], bool]
 _TEXT = Plain()  # without tools, everything is a text
 _ANY_LENGTH = 2**31
 _POOL = 64
@@ -93,7 +93,7 @@ class Demonstrations:
         self.form = find_action_format(action_format, tokenizer, self.layout.source)
         end = self.layout.end_id if self.layout.end_id is not None else tokenizer.eos_token_id
         if not isinstance(end, int):
-            raise ConfigError("tokenizer: nothing ends an answer: it has no eos_token, and the chat template none")
+            raise ConfigError("tokenizer: it has no end-of-answer token, in eos_token or in the chat template")
         self.end, self.max_context = end, max_context
         self.constraints = TurnConstraints(self.layout, tokenizer, end, _ANY_LENGTH) if constrain else None
         self._in_prompt = {"tools_in_prompt": tools_in_prompt, "tool_role": tool_role}
@@ -101,9 +101,9 @@ class Demonstrations:
     def __call__(
         self,
         episodes: Iterable[SingleAgentEpisode],
-        tools: Specs | ToolsOf = None,
+        tools: Specs | ToolsFunction = None,
         *,
-        taught: TaughtOf | None = None,
+        taught: TaughtFunction | None = None,
     ) -> list[SingleAgentEpisode]:
         """Copy the episodes with the tokens of every action; `build_rows` makes rows of them.
 
@@ -181,8 +181,8 @@ class DemonstrationWriter:
                 raise PolicyError(str(options.form))
             form = options.form
             form.check(tools)
-        text = _written(action, tools, form)
-        if _chat_of(read := form.action(text, tools)) != _chat_of(action):
+        text = _write_action(action, tools, form)
+        if _as_chat(read := form.action(text, tools)) != _as_chat(action):
             raise PolicyError(
                 f"action_format {form.name} reads {text!r} as {read!r}, not as {action!r}; take another action_format"
                 + ("" if tools else ", or give the tools that are called")
@@ -271,11 +271,11 @@ def episode_texts(
     for episode in episodes:
         turns = set(episode.assistant_turns)
         texts += (message.text for index, message in enumerate(episode.messages) if index not in turns)
-        texts += (_written(episode.get_actions(step), known, form) for step in range(len(episode)))
+        texts += (_write_action(episode.get_actions(step), known, form) for step in range(len(episode)))
     return texts
 
 
-def _written(action: Action, tools: Sequence[ToolSchema], form: ActionFormat) -> str:
+def _write_action(action: Action, tools: Sequence[ToolSchema], form: ActionFormat) -> str:
     def tool(name: str) -> ToolSchema:
         return next((tool for tool in tools if tool.name == name), ToolSchema(name, {"type": "object"}))
 
@@ -285,7 +285,7 @@ def _written(action: Action, tools: Sequence[ToolSchema], form: ActionFormat) ->
     return f"<think>\n{reasoning}\n</think>\n\n{text}" if reasoning else text
 
 
-def _chat_of(action: Action) -> dict[str, Any]:
+def _as_chat(action: Action) -> dict[str, Any]:
     """The action as a message, without the ids of its calls."""
     chat = assistant_message(action, 0).to_chat()
     for call in chat.get("tool_calls", ()):
@@ -523,7 +523,7 @@ class _GradingModel(LogprobModel):
         self, logits_NV: Tensor, targets_N: Tensor, restriction: Restriction | None, entropies: bool
     ) -> tuple[Tensor, Tensor]:
         if restriction is not None:
-            logits_NV = restricted(logits_NV, restriction)
+            logits_NV = restrict_logits(logits_NV, restriction)
         logprobs_NV = logits_NV.float().log_softmax(dim=-1)
         chosen_N = logprobs_NV.gather(-1, targets_N.unsqueeze(-1)).squeeze(-1)
         return chosen_N, (chosen_N >= logprobs_NV.amax(dim=-1)).float()
@@ -545,7 +545,7 @@ class _SmoothingModel(LogprobModel):
             rows_KV = logits_NV.index_select(0, restriction.tokens_K)
             means_K: Tensor = torch.linalg.vecdot(rows_KV, weights_SV.index_select(0, restriction.sets_K))
             means_N = means_N.index_copy(0, restriction.tokens_K, means_K)
-            logits_NV = restricted(logits_NV, restriction)
+            logits_NV = restrict_logits(logits_NV, restriction)
         sums_N = logits_NV.logsumexp(dim=-1)
         return logits_NV.gather(-1, targets_N.unsqueeze(-1)).squeeze(-1) - sums_N, means_N - sums_N
 
@@ -568,7 +568,7 @@ def evaluate(
     grading, budget = _GradingModel(model, options), config.max_tokens_per_micro_batch or config.max_tokens_per_batch
     logprobs, right = np.zeros(flat.count), np.zeros(flat.count, dtype=np.bool_)
     for chosen in _parts(flat, np.flatnonzero(flat.counts_B), budget):
-        scores, indices = grading(flat.part(chosen, torch.device(device))), flat.tokens_of(chosen)
+        scores, indices = grading(flat.part(chosen, torch.device(device))), flat.token_indices(chosen)
         logprobs[indices] = scores.logprobs_N.cpu().numpy()
         assert scores.entropies_N is not None
         right[indices] = scores.entropies_N.cpu().numpy() > 0.0

@@ -70,7 +70,7 @@ PPO = Annotated[PPOConfig, WrapValidator(_checked), _Bounded]
 """The keys of `ppo:` are the fields of `PPOConfig`."""
 
 
-DECIDING = (
+SELECTION_METRICS = (
     *("held_out/score", "held_out/passed_share", "held_out/min", "held_out/max", "held_out/return_mean"),
     *("score/mean", "score/passed_share", "score/min", "score/max", "episode/return_mean"),
 )
@@ -78,12 +78,14 @@ DECIDING = (
 
 
 def _known_metric(name: str) -> str:
-    if name not in DECIDING:
-        raise ValueError(f"not a figure that can decide{did_you_mean(name, DECIDING)}")
+    if name not in SELECTION_METRICS:
+        raise ValueError(f"not a figure that can decide{did_you_mean(name, SELECTION_METRICS)}")
     return name
 
 
-Metric = Annotated[str, AfterValidator(_known_metric), WithJsonSchema({"type": "string", "enum": list(DECIDING)})]
+Metric = Annotated[
+    str, AfterValidator(_known_metric), WithJsonSchema({"type": "string", "enum": list(SELECTION_METRICS)})
+]
 
 
 class RolloutModel(BaseModel):
@@ -191,7 +193,7 @@ class EvaluationModel(BaseModel):
         given = [key for key in ("task", "dataset_path", "hold_out") if getattr(self, key) is not None]
         if len(given) != 1:
             names = " and ".join(given) or "none"
-            raise ValueError(f"say where the samples come from, by one of task, dataset_path and hold_out; got {names}")
+            raise ValueError(f"give exactly one of task, dataset_path and hold_out; got {names}")
         return self
 
 

@@ -31,7 +31,7 @@ _OVER_THE_BATCH: Mapping[str, str] = {
     "reinforce_plus_plus": "its mean and its scale over the batch",
 }
 _PIPELINES: Mapping[Schedule, str] = {
-    Schedule.SYNC: "one thing after another: roll out, score, learn; no token is older than the weights that learn",
+    Schedule.SYNC: "in sequence: roll out, score, learn; no token is older than the weights that learn",
     Schedule.MINIBATCH: "a part of the batch is learned from as soon as its groups are scored, slow ones last",
     Schedule.ONE_STEP_OFF: "the next batch is rolled out while this one is scored and learned from; its tokens are one "
     "version older than the weights that learn from them",
@@ -75,7 +75,7 @@ def describe_plan(plan: TrainingPlan) -> str:
         "Pipeline": [f"{schedule.value}: {_PIPELINES[schedule]}", *([parts] if schedule.updates_early else [])],
         "Scores": [
             f"{definition.reward_function_path}, {config.reward.max_concurrency} calls at a time; "
-            "unscored is not zero: an unscored episode takes no part",
+            "unscored episodes are excluded, not counted as 0",
             f"reward manager {config.reward_manager.name}, normalization {kind}: {_NORMALIZATIONS[kind]}",
         ],
         "Credit": _credit(plan),
@@ -126,7 +126,7 @@ def _training(plan: TrainingPlan) -> list[str]:
         band = f" and whose mean score is in [{dynamic.band[0]:g}, {dynamic.band[1]:g}]" if dynamic.band else ""
         dropped = "; groups with an unscored member are dropped" if dynamic.unscored == "drop" else ""
         lines.append(
-            f"only groups {kept}{band} count; others are collected in their place, {dynamic.max_collections} "
+            f"only groups {kept}{band} count; others are collected instead, {dynamic.max_collections} "
             f"collections at most{dropped}"
         )
     return lines
@@ -141,15 +141,15 @@ def _engine(config: TrainModel) -> list[str]:
     return [
         f"ray: rollouts in {count} processes of {where}, each with {engine.cpus:g} CPUs, {engine.gpus:g} GPUs and a "
         f"copy of the weights, which gets the new ones after each update; rewards are called {rewards}",
-        "which episodes are computed together is not repeated: the same seed gives the same draws, not the same bits",
+        "the grouping of episodes into forward passes varies: the same seed gives the same draws, not bit-equal ones",
     ]
 
 
 def _credit(plan: TrainingPlan) -> list[str]:
     credit, options = plan.credit, dict(plan.credit.options)
     sources = {
-        "reward_function": "r_k: what the reward says of step k",
-        "environment": "r_k: what the environment gave for step k, where the reward says nothing of steps",
+        "reward_function": "r_k: the reward function's reward of step k",
+        "environment": "r_k: the environment's reward of step k, unless the reward function gives one",
     }
     formulas = _gigpo(options) if credit.estimator == "gigpo" else [_CREDIT[credit.estimator]]
     texts = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in options.items()}
@@ -188,8 +188,8 @@ def _loss(ppo: PPOConfig) -> list[str]:
         lines.append(f"π_old: {recorded}")
     if ppo.importance is not None:
         lines.append(
-            f"times w = min(π_before / π_sampler of the {ppo.importance}, {ppo.importance_cap:g}), for what the "
-            "sampler computed otherwise"
+            f"times w = min(π_before / π_sampler of the {ppo.importance}, {ppo.importance_cap:g}), to correct for "
+            "differences of the sampler"
         )
     total = _AGGREGATIONS[ppo.reduction].format(norm=ppo.norm_length or 1.0)
     lines = [f"{ppo.loss}: {lines[0]}", *lines[1:], f"log π at temperature {ppo.temperature:g}; L is {total}"]
@@ -200,8 +200,8 @@ def _loss(ppo: PPOConfig) -> list[str]:
         lines.append("no divergence from a reference (kl_coefficient 0)")
     sign = "-" if ppo.entropy_coefficient >= 0 else "+"
     lines += [f"{sign} {abs(ppo.entropy_coefficient):g} entropy"] if ppo.entropy_coefficient else ["no entropy bonus"]
-    kept = f", kept within {ppo.value_clip:g} of what it was" if ppo.value_clip is not None else ""
-    lines.append(f"+ {ppo.value_coefficient:g} · ½ (V - return)²{kept}, where the policy has a value head")
+    kept = f", kept within {ppo.value_clip:g} of the old value" if ppo.value_clip is not None else ""
+    lines.append(f"+ {ppo.value_coefficient:g} · ½ (V - return)²{kept}, if the policy has a value head")
     return lines
 
 

@@ -79,7 +79,7 @@ def prefixed(prefix: str, figures: Mapping[str, float]) -> Figures:
     return {f"{prefix}/{name}": value for name, value in figures.items()}
 
 
-def merged_updates(updates: Sequence[Figures]) -> Figures:
+def merge_updates(updates: Sequence[Figures]) -> Figures:
     """Merge the diagnostics of the updates that one batch was split into, as if it had been one update."""
     return _merged(updates, [one.get("tokens", 0.0) for one in updates], _UPDATE_SUMS)
 
@@ -176,14 +176,14 @@ class Meter:
 
 
 @runtime_checkable
-class GivesLogprobs(Protocol):
+class SupportsLogprobs(Protocol):
     """A learner that computes log-probabilities under its weights; `PPOLearner` does."""
 
     def logprobs(self, rows: TokenBatch) -> Array:
         """(B,T) log-probabilities on the axis of `input_ids`, 0 off the actions."""
 
 
-class KeptUpdate:
+class UpdateRecorder:
     """Collects scores, credit and probability ratios of one update's episodes, for the records that are kept."""
 
     def __init__(self) -> None:
@@ -203,7 +203,7 @@ class KeptUpdate:
 
         A token's ratio is exp(its log-probability now - the one recorded when it was sampled).
         """
-        if not isinstance(learner, GivesLogprobs):
+        if not isinstance(learner, SupportsLogprobs):
             return
         new_BT, old_BT, advantages_BT = learner.logprobs(rows), rows.batch["logprobs"], rows.batch["advantages"]
         # Rows are ordered by episode and segment, as actions are in an episode's spans.

@@ -43,7 +43,7 @@ from reward_kit.rl.overlap import Schedule
 from reward_kit.rl.reward_manager import EpisodeRewardManager
 from reward_kit.rl.trainer import Trainer
 from reward_kit.rl.training.config import DynamicSamplingModel
-from reward_kit.rl.training.figures import SCORING, WAIT, Figures, merged_updates
+from reward_kit.rl.training.figures import SCORING, WAIT, Figures, merge_updates
 from reward_kit.rl.training.rollouts import GroupRequest, SampleStream
 
 
@@ -114,7 +114,7 @@ class Pipeline:
             if part:
                 updates.append(await self._learn(part))
         await self.trainer.publish()
-        return merged_updates(updates)
+        return merge_updates(updates)
 
     async def _learn(self, groups: Sequence[_Group]) -> Figures:
         trainer, groups = self.trainer, sorted(groups, key=lambda one: one.number)
@@ -319,7 +319,7 @@ def _arithmetic() -> dict[str, Any]:
     return {"threads": torch.get_num_threads(), "torch": torch.__version__}
 
 
-def threads_differ(checkpoint: Checkpoint) -> str:
+def why_not_reproducible(checkpoint: Checkpoint) -> str:
     """Return the reason why a resume will not be bit-equal to an unbroken run; empty if it will."""
     before, now = checkpoint.facts, _arithmetic()
     return ", ".join(

@@ -231,8 +231,8 @@ def _check(
     if config.engine.type == "ray" and policy is not None and policy.options().get("lockstep"):
         where = error_location(located, ("policy", "lockstep"), own) if config.policy else task.path
         raise ConfigError(
-            f"{where}: policy.lockstep: with engine: ray it is chance which episodes are computed together, and what "
-            "lockstep promises cannot be kept; leave it out"
+            f"{where}: policy.lockstep: with engine: ray episodes are grouped by timing, so lockstep cannot "
+            "make results reproducible; leave it out"
         )
 
 
@@ -255,8 +255,8 @@ def check_policy(plan: TrainingPlan) -> None:
             inspect.signature(publish).bind(None, 0, {})
         except TypeError:
             raise ConfigError(
-                f"{plan.path}: engine: ray sends weights to processes that act, and {kind.__name__}.publish takes "
-                "none; give it publish(version, state_dict)"
+                f"{plan.path}: engine: ray sends weights to processes that act, but {kind.__name__}.publish accepts "
+                "none; define publish(version, state_dict)"
             ) from None
     if block.type != "hf":
         return

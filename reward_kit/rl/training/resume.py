@@ -18,7 +18,7 @@ CHANGEABLE = ("updates", "checkpoints", "early_stop", "logs", "threads", "engine
 """Keys of the train file that a resume may change: how long, where, and what is kept and logged."""
 
 
-def header_of(run_id: str, plan: TrainingPlan) -> RunHeader:
+def new_run_header(run_id: str, plan: TrainingPlan) -> RunHeader:
     """Make the `run.json` of a new run."""
     training = TrainingHeader(
         train_path=str(plan.path.resolve()),

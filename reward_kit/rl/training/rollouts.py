@@ -231,7 +231,7 @@ class HeldOutEvaluation:
         return prefixed("held_out", figures)
 
 
-def acting_as(policy: Any, temperature: float | None) -> Any:
+def evaluation_policy(policy: Any, temperature: float | None) -> Any:
     """Return the policy that acts in evaluations: the same weights at another temperature; None keeps the policy."""
     if temperature is None:
         return policy

@@ -20,9 +20,9 @@ from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.errors import TrainingError
 from reward_kit.private_files import make_private_folder
 from reward_kit.rl.learner.optimizer import has_adapters
-from reward_kit.rl.training.figures import Figures, KeptUpdate, prefixed
+from reward_kit.rl.training.figures import Figures, UpdateRecorder, prefixed
 from reward_kit.rl.training.logs import Logs, TrainingDisplay
-from reward_kit.rl.training.pipelines import Progress, latest_state, restore_state, save_state, threads_differ
+from reward_kit.rl.training.pipelines import Progress, latest_state, restore_state, save_state, why_not_reproducible
 from reward_kit.rl.training.plan import TrainingPlan
 from reward_kit.rl.training.resume import stored_config
 from reward_kit.rl.training.setup import Components, Factories, open_components, use_threads
@@ -85,7 +85,7 @@ async def run_training(
                     if checkpoint is not None:
                         progress = await restore_state(checkpoint, components.pipeline)
                         display.begin_at(progress.updates)
-                        if difference := threads_differ(checkpoint):
+                        if difference := why_not_reproducible(checkpoint):
                             display.say(f"resuming, but not bit-equal to an unbroken run: {difference}")
                     config, first, size = stored_config(plan), progress.updates + 1, progress.metrics_size
                     with Logs(folder.path, plan.config.logs, config, first=first, metrics_size=size) as logs:
@@ -160,7 +160,7 @@ class _Session:
         trainer, began = self._trainer, time.perf_counter()
         before, totals = dict(trainer.meter.totals), trainer.meter.totals
         every = self._config.logs.episodes_every
-        trainer.kept = KeptUpdate() if every is not None and number % every == 0 else None
+        trainer.kept = UpdateRecorder() if every is not None and number % every == 0 else None
         diagnostics = await self._pipeline.step(more=number < self._config.updates)
         seconds = time.perf_counter() - began
         if trainer.kept is not None:

@@ -37,7 +37,7 @@ from reward_kit.rl.training.rollouts import (
     LockstepBarrier,
     SampleStream,
     TrainingWorker,
-    acting_as,
+    evaluation_policy,
 )
 from reward_kit.runs.plan import make_user
 from reward_kit.runs.tasks import LoadedTask
@@ -68,7 +68,7 @@ class _NoTokenizer:
         return " ".join(map(str, token_ids))
 
 
-def learner_over(module: torch.nn.Module, ppo: PPOConfig, plan: TrainingPlan, folder: Path) -> PPOLearner:
+def make_learner(module: torch.nn.Module, ppo: PPOConfig, plan: TrainingPlan, folder: Path) -> PPOLearner:
     """Make the learner over a policy's weights; a copy of them as they are now is the reference."""
 
     def keep(rows: TokenBatch, facts: Mapping[str, Any]) -> None:
@@ -93,7 +93,7 @@ async def _local_workers(plan: TrainingPlan, policy: AgentPolicy) -> AsyncIterat
 
     held_out = None
     if plan.held_out is not None and plan.config.evaluation is not None:
-        acting = acting_as(policy, plan.config.evaluation.temperature)
+        acting = evaluation_policy(policy, plan.config.evaluation.temperature)
         held_out = make_worker(plan.held_out.task, in_lockstep(acting))
     yield Workers(make_worker(plan.task, in_lockstep(policy)), held_out)
 
@@ -114,7 +114,7 @@ def _local_scorer(task: LoadedTask) -> Scorer:
 class Factories:
     """The factories of components that may run in other processes; by default all run in this one."""
 
-    learner: Callable[[torch.nn.Module, PPOConfig, TrainingPlan, Path], Learner] = learner_over
+    learner: Callable[[torch.nn.Module, PPOConfig, TrainingPlan, Path], Learner] = make_learner
     actors: Callable[[TrainingPlan, AgentPolicy], AbstractAsyncContextManager[Workers]] = _local_workers
     scorer: Callable[[LoadedTask], Scorer] = _local_scorer
 
@@ -194,17 +194,19 @@ def use_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def sharded_by(group: ProcessGroup) -> Callable[[torch.nn.Module, PPOConfig, TrainingPlan, Path], ShardedLearner]:
+def sharded_learner_factory(
+    group: ProcessGroup,
+) -> Callable[[torch.nn.Module, PPOConfig, TrainingPlan, Path], ShardedLearner]:
     """Return the learner factory of the first of several processes, each of which holds one shard."""
 
     def make(module: torch.nn.Module, ppo: PPOConfig, plan: TrainingPlan, folder: Path) -> ShardedLearner:
         orders = (str(plan.path.resolve()), dict(plan.overrides))
-        return ShardedLearner(module, lambda copied: learner_over(copied, ppo, plan, folder), group, orders)
+        return ShardedLearner(module, lambda copied: make_learner(copied, ppo, plan, folder), group, orders)
 
     return make
 
 
-def help_to_train(group: ProcessGroup) -> bool:
+def follow_training(group: ProcessGroup) -> bool:
     """Train in another than the first process; see `follow`."""
 
     def make(path: str, overrides: Mapping[str, Any]) -> PPOLearner:
@@ -214,6 +216,6 @@ def help_to_train(group: ProcessGroup) -> bool:
         module, ppo = trainable(policy).module, with_temperature(plan.config.ppo, policy)
         anyio.run(policy.close)
         del policy  # and with it the copy of the weights that it would act with
-        return learner_over(module, ppo, plan, plan.folder)
+        return make_learner(module, ppo, plan, plan.folder)
 
     return follow(group, make)

@@ -64,10 +64,10 @@ def check_resources(plan: TrainingPlan) -> None:
 
 def create_run(plan: TrainingPlan, log_dir: Path) -> Path:
     """Create the directory of a new run, with its `run.json`."""
-    from reward_kit.rl.training.resume import header_of
+    from reward_kit.rl.training.resume import new_run_header
 
     path = new_run_path(log_dir, plan.name)
-    RunFolder.create(path, header_of(path.name, plan), plan.redaction)
+    RunFolder.create(path, new_run_header(path.name, plan), plan.redaction)
     return path
 
 

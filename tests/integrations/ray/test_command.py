@@ -190,7 +190,7 @@ def test_no_cluster_at_an_address_is_one_line(folder: Path, shell: Shell) -> Non
 def test_a_model_of_ones_own_is_in_the_workers_and_only_its_outline_in_the_driver(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from reward_kit.cli.run import outline_of_own_model
+    from reward_kit.cli.run import without_model_weights
     from reward_kit.errors import PolicyError
     from reward_kit.runs.plan import RunArgs, make_policies
     from tests.agent.policies.hf.small_models import byte_tokenizer, small_llama
@@ -200,7 +200,7 @@ def test_a_model_of_ones_own_is_in_the_workers_and_only_its_outline_in_the_drive
     tokenizer.save_pretrained(folder / "task" / "small")
     policy = {"type": "hf", "model": "./small", "action_format": "hermes", "max_new_tokens": 8}
     counting = Counting(folder / "task", samples=2, policy=policy, max_episode_steps=2)
-    task = outline_of_own_model(counting.loaded())
+    task = without_model_weights(counting.loaded())
     (driver,) = make_policies(task, RunArgs(task_path=task.path))
     with pytest.raises(PolicyError, match="made without weights"):
         driver.policy._engine  # type: ignore[attr-defined] # noqa: B018
@@ -273,7 +273,7 @@ async def test_a_key_that_is_refused_ends_the_run_and_breaks_no_episode(
         code, _, errors = await anyio.to_thread.run_sync(shell.call, "task.yaml", "--engine", "ray", "-E", "workers=2")
     assert code == 3, errors
     assert "refused the API key" in errors or "401" in errors
-    assert "0 of 80 episodes are there" in errors
+    assert "0 of 80 episodes are complete" in errors
 
 
 def served(server: ChatServer) -> dict[str, Any]:

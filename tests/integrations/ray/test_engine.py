@@ -96,7 +96,7 @@ class TestWhatIsWrongIsToldAtOnce:
         (counting.folder / "mine.py").write_text((counting.folder / "mine.py").read_text() + "\n")
         with pytest.raises(ExceptionGroup) as caught:
             await carried_out(plan, folder / "run", engine)
-        assert "is another one than the driver's" in str(first_of(caught.value))
+        assert "differs from the driver's" in str(first_of(caught.value))
         assert "the policy" in str(first_of(caught.value))
 
 
@@ -122,7 +122,7 @@ class TestLimits:
         assert Counter(record["stop_reason"] for record in read_episodes(folder / "run"))["run_limit"] > 0
 
 
-async def test_several_policies_without_a_world_give_what_they_give_here(cluster: Any, folder: Path) -> None:
+async def test_several_policies_without_a_resource_match_the_local_engine(cluster: Any, folder: Path) -> None:
     counting = Counting(
         folder / "task",
         samples=6,
@@ -136,12 +136,12 @@ async def test_several_policies_without_a_world_give_what_they_give_here(cluster
     assert without_the_clock(folder / "ray_run") == without_the_clock(folder / "local_run")
 
 
-def test_what_fits_by_default_leaves_room_for_what_scores(cluster: Any) -> None:
+def test_default_workers_leave_room_for_reward_workers(cluster: Any) -> None:
     assert (workers_that_fit(1, 0), workers_that_fit(1, 0, 1), workers_that_fit(0.5, 0)) == (4, 3, 8)
     assert (workers_that_fit(0.5, 1), workers_that_fit(1, 0, 4)) == (4, 0)
 
 
-def test_what_never_fits_is_told_at_once_and_what_may_fit_when_nodes_come_is_waited_for(cluster: Any) -> None:
+def test_impossible_workers_are_rejected_and_possible_ones_awaited(cluster: Any) -> None:
     asked = RayOptions(workers=1, reward_workers=4)
     with pytest.raises(ConfigError, match=r"beside 4 that call the reward .*; ask for less with -E cpus or -E rew"):
         workers_to_start(asked, is_own=True, option="-E {}")

@@ -13,8 +13,8 @@ import pytest
 from reward_kit.agent.limits import ActionUsage
 from reward_kit.cli.main import program
 from reward_kit.errors import ConfigError
-from reward_kit.integrations.ray.actors import ActorBudget, Rest, Spent
-from reward_kit.integrations.ray.engine import TaskWorkers, environment_for, most_processes, moved, shared_rates
+from reward_kit.integrations.ray.actors import ActorBudget, RunUsage, Usage
+from reward_kit.integrations.ray.engine import TaskWorkers, divide_rates, environment_for, max_processes, moved
 from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.task_parts import RunLimitsModel
 from tests.integrations.ray.counting import Counting
@@ -44,14 +44,14 @@ class TestFlags:
         [
             (["--address", "auto"], "--address goes with --engine ray"),
             (["-E", "workers=2"], "-E goes with --engine ray"),
-            (["--engine", "ray", "--record", "r"], "--record goes with --engine local"),
-            (["--engine", "ray", "--replay", "r"], "--replay goes with --engine local"),
+            (["--engine", "ray", "--record", "r"], "--record requires --engine local"),
+            (["--engine", "ray", "--replay", "r"], "--replay requires --engine local"),
             (["--engine", "ray", "-E", "worker=2"], "-E worker: unknown key; did you mean 'workers'?"),
             (["--engine", "ray", "-E", "workers=0"], "-E workers: must be 1 or more (got 0)"),
             (["--engine", "ray", "-E", "cpus=none"], "-E cpus: expected a number"),
             (["--engine", "ray", "-E", "address=auto"], "-E address: is given as --address"),
             (["--engine", "ray", "-E", "workers"], "-E 'workers': write key=value"),
-            (["--engine", "ray", "--policy", "human"], "a person at this terminal is not reached from a cluster"),
+            (["--engine", "ray", "--policy", "human"], "a cluster cannot reach the person at this terminal"),
         ],
     )
     def test_what_would_have_no_effect_or_makes_no_sense(self, task: str, flags: list[str], expected: str) -> None:
@@ -74,7 +74,7 @@ class TestRates:
         return Counting(tmp_path, policy=self.LIMITED, **keys).loaded().definition
 
     def test_each_process_has_its_share_and_no_more(self, tmp_path: Path) -> None:
-        shared = shared_rates(self.definition(tmp_path), 4).policy
+        shared = divide_rates(self.definition(tmp_path), 4).policy
         assert shared is not None
         assert shared.options() == {"model": "m", "requests_per_minute": 15.0, "max_connections": 2}
 
@@ -82,39 +82,39 @@ class TestRates:
         with pytest.raises(
             ConfigError, match=r"policy\.max_connections 9 cannot be shared by 10 workers.*-E workers=9"
         ):
-            shared_rates(self.definition(tmp_path), 10)
+            divide_rates(self.definition(tmp_path), 10)
 
     def test_what_has_no_limit_stays_as_it_is(self, tmp_path: Path) -> None:
         definition = Counting(tmp_path).loaded().definition
-        assert shared_rates(definition, 4) is definition
+        assert divide_rates(definition, 4) is definition
 
     def test_by_default_there_are_no_more_processes_than_connections(self, tmp_path: Path) -> None:
         user = {"type": "openai", "model": "u", "instructions": "ask", "max_connections": 3}
-        assert most_processes(self.definition(tmp_path)) == 9
-        assert most_processes(self.definition(tmp_path, user=user)) == 3
-        assert most_processes(Counting(tmp_path).loaded().definition) > 10**9
+        assert max_processes(self.definition(tmp_path)) == 9
+        assert max_processes(self.definition(tmp_path, user=user)) == 3
+        assert max_processes(Counting(tmp_path).loaded().definition) > 10**9
 
 
 class TestBudget:
     LIMITS = RunLimitsModel(total_tokens=100, wall_time_s=1000)
 
-    def test_a_process_counts_its_own_at_once_and_the_others_as_it_is_told(self) -> None:
+    def test_budget_counts_own_usage_at_once_and_others_when_reported(self) -> None:
         budget = ActorBudget(self.LIMITS)
         budget.spend(ActionUsage(30, 0.5), steps=1)
-        budget.hear(Rest(Spent(60, 1.0, 7), 5.0))
+        budget.hear(RunUsage(Usage(60, 1.0, 7), 5.0))
         assert (budget.tokens, budget.cost, budget.steps) == (90, 1.5, 8)
-        assert budget.own == Spent(30, 0.5, 1)
+        assert budget.own == Usage(30, 0.5, 1)
         assert budget.exhausted() is None
-        budget.hear(Rest(Spent(60, 1.0, 7), 5.0))  # told once more, it is not counted twice
+        budget.hear(RunUsage(Usage(60, 1.0, 7), 5.0))  # told once more, it is not counted twice
         assert budget.tokens == 90
         budget.spend(ActionUsage(10), steps=1)
         assert (exhausted := budget.exhausted()) is not None and exhausted.key == "total_tokens"
 
     def test_the_clock_is_that_of_the_run(self) -> None:
         budget = ActorBudget(self.LIMITS)
-        budget.hear(Rest(Spent(), 999.0))
+        budget.hear(RunUsage(Usage(), 999.0))
         assert budget.exhausted() is None
-        budget.hear(Rest(Spent(), 1000.0))
+        budget.hear(RunUsage(Usage(), 1000.0))
         assert (exhausted := budget.exhausted()) is not None and exhausted.key == "wall_time_s"
         assert 1000.0 <= budget.seconds <= 1000.0 + time.monotonic()
 
@@ -133,7 +133,7 @@ class TestWhatAProcessIsSent:
         build = TaskWorkers.of(counting.loaded(), counting.request(), 2)
         assert (build.task.samples, build.task.reward, build.task.tools) == ((), None, None)
 
-    def test_a_missing_folder_is_told_with_what_helps(self, tmp_path: Path) -> None:
+    def test_a_missing_folder_is_reported_with_the_fix(self, tmp_path: Path) -> None:
         counting = Counting(tmp_path / "here")
         build = TaskWorkers.of(moved(counting.loaded(), tmp_path / "nowhere"), counting.request(), 1)
         with pytest.raises(ConfigError, match=r"nowhere is not on .*ship it with -E ship=true"):

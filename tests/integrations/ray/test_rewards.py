@@ -171,7 +171,7 @@ class TestAgent:
         with pytest.raises(ConfigError, match="item 2: its response has 4 tokens, not 1 to 3"):
             chunk.placed(3)
 
-    def test_one_exception_costs_its_own_rollout_and_hangs_nobody(self, started: list[Any], rewards: Path) -> None:
+    def test_an_exception_affects_only_its_own_rollout(self, started: list[Any], rewards: Path) -> None:
         agent = self.start(started, rewards, "picky")
         ray.get(agent.compute_reward_pipeline.remote(requests(1, 7, 9, 2), group_size=2))
         chunk = ray.get(agent.get.remote(4), timeout=60)
@@ -191,7 +191,7 @@ class TestAgent:
         stats = ray.get(agent.stats.remote())
         assert (stats.in_flight, stats.pending) == (1, 1), "the second batch did not wait for the first"
 
-    def test_what_can_never_be_met_is_told_at_once(self, started: list[Any], rewards: Path) -> None:
+    def test_impossible_requests_are_rejected_at_once(self, started: list[Any], rewards: Path) -> None:
         agent = self.start(started, rewards, "digits")
         ray.get(agent.compute_reward_pipeline.remote(requests(1, 2, 3, 4), group_size=2))
         with pytest.raises(ConfigError, match="would cut a group of 2: ask for 2 or 4"):
@@ -234,7 +234,7 @@ class TestAgent:
         assert killed("ray::RewardActor", home) == 2
         assert ray.get(agent.get.remote(8), timeout=60).rewards == [1.0] * 8
 
-    def test_an_unknown_option_is_told_when_it_starts(self, started: list[Any], rewards: Path) -> None:
+    def test_unknown_options_are_rejected_at_start(self, started: list[Any], rewards: Path) -> None:
         agent = self.start(started, rewards, "digits", max_concurency=3)
         with pytest.raises(ray.exceptions.RayActorError, match="no option 'max_concurency'"):
             ray.get(agent.stats.remote())

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from reward_kit.integrations.reward_server.options import Keys, ServerOptions
-from reward_kit.integrations.reward_server.server import Named, serving
+from reward_kit.integrations.reward_server.server import NamedReward, serving
 from reward_kit.typed_interface import reward_spec
 
 KEY = "a-key-of-this-test-alone"
@@ -85,6 +85,6 @@ class Asker:
 async def server(*rewards: Callable[..., Any], keys: tuple[str, ...] = (KEY,), **options: Any) -> AsyncIterator[Asker]:
     """Serve functions in this process."""
     specs = [reward_spec(reward) for reward in rewards]
-    named = [Named(spec.id, spec) for spec in specs]
+    named = [NamedReward(spec.id, spec) for spec in specs]
     async with serving(named, Keys(keys), ServerOptions(**options)) as running:
         yield Asker(running.address)

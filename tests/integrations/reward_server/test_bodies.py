@@ -10,7 +10,7 @@ import pytest
 
 from reward_kit.episodes.json_codec import to_json_value
 from reward_kit.integrations.reward_server.options import RefusedError, ServerOptions
-from reward_kit.integrations.reward_server.wire import requests_in
+from reward_kit.integrations.reward_server.wire import parse_requests
 
 OPTIONS = ServerOptions()
 LEAVES: tuple[Any, ...] = (
@@ -60,7 +60,7 @@ def request_like(draw: random.Random) -> dict[str, Any]:
 
 async def asked(value: Any, *, is_batch: bool = False, options: ServerOptions = OPTIONS) -> Any:
     body = bytearray(value if isinstance(value, bytes) else json.dumps(value).encode())
-    return await requests_in(body, options, is_batch=is_batch, wants_episodes=True)
+    return await parse_requests(body, options, is_batch=is_batch, wants_episodes=True)
 
 
 async def test_anything_is_read_or_refused() -> None:
@@ -124,7 +124,7 @@ async def test_a_message_shows_short_values_only() -> None:
         assert message.startswith(f"{field}: ") and shown in message and len(message) < 200
 
 
-async def test_of_a_batch_the_first_rollout_that_is_wrong_is_told() -> None:
+async def test_the_first_invalid_rollout_of_a_batch_is_named() -> None:
     good, bad = {"messages": []}, {"messages": [{"role": "x"}]}
     requests, codec = await asked({"rollouts": [good] * 3}, is_batch=True)
     assert ([request.rollout_id for request in requests], codec) == (["0", "1", "2"], "plain")

@@ -65,7 +65,7 @@ class TestAgainstItsOwnDocument:
         assert families["reward_kit_serve_pending"] == ("gauge", 3)
 
 
-async def test_clients_that_never_finish_keep_nobody_from_being_answered(running: Command) -> None:
+async def test_unfinished_requests_do_not_block_other_clients(running: Command) -> None:
     asker, path = running.asker, "/v1/rewards/exact/score"
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
     begins = [

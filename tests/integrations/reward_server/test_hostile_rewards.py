@@ -16,7 +16,7 @@ import pytest
 
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.reward_server.options import Keys, ServerOptions
-from reward_kit.integrations.reward_server.server import Named, serving
+from reward_kit.integrations.reward_server.server import NamedReward, serving
 from reward_kit.reward_agent.loading import SandboxChoice, load_reward
 from reward_kit.sandbox.host import best_strength
 from reward_kit.task_parts import SandboxLevel
@@ -54,7 +54,7 @@ CANNOT = confines()
 pytestmark = pytest.mark.skipif(CANNOT != "", reason=CANNOT)
 
 
-def loaded(cases: Sequence[Case], folder: Path, level: SandboxLevel) -> tuple[list[Named], list[str]]:
+def loaded(cases: Sequence[Case], folder: Path, level: SandboxLevel) -> tuple[list[NamedReward], list[str]]:
     """Those that can be loaded, behind walls; and the names of those that are refused there already."""
     canary = folder / "canary"
     canary.write_text(MARK)
@@ -66,11 +66,11 @@ def loaded(cases: Sequence[Case], folder: Path, level: SandboxLevel) -> tuple[li
         text = case.filled(values) + SERVED
         (folder / f"{case.name}.py").write_text(text, encoding="utf-8", errors="surrogateescape")
         try:
-            found.append(Named(case.name, load_reward(f"{case.name}.py:served", folder, choice).reward))
+            found.append(NamedReward(case.name, load_reward(f"{case.name}.py:served", folder, choice).reward))
         except ConfigError:
             refused.append(case.name)
     (folder / "honest.py").write_text(HONEST)
-    found.append(Named("honest", load_reward("honest.py:honest", folder, choice).reward))
+    found.append(NamedReward("honest", load_reward("honest.py:honest", folder, choice).reward))
     return found, refused
 
 
@@ -92,7 +92,7 @@ def wrong_with(case: Case, told: Any) -> str:
     return ""
 
 
-async def attacked(named: Sequence[Named], cases: Sequence[Case]) -> list[str]:
+async def attacked(named: Sequence[NamedReward], cases: Sequence[Case]) -> list[str]:
     """Ask every hostile reward twice, and the honest one in between."""
     problems = []
     options = ServerOptions(deadline_s=2.0, max_concurrency=4)

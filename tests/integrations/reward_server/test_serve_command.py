@@ -15,7 +15,7 @@ import pytest
 
 from reward_kit.cli.main import program
 from reward_kit.errors import ConfigError
-from reward_kit.integrations.reward_server.server import load_named
+from reward_kit.integrations.reward_server.server import load_named_rewards
 from reward_kit.models import Message
 from reward_kit.reward_agent import AsyncRewardAgent, ScoringRequest, load_reward
 from reward_kit.reward_agent.loading import SandboxChoice, make_scorer
@@ -101,7 +101,7 @@ def test_a_limit_that_is_lowered_lowers_what_is_part_of_it(tmp_path: Path) -> No
     assert large == "a body has at most 0.5 MiB (max_body_mb)"
 
 
-def test_each_key_of_a_file_lets_in_and_a_file_that_others_can_read_is_told(tmp_path: Path) -> None:
+def test_every_key_of_the_file_is_accepted_and_readable_files_warn(tmp_path: Path) -> None:
     file = tmp_path / "keys.txt"
     file.write_text("# for the trainer\nthe-key-of-the-trainer\n\nthe-key-of-the-checker\n")
     file.chmod(0o640)
@@ -148,13 +148,13 @@ class TestWhatIsRefused:
     def test_an_option_that_is_of_none_of_them(self) -> None:
         here = ("rewards.py:scaled", "again=rewards.py:scaled", "--sandbox", "in_process")
         told = refused(*here, "-O", "factor=2")
-        assert told == "-O factor: with several rewards an option begins with whose it is: scaled. or again."
+        assert told == "-O factor: with several rewards, prefix each option with the reward's name: scaled. or again."
         assert "has no option 'factr'; did you mean 'factor'?" in refused(here[0], *here[2:], "-O", "factr=2")
 
     def test_an_option_is_of_the_reward_that_it_names(self, tmp_path: Path) -> None:
         options = {"scaled.factor": 0.25, "again.factor": 0.5}
         references = ["rewards.py:scaled", "again=rewards.py:scaled"]
-        named = load_named(references, tmp_path, SandboxChoice("in_process"), options)
+        named = load_named_rewards(references, tmp_path, SandboxChoice("in_process"), options)
         assert {one.name: dict(one.reward.options) for one in named} == {
             "scaled": {"factor": 0.25},
             "again": {"factor": 0.5},

@@ -13,7 +13,7 @@ import pytest
 
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.reward_server.options import Keys, ServerOptions
-from reward_kit.integrations.reward_server.server import Named, serving
+from reward_kit.integrations.reward_server.server import NamedReward, serving
 from reward_kit.typed_interface import reward_function, reward_spec
 from tests.integrations.reward_server.asking import KEY, ROLLOUT, Asker, server
 
@@ -255,7 +255,7 @@ class TestKeys:
 
 
 class TestRefusals:
-    async def test_what_is_wrong_is_told_with_its_field(self, asker: Asker) -> None:
+    async def test_invalid_requests_name_the_field(self, asker: Asker) -> None:
         message = {"role": "user", "content": "x"}
         cases = [
             ({}, 422, "messages: missing"),
@@ -284,7 +284,7 @@ class TestRefusals:
             found = await refusal(asker, body, "exact/score_batch")
             assert found[0] == 422 and found[1].startswith(start), found
 
-    async def test_what_is_no_strict_json_is_told_with_its_field(self, asker: Asker) -> None:
+    async def test_invalid_json_names_the_field(self, asker: Asker) -> None:
         cases = [
             (b'{"messages": [], "sample": {"a": [1, NaN]}}', "sample.a.1: NaN is not JSON"),
             (b'{"messages": [], "ground_truth": -Infinity}', "ground_truth: -Infinity is not JSON"),
@@ -369,7 +369,7 @@ class TestLimits:
             inside = json.dumps({**ROLLOUT, "sample": {"x": "y" * 9_000}}).encode()
             assert (await asker.score("exact", inside)).status == 200
 
-    async def test_a_client_that_asks_first_is_told_to_go_on_or_refused_at_once(self) -> None:
+    async def test_expect_100_continue_is_answered_at_once(self) -> None:
         async with server(exact, max_body_mb=0.01) as asker:
             path, kind = "/v1/rewards/exact/score", {"Content-Type": "application/json", "Expect": "100-continue"}
             body = json.dumps(ROLLOUT).encode()
@@ -546,7 +546,7 @@ class TestItsEnd:
         self, is_hurried: bool, caplog: pytest.LogCaptureFixture
     ) -> None:
         gate = Gate()
-        named, options = [Named("gated", reward_spec(gate.reward))], ServerOptions(shutdown_timeout_s=0.05)
+        named, options = [NamedReward("gated", reward_spec(gate.reward))], ServerOptions(shutdown_timeout_s=0.05)
         async with anyio.create_task_group() as tasks:
 
             async def ask(asker: Asker) -> None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from reward_kit.cli.main import program
 from reward_kit.errors import ConfigError
-from reward_kit.integrations.verifiers.rewards import as_reward_function, samples_of, write_samples
+from reward_kit.integrations.verifiers.rewards import as_reward_function, dataset_rows, write_samples
 from reward_kit.models import Message
 from reward_kit.reward_agent.in_process import score_one
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
@@ -61,14 +61,14 @@ def sums() -> Sums:
 
 
 def test_each_task_is_a_row() -> None:
-    first, second = samples_of(sums())
+    first, second = dataset_rows(sums())
     assert first["id"] == "a"
     assert first["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
     assert (second["id"], second["verifiers"]["answer"], second["verifiers"]["idx"]) == ("task-1", "5", 1)
 
 
 async def scored(said: str, *before: str) -> Scored:
-    row = next(samples_of(sums()))
+    row = next(dataset_rows(sums()))
     messages = [Message(**message) for message in row["messages"]]
     messages += [Message(role="assistant", content=text) for text in (*before, said)]
     turns = list(range(2, len(messages)))
@@ -105,9 +105,9 @@ def test_what_could_only_be_scored_in_a_rollout_of_theirs_is_refused() -> None:
     with pytest.raises(ConfigError, match="Unrewarded has no @vf"):
         as_reward_function(of(Unrewarded))
     with pytest.raises(ConfigError, match="task 0 has no prompt; its user opens the conversation"):
-        list(samples_of(of(SumTask)))
+        list(dataset_rows(of(SumTask)))
     with pytest.raises(ConfigError, match="task 0 needs a container"):
-        list(samples_of(of(SumTask, prompt="?", image="python:3")))
+        list(dataset_rows(of(SumTask, prompt="?", image="python:3")))
     endless = of(SumTask, prompt="?")
     type(endless).INFINITE = True
     with pytest.raises(ConfigError, match=r"never ends; take a part of it with taskset.take\(n\)"):

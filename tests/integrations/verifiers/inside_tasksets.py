@@ -13,7 +13,7 @@ import verifiers.v1 as vf
 from reward_kit import EvaluateResult, MetricResult, reward_function
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.verifiers.tasksets import TaskFileConfig, TaskFileTaskset, as_verifiers_reward, loaded
-from reward_kit.integrations.verifiers.traces import episode_of_trace, score_of_trace
+from reward_kit.integrations.verifiers.traces import trace_score, trace_to_episode
 from reward_kit.models import Message
 from reward_kit.process_guardian import MARK, find_processes
 from reward_kit.processes import child_environment
@@ -100,7 +100,7 @@ async def test_its_rollouts_are_scored_by_our_reward(task_file: Path) -> None:
     assert (right.ok, right.reward, right.metrics) == (True, 1.0, {"turns": 1.0})
     assert (wrong.ok, wrong.reward) == (True, 0.0)
     assert right.rewards["reward"].weight == 1.0
-    episode = episode_of_trace(right)
+    episode = trace_to_episode(right)
     assert [message.role for message in episode.messages] == ["system", "user", "assistant"]
     assert episode.custom_data["ground_truth"] == "4"
 
@@ -114,10 +114,10 @@ async def test_what_is_unscored_is_none_and_no_trace_to_train_on(task_file: Path
     async with ChatServer(says("4")) as server:
         (trace,) = await rollouts(server, tasks(task_file, **overrides)[0])
     assert (trace.ok, trace.rewards, trace.last_error.type) == (False, {"reward": None}, "TaskError")
-    assert score_of_trace(trace) is None
+    assert trace_score(trace) is None
     with pytest.raises(Exception, match=told):
         raise RuntimeError(trace.last_error.message)
-    assert episode_of_trace(trace).custom_data["failure"] is None, "the rollout itself did not fail"
+    assert trace_to_episode(trace).custom_data["failure"] is None, "the rollout itself did not fail"
 
 
 async def test_a_saved_trace_is_scored_again_as_replay_does(task_file: Path) -> None:
@@ -159,7 +159,7 @@ def test_walls_end_with_the_loop_that_scored_behind_them(task_file: Path) -> Non
 
 REFUSED = {
     "stop": ({"stop_phrases": ["bye"]}, "stop_phrases has no effect in verifiers: write a @vf.stop"),
-    "world": ({"resource_type": "python_state"}, "resource_type has no effect in verifiers: use WorldTaskset"),
+    "world": ({"resource_type": "python_state"}, "resource_type has no effect in verifiers: use ResourceTaskset"),
     "batch": ({"reward_function_path": "rewards.py:groups"}, "scores groups; a @vf.reward sees one trace"),
     "none": ({"reward_function_path": None}, "reward_function_path: missing"),
 }
@@ -238,5 +238,5 @@ async def test_a_reward_by_reference_is_plugged_in_by_configuration(task_file: P
     async with ChatServer(says("4")) as server:
         (trace,) = await rollouts(server, task)
     assert (trace.ok, trace.rewards) == (False, {"plugged": None})
-    with pytest.raises(ConfigError, match="folder has no effect on a reward that is loaded already"):
+    with pytest.raises(ConfigError, match="folder has no effect on a loaded reward"):
         as_verifiers_reward(close_enough, folder=task_file.parent)

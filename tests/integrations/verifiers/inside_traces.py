@@ -12,7 +12,7 @@ from verifiers.v1 import graph
 from verifiers.v1.types import TurnTokens
 
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.integrations.verifiers.traces import advantages_of_trace, episode_of_trace, score_of_trace, trace_of
+from reward_kit.integrations.verifiers.traces import episode_to_trace, trace_advantages, trace_score, trace_to_episode
 from reward_kit.models import EvaluateResult
 from reward_kit.reward_agent.scoring import Scored
 from tests.integrations.verifiers.episodes import random_episode
@@ -32,14 +32,14 @@ def on_the_wire(trace: vf.Trace) -> vf.Trace:
 def test_an_episode_that_verifiers_held_is_equal_in_every_field(way) -> None:
     for seed in SEEDS:
         episode = random_episode(seed)
-        assert episode_of_trace(way(vf.WireTrace.model_validate(trace_of(episode)))) == episode, f"seed {seed}"
+        assert trace_to_episode(way(vf.WireTrace.model_validate(episode_to_trace(episode)))) == episode, f"seed {seed}"
 
 
 def test_its_branches_are_our_training_rows() -> None:
     for seed in SEEDS:
         rng, episode = random.Random(seed), random_episode(seed)
         given = [rng.uniform(-1, 1) for _ in range(len(episode))]
-        trace = vf.WireTrace.model_validate(trace_of(episode, advantages=given))
+        trace = vf.WireTrace.model_validate(episode_to_trace(episode, advantages=given))
         rows = list(episode.tokens.rows())
         branches = [branch for branch in trace.branches if branch.token_ids]
         assert len(branches) == len(rows)
@@ -56,8 +56,8 @@ def test_its_branches_are_our_training_rows() -> None:
 
 def test_a_default_record_rounds_and_an_exact_one_does_not() -> None:
     episode = random_episode(1, is_sound=True)
-    trace = vf.WireTrace.model_validate(trace_of(episode))
-    rounded = episode_of_trace(vf.WireTrace.model_validate(trace.to_record()))
+    trace = vf.WireTrace.model_validate(episode_to_trace(episode))
+    rounded = trace_to_episode(vf.WireTrace.model_validate(trace.to_record()))
     assert rounded != episode
     assert rounded.tokens.ids == episode.tokens.ids
 
@@ -65,10 +65,10 @@ def test_a_default_record_rounds_and_an_exact_one_does_not() -> None:
 def test_a_score_is_a_reward_and_no_score_is_none() -> None:
     episode = random_episode(4)
     episode.custom_data["failure"] = None
-    trace = vf.WireTrace.model_validate(trace_of(episode, scored=Scored("x", EvaluateResult(score=0.5))))
-    assert (trace.ok, trace.reward, score_of_trace(trace)) == (True, 0.5, 0.5)
+    trace = vf.WireTrace.model_validate(episode_to_trace(episode, scored=Scored("x", EvaluateResult(score=0.5))))
+    assert (trace.ok, trace.reward, trace_score(trace)) == (True, 0.5, 0.5)
     trace.rewards["late"] = None
-    assert (trace.reward, score_of_trace(trace)) == (0.5, None), "verifiers leaves out what was not given"
+    assert (trace.reward, trace_score(trace)) == (0.5, None), "verifiers leaves out what was not given"
 
 
 def committed(trace: vf.Trace, prompt: list, spans: list, prompt_ids: list[int], text: str, ids: list[int]) -> None:
@@ -102,7 +102,7 @@ def recorded() -> vf.Trace:
 
 def test_what_verifiers_recorded_is_an_episode_with_the_same_rows() -> None:
     trace = recorded()
-    episode = episode_of_trace(trace)
+    episode = trace_to_episode(trace)
     assert [message.text for message in episode.messages] == ["2+2?", "hm", "and?", "4", "sure?", "yes"]
     assert list(episode.assistant_turns) == [1, 3, 5]
     _same_rows(trace, episode)
@@ -120,8 +120,8 @@ def _same_rows(trace: vf.Trace, episode: SingleAgentEpisode) -> None:
 
 def test_and_goes_back_with_the_same_branches() -> None:
     first = recorded()
-    episode = episode_of_trace(first)
-    again = vf.WireTrace.model_validate(trace_of(episode, advantages=[1.0, None, -1.0]))
+    episode = trace_to_episode(first)
+    again = vf.WireTrace.model_validate(episode_to_trace(episode, advantages=[1.0, None, -1.0]))
     _same_rows(again, episode)
-    assert advantages_of_trace(again) == [[1.0, 1.0], None, [-1.0]]
-    assert episode_of_trace(again) == episode
+    assert trace_advantages(again) == [[1.0, 1.0], None, [-1.0]]
+    assert trace_to_episode(again) == episode

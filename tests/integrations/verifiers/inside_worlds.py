@@ -16,8 +16,8 @@ from reward_kit.agent.tool_execution import Execution
 from reward_kit.environments import SokobanResource
 from reward_kit.environments.base import StateSnapshot
 from reward_kit.errors import ConfigError
-from reward_kit.integrations.verifiers.tasksets import TaskFileConfig, WorldState, WorldTaskset, _record
-from reward_kit.integrations.verifiers.traces import episode_of_trace
+from reward_kit.integrations.verifiers.tasksets import ResourceState, ResourceTaskset, TaskFileConfig, _record
+from reward_kit.integrations.verifiers.traces import trace_to_episode
 from reward_kit.models import Message
 from reward_kit.reward_agent import ScoringRequest
 from tests.chat_server import Behaviour, ChatServer, answer, tool_calls
@@ -60,7 +60,7 @@ def task_file(tmp_path: Path) -> Path:
 
 
 def task_of(path: Path, **overrides: Any) -> Any:
-    (task,) = WorldTaskset(TaskFileConfig(task_file=path, overrides=overrides))
+    (task,) = ResourceTaskset(TaskFileConfig(task_file=path, overrides=overrides))
     return task
 
 
@@ -92,7 +92,7 @@ async def test_a_world_is_played_and_scored_by_its_final_state(task_file: Path) 
     assert offered[0]["function"]["parameters"]["properties"]["direction"]["enum"], "the schema is the world's own"
     assert (trace.ok, trace.reward, trace.metrics) == (True, 1.0, {"gave": 1.0})
     assert trace.num_turns == len(moves), "the conversation ends with the world"
-    episode = episode_of_trace(trace)
+    episode = trace_to_episode(trace)
     answers = [as_text(message.content) for message in episode.messages if message.role == "tool"]
     assert len(answers) == len(moves) - 1, "and its last answer is for nobody to read"
     assert episode.get_actions()[0]["name"] == "move"
@@ -130,8 +130,8 @@ async def test_where_nothing_is_called_the_final_state_is_the_first_one(task_fil
         (trace,) = await rollouts(server, task)
     assert (trace.ok, trace.reward) == (True, 1.0), trace.errors
     assert trace.state.rewards == []
-    asked = ScoringRequest.from_episode(episode_of_trace(trace))
-    read_again = SimpleNamespace(state=WorldState())  # a record has nothing of it
+    asked = ScoringRequest.from_episode(trace_to_episode(trace))
+    read_again = SimpleNamespace(state=ResourceState())  # a record has nothing of it
     assert (await task.request(asked, read_again)).final_state is not None
     played = replace(asked, messages=[*asked.messages, Message(role="tool", tool_call_id="1", content="moved")])
     assert (await task.request(played, read_again)).final_state is None, "and not the first one"
@@ -145,7 +145,7 @@ class Unreadable(SokobanResource):
 
 
 async def test_a_world_whose_final_state_cannot_be_had_is_broken() -> None:
-    state = WorldState()
+    state = ResourceState()
     world = Unreadable()
     await _record(state, Execution(messages=[], reward=1.0), world, 5.0)
     assert state.failure == "crash: final_state of Unreadable: OSError: no state"
@@ -168,5 +168,5 @@ def test_without_a_world_there_is_nothing_to_serve(task_file: Path) -> None:
 
 
 def test_its_task_is_the_one_that_verifiers_finds() -> None:
-    assert vf.Taskset in WorldTaskset.__mro__
-    assert WorldTaskset.task_type().__name__ == "WorldTask"
+    assert vf.Taskset in ResourceTaskset.__mro__
+    assert ResourceTaskset.task_type().__name__ == "ResourceTask"

@@ -81,7 +81,7 @@ def logprobs_by(engine: Any, data: Any) -> torch.Tensor:
     return no_padding_2_padding(found["model_output"]["log_probs"], batch).detach()
 
 
-def logprobs_of(model: Any, data: Any) -> torch.Tensor:
+def token_logprobs(model: Any, data: Any) -> torch.Tensor:
     """(B,C) of the same model by itself."""
     ids, first = data.batch["input_ids"], data.batch["prompts"].shape[1]
     found = model(ids, attention_mask=data.batch["attention_mask"], position_ids=data.batch["position_ids"]).logits
@@ -101,7 +101,7 @@ def main() -> None:
         torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
         engine = engine_of(folder)
         mask = data.batch["response_mask"]
-        theirs, ours = logprobs_by(engine, data), logprobs_of(model, data)
+        theirs, ours = logprobs_by(engine, data), token_logprobs(model, data)
         told: dict[str, Any] = {"rows": len(data), "logprobs": float(((theirs - ours) * mask).abs().max())}
         data.batch["old_log_probs"] = theirs + 0.3 * torch.randn(theirs.shape)
         config = ActorConfig(strategy="fsdp2", rollout_n=1, ppo_micro_batch_size_per_gpu=1)

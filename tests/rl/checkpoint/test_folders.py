@@ -22,7 +22,6 @@ from reward_kit.environments.base import ForkableResource
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.rl.checkpoint import (
     best,
-    check_whole,
     checkpoints,
     latest,
     load_checkpoint,
@@ -30,6 +29,7 @@ from reward_kit.rl.checkpoint import (
     random_states,
     restore_random_states,
     save_checkpoint,
+    verify_checkpoint,
 )
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.model_kit.models import build_decoder, build_tokenizer, load_model
@@ -121,7 +121,7 @@ def test_a_model_in_a_checkpoint_is_one_of_transformers(tmp_path: Path) -> None:
     loaded = load_model(path / "model")
     assert same(dict(loaded.model.state_dict()), dict(model.state_dict()))
     assert loaded.tokenizer is not None
-    assert "model/model.safetensors" in check_whole(path)["files"]
+    assert "model/model.safetensors" in verify_checkpoint(path)["files"]
 
 
 WRITER = """

@@ -68,5 +68,5 @@ def test_a_chunk_holds_only_the_sets_of_its_own_tokens() -> None:
     assert cut is not None
     assert cut.sets == 2
     logits = torch.zeros(4, 5)
-    is_allowed = forward.restricted(logits, cut) == 0.0
+    is_allowed = forward.restrict_logits(logits, cut) == 0.0
     assert is_allowed.tolist() == [[True] * 5, [i == 3 for i in range(5)], [True] * 5, [i in (1, 2) for i in range(5)]]

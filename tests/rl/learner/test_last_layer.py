@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from reward_kit.agent.policies.hf.model import PolicyWithValue
-from reward_kit.rl.learner.forward import last_layer_of
+from reward_kit.rl.learner.forward import find_last_layer
 
 SIZE: dict[str, Any] = {
     "vocab_size": 37,
@@ -44,7 +44,7 @@ def gradient_of(model: PreTrainedModel, logits: torch.Tensor) -> dict[str, torch
 def test_logits_and_gradients_are_those_of_the_whole(kind: str) -> None:
     model = built(kind)
     ids = torch.randint(1, 37, (2, 8), generator=torch.Generator().manual_seed(1))
-    last = last_layer_of(model, model.lm_head)
+    last = find_last_layer(model, model.lm_head)
     assert last is not None
     seen: list[int] = []
     handle = last.layer.mlp.register_forward_hook(lambda _, args, output: seen.append(output.shape[:2].numel()))
@@ -63,7 +63,7 @@ def test_the_model_is_left_as_it_was() -> None:
     model = built("Llama")
     ids = torch.arange(6).unsqueeze(0)
     before = model(input_ids=ids).logits
-    last = last_layer_of(model, model.lm_head)
+    last = find_last_layer(model, model.lm_head)
     assert last is not None
     with pytest.raises(IndexError), last.only_at(torch.tensor([6])):
         model(input_ids=ids)
@@ -72,13 +72,13 @@ def test_the_model_is_left_as_it_was() -> None:
 
 def test_a_value_head_around_it_does_not_hide_it() -> None:
     wrapped = PolicyWithValue(built("Llama"))
-    assert last_layer_of(wrapped, wrapped.get_output_embeddings()) is not None
+    assert find_last_layer(wrapped, wrapped.get_output_embeddings()) is not None
 
 
 @pytest.mark.parametrize("kind", ["Cohere", "Olmo2"])
 def test_a_model_that_is_built_in_another_way_runs_whole(kind: str) -> None:
     model = built(kind)
-    assert last_layer_of(model, model.lm_head) is None
+    assert find_last_layer(model, model.lm_head) is None
 
 
 def test_a_layer_that_mixes_tokens_after_its_attention_is_found_out() -> None:
@@ -89,4 +89,4 @@ def test_a_layer_that_mixes_tokens_after_its_attention_is_found_out() -> None:
             return hidden_BTH.cumsum(dim=1)
 
     model.model.layers[-1].mlp = Mixing()
-    assert last_layer_of(model, model.lm_head) is None
+    assert find_last_layer(model, model.lm_head) is None

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from reward_kit.rl.learner.sharding import Processes, layers_of, process_group
-from reward_kit.rl.losses import Diagnostics, mean_of
+from reward_kit.rl.learner.sharding import Processes, process_group, shardable_layers
+from reward_kit.rl.losses import Diagnostics, mean_statistic
 from tests.rl.learner.sharded_learning import Outcome, model, outcome
 
 ROOT = Path(__file__).parents[2]
@@ -105,7 +105,7 @@ def test_all_have_as_many_parts_and_every_row_is_in_one(sizes: list[int], proces
 
 def test_one_process_does_nothing_of_all_this() -> None:
     module, parts = model(), [np.arange(3), np.arange(3, 4)]
-    diagnostics = [Diagnostics({"kl": mean_of(torch.ones(2))})]
+    diagnostics = [Diagnostics({"kl": mean_statistic(torch.ones(2))})]
     with process_group() as processes:
         before = type(module)
         processes.shard(module)
@@ -117,4 +117,4 @@ def test_one_process_does_nothing_of_all_this() -> None:
 
 
 def test_the_layers_are_those_of_the_model() -> None:
-    assert [type(layer).__name__ for layer in layers_of(model(layers=3))] == ["LlamaDecoderLayer"] * 3
+    assert [type(layer).__name__ for layer in shardable_layers(model(layers=3))] == ["LlamaDecoderLayer"] * 3

@@ -13,7 +13,7 @@ import yaml
 
 from reward_kit.rl.training.logs import TrainingDisplay
 from reward_kit.rl.training.plan import TrainingPlan, load_plan
-from reward_kit.rl.training.resume import header_of
+from reward_kit.rl.training.resume import new_run_header
 from reward_kit.rl.training.session import TrainingOutcome, run_training
 from reward_kit.rl.training.setup import Factories
 from reward_kit.runs.plan import Control
@@ -97,7 +97,7 @@ async def train(
 def _opened(plan: TrainingPlan, run: Path) -> RunFolder:
     if run.exists():
         return RunFolder(run, plan.redaction)
-    return RunFolder.create(run, header_of(run.name, plan), plan.redaction)
+    return RunFolder.create(run, new_run_header(run.name, plan), plan.redaction)
 
 
 async def trained(path: Path, run: Path, **overrides: Any) -> TrainingOutcome:

@@ -11,7 +11,7 @@ import pytest
 from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.errors import StoreError
 from reward_kit.report.episode_chunks import token_rows
-from reward_kit.rl.training.figures import KeptUpdate
+from reward_kit.rl.training.figures import UpdateRecorder
 from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.scoring import read_transcripts
 from tests import command_line
@@ -107,7 +107,7 @@ def test_a_line_has_no_secret_not_even_in_its_final_state(tmp_path: Path) -> Non
     payload = json.dumps({"note": SECRET}).encode()
     episode.custom_data["final_state"] = {"kind": "json", "payload": payload}
     path = tmp_path / "update-000001.jsonl"
-    path.write_bytes(KeptUpdate().line(episode, Redaction([SECRET])))
+    path.write_bytes(UpdateRecorder().line(episode, Redaction([SECRET])))
     assert SECRET not in path.read_text()
     (read,) = read_transcripts(path)
     assert read.messages[0].text == "the key is (hidden)"

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from reward_kit.rl.training.plan import load_plan
-from reward_kit.rl.training.resume import Changes, changes_since, header_of
+from reward_kit.rl.training.resume import Changes, changes_since, new_run_header
 from tests.rl.training.lake import TRAIN, lake_folder
 
 
 def changes_by(folder: Path, **changes: Any) -> Changes:
     """What is told of a run that began with `TRAIN`, once its train file is another."""
-    header = header_of("run", load_plan(lake_folder(folder)))
+    header = new_run_header("run", load_plan(lake_folder(folder)))
     return changes_since(header, load_plan(lake_folder(folder, **changes)), folder / "run")
 
 
@@ -51,7 +51,7 @@ def test_a_run_may_go_on_elsewhere(tmp_path: Path) -> None:
 
 def test_a_comment_is_no_change(tmp_path: Path) -> None:
     path = lake_folder(tmp_path)
-    header = header_of("run", load_plan(path))
+    header = new_run_header("run", load_plan(path))
     path.write_text("# a word\n" + path.read_text())
     assert load_plan(path).digests != header.digests
     assert changes_since(header, load_plan(path), tmp_path) == Changes([], [])
@@ -59,6 +59,6 @@ def test_a_comment_is_no_change(tmp_path: Path) -> None:
 
 def test_files_that_it_names_are_told_by_name(tmp_path: Path) -> None:
     path = lake_folder(tmp_path)
-    header = header_of("run", load_plan(path))
+    header = new_run_header("run", load_plan(path))
     (tmp_path / "reward.py").write_text((tmp_path / "reward.py").read_text() + "\n# another\n")
     assert changes_since(header, load_plan(path), tmp_path).refused == ["evaluation's reward", "reward"]

@@ -10,7 +10,7 @@ import pytest
 
 from reward_kit.errors import ConfigError
 from reward_kit.rl.training.plan import load_plan
-from reward_kit.rl.training.resume import Changes, changes_since, header_of, stored_config
+from reward_kit.rl.training.resume import Changes, changes_since, new_run_header, stored_config
 from reward_kit.runs.run_folder import RunFolder, RunHeader
 from tests import command_line
 from tests.rl.training.lake import TRAIN, lake_folder
@@ -30,7 +30,7 @@ def test_a_password_in_a_url_is_in_no_file(tmp_path: Path, is_override: bool) ->
     path = lake_with_user(tmp_path, **({} if is_override else {"base_url": URL}))
     plan = load_plan(path, {"task.user.base_url": URL} if is_override else {})
     run = tmp_path / "run"
-    with RunFolder.create(run, header_of("run", plan), plan.redaction) as folder:
+    with RunFolder.create(run, new_run_header("run", plan), plan.redaction) as folder:
         folder.note(status="failed", updates=1, worked_s=1.0)
         folder.write_summary({"stopped": f"{URL} does not answer"})
     assert not [file.name for file in run.iterdir() if PASSWORD.encode() in file.read_bytes()]
@@ -41,7 +41,7 @@ def test_a_password_in_a_url_is_in_no_file(tmp_path: Path, is_override: bool) ->
 def test_a_resume_compares_what_was_stored_with_what_would_be(tmp_path: Path) -> None:
     plan = load_plan(lake_with_user(tmp_path, base_url=URL))
     run = tmp_path / "run"
-    RunFolder.create(run, header_of("run", plan), plan.redaction)
+    RunFolder.create(run, new_run_header("run", plan), plan.redaction)
     again = load_plan(lake_with_user(tmp_path, base_url=URL.replace(PASSWORD, "an0ther-password")))
     assert changes_since(RunHeader.read(run), again, run) == Changes([], [])
 

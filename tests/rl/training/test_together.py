@@ -136,7 +136,7 @@ def test_ctrl_c_reaches_all_and_the_update_at_hand_is_finished(tmp_path: Path, s
         os.kill(pid, signal.SIGINT)
     ended = several.end()
     assert ended.codes == [130, 0], ended.stderr
-    assert "Go on with:  torchrun --nproc-per-node 2 -m reward_kit.cli.main train --resume" in ended.stderr
+    assert "Resume with:  torchrun --nproc-per-node 2 -m reward_kit.cli.main train --resume" in ended.stderr
     done = [line["update"] for line in metrics_of(run_of(tmp_path))]
     assert json.loads((run_of(tmp_path) / "summary.json").read_text())["updates"] == done[-1]
 

@@ -172,7 +172,7 @@ async def test_long_prompts_are_computed_in_parts() -> None:
     assert gap(model, episodes, "right") < 1e-4
 
 
-async def samples_of(numbers: Sequence[int], **options: Any) -> dict[int, list[list[int]]]:
+async def dataset_rows(numbers: Sequence[int], **options: Any) -> dict[int, list[list[int]]]:
     async with running(tiny_model(), **options) as engine:
         episodes = await asyncio.gather(*(play(engine, number, pauses=5) for number in numbers))
     return {
@@ -181,10 +181,10 @@ async def samples_of(numbers: Sequence[int], **options: Any) -> dict[int, list[l
 
 
 async def test_what_a_session_samples_does_not_depend_on_the_others() -> None:
-    together = await samples_of(range(12))
+    together = await dataset_rows(range(12))
     for number in (3, 6):
-        assert (await samples_of([number]))[number] == together[number]
-    assert (await samples_of(range(12), max_slots=3, lockstep=True)) == together
+        assert (await dataset_rows([number]))[number] == together[number]
+    assert (await dataset_rows(range(12), max_slots=3, lockstep=True)) == together
 
 
 @pytest.mark.parametrize("slots", [8, 3])
