@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from reward_kit.environments.sokoban import SokobanResource
     from reward_kit.environments.sqlite import SqliteResource
     from reward_kit.environments.textworld import TextworldResource
-    from reward_kit.environments.tools import Tool, ToolRegistry
+    from reward_kit.environments.tools import Tool, ToolRegistry, tool
     from reward_kit.environments.webshop import Purchase, ShoppingGoal, WebshopResource, match_purchase
 
 __all__ = [
@@ -82,7 +82,7 @@ __all__ = [
 _MODULES = {
     "alfworld": "AlfworldResource RealAlfworldResource",
     "base": "ForkKind ForkableResource StateSnapshot StepOutcome ToolSpec canonical_json hash_key strict_tool "
-    "tool tool_spec",
+    "tool_spec",
     "composite": "CompositeResource",
     "config": "merged_config resource_class",
     "filesystem": "FilesystemResource",
@@ -98,7 +98,7 @@ _MODULES = {
     "sokoban": "SokobanResource",
     "sqlite": "SqliteResource",
     "textworld": "TextworldResource",
-    "tools": "Tool ToolRegistry",
+    "tools": "Tool ToolRegistry tool",
     "webshop": "Purchase ShoppingGoal WebshopResource match_purchase",
 }
 __getattr__, __dir__ = lazy_modules(__name__, _MODULES)

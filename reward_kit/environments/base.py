@@ -19,17 +19,13 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import inspect
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 from reward_kit.errors import ConfigError, ToolError, did_you_mean
-
-if TYPE_CHECKING:
-    from reward_kit.environments.tools import Tool
 
 ForkKind = Literal["native", "replay", "none"]
 """The way of forking: copy the state, repeat the actions, or none."""
@@ -79,20 +75,6 @@ class StateSnapshot:
         return cls("json", canonical_json(value).encode("utf-8", "surrogatepass"))
 
 
-_ToolMethod = TypeVar("_ToolMethod", bound=Callable[..., Any])
-
-
-def tool(method: _ToolMethod) -> _ToolMethod:
-    """Declare a typed method of a `ForkableResource` as a tool.
-
-    The schema comes from the signature and the docstring, as in a `ToolRegistry`; the name is the method's. Arguments
-    are validated and converted to their annotations before the method runs. It returns an observation or a
-    `StepOutcome`, and may be a coroutine; `ToolError` and other exceptions have the meaning they have in `step`.
-    """
-    method.is_resource_tool = True  # type: ignore[attr-defined]
-    return method
-
-
 class ForkableResource(ABC):
     """A private, forkable environment. Subclass it, and run `reward-kit check module:Class` on the result.
 
@@ -110,21 +92,12 @@ class ForkableResource(ABC):
             value is data (a level, a seed, an initial state), never a command, an address, a path or a name of code.
     """
 
-    _own_tools: ClassVar[Mapping[str, Tool]]
     fork_kind: ClassVar[ForkKind] = "none"
     deterministic: ClassVar[bool] = True
     never_waits: ClassVar[bool] = False
     takes_task_folder: ClassVar[bool] = False
     takes_resource_server: ClassVar[bool] = False
     per_sample_keys: ClassVar[frozenset[str]] = frozenset()
-
-    def __init_subclass__(cls, **arguments: Any) -> None:
-        super().__init_subclass__(**arguments)
-        if any(getattr(member, "is_resource_tool", False) for member in vars(cls).values()):
-            if cls.step is ForkableResource.step:
-                cls.step = ForkableResource._call_method  # type: ignore[method-assign]
-            if cls.get_tools_spec is ForkableResource.get_tools_spec:
-                cls.get_tools_spec = ForkableResource._method_specs  # type: ignore[method-assign]
 
     @classmethod
     def fork_kind_for(cls, config: Mapping[str, Any]) -> ForkKind:
@@ -204,32 +177,6 @@ class ForkableResource(ABC):
     @abstractmethod
     async def state_key(self) -> str:
         """Return the name of the present state; equal keys have equal futures."""
-
-    @classmethod
-    def _tool_methods(cls) -> Mapping[str, Tool]:
-        if "_own_tools" not in cls.__dict__:
-            from reward_kit.environments.tools import make_tool  # imports this module
-
-            names = dict.fromkeys(name for kind in reversed(cls.__mro__) for name in vars(kind))
-            methods = {name: getattr(cls, name) for name in names}
-            cls._own_tools = {
-                name: make_tool(method, name, is_method=True)
-                for name, method in methods.items()
-                if getattr(method, "is_resource_tool", False)
-            }
-        return cls._own_tools
-
-    async def _method_specs(self) -> list[ToolSpec]:
-        return [known.spec for known in self._tool_methods().values()]
-
-    async def _call_method(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
-        tools = self._tool_methods()
-        if action_name not in tools:
-            raise ToolError(f"unknown tool {action_name!r}{did_you_mean(action_name, tools)}")
-        result = tools[action_name].function(self, **tools[action_name].parse(action_params))
-        if inspect.isawaitable(result):
-            result = await result
-        return result if isinstance(result, StepOutcome) else StepOutcome(result)
 
     async def final_state(self) -> StateSnapshot | None:
         """Return the state for reward functions, taken before `close`; None without one."""

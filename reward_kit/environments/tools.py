@@ -8,6 +8,7 @@ and is not shown to the agent.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import typing
@@ -19,7 +20,7 @@ import anyio.to_thread
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
-from reward_kit.environments.base import ForkableResource, ToolSpec, tool_spec
+from reward_kit.environments.base import ForkableResource, StepOutcome, ToolSpec, tool_spec
 from reward_kit.errors import ConfigError, ToolError, boundary, did_you_mean
 from reward_kit.validation import describe_validation_error
 
@@ -140,6 +141,66 @@ class ToolRegistry:
     def get_openai_tools(self) -> list[ToolSpec]:
         """Return all tools in OpenAI form, in the order of registration."""
         return [tool.spec for tool in self._tools.values()]
+
+
+class tool:
+    """Declare a typed method of a `ForkableResource` as a tool; the class then needs no `step` and `get_tools_spec`.
+
+    The schema comes from the signature and the docstring, as in a `ToolRegistry`; the name is the method's. Arguments
+    are validated and converted to their annotations before the method runs. It returns an observation or a
+    `StepOutcome`, and may be a coroutine; `ToolError` and other exceptions have the meaning they have in `step`.
+
+    Example:
+        ```python
+        class Counter(ForkableResource):
+            @tool
+            async def add(self, number: int = 1) -> str:
+                '''Add to the count.'''
+                self.count += number
+                return f"the count is {self.count}"
+        ```
+    """
+
+    def __init__(self, method: ToolFunction) -> None:
+        functools.update_wrapper(self, method)
+        self._method = method
+
+    def __set_name__(self, owner: type[ForkableResource], name: str) -> None:
+        # Before the class is complete, so that the two methods no longer count as abstract.
+        if owner.step is ForkableResource.step:
+            owner.step = _call_method  # type: ignore[method-assign]
+        if owner.get_tools_spec is ForkableResource.get_tools_spec:
+            owner.get_tools_spec = _method_specs  # type: ignore[method-assign]
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self if instance is None else self._method.__get__(instance, owner)
+
+    @classmethod
+    def methods(cls, kind: type) -> dict[str, Tool]:
+        """Return the tools that a class and its bases declare as methods, by name, those of the bases first."""
+        if "_method_tools" not in vars(kind):
+            names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base))
+            members = {name: inspect.getattr_static(kind, name) for name in names}
+            kind._method_tools = {  # type: ignore[attr-defined]
+                name: make_tool(member._method, name, is_method=True)
+                for name, member in members.items()
+                if isinstance(member, cls)
+            }
+        return kind._method_tools  # type: ignore[attr-defined, no-any-return]
+
+
+async def _method_specs(self: ForkableResource) -> list[ToolSpec]:
+    return [known.spec for known in tool.methods(type(self)).values()]
+
+
+async def _call_method(self: ForkableResource, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
+    tools = tool.methods(type(self))
+    if action_name not in tools:
+        raise ToolError(f"unknown tool {action_name!r}{did_you_mean(action_name, tools)}")
+    result = tools[action_name].function(self, **tools[action_name].parse(action_params))
+    if inspect.isawaitable(result):
+        result = await result
+    return result if isinstance(result, StepOutcome) else StepOutcome(result)
 
 
 def make_tool(
