@@ -8,7 +8,6 @@ and is not shown to the agent.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 import typing
@@ -162,8 +161,7 @@ class tool:
     """
 
     def __init__(self, method: ToolFunction) -> None:
-        functools.update_wrapper(self, method)
-        self._method = method
+        self._method, self.__doc__ = method, method.__doc__
 
     def __set_name__(self, owner: type[ForkableResource], name: str) -> None:
         # Before the class is complete, so that the two methods no longer count as abstract.
