@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reward_kit.runs.events import logged_to
+from reward_kit.runs.events import log_to_file
 from reward_kit.runs.redaction import Redaction
 
 FORGED = "2026-01-01 00:00:00,000 ERROR reward_kit.runs forged line"
@@ -17,7 +17,7 @@ HOSTILE = f"an answer\n{FORGED}\r\n{FORGED}\x1b]0;title\x07\x1b[2J\u2028{FORGED}
 
 def log_of(path: Path, *secrets: str) -> str:
     logger = logging.getLogger("reward_kit.test")
-    with logged_to(path, Redaction(secrets)):
+    with log_to_file(path, Redaction(secrets)):
         logger.warning("the server sent %s", HOSTILE)
         try:
             raise ValueError(HOSTILE)
@@ -57,6 +57,6 @@ def test_a_traceback_that_another_handler_has_formatted_is_escaped_too(
 def test_a_secret_of_several_lines_is_hidden(tmp_path: Path) -> None:
     secret = "-----BEGIN KEY-----\nabcdefgh\n-----END KEY-----"
     logger = logging.getLogger("reward_kit.test")
-    with logged_to(tmp_path / "run.log", Redaction([secret])):
+    with log_to_file(tmp_path / "run.log", Redaction([secret])):
         logger.warning("read %s", secret)
     assert (tmp_path / "run.log").read_text().endswith("read (hidden)\n")

@@ -27,8 +27,8 @@ from reward_kit.reward_agent.loading import make_scorer
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.runs.calibration import Calibration, Settings, calibrate
 from reward_kit.runs.labels import LabelColumns, Pairs, read_labels
-from reward_kit.runs.task_file import overlaid, parse_override
-from reward_kit.runs.tasks import load_tasks_reward
+from reward_kit.runs.task_file import apply_overrides, parse_override
+from reward_kit.runs.tasks import load_task_reward
 from reward_kit.validation import describe_validation_error
 
 _COLUMNS = tuple(LabelColumns.__dataclass_fields__)
@@ -147,14 +147,14 @@ def _loaded(
     reward: str, name: str, confinement: Mapping[str, Any], options: tuple[str, ...]
 ) -> tuple[Reward, float | None]:
     """The reward with its options, and how long a call may take."""
-    given = {"reward_options": overlaid({}, dict(parse_override(item, "-O") for item in options))}
+    given = {"reward_options": apply_overrides({}, dict(parse_override(item, "-O") for item in options))}
     try:
         keys = {"name": name, "reward_function_path": reward, **given}
-        definition = TaskDefinitionModel.model_validate(overlaid(keys, confinement))
+        definition = TaskDefinitionModel.model_validate(apply_overrides(keys, confinement))
     except pydantic.ValidationError as error:
         raise ConfigError("; ".join(describe_validation_error(error, TaskDefinitionModel))) from None
     with contextlib.redirect_stdout(sys.stderr):  # a user's module may print when it is loaded
-        loaded = load_tasks_reward(definition, Path.cwd())
+        loaded = load_task_reward(definition, Path.cwd())
     assert loaded is not None  # the definition names it
     for note in loaded.notes:
         echo(note, err=True)

@@ -45,8 +45,8 @@ from reward_kit.reward_agent.sources import read_source
 from reward_kit.runs.plan import RunArgs, plan_run
 from reward_kit.runs.scoring import read_transcripts
 from reward_kit.runs.task_file import parse_override
-from reward_kit.runs.tasks import check_resource_starts, load_task, read_task, selected
-from reward_kit.runs.trust import code_of_file
+from reward_kit.runs.tasks import check_resource_starts, load_task, read_task, select_samples
+from reward_kit.runs.trust import plan_file_code
 
 _TARGETS_OF_OPTION = {
     "config": ("resource",),
@@ -148,7 +148,7 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
         _reject_options_unless("task file")
         if more["no_run"]:
             _, samples = read_task(Path(target))
-            code = code_of_file(Path(target))
+            code = plan_file_code(Path(target))
             echo(f"{target}: the file is ok as far as reading shows. {pluralize(len(samples), 'sample')}.")
             echo("\n".join(["It would run:", *describe_code(code)]) if code.files else "It names no code to run.")
             echo("Nothing was run.")
@@ -225,7 +225,7 @@ def _check_task(path: Path, options: Mapping[str, Any], seed: int) -> None:
     policy, name = None, options["gold_policy"]
     if name is not None:
         policy = name, make_policy(name, {}, path.resolve().parent)
-    samples = selected(task, options["limit"])
+    samples = select_samples(task, options["limit"])
     with _status_line() as show:
         report = anyio.run(partial(check_task, task, samples, plan.user, policy, seed=seed, tell=show))
     _print_report(report, options["fail_on"], as_json)

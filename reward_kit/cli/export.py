@@ -26,8 +26,8 @@ from reward_kit.runs.export import (
     CreditLines,
     Selection,
     binary_file,
-    header_of_run,
-    opened,
+    open_table,
+    read_header,
     selected,
     table_rows,
 )
@@ -97,7 +97,7 @@ def command(
         if value and form not in forms:
             raise ConfigError(f"{flag} has no effect with --format {form}; it is for {' and '.join(forms)}")
     run = run_or_newest(run, log_dir)
-    header = header_of_run(run)
+    header = read_header(run)
     selection = Selection(header.pass_threshold, min_score, only_passed, policies)
     if form == CHATS:
         target = output or _folder(run / "export", is_private=True) / "chats.jsonl"
@@ -148,13 +148,15 @@ def _write_tables(
     metadata, count, rows = {"run": run.name, "written_by": "reward-kit"}, 0, Counter[str]()
     with ExitStack() as files:
         sinks = {
-            name: files.enter_context(opened(path, form, TABLES[name], metadata, is_raw=is_raw, is_private=is_private))
+            name: files.enter_context(
+                open_table(path, form, TABLES[name], metadata, is_raw=is_raw, is_private=is_private)
+            )
             for name, path in targets.items()
         }
         for result in _require_any(selected(run, selection), selection):
             count += 1
             for name, sink in sinks.items():
-                lines = credit.of(result.episode["rollout_id"]) if credit is not None and name == STEPS.name else []
+                lines = credit.read(result.episode["rollout_id"]) if credit is not None and name == STEPS.name else []
                 with boundary(StoreError, _UNREADABLE.format(result.episode["rollout_id"])):
                     made = table_rows(TABLES[name], result, selection.pass_threshold, lines)
                 for row in made:
@@ -214,10 +216,10 @@ def _write_chats(
 
 def _tools(run: Path, header: RunHeader, selection: Selection, given: Path | None) -> Sequence[Mapping[str, Any]]:
     """Return the tools of the file, else those of the task if an episode calls any."""
-    from reward_kit.runs.chats import tools_of_file, tools_of_task
+    from reward_kit.runs.chats import load_task_tools, read_tools
 
     if given is not None:
-        return tools_of_file(given)
+        return read_tools(given)
     wanted = replace(selection, left_out=Counter(), seen=set())  # what it counts is counted when they are written
     if not any(message.get("tool_calls") for one in selected(run, wanted) for message in one.episode["messages"]):
         return []
@@ -225,7 +227,7 @@ def _tools(run: Path, header: RunHeader, selection: Selection, given: Path | Non
     if task_path is not None and Path(task_path).is_file():
         require_trust_in_file(Path(task_path), stored=header.overrides)
     with contextlib.redirect_stdout(sys.stderr):  # a user's module may print when it is loaded
-        found = tools_of_task(header)
+        found = load_task_tools(header)
     if found.changed:
         changed = ", ".join(found.changed)
         echo(f"the tools may be others than in the run, since these changed: {changed}", err=True)

@@ -166,7 +166,7 @@ def run_into(
         @asynccontextmanager
         async def watched(execution: Run) -> AsyncIterator[None]:
             shown.scoring = lambda: execution.scoring
-            async with interruptible(control, shown.say, traffic, grace_s):
+            async with interruptible(control, shown.notify, traffic, grace_s):
                 with shown, contextlib.redirect_stdout(sys.stderr):
                     yield
 
@@ -186,7 +186,7 @@ def run_into(
         return outcome, control
 
     def notice(line: str) -> None:
-        shown.say(line)
+        shown.notify(line)
         logger.warning("%s", line)
 
     if traffic is not None:

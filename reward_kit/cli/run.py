@@ -40,7 +40,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.providers.cassette import Cassette
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.runs.inputs import differences
-from reward_kit.runs.plan import RunArgs, RunPlan, begin_run, header_to_resume, plan_run
+from reward_kit.runs.plan import RunArgs, RunPlan, begin_run, plan_run, read_resumable_header
 from reward_kit.runs.redaction import is_hidden
 from reward_kit.runs.run_folder import RunFolder, RunHeader, latest_run
 from reward_kit.runs.task_file import LocatedYaml, parse_override, parse_task
@@ -232,13 +232,13 @@ def _prepare_resume(asked: RunOptions, overrides: Mapping[str, Any]) -> tuple[Pa
         path = Path(asked.resume or "")
     else:
         path = latest_run(asked.log_dir, parse_task(LocatedYaml(asked.task)).name if asked.task is not None else None)
-    header = header_to_resume(path)
+    header = read_resumable_header(path)
     if asked.base_url is None and is_hidden(header.base_url):
         raise ConfigError(
             f"the run's endpoint was {header.base_url}, of which a secret was not stored; give --base-url"
         )
     hidden = report_hidden_secrets(header.overrides, overrides, ", or set it in the environment")
-    args = RunArgs.from_header(header).changed(overrides, asked.base_url, hidden)
+    args = RunArgs.from_header(header).with_changes(overrides, asked.base_url, hidden)
     typed = {**overrides, **_keys_for_trust((), asked.base_url)}
     stored = {**header.overrides, **_keys_for_trust(header.policies, None if asked.base_url else header.base_url)}
     if require_trust_in_file(args.task_path, typed, stored):

@@ -99,7 +99,7 @@ def _plan_to_resume(args: TrainArgs, given: dict[str, object]) -> tuple[Path, Tr
         path = latest_run(args.log_dir, load_plan(args.config).name if args.config else None, training=True)
     else:
         path = Path(str(args.resume))
-    header = RunHeader.to_resume(path)
+    header = RunHeader.read_resumable(path)
     training = header.require_training(path)
     train_file = Path(training.train_path)
     is_agreed = require_trust_in_file(train_file, given, training.overrides)

@@ -46,16 +46,16 @@ def require_trust_in_file(
     path: Path, typed: Mapping[str, Any] | None = None, stored: Mapping[str, Any] | None = None
 ) -> bool:
     """Return if the user trusts what a task or train file would run, after asking where that is possible."""
-    from reward_kit.runs.trust import code_of_file
+    from reward_kit.runs.trust import plan_file_code
 
-    return _require(code_of_file(path, typed, stored), str(path))
+    return _require(plan_file_code(path, typed, stored), str(path))
 
 
 def require_trust_in(references: Sequence[str], folder: Path | None = None) -> None:
     """Return if the user trusts the code of `file.py:name` references, after asking where that is possible."""
-    from reward_kit.runs.trust import code_of_references
+    from reward_kit.runs.trust import plan_reference_code
 
-    _require(code_of_references(references, folder or Path.cwd()), ", ".join(references))
+    _require(plan_reference_code(references, folder or Path.cwd()), ", ".join(references))
 
 
 def trust_new_folder(folder: Path) -> None:

@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Literal
 from reward_kit.errors import ConfigError, ToolError, did_you_mean
 
 ForkKind = Literal["native", "replay", "none"]
-"""The way of forking: copy the state, repeat the actions, or none."""
+"""How a resource forks: by copying its state, by repeating the actions, or not at all."""
 ToolSpec = dict[str, Any]
 """A tool in OpenAI form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 _SET_BY_RUNNER = frozenset({"task_folder", "resource_server"})
@@ -45,7 +45,7 @@ class StepOutcome:
     Attributes:
         observation: the agent's view; text, or a JSON value that is shown as JSON.
         reward: the environment's own reward, None if it has none.
-        terminated: the task ended in the environment, for better or worse, and has no future to value.
+        terminated: the task ended, in success or failure; the state has no future.
         truncated: the environment stopped for an outside reason, such as its own time limit.
         info: JSON-safe facts. `is_action_valid: False` marks an action that the environment could not carry out.
     """
@@ -59,7 +59,7 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True)
 class StateSnapshot:
-    """A final state as it is stored: `payload` in the format that `kind` names ("json", "sqlite", "files")."""
+    """A stored final state: `payload` in the format of `kind` ("json", "sqlite", "files")."""
 
     kind: str
     payload: bytes
@@ -71,7 +71,7 @@ class StateSnapshot:
 
     @classmethod
     def from_json(cls, value: Any) -> StateSnapshot:
-        """A snapshot of a JSON value."""
+        """Make a snapshot of a JSON value."""
         return cls("json", canonical_json(value).encode("utf-8", "surrogatepass"))
 
 
@@ -81,7 +81,7 @@ class ForkableResource(ABC):
     Attributes:
         fork_kind: how `fork` works; see the module's docstring.
         deterministic: the same seed and actions give the same observations, rewards and state keys.
-        never_waits: its calls compute without ever waiting, so no time limit could interrupt one; none is set.
+        never_waits: calls never await, so a time limit could not interrupt them and none is set.
         takes_task_folder: the folder of the task file is added as the configuration key `task_folder`, so that paths
             are relative to it and those that leave it are refused.
         takes_resource_server: the task's `resource_server` is added as the configuration key of that name.
@@ -274,7 +274,7 @@ def check_call(specs: Mapping[str, ToolSpec], tool: str, given: Mapping[str, Any
 
 
 def check_schema(spec: ToolSpec, arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments that a server with this tool could not be sent, or might ignore.
+    """Check the arguments of a server's tool against its schema.
 
     Raises:
         ToolError: an argument is unknown or missing, or is not a JSON value.

@@ -1,7 +1,7 @@
 """Several resources that serve one task, as one: a database beside a directory, a game beside a notebook.
 
-Operations are applied to every part, concurrently but for keys and tools, which most parts know; a step goes to the
-part whose tool was called. The weakest part decides how the composite forks and whether it is deterministic.
+Operations are applied to all parts concurrently, except for keys and tools, which are cheap; a step goes to the part
+whose tool was called. The weakest part decides how the composite forks and whether it is deterministic.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import anyio
 from pydantic import BaseModel, ConfigDict
 
 from reward_kit.environments.base import ForkableResource, ForkKind, StateSnapshot, StepOutcome, ToolSpec, hash_key
-from reward_kit.environments.config import overlaid, read_config, resource_class
+from reward_kit.environments.config import deep_merge, read_config, resource_class
 from reward_kit.environments.snapshots import compose
 from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, ToolError, boundary, did_you_mean
 from reward_kit.task_parts import ResourceParts
@@ -32,15 +32,15 @@ _logger = logging.getLogger(__name__)
 
 
 class ToolNames:
-    """Unique names for the tools of several parts: a tool's own name, with its part's before it once two clashed.
+    """Unique names for the tools of several parts: a tool's own name, prefixed with its part after a clash.
 
-    `shown` has the name of each (part, tool), `meant` the (part, tool) of each name, as of the last `offer`, which
+    `names` maps each (part, tool) to its name, `tools` each name to its (part, tool), as of the last `offer`, which
     replaces them: a `copy.copy` is unaffected by later offers.
     """
 
     def __init__(self) -> None:
-        self.shown: dict[tuple[str, str], str] = {}
-        self.meant: dict[str, tuple[str, str]] = {}
+        self.names: dict[tuple[str, str], str] = {}
+        self.tools: dict[str, tuple[str, str]] = {}
         self._clashed: frozenset[str] = frozenset()
         self._pairs: list[tuple[str, str]] = []
 
@@ -50,17 +50,17 @@ class ToolNames:
         if pairs != self._pairs:
             self._pairs = pairs
             while True:
-                self.shown = {pair: self._name(*pair) for pair in pairs}
-                count = Counter(self.shown.values())
+                self.names = {pair: self._name(*pair) for pair in pairs}
+                count = Counter(self.names.values())
                 twice = frozenset(name for name in count if count[name] > 1)
                 if not twice:
                     break
-                # A name with a prefix may clash too, with another's own; a digest then distinguishes it.
+                # A prefixed name may clash with another tool's own name; a digest then distinguishes it.
                 self._clashed |= twice
-            self.meant = {name: pair for pair, name in self.shown.items()}
+            self.tools = {name: pair for pair, name in self.names.items()}
         renamed = []
         for pair, spec in zip(pairs, (spec for offered in specs.values() for spec in offered), strict=True):
-            function, name = spec["function"], self.shown[pair]
+            function, name = spec["function"], self.names[pair]
             is_own = function["name"] == name
             renamed.append(spec if is_own else {**spec, "function": {**function, "name": name}})
         return renamed
@@ -75,7 +75,7 @@ class ToolNames:
 
 
 class CompositeConfig(BaseModel):
-    """The configuration of `composite`; every other key is a part's name, and its value is laid over that part's."""
+    """The configuration of `composite`; every other key is a part's name, and its value overrides that part's keys."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -85,7 +85,7 @@ class CompositeConfig(BaseModel):
 class CompositeResource(ForkableResource):
     """Several resources that are set up, reset, forked and closed together; see `parts`."""
 
-    # For a resource that is given as an object, without its configuration; a part that cannot be forked then raises.
+    # For a resource without a known configuration; a part that cannot be forked then raises.
     fork_kind = "native"
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class CompositeResource(ForkableResource):
     async def setup(self, config: Mapping[str, Any]) -> None:
         described = read_parts(config)
         for name, (kind, _) in described.items():
-            with _about_part(name):
+            with _part_errors(name):
                 self._parts[name] = kind()
         await _each(self._parts, lambda name, part: part.setup(described[name][1]))
 
@@ -153,19 +153,19 @@ class CompositeResource(ForkableResource):
         await _each(self.parts, lambda name, part: part.reseed_noise(_part_seed(seed, name)))
 
     async def fork(self) -> ForkableResource:
-        twin, made = type(self)(), dict[str, ForkableResource]()
+        twin, forks = type(self)(), dict[str, ForkableResource]()
 
-        async def one(name: str, part: ForkableResource) -> None:
-            made[name] = await part.fork()
+        async def fork_part(name: str, part: ForkableResource) -> None:
+            forks[name] = await part.fork()
 
         try:
-            await _each(self.parts, one)
+            await _each(self.parts, fork_part)
         except BaseException:
             with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
-                for failure in await _close_all(made):
+                for failure in await _close_all(forks):
                     _logger.warning("%s", failure)
             raise
-        twin._parts, twin._names = {name: made[name] for name in self._parts}, copy.copy(self._names)
+        twin._parts, twin._names = {name: forks[name] for name in self._parts}, copy.copy(self._names)
         return twin
 
     async def checkpoint(self) -> Any:
@@ -177,19 +177,19 @@ class CompositeResource(ForkableResource):
         self._names = copy.copy(names)
 
     async def step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
-        if action_name not in self._names.meant:
+        if action_name not in self._names.tools:
             await self.get_tools_spec()
-            if action_name not in self._names.meant:
-                raise ToolError(f"unknown tool {action_name!r}{did_you_mean(action_name, self._names.meant)}")
-        part, tool = self._names.meant[action_name]
-        with _about_part(part):
+            if action_name not in self._names.tools:
+                raise ToolError(f"unknown tool {action_name!r}{did_you_mean(action_name, self._names.tools)}")
+        part, tool = self._names.tools[action_name]
+        with _part_errors(part):
             return await self.parts[part].step(tool, action_params)
 
     async def get_tools_spec(self) -> list[ToolSpec]:
-        """Return the tools of all parts; those whose names clash, or once did, are called `<part>_<tool>`."""
+        """Return the tools of all parts; those whose names clash or clashed are called `<part>_<tool>`."""
         specs: dict[str, list[ToolSpec]] = {}
         for name, part in self.parts.items():
-            with _about_part(name):
+            with _part_errors(name):
                 specs[name] = await part.get_tools_spec()
         return self._names.offer(specs)
 
@@ -207,7 +207,7 @@ class CompositeResource(ForkableResource):
     async def state_key(self) -> str:
         keys = []
         for name, part in self.parts.items():
-            with _about_part(name):
+            with _part_errors(name):
                 keys.append(await part.state_key())
         return hash_key(*keys)
 
@@ -229,7 +229,7 @@ class CompositeResource(ForkableResource):
         if all(actions is None for actions in listed.values()):
             return None
         return [
-            {**action, "name": await self._shown_name(part, action["name"])}
+            {**action, "name": await self._tool_name(part, action["name"])}
             for part, actions in listed.items()
             for action in actions or ()
         ]
@@ -237,14 +237,14 @@ class CompositeResource(ForkableResource):
     async def expert_action(self) -> Mapping[str, Any] | None:
         """Return the action of the first part that has one, in the order of the parts."""
         for name, part in self.parts.items():
-            with _about_part(name):
+            with _part_errors(name):
                 action = await part.expert_action()
             if action is None:
                 continue
             if action.get("type") == "tool_call":
-                return {**action, "name": await self._shown_name(name, action["name"])}
+                return {**action, "name": await self._tool_name(name, action["name"])}
             if action.get("type") == "tool_calls":
-                calls = [{**call, "name": await self._shown_name(name, call["name"])} for call in action["calls"]]
+                calls = [{**call, "name": await self._tool_name(name, call["name"])} for call in action["calls"]]
                 return {**action, "calls": calls}
             return action
         return None
@@ -254,10 +254,10 @@ class CompositeResource(ForkableResource):
         name = part_for_tool({name: type(part) for name, part in self.parts.items()}, kind, parameter)
         return self if name is None else self.parts[name]
 
-    async def _shown_name(self, part: str, tool: str) -> str:
-        if (part, tool) not in self._names.shown:
+    async def _tool_name(self, part: str, tool: str) -> str:
+        if (part, tool) not in self._names.names:
             await self.get_tools_spec()
-        return self._names.shown.get((part, tool), tool)
+        return self._names.names.get((part, tool), tool)
 
 
 def read_parts(config: Mapping[str, Any]) -> dict[str, tuple[type[ForkableResource], dict[str, Any]]]:
@@ -270,16 +270,16 @@ def read_parts(config: Mapping[str, Any]) -> dict[str, tuple[type[ForkableResour
     over, names = settings.model_extra or {}, [part.name for part in settings.resources]
     for key, value in over.items():
         if key not in names:
-            raise ConfigError(f"composite resource: no part is called {key!r}{did_you_mean(key, names)}")
+            raise ConfigError(f"composite resource: unknown part {key!r}{did_you_mean(key, names)}")
         if not isinstance(value, Mapping):
             raise ConfigError(f"composite resource: {key}: must be a mapping of keys, got {value!r:.80}")
     parts = {}
     for part in settings.resources:
-        with _about_part(part.name):
+        with _part_errors(part.name):
             kind = resource_class(part.type)
             if issubclass(kind, CompositeResource):
-                raise ConfigError("a composite within a composite; put all resources into one list")
-        parts[part.name] = (kind, overlaid(part.config, over.get(part.name, {})))
+                raise ConfigError("a composite cannot contain a composite; put all resources into one list")
+        parts[part.name] = (kind, deep_merge(part.config, over.get(part.name, {})))
     return parts
 
 
@@ -288,8 +288,8 @@ def part_for_tool(
 ) -> str | None:
     """Return the name of the part that a tool's parameter, annotated with `wanted`, receives; None for the composite.
 
-    It is the one part of the annotated class, else the part with the parameter's name. A parameter that could be any
-    resource and has no part's name receives the composite. A `ConfigError` reports no part that fits, or several.
+    This is the only part of the annotated class, else the part with the parameter's name. A parameter for any resource
+    without a part's name receives the composite. A `ConfigError` reports that no part fits, or several.
     """
     if issubclass(CompositeResource, wanted):
         return parameter if wanted is ForkableResource and parameter in kinds else None
@@ -303,11 +303,11 @@ def part_for_tool(
     problem = "several resources are" if fitting else "no resource is"
     raise ConfigError(
         f"parameter {parameter!r} asks for a {wanted.__name__}, and {problem} one; the resources: {parts}. Name the "
-        "parameter after the one that is meant"
+        "parameter after one of them"
     )
 
 
-class _about_part:
+class _part_errors:
     """Adds the part's name to its errors. A `ToolError`, which the agent reads, passes unchanged."""
 
     __slots__ = ("_name",)
@@ -334,17 +334,17 @@ async def _each(
     """Call every part concurrently and return the results; the first failure cancels the others."""
     done: dict[str, _T] = {}
 
-    async def one(name: str) -> None:
-        with _about_part(name):
+    async def call_part(name: str) -> None:
+        with _part_errors(name):
             done[name] = await call(name, parts[name])
 
     if len(parts) == 1:
-        await one(*parts)
+        await call_part(*parts)
         return done
     try:
         async with anyio.create_task_group() as group:
             for name in parts:
-                group.start_soon(one, name)
+                group.start_soon(call_part, name)
     except ExceptionGroup as failed:
         error: Exception = failed
         while isinstance(error, ExceptionGroup):
@@ -357,17 +357,17 @@ async def _close_all(parts: Mapping[str, ForkableResource]) -> list[RewardKitErr
     """Close every part and return the failures."""
     failures: list[RewardKitError] = []
 
-    async def one(name: str, part: ForkableResource) -> None:
+    async def close_part(name: str, part: ForkableResource) -> None:
         try:
             with boundary(EnvironmentFailure, f"part {name!r}: close"):
                 await part.close()
         except RewardKitError as error:
             failures.append(error)
 
-    await _each(parts, one)
+    await _each(parts, close_part)
     return failures
 
 
 def _part_seed(seed: int, name: str) -> int:
-    """Return a 63-bit seed of its own for each part, so that two parts of one type differ."""
+    """Return a 63-bit seed per part, so that two parts of one type differ."""
     return int(hash_key("part", str(seed), name)[:16], 16) >> 1

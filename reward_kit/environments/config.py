@@ -43,7 +43,7 @@ _Config = TypeVar("_Config", bound=BaseModel)
 
 
 class ResourceConfig(BaseModel):
-    """The base of the configurations, which refuse unknown keys."""
+    """The base of resource configurations; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -64,7 +64,7 @@ def resource_class(name: str) -> type[ForkableResource]:
     if not (isinstance(kind, type) and issubclass(kind, ForkableResource)):
         raise ConfigError(f"{name!r} is not a subclass of ForkableResource")
     if kind.__abstractmethods__:
-        raise ConfigError(f"{name!r} cannot be made: it does not define {', '.join(sorted(kind.__abstractmethods__))}")
+        raise ConfigError(f"{name!r} is abstract: it does not define {', '.join(sorted(kind.__abstractmethods__))}")
     return kind
 
 
@@ -80,8 +80,8 @@ def read_config(model: type[_Config], config: Mapping[str, Any], resource: str, 
 def headers_from_environment(names: Mapping[str, str], url: str, resource: str, started: str = "") -> dict[str, str]:
     """Return the values of the headers that `headers_env` maps to environment variables, to be sent to `url`.
 
-    `started` is the address of a server that the task itself starts. On this machine it may have any variable, since
-    `pass_env` could hand it over just as well.
+    `started` is the address of a server that the task starts. On this machine it may receive any variable, since
+    `pass_env` could pass it as well.
 
     Raises:
         ConfigError: a variable is not set, or not configured for that origin (`providers/keys.py`).
@@ -110,26 +110,26 @@ def task_path(path: str, task_folder: str | None, key: str) -> Path:
     folder = Path(task_folder).resolve()
     target = (folder / path).resolve()
     if not target.is_relative_to(folder):
-        raise ConfigError(f"{key}: {path!r} lies outside the task's folder {folder}")
+        raise ConfigError(f"{key}: {path!r} is outside the task's folder {folder}")
     return target
 
 
 def merged_config(
     kind: type[ForkableResource], base: Mapping[str, Any], row: Mapping[str, Any], where: str
 ) -> dict[str, Any]:
-    """Return a sample's configuration: the task's `base_resource_config` with the row's `resource_config` over it.
+    """Return a sample's configuration: the task's `base_resource_config` updated with the row's `resource_config`.
 
     Args:
         kind: the class of the resource.
-        base: the task's.
-        row: the row's, which is untrusted data.
+        base: the task's configuration.
+        row: the row's configuration, which is untrusted.
         where: the row's file and line, or its name, for the message.
 
     Raises:
         ConfigError: the row sets a key that is not per-sample data of this resource.
     """
     check_row_config(kind, base, row, where)
-    return overlaid(base, row)
+    return deep_merge(base, row)
 
 
 def check_row_config(kind: type[ForkableResource], base: Mapping[str, Any], row: Mapping[str, Any], where: str) -> None:
@@ -143,11 +143,11 @@ def check_row_config(kind: type[ForkableResource], base: Mapping[str, Any], row:
         raise ConfigError(f"{where}: resource_config.{key}: a row cannot set this key ({keys}){remedy}")
 
 
-def overlaid(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with `over` laid on it, key by key, at every depth. Both come from the task's author."""
+def deep_merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` updated recursively with `over`. Both are from the task's author."""
     merged = dict(base)
     for key, value in over.items():
         inner = merged.get(key)
         both = isinstance(inner, Mapping) and isinstance(value, Mapping)
-        merged[key] = overlaid(inner, value) if both else value  # type: ignore[arg-type] # both are mappings then
+        merged[key] = deep_merge(inner, value) if both else value  # type: ignore[arg-type] # both are mappings
     return merged

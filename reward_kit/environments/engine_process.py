@@ -1,7 +1,7 @@
-"""A blocking engine in a worker process, asked one thing at a time: the client of `engine_worker`.
+"""A blocking engine in a worker process, with one request at a time: the client of `engine_worker`.
 
-A worker that dies, sends anything but an answer, or does not answer in time is one `EnvironmentFailure` with the last
-lines it wrote. It runs in a private folder, which is removed with it, as the processes that it started are ended.
+A worker that dies, sends an invalid answer, or does not answer in time raises one `EnvironmentFailure` with its last
+output. It runs in a private folder, which is removed at the end, and all processes that it started are killed.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class EngineProcess:
     """A worker process. `start` first, `close` last; one request at a time.
 
     Args:
-        name: of the engine, for messages ("household engine").
-        command: the program and its arguments; its module search path has this package.
-        timeout: seconds the worker has for one answer, also for its first.
+        name: the name of the engine for messages, such as "household engine".
+        command: the program and its arguments; this package is in its module search path.
+        timeout: seconds for one answer, including the first.
         environment: variables to add to the worker's.
     """
 
@@ -47,7 +47,7 @@ class EngineProcess:
     ) -> None:
         self._name = name
         program, *arguments = command
-        # A relative path would be looked for in the worker's folder.
+        # A relative path would be resolved in the worker's folder.
         self._command = [str(Path(program).absolute()) if os.sep in program else program, *arguments]
         self._timeout = timeout
         self._environment = dict(environment or {})
@@ -91,14 +91,14 @@ class EngineProcess:
         """Send one request, with the name of the operation as `op`, and wait `timeout` seconds for its answer.
 
         Raises:
-            ConfigError: the request is wrong; the worker goes on.
-            EnvironmentFailure: the worker died, does not answer or answers nonsense; it is ended.
+            ConfigError: the request is invalid; the worker keeps running.
+            EnvironmentFailure: the worker died, timed out or sent an invalid answer; it is killed.
         """
         if self._process is None or self._process.stdin is None:
-            raise EnvironmentFailure(f"{self._name}: not running: it is closed, or was not set up")
+            raise EnvironmentFailure(f"{self._name}: not running; it is closed or was not set up")
         if self._answering:
-            # An earlier call was cancelled, and its answer would pass for this one's.
-            await self._fail("an answer was not waited for")
+            # The answer of a cancelled call would be taken for this one's.
+            await self._fail("an earlier request was cancelled before its answer")
         try:
             await self._process.stdin.send(json.dumps(request).encode() + b"\n")
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -127,7 +127,7 @@ class EngineProcess:
         except TimeoutError:
             await self._fail(f"no answer in {timeout:g} s")
         except anyio.DelimiterNotFound:
-            await self._fail(f"an answer of more than {format_size(ENGINE_ANSWER_BYTES)}, which is the limit")
+            await self._fail(f"an answer larger than the limit of {format_size(ENGINE_ANSWER_BYTES)}")
         except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError):
             await self._fail(await self._death())
         try:

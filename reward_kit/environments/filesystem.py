@@ -86,7 +86,7 @@ def split_path(path: object) -> tuple[str, ...]:
     return parts
 
 
-def show(parts: tuple[str, ...]) -> str:
+def format_path(parts: tuple[str, ...]) -> str:
     """Return the path for a message."""
     return repr("/".join(parts) or ".")
 
@@ -97,7 +97,7 @@ def open_directory(root: int, parts: tuple[str, ...]) -> Iterator[int]:
     current = os.open(".", _DIRECTORY_FLAGS, dir_fd=root)
     try:
         for position, name in enumerate(parts):
-            with explained(current, name, parts[: position + 1]):
+            with path_errors(current, name, parts[: position + 1]):
                 inner = os.open(name, _DIRECTORY_FLAGS, dir_fd=current)
             os.close(current)
             current = inner
@@ -107,22 +107,22 @@ def open_directory(root: int, parts: tuple[str, ...]) -> Iterator[int]:
 
 
 @contextmanager
-def explained(directory: int, name: str, parts: tuple[str, ...]) -> Iterator[None]:
+def path_errors(directory: int, name: str, parts: tuple[str, ...]) -> Iterator[None]:
     """Turn an `OSError` of a call on `name` into a `ToolError` that names the path and the reason."""
     try:
         yield
     except OSError as error:
         if kind_at(directory, name) == "symlink":
-            raise ToolError(f"{show(parts)} is a symbolic link; links are not followed") from None
+            raise ToolError(f"{format_path(parts)} is a symbolic link; links are not followed") from None
         reasons = {
             errno.ENOENT: "does not exist",
             errno.ENOTDIR: "is not a directory",
             errno.EISDIR: "is a directory",
-            errno.EEXIST: "exists already",
+            errno.EEXIST: "already exists",
             errno.EINVAL: "cannot be moved into itself",
         }
         detail = reasons.get(error.errno or 0, os.strerror(error.errno or 0))
-        raise ToolError(f"{show(parts)} {detail}") from None
+        raise ToolError(f"{format_path(parts)} {detail}") from None
 
 
 def kind_at(directory: int, name: str) -> str | None:
@@ -143,18 +143,18 @@ def _kind(mode: int) -> str:
 
 def read_file(directory: int, parts: tuple[str, ...], max_bytes: int) -> tuple[bytes, bool]:
     """Return the content of the regular file `parts[-1]` in the open `directory`, and whether it is executable."""
-    with explained(directory, parts[-1], parts):
+    with path_errors(directory, parts[-1], parts):
         handle = os.open(parts[-1], _READ_FLAGS, dir_fd=directory)
     try:
         mode = os.fstat(handle).st_mode
         if not stat.S_ISREG(mode):
-            raise ToolError(f"{show(parts)} is {'a directory' if stat.S_ISDIR(mode) else 'not a regular file'}")
+            raise ToolError(f"{format_path(parts)} is {'a directory' if stat.S_ISDIR(mode) else 'not a regular file'}")
         with os.fdopen(handle, "rb", closefd=False) as file:
             content = file.read(max_bytes + 1)
     finally:
         os.close(handle)
     if len(content) > max_bytes:
-        raise ToolError(f"{show(parts)} is larger than {max_bytes} bytes")
+        raise ToolError(f"{format_path(parts)} is larger than {max_bytes} bytes")
     return content, bool(mode & stat.S_IXUSR)
 
 
@@ -196,11 +196,11 @@ def read_tree(folder: Path, max_bytes: int, key: str = "") -> tuple[Entry, ...]:
     return entries
 
 
-def materialise(root: int, entries: tuple[Entry, ...]) -> None:
+def write_entries(root: int, entries: tuple[Entry, ...]) -> None:
     """Create `entries` (parents first) below the empty open directory `root`."""
     for entry in entries:
-        *way, name = entry.path.split("/")
-        with open_directory(root, tuple(way)) as directory:
+        *parents, name = entry.path.split("/")
+        with open_directory(root, tuple(parents)) as directory:
             if entry.kind == "directory":
                 os.mkdir(name, 0o700, dir_fd=directory)
             else:
@@ -248,7 +248,9 @@ class FilesystemConfig(ResourceConfig):
 
     files: dict[str, str] = Field(default_factory=dict, description="path to text, written at reset")
     source_dir: str | None = Field(default=None, description="a directory copied in at reset, before `files`")
-    task_folder: str | None = Field(default=None, description="what source_dir is relative to and must lie in")
+    task_folder: str | None = Field(
+        default=None, description="the folder that source_dir is relative to and must be in"
+    )
     max_file_bytes: int = Field(default=1_000_000, gt=0)
     max_files: int = Field(default=1_000, gt=0, description="files and directories together")
     max_total_bytes: int = Field(default=64_000_000, gt=0)
@@ -269,7 +271,7 @@ class FileTree:
         self.scratch = os.open(f"{self.path}/{_SCRATCH_FOLDER}", os.O_RDONLY)
         self.remove = weakref.finalize(self, _remove, self.path, self.files, self.scratch)
         try:
-            materialise(self.files, entries)
+            write_entries(self.files, entries)
         except BaseException:
             self.remove()
             raise
@@ -284,7 +286,7 @@ class FileTree:
         try:
             return content.decode("utf-8")
         except UnicodeDecodeError:
-            raise ToolError(f"{show(parts)} is not UTF-8 text ({len(content)} bytes)") from None
+            raise ToolError(f"{format_path(parts)} is not UTF-8 text ({len(content)} bytes)") from None
 
     def write_file(self, path: str, content: str) -> str:
         with self._parent(path) as (directory, parts):
@@ -300,20 +302,20 @@ class FileTree:
     def delete_path(self, path: str) -> str:
         with self._parent(path) as (directory, parts):
             self._refuse_link(directory, parts)
-            # One rename takes it out of sight, so that a large directory is deleted whole or not at all.
-            with explained(directory, parts[-1], parts):
+            # One rename first, so that a large directory is deleted completely or not at all.
+            with path_errors(directory, parts[-1], parts):
                 os.rename(parts[-1], "deleted", src_dir_fd=directory, dst_dir_fd=self.scratch)
         remove(self.scratch, "deleted")
-        return f"{show(parts)} is deleted"
+        return f"{format_path(parts)} is deleted"
 
     def move_path(self, source: str, target: str) -> str:
         with self._parent(source) as (old, old_parts), self._parent(target) as (new, new_parts):
             self._refuse_link(old, old_parts)
             if kind_at(new, new_parts[-1]) is not None:
-                raise ToolError(f"{show(new_parts)} exists already; delete it first")
-            with explained(old, old_parts[-1], old_parts):
+                raise ToolError(f"{format_path(new_parts)} already exists; delete it first")
+            with path_errors(old, old_parts[-1], old_parts):
                 os.rename(old_parts[-1], new_parts[-1], src_dir_fd=old, dst_dir_fd=new)
-        return f"{show(old_parts)} is now {show(new_parts)}"
+        return f"{format_path(old_parts)} is now {format_path(new_parts)}"
 
     def make_directory(self, path: str) -> str:
         parts = _named(path)
@@ -324,10 +326,13 @@ class FileTree:
                     break
         self._check_room(more_files=len(parts) - depth, more_bytes=0)
         for end in range(depth + 1, len(parts) + 1):
-            made = parts[:end]
-            with open_directory(self.files, made[:-1]) as directory, explained(directory, made[-1], made):
-                os.mkdir(made[-1], 0o700, dir_fd=directory)
-        return f"{show(parts)} is there"
+            path_parts = parts[:end]
+            with (
+                open_directory(self.files, path_parts[:-1]) as directory,
+                path_errors(directory, path_parts[-1], path_parts),
+            ):
+                os.mkdir(path_parts[-1], 0o700, dir_fd=directory)
+        return f"{format_path(parts)} exists"
 
     @contextmanager
     def _parent(self, path: str) -> Iterator[tuple[int, tuple[str, ...]]]:
@@ -338,9 +343,9 @@ class FileTree:
     def _refuse_link(self, directory: int, parts: tuple[str, ...]) -> None:
         kind = kind_at(directory, parts[-1])
         if kind is None:
-            raise ToolError(f"{show(parts)} does not exist")
+            raise ToolError(f"{format_path(parts)} does not exist")
         if kind == "symlink":
-            raise ToolError(f"{show(parts)} is a symbolic link; links are not followed")
+            raise ToolError(f"{format_path(parts)} is a symbolic link; links are not followed")
 
     def _put(self, directory: int, parts: tuple[str, ...], before: bytes, text: str) -> str:
         try:
@@ -349,22 +354,22 @@ class FileTree:
             raise ToolError("content is not valid Unicode text") from None
         name, limit = parts[-1], self.limits.max_file_bytes
         if len(content) > limit:
-            raise ToolError(f"{show(parts)} would be larger than {limit} bytes")
+            raise ToolError(f"{format_path(parts)} would be larger than {limit} bytes")
         executable = False
         if kind_at(directory, name) is None:
             self._check_room(more_files=1, more_bytes=len(content))
         else:
-            # Refuses anything but a regular file, and keeps the executable bit of the file that is replaced.
+            # Only regular files can be replaced; the executable bit is kept.
             replaced, executable = read_file(directory, parts, self.limits.max_total_bytes)
             self._check_room(more_files=0, more_bytes=len(content) - len(replaced))
         create_file(self.scratch, name, content, executable)
         try:
-            with explained(directory, name, parts):
+            with path_errors(directory, name, parts):
                 os.rename(name, name, src_dir_fd=self.scratch, dst_dir_fd=directory)
         except ToolError:
             remove(self.scratch, name)
             raise
-        return f"{show(parts)} has {len(content)} bytes"
+        return f"{format_path(parts)} has {len(content)} bytes"
 
     def _check_room(self, more_files: int, more_bytes: int) -> None:
         files = size = 0
@@ -372,9 +377,9 @@ class FileTree:
             files += len(directories) + len(names)
             size += sum(os.stat(name, dir_fd=handle, follow_symlinks=False).st_size for name in names)
         if more_files > 0 and files + more_files > self.limits.max_files:
-            raise ToolError(f"there is room for {self.limits.max_files} files and directories, and {files} are there")
+            raise ToolError(f"at most {self.limits.max_files} files and directories are allowed; there are {files}")
         if more_bytes > 0 and size + more_bytes > self.limits.max_total_bytes:
-            raise ToolError(f"there is room for {self.limits.max_total_bytes} bytes, and {size} are used")
+            raise ToolError(f"at most {self.limits.max_total_bytes} bytes are allowed; {size} are used")
 
 
 def _remove(path: str, *handles: int) -> None:
@@ -404,9 +409,9 @@ _TOOLS: dict[str, tuple[Callable[..., Any], bool, ToolSpec]] = {
             {"path": _PATH, "content": _TEXT},
         ),
         (FileTree.append_file, True, "Append text to a file, or create it.", {"path": _PATH, "content": _TEXT}),
-        (FileTree.delete_path, True, "Delete a file, or a directory with all that is in it.", {"path": _PATH}),
+        (FileTree.delete_path, True, "Delete a file, or a directory with its contents.", {"path": _PATH}),
         (FileTree.move_path, True, "Move or rename a file or a directory.", {"source": _PATH, "target": _PATH}),
-        (FileTree.make_directory, True, "Make a directory, and those above it.", {"path": _PATH}),
+        (FileTree.make_directory, True, "Make a directory and its missing parents.", {"path": _PATH}),
     )
 }
 _SPECS = {name: spec for name, (_, _, spec) in _TOOLS.items()}
@@ -429,7 +434,7 @@ class FilesystemResource(ForkableResource):
     @property
     def root(self) -> Path:
         """The directory itself, for tools that run programs in it."""
-        # From here on others may write, so the key is computed each time.
+        # Others may now write, so the key is computed each time.
         self._touched = True
         return Path(self._here.path) / FILES_FOLDER
 
@@ -515,14 +520,14 @@ def _initial_entries(settings: FilesystemConfig) -> tuple[Entry, ...]:
         except ToolError as error:
             raise ConfigError(f"{where}: {error}") from None
         if not parts:
-            raise ConfigError(f"{where}: {path!r} names no file")
+            raise ConfigError(f"{where}: {path!r} is not a file path")
         for depth in range(1, len(parts)):
             above = "/".join(parts[:depth])
             if entries.setdefault(above, Entry(above, "directory")).kind != "directory":
-                raise ConfigError(f"{where}: {path!r} lies below {above!r}, which is a file")
+                raise ConfigError(f"{where}: {path!r} is inside {above!r}, which is a file")
         name = "/".join(parts)
         if name in entries and entries[name].kind == "directory":
-            raise ConfigError(f"{where}: {path!r} is a directory too")
+            raise ConfigError(f"{where}: {path!r} is also a directory")
         entries[name] = Entry(name, "file", text.encode("utf-8", "surrogatepass"))
     ordered = tuple(entries[path] for path in sorted(entries, key=lambda path: path.split("/")))
     too_large = [entry.path for entry in ordered if len(entry.content) > settings.max_file_bytes]

@@ -1,4 +1,4 @@
-"""An environment behind four URLs (start, step, end, health), so that it can be written in any language.
+"""An environment behind four URLs (start, step, end, health), in any language.
 
 `docs/guides/environments.md` has the exact JSON. If the task names a `resource_server`, that server is started for it.
 `JsonClient`, `connect_server` and `parse_answer` serve `openenv` too.
@@ -37,7 +37,7 @@ from reward_kit.task_parts import ResourceServerConfig
 _END_S = 5.0
 _PARSED_IN_A_THREAD = 2**20
 _EXCERPT = 200
-# Shorter than any server's own: a connection that a server closes right now must not be used again.
+# Shorter than servers' own, so that a connection that a server is closing is not reused.
 _KEEP_ALIVE_S = 1.0
 logger = logging.getLogger("reward_kit.environments")
 
@@ -61,14 +61,14 @@ class HttpConfig(ServerConfig):
     step_endpoint: str = "/step"
     end_episode_endpoint: str = "/end_episode"
     health_endpoint: str | None = Field(
-        default="/health", description="asked once by each resource if there is no resource_server; null: not asked"
+        default="/health", description="requested once per resource without a resource_server; null disables it"
     )
     timeout: float = Field(default=30.0, gt=0, description="seconds for one answer")
-    config: dict[str, Any] | None = Field(default=None, description="handed to the server at each start")
+    config: dict[str, Any] | None = Field(default=None, description="sent to the server at each start")
     tools: list[dict[str, Any]] | None = Field(default=None, description="in OpenAI form")
     tools_endpoint: str | None = Field(default=None, description="GET, answers a list of tools")
     action_form: Literal["call", "value"] = Field(
-        default="call", description="call: {name, arguments}; value: the one argument's value alone"
+        default="call", description="call: {name, arguments}; value: only the value of the one argument"
     )
     fork: Literal["replay", "none"] = "replay"
     deterministic: bool = True
@@ -85,8 +85,8 @@ class ServerAddress:
     async def failure(
         self, problem: str, kind: type[EnvironmentFailure | DeadlineError] = EnvironmentFailure
     ) -> EnvironmentFailure | DeadlineError:
-        """Return the error for a broken connection, with the end of a server that the task started."""
-        return kind(f"{problem}{await self.started.obituary() if self.started is not None else ''}")
+        """Return the error for a broken connection, with the exit status of a server that the task started."""
+        return kind(f"{problem}{await self.started.describe_exit() if self.started is not None else ''}")
 
 
 async def connect_server(
@@ -113,10 +113,10 @@ async def connect_server(
         raise ConfigError(f"{where}: missing; give it, or the task's resource_server")
     if not url.startswith(tuple(f"{scheme}://" for scheme in schemes)):
         shown = url if "@" not in url else "it"
-        raise ConfigError(f"{where}: {shown!r} is not an address of {' or '.join(schemes)}")
+        raise ConfigError(f"{where}: {shown!r} is not a {' or '.join(schemes)} URL")
     if "{port}" in url:
         if server is None or not server.port:
-            raise ConfigError(f"{where}: {{port}} is that of a resource_server, and the task has none")
+            raise ConfigError(f"{where}: {{port}} needs a resource_server with {{port}}, which the task does not have")
         url = url.replace("{port}", str(server.port))
     headers = {**settings.headers, **headers_from_environment(settings.headers_env, url, resource, started)}
     return ServerAddress(url, headers, server)
@@ -179,13 +179,13 @@ class HttpResource(ReplayForkResource):
         fields = answer.fields()
         episode = answer.field("episode_id", (str, int), "text or a whole number")
         if episode is None:
-            raise answer.wrong("episode_id: expected text or a whole number, got None")
+            raise answer.error("episode_id: expected text or a whole number, got None")
         self._episode, self._is_over = episode, False
         if fields.get("tools") is not None:
             self._tools = _tool_specs(fields["tools"], EnvironmentFailure, answer.source)
         self._given_key = None
         self._history_key = hash_key(canonical_json(body))
-        self._take(answer, fields)
+        self._read_answer(answer, fields)
 
     async def _step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
         known = [tool["function"]["name"] for tool in self._tools]
@@ -215,22 +215,22 @@ class HttpResource(ReplayForkResource):
         is_done, terminated, truncated = (answer.field(name, bool, "true or false") for name in names)
         reward = answer.field("reward", (int, float), "a finite number")
         if reward is not None and not isfinite(reward):
-            raise answer.wrong(f"reward: expected a finite number, got {reward!r:.80}")
+            raise answer.error(f"reward: expected a finite number, got {reward!r:.80}")
         info = answer.field("info", Mapping, "an object")
         self._history_key = hash_key(self._history_key, canonical_json(action))
-        self._take(answer, fields)
+        self._read_answer(answer, fields)
         # An older server has only `is_done`.
         terminated, truncated = bool(terminated or (is_done and not truncated)), bool(truncated)
         self._is_over = terminated or truncated
         reward = None if reward is None else float(reward)
         return StepOutcome(self._observation, reward, terminated, truncated, dict(info or {}))
 
-    def _take(self, answer: HttpAnswer, fields: Mapping[str, Any]) -> None:
+    def _read_answer(self, answer: HttpAnswer, fields: Mapping[str, Any]) -> None:
         if "observation" not in fields:
-            raise answer.wrong(f"observation: missing; there are {', '.join(map(str, fields)) or 'no fields'}")
+            raise answer.error(f"observation: missing; the answer has {', '.join(map(str, fields)) or 'no fields'}")
         key = answer.field("state_key", str, "text")
         if key is None and self._given_key is not None:
-            raise answer.wrong("state_key: missing, and was there before; give it always or never")
+            raise answer.error("state_key: missing, but an earlier answer had it; send it always or never")
         self._given_key, self._observation, self._state = key, fields["observation"], fields.get("state")
 
     @property
@@ -263,7 +263,7 @@ class HttpResource(ReplayForkResource):
             await self._exits.aclose()
 
     async def _end_episode(self) -> None:
-        """End the episode on the server; one that is gone or refuses has no episode to end."""
+        """End the episode on the server, and ignore a server that is gone or refuses."""
         episode, self._episode = self._episode, None
         if episode is None or self._client is None:
             return
@@ -271,11 +271,11 @@ class HttpResource(ReplayForkResource):
             try:
                 await self._client.post(self._settings.end_episode_endpoint, {"episode_id": episode})
             except EnvironmentFailure as error:
-                logger.info("the end of episode %r was not accepted: %s", episode, error)
+                logger.info("could not end episode %r: %s", episode, error)
 
 
 def _tool_specs(listed: Any, error_type: type[ConfigError | EnvironmentFailure], where: str) -> list[ToolSpec]:
-    """Return tools in OpenAI form; one without the outer `function`, as older servers list them, gets it."""
+    """Return tools in OpenAI form; the outer `function` of older servers' tools is added."""
     if not isinstance(listed, Sequence) or isinstance(listed, str):
         raise error_type(f"{where}: expected a list of tools, got {listed!r:.80}")
     specs: list[ToolSpec] = []
@@ -305,19 +305,19 @@ class HttpAnswer:
     def fields(self) -> Mapping[str, Any]:
         """Return the value of a request that was not refused, if it is an object."""
         if self.refusal is not None:
-            raise self.wrong(f"refused: {self.refusal}")
+            raise self.error(f"refused: {self.refusal}")
         if not isinstance(self.value, Mapping):
-            raise self.wrong(f"expected a JSON object, got {json.dumps(self.value)[:_EXCERPT]}")
+            raise self.error(f"expected a JSON object, got {json.dumps(self.value)[:_EXCERPT]}")
         return self.value
 
     def field(self, name: str, kinds: type | tuple[type, ...], expected: str) -> Any:
         """Return a field of the object, None without it; a boolean is not a number."""
         value = self.fields().get(name)
         if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool)):
-            raise self.wrong(f"{name}: expected {expected}, got {value!r:.80}")
+            raise self.error(f"{name}: expected {expected}, got {value!r:.80}")
         return value
 
-    def wrong(self, problem: str) -> EnvironmentFailure:
+    def error(self, problem: str) -> EnvironmentFailure:
         return EnvironmentFailure(f"{self.source}: {problem}")
 
 
@@ -381,7 +381,7 @@ class JsonClient:
             async with self._session.request(method, url, data=data, allow_redirects=False) as response:
                 return source, response.status, await read_body(response, ENVIRONMENT_ANSWER_BYTES)
         except TooLargeError as error:
-            raise EnvironmentFailure(f"{source}: the response exceeds the limit of {error}") from None
+            raise EnvironmentFailure(f"{source}: the answer is larger than the limit of {error}") from None
         except TimeoutError as error:
             raise await self._server.failure(f"{source}: no answer within {self._timeout:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -395,7 +395,7 @@ def parse_answer(body: str | bytes, source: str) -> Any:
         check_values(body, ENVIRONMENT_ANSWER_VALUES)
         return parse_json(body)
     except TooLargeError as error:
-        raise EnvironmentFailure(f"{source}: the response exceeds the limit of {error}") from None
+        raise EnvironmentFailure(f"{source}: the answer is larger than the limit of {error}") from None
     except (ValueError, RecursionError) as error:
         raise EnvironmentFailure(f"{source}: the answer is not JSON ({error}): {_excerpt(body)}") from None
 

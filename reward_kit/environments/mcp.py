@@ -34,7 +34,7 @@ from reward_kit.environments.base import (
     tool_spec,
 )
 from reward_kit.environments.config import ResourceConfig, headers_from_environment, read_config, task_path
-from reward_kit.environments.filesystem import SUPPORTED, Entry, files_key, files_snapshot, materialise, read_tree
+from reward_kit.environments.filesystem import SUPPORTED, Entry, files_key, files_snapshot, read_tree, write_entries
 from reward_kit.environments.replay import ReplayForkResource
 from reward_kit.errors import ConfigError, DeadlineError, EnvironmentFailure, ToolError, did_you_mean, install_hint
 from reward_kit.processes import child_environment, remove_folder, temporary_folder
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from reward_kit.environments.mcp_session import McpSession, StdioServer
 
 SHOWN_PATH = "/working_copy"
-"""The path of every working copy as agents see and write it, so that equal episodes read equal texts."""
+"""The path that agents see for every working copy, so that equal episodes read equal texts."""
 PYTHON, TASK_FOLDER, WORKING_COPY = "{python}", "{task_folder}", "{working_copy}"
 _PLACEHOLDERS = (PYTHON, TASK_FOLDER, WORKING_COPY)
 _ONLY_WITH_COMMAND = ("env", "pass_env", "cwd")
@@ -59,7 +59,7 @@ logger = logging.getLogger("reward_kit.environments.mcp")
 
 
 class ExpertCall(ResourceConfig):
-    """A call that an expert makes."""
+    """A call of the expert."""
 
     name: str
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -105,10 +105,10 @@ class McpConfig(ResourceConfig):
         needed, foreign = ("command", _ONLY_WITH_URL) if self.url is None else ("url", _ONLY_WITH_COMMAND)
         for key in foreign:
             if getattr(self, key):
-                raise ValueError(f"{key} has no meaning with {needed}")
+                raise ValueError(f"{key} does not apply to {needed}")
         if self.url and (self.fork == "replay" or self.working_copy):
             key = "fork: replay" if self.fork == "replay" else "working_copy"
-            raise ValueError(f"{key} needs a private server, which is one that command starts")
+            raise ValueError(f"{key} needs a private server, started by command")
         if self.state_key == "files" and not self.working_copy:
             raise ValueError("state_key: files needs a working_copy")
         return self
@@ -118,7 +118,7 @@ class McpConfig(ResourceConfig):
         return {**self.headers, **headers_from_environment(self.headers_env, self.url or "", "mcp")}
 
     def source_folder(self) -> Path:
-        """Return the folder that is copied for each episode."""
+        """Return the folder to copy for each episode."""
         folder = task_path(self.working_copy or "", self.task_folder, "mcp resource: working_copy")
         if not folder.is_dir():
             raise ConfigError(f"mcp resource: working_copy: no such directory: {folder}")
@@ -235,11 +235,11 @@ class McpResource(ReplayForkResource):
                 if word not in _PLACEHOLDERS and hint.startswith("; did"):
                     raise ConfigError(f"mcp resource: unknown placeholder {word} in {text!r}{hint}")
                 if word == WORKING_COPY and settings.working_copy is None:
-                    raise ConfigError(f"mcp resource: {text!r} names {WORKING_COPY}, and there is no working_copy")
+                    raise ConfigError(f"mcp resource: {text!r} uses {WORKING_COPY}, but no working_copy is set")
         await self._open()
 
     async def _reset(self, seed: int) -> None:
-        # A server that got no call yet is as good as a new one, and saves a second start.
+        # A server without a call yet need not be restarted.
         self._expert_next = 0
         if not self._is_fresh:
             await self._shut()
@@ -253,7 +253,7 @@ class McpResource(ReplayForkResource):
         return outcome
 
     async def _step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
-        from reward_kit.environments.mcp_session import NoAnswerError
+        from reward_kit.environments.mcp_session import UnknownEffectError
 
         session = self._here
         if action_name not in self._tools:
@@ -262,7 +262,7 @@ class McpResource(ReplayForkResource):
         check_schema(spec, action_params)
         self._is_fresh = False
         before, call = self._key, (action_name, canonical_json(action_params))
-        # The effect of a call is unknown until its answer, and stays so without one.
+        # The effect of a call is unknown until its answer.
         self._key = hash_key(before, *call, "unanswered")
         try:
             result = await session.call(tool, _with_path(dict(action_params), self._folder))
@@ -272,7 +272,7 @@ class McpResource(ReplayForkResource):
         except ToolError:
             self._key = before
             raise
-        except (DeadlineError, NoAnswerError) as error:
+        except (DeadlineError, UnknownEffectError) as error:
             if self._settings.fork == "replay":
                 raise error if isinstance(error, DeadlineError) else EnvironmentFailure(str(error)) from error
             raise ToolError(str(error)) from error
@@ -289,7 +289,7 @@ class McpResource(ReplayForkResource):
         return [spec for _, spec in self._tools.values()]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """Return the next of the configured `expert_calls`; None once all have been made."""
+        """Return the next of the configured `expert_calls`; None after the last."""
         for call in self._settings.expert_calls[self._expert_next :]:
             return {"type": "tool_call", "name": call.name, "arguments": dict(call.arguments)}
         return None
@@ -327,7 +327,7 @@ class McpResource(ReplayForkResource):
                 self._folder = await anyio.to_thread.run_sync(_copy, settings.source_folder())
             server: McpServer
             if settings.url is not None:
-                # Further parts of the URL may hold a secret.
+                # Other parts of the URL may contain a secret.
                 url = urlsplit(settings.url)
                 name = f"the MCP server {url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
                 server = HttpServer(settings.url, settings.header_values(), settings.call_timeout_s)
@@ -387,13 +387,13 @@ def _with_path(value: Any, folder: Path | None) -> Any:
 
 
 def _copy(source: Path) -> Path:
-    """Return a private copy of the files and directories below `source`; links are not copied."""
+    """Copy the files and directories below `source` to a private folder, without links."""
     if not SUPPORTED:
         raise ConfigError("working_copy needs openat and O_NOFOLLOW, which this system does not have")
     folder = temporary_folder("mcp-")
     handle = os.open(folder, os.O_RDONLY)
     try:
-        materialise(handle, _entries_of(source, "working_copy"))
+        write_entries(handle, _entries_of(source, "working_copy"))
     except BaseException:
         remove_folder(folder)
         raise

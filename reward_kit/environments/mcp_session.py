@@ -47,14 +47,14 @@ _LOGGED_CHARS = 2_000
 _CLOSE_S = 20.0
 _SESSION_GONE = "Session terminated"
 
-# The SDK logs a traceback for an answer that it cannot hand on, beside the session's own error.
+# The SDK logs a traceback for an invalid answer, in addition to the session's own error.
 logging.getLogger("mcp").addHandler(logging.NullHandler())
 
 logger = logging.getLogger("reward_kit.environments.mcp")
 
 
-class NoAnswerError(Exception):
-    """A call was made, and the answer does not show its effect."""
+class UnknownEffectError(Exception):
+    """A call was made, but its effect is unknown from the answer."""
 
 
 class McpServer(ABC):
@@ -65,11 +65,11 @@ class McpServer(ABC):
         """Yield the streams of messages from and to the server."""
 
     async def exited(self, seconds: float) -> bool:
-        """Wait until the server is known to be gone; return whether it is. Nothing is known behind a URL."""
+        """Wait for the server to exit and return whether it did; unknown for a URL."""
         return False
 
     def describe(self) -> str:
-        """Return the known facts of the server's end, for messages."""
+        """Describe how the server ended, for messages."""
         return ""
 
 
@@ -125,7 +125,7 @@ class McpSession:
                 size += len(page.model_dump_json())
                 if size > MCP_TOOLS_BYTES:
                     raise EnvironmentFailure(
-                        f"{self._name} lists tools of more than {format_size(MCP_TOOLS_BYTES)}, which is the limit"
+                        f"{self._name} lists tools larger than the limit of {format_size(MCP_TOOLS_BYTES)}"
                     )
                 cursor = page.next_cursor
                 if cursor is None:
@@ -137,7 +137,7 @@ class McpSession:
 
         Raises:
             ToolError: the server refuses the call.
-            NoAnswerError: the answer breaks the protocol, or the tool's own output schema.
+            UnknownEffectError: the answer breaks the protocol, or the tool's own output schema.
             DeadlineError: no answer came in time; the call was cancelled and the session goes on.
             EnvironmentFailure: the server is gone.
         """
@@ -150,15 +150,17 @@ class McpSession:
                 raise await self._lost(f"is gone during {tool!r}") from error
             raise ToolError(f"{tool}: {error.message}") from error
         except pydantic.ValidationError as error:
-            raise NoAnswerError(f"{tool}: the server's answer is not a result: {error.errors()[0]['msg']}") from error
+            raise UnknownEffectError(
+                f"{tool}: the server's answer is not a result: {error.errors()[0]['msg']}"
+            ) from error
         except RuntimeError as error:  # of the SDK, for an answer that breaks the tool's output schema
-            raise NoAnswerError(f"{tool}: {error}") from error
+            raise UnknownEffectError(f"{tool}: {error}") from error
         raise DeadlineError(
             f"{tool} did not answer within {self._call_timeout_s:g} s and was cancelled (call_timeout_s)"
         )
 
     async def close(self) -> None:
-        """End the session and its server, also while this task is being cancelled."""
+        """End the session and its server, even during cancellation."""
         task, ready = self._task, self._ready
         if task is None or ready is None:
             return
@@ -190,7 +192,7 @@ class McpSession:
                         await self._closing.wait()
                         tasks.cancel_scope.cancel()
             except BaseExceptionGroup as group:
-                first: BaseException = group  # the error that ended the others
+                first: BaseException = group  # the original error
                 while isinstance(first, BaseExceptionGroup):
                     first = first.exceptions[0]
                 raise first from group
@@ -205,7 +207,7 @@ class McpSession:
                 async for _ in changes:
                     self.tools_changed = True
         except ListenNotSupportedError:
-            return  # an older version, which reports changes unasked
+            return  # older versions report changes without a subscription
         except (SubscriptionLost, MCPError, TimeoutError) as error:
             logger.debug("%s: changes of the tools are not reported: %s", self._name, error)
 
@@ -217,7 +219,7 @@ class McpSession:
         return self._ready.result()
 
     async def _lost(self, what: str) -> RewardKitError:
-        """Return the failure of a server that is gone."""
+        """Return the failure of a lost server."""
         assert self._task is not None
         if not await self._server.exited(1.0):
             await asyncio.wait({self._task}, timeout=0.2)
@@ -353,7 +355,7 @@ class StdioServer(McpServer):
                                 "%s prints a line that is not a message: %s", self.command[0], self._first_stray
                             )
             except TooLargeError as error:
-                self._problem = f"it sent a message of more than {error}, which is the limit"
+                self._problem = f"it sent a message larger than the limit of {error}"
 
     async def _write(
         self,
@@ -369,7 +371,7 @@ class StdioServer(McpServer):
                     writer.write(f"{text}\n".encode())
                     await writer.drain()
         except OSError:
-            # It no longer reads. Callers that wait for an answer learn it from the closed stream.
+            # The server no longer reads. Waiting callers see the closed stream.
             self._problem = self._problem or "it closed its standard input"
             arrive.close()
         finally:
@@ -392,7 +394,7 @@ async def _limited_lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 def _message(line: bytes) -> SessionMessage | None:
-    """Return the message of a line, with half characters, which JSON can write and UTF-8 cannot, as U+FFFD."""
+    """Parse the message of a line, with lone surrogates replaced by U+FFFD."""
     with suppress(ValueError):
         return SessionMessage(mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False))
     try:
@@ -404,12 +406,12 @@ def _message(line: bytes) -> SessionMessage | None:
 
 
 class HttpServer(McpServer):
-    """A server behind a URL (streamable HTTP). Every answer is counted on its way to the SDK, which reads it whole."""
+    """A server behind a URL (streamable HTTP). The size of answers is limited before the SDK reads them."""
 
     def __init__(self, url: str, headers: dict[str, str], call_timeout_s: float) -> None:
-        # Compressed, a small answer could be of any size.
+        # A small compressed answer could decompress to any size.
         self._url, self._headers = url, {**headers, "Accept-Encoding": "identity"}
-        # The call's own deadline ends it, so that it ends with the protocol's cancellation.
+        # No timeout: the call's deadline ends it with the protocol's cancellation.
         self._timeout = httpx2.Timeout(30.0, read=call_timeout_s + 30.0)
 
     @asynccontextmanager
@@ -423,7 +425,7 @@ class HttpServer(McpServer):
 
 
 class AnswerTooLargeError(httpx2.SSEError):
-    """An answer is larger than its limit. The SDK hands on errors of this base class with their message."""
+    """An answer is larger than its limit. The SDK passes on errors of this base class with their message."""
 
 
 async def _limit(response: httpx2.Response) -> None:
@@ -445,7 +447,7 @@ async def _limit(response: httpx2.Response) -> None:
 
 
 class _CountedStream(httpx2.AsyncByteStream):
-    """A body that ends with an error if it is too large; each event counts values of its own, and None is unlimited."""
+    """A body that raises if it is too large; JSON values are counted per event, and None is unlimited."""
 
     def __init__(self, body: httpx2.AsyncByteStream, most_bytes: int | None, *, is_events: bool) -> None:
         self._body, self._most_bytes, self._is_events = body, most_bytes, is_events
@@ -455,9 +457,7 @@ class _CountedStream(httpx2.AsyncByteStream):
         async for piece in self._body:
             size += len(piece)
             if self._most_bytes is not None and size > self._most_bytes:
-                raise AnswerTooLargeError(
-                    f"the answer has more than {format_size(self._most_bytes)}, which is the limit"
-                )
+                raise AnswerTooLargeError(f"the answer is larger than the limit of {format_size(self._most_bytes)}")
             end = piece.rfind(b"\n\n") + 1 if self._is_events else 0
             values = sum(piece.count(mark, end) for mark in (b",", b"[", b"{")) + (0 if end else values)
             if values > MCP_MESSAGE_VALUES:

@@ -37,7 +37,7 @@ from reward_kit.safe_input import ENVIRONMENT_ANSWER_BYTES, format_size
 if TYPE_CHECKING:
     import aiohttp
 
-# As many as NumPy's older generators take.
+# The range of NumPy's older generators.
 _SEEDS = 2**32
 _OF_MCP = ("Action", "CallToolAction", "ListToolsAction")
 _LIST_TOOLS = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
@@ -104,9 +104,9 @@ class OpenEnvResource(ReplayForkResource):
     async def _setup(self, config: Mapping[str, Any]) -> None:
         settings = self._settings = read_config(OpenEnvConfig, config, "openenv")
         if "seed" in settings.reset:
-            raise ConfigError("openenv resource: reset: seed: the run chooses it; leave it out")
-        if "@" in (settings.base_url or ""):  # which is not shown
-            raise ConfigError("openenv resource: base_url: no user name and no password belong in it; use headers_env")
+            raise ConfigError("openenv resource: reset: seed is set by the run; remove it")
+        if "@" in (settings.base_url or ""):  # and never shown
+            raise ConfigError("openenv resource: base_url: must not contain a user name or password; use headers_env")
         try:
             server = await connect_server(settings, "openenv", self._exits, ("http", "https", "ws", "wss"))
             session = self._session = OpenEnvSession(server, settings)
@@ -120,7 +120,9 @@ class OpenEnvResource(ReplayForkResource):
     async def _find_tools(self, settings: OpenEnvConfig, session: OpenEnvSession) -> None:
         schema = settings.action_schema or (await session.schemas()).get("action")
         if not isinstance(schema, Mapping):
-            raise EnvironmentFailure(f"openenv resource: the server gave no schema of its actions but {schema!r:.120}")
+            raise EnvironmentFailure(
+                f"openenv resource: expected a schema of the server's actions, got {schema!r:.120}"
+            )
         self._calls_tools = settings.action_schema is None and schema.get("title") in _OF_MCP
         if self._calls_tools:
             if "action_tool" in settings.model_fields_set:
@@ -135,7 +137,7 @@ class OpenEnvResource(ReplayForkResource):
                 "write action_schema, a JSON schema of type object"
             )
         description = schema.get("description") or "Take one action."
-        # An action's metadata are for programs, not for the agent to choose.
+        # The metadata of an action are not for the agent.
         spec = tool_spec(settings.action_tool, description, _object_schema(schema, without="metadata"))
         self._tools = {settings.action_tool: spec}
 
@@ -174,7 +176,7 @@ class OpenEnvResource(ReplayForkResource):
             answer = await self._open_session.ask("step", action)
         except OpenEnvRefusedError as refusal:
             is_refusal = self._settings.execution_errors == "refusal" and refusal.code == "EXECUTION_ERROR"
-            if is_refusal or refusal.code == "VALIDATION_ERROR":  # which never reached the environment
+            if is_refusal or refusal.code == "VALIDATION_ERROR":  # rejected before it reached the environment
                 raise ToolError(f"{action_name}: {refusal.message}") from None
             raise EnvironmentFailure(f"openenv resource: step: {refusal.code}: {refusal.message}") from None
         outcome = _read_outcome(answer, self._settings.observation_field)
@@ -209,7 +211,7 @@ class OpenEnvResource(ReplayForkResource):
         return hash_key(named, canonical_json([seen, self._is_over]))
 
     async def final_state(self) -> StateSnapshot | None:
-        """Return the server's state, the last observation, and whether it is over; the history if that names states."""
+        """Return a hash of the server's state, the last observation and whether it is over, or of the history."""
         seen = {"state": await self._state(), "observation": self._observation, "done": self._is_over}
         history = {"history": self._history_key} if self._settings.state_key == "history" else {}
         return StateSnapshot.from_json({**seen, **history})
@@ -234,7 +236,7 @@ def _read_outcome(answer: Mapping[str, Any], field: str | None) -> StepOutcome:
     seen, reward, done = answer.get("observation"), answer.get("reward"), answer.get("done", False)
     if not isinstance(seen, Mapping) or not isinstance(done, bool):
         raise EnvironmentFailure(f"openenv resource: expected observation, reward and done, got {answer!r:.200}")
-    # An integer may be beyond every float.
+    # An integer may exceed every float.
     if reward is not None and not (isinstance(reward, int | float) and abs(reward) <= sys.float_info.max):
         raise EnvironmentFailure(f"openenv resource: reward: expected a finite number, got {reward!r:.80}")
     given = answer.get("metadata") or seen.get("metadata")
@@ -254,7 +256,7 @@ def _read_outcome(answer: Mapping[str, Any], field: str | None) -> StepOutcome:
             shown = str(error.get("message") if isinstance(error, Mapping) else error)
             info = {**metadata, "is_action_valid": False}
     elif field is None:
-        # If an observation has no field of its own, its metadata are all there is to read.
+        # An observation without fields is shown by its metadata.
         shown = fields or dict(metadata) or None
     else:
         shown = fields.get(field, metadata.get(field))
@@ -264,7 +266,7 @@ def _read_outcome(answer: Mapping[str, Any], field: str | None) -> StepOutcome:
 
 
 class OpenEnvRefusedError(Exception):
-    """The server answered with an error, such as the code "VALIDATION_ERROR", and the session goes on."""
+    """The server answered with an error such as "VALIDATION_ERROR"; the session stays open."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -283,22 +285,22 @@ class OpenEnvSession:
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._reader: asyncio.Task[None] | None = None
         self._answers: asyncio.Queue[str | None] = asyncio.Queue()
-        self._ended = self._spoilt = ""
+        self._ended = self._broken = ""
         self._has_begun = False
 
     async def open(self) -> None:
-        """Connect, and wait until the server has made an environment; ask a full server again until then."""
+        """Connect and wait for an environment, retrying while the server is full."""
         full: OpenEnvRefusedError | None = None
         with anyio.move_on_after(self._connect_timeout):
             while True:
                 await self._connect()
                 try:
-                    # A server without a free session sends an unasked error, which would pass for the first answer.
+                    # A full server sends an unrequested error, which would be taken for the first answer.
                     await self.ask("state")
                     return
                 except OpenEnvRefusedError as refusal:
                     if refusal.code not in _NO_SESSION:
-                        return  # there is an environment, which shows no state before it is reset
+                        return  # the environment exists, but has no state before a reset
                     full = refusal
                 await self.close()
                 if full.code != _AT_CAPACITY:
@@ -315,14 +317,14 @@ class OpenEnvSession:
         trace = aiohttp.TraceConfig()
         trace.on_request_redirect.append(_refuse_redirect)
         self._client = aiohttp.ClientSession(headers=self._server.headers, trace_configs=[trace])
-        self._answers, self._ended, self._spoilt, self._has_begun = asyncio.Queue(), "", "", False
+        self._answers, self._ended, self._broken, self._has_begun = asyncio.Queue(), "", "", False
         try:
             self._socket = await self._client.ws_connect(self._url, max_msg_size=ENVIRONMENT_ANSWER_BYTES)
         except (aiohttp.ClientError, OSError) as error:
             await self.close()
             problem = f"{self._url}: {type(error).__name__}: {error}".removesuffix(": ")
             raise await self._server.failure(problem) from error
-        # A server hangs up on a client that does not answer its pings, and aiohttp answers only while something reads.
+        # A server disconnects clients that do not answer pings, and aiohttp answers only while something reads.
         self._reader = asyncio.create_task(self._read(self._socket, self._answers))
 
     async def _read(self, socket: aiohttp.ClientWebSocketResponse, answers: asyncio.Queue[str | None]) -> None:
@@ -330,14 +332,14 @@ class OpenEnvSession:
 
         try:
             async for message in socket:
-                # The bound keeps a server from sending more than it is asked for.
+                # The bound keeps a server from sending more than was requested.
                 if message.type is aiohttp.WSMsgType.ERROR or answers.qsize() >= _MOST_UNREAD:
                     break
                 answers.put_nowait(message.data if message.type is aiohttp.WSMsgType.TEXT else "(a binary message)")
         finally:
             problem = f": {socket.exception()}" if socket.exception() else ""
             if socket.close_code == _TOO_BIG:
-                problem = f": the answer has more than {format_size(ENVIRONMENT_ANSWER_BYTES)}, which is the limit"
+                problem = f": the answer is larger than the limit of {format_size(ENVIRONMENT_ANSWER_BYTES)}"
             code = f" (code {socket.close_code})" if socket.close_code else ""
             self._ended = f"the connection was closed{code}{problem}"
             answers.put_nowait(None)
@@ -354,30 +356,30 @@ class OpenEnvSession:
             EnvironmentFailure: the connection broke, or the answer has the wrong shape.
         """
         source = f"{kind} at {self._url}"
-        if self._socket is None or self._spoilt:
-            raise EnvironmentFailure(f"{source}: the session is closed{f': {self._spoilt}' if self._spoilt else ''}")
-        # Before the first question a server may report that it is full. Later that would shift every answer by one.
+        if self._socket is None or self._broken:
+            raise EnvironmentFailure(f"{source}: the session is closed{f': {self._broken}' if self._broken else ''}")
+        # A full server may report that before the first request; later it would shift every answer by one.
         if self._has_begun and not self._answers.empty():
             unasked = self._answers.get_nowait()
             if unasked is not None:
-                self._spoilt = f"the server sent an unasked message: {unasked[:200]}"
-                raise EnvironmentFailure(f"{source}: {self._spoilt}")
-            self._answers.put_nowait(None)  # it hung up
+                self._broken = f"the server sent an unrequested message: {unasked[:200]}"
+                raise EnvironmentFailure(f"{source}: {self._broken}")
+            self._answers.put_nowait(None)  # disconnected
         self._has_begun = True
-        self._spoilt = "an answer was not waited for"
+        self._broken = "an earlier request was cancelled before its answer"
         message = json.dumps({"type": kind, **({} if data is None else {"data": dict(data)})}, allow_nan=False)
         try:
             with anyio.fail_after(self._timeout):
-                # A server that hangs up may have sent the reason, which is still to be read.
+                # A server that disconnects may have sent the reason before.
                 with suppress(ConnectionError):
                     await self._socket.send_str(message)
                 text = await self._answers.get()
         except TimeoutError as error:
-            self._spoilt = f"no answer within {self._timeout:g} s"
-            raise DeadlineError(f"{source}: {self._spoilt}") from error
-        self._spoilt = ""
+            self._broken = f"no answer within {self._timeout:g} s"
+            raise DeadlineError(f"{source}: {self._broken}") from error
+        self._broken = ""
         if text is None:
-            self._spoilt = self._ended
+            self._broken = self._ended
             raise await self._server.failure(f"{source}: {self._ended}")
         answer, expected = parse_answer(text, source), "observation" if kind in ("reset", "step") else kind
         received = answer.get("type") if isinstance(answer, Mapping) else None
@@ -404,13 +406,13 @@ class OpenEnvSession:
             await client.close()
 
     async def close(self) -> None:
-        """Let the server end the environment, and wait until it has: a full server has room then."""
+        """End the environment on the server and wait for it, which frees a session."""
         client, socket, reader = self._client, self._socket, self._reader
         self._client = self._socket = self._reader = None
         with anyio.CancelScope(shield=True):
             if socket is not None and reader is not None:
-                # A server that owes an answer does not listen; it learns of the end from the closed connection.
-                with anyio.move_on_after(0.0 if self._spoilt or self._ended else _CLOSE_S), suppress(ConnectionError):
+                # A busy server does not read; it notices the closed connection.
+                with anyio.move_on_after(0.0 if self._broken or self._ended else _CLOSE_S), suppress(ConnectionError):
                     await socket.send_str('{"type": "close"}')
                     await asyncio.wait([reader])
                     await socket.close()
@@ -421,9 +423,9 @@ class OpenEnvSession:
 
 
 async def _refuse_redirect(session: aiohttp.ClientSession, context: object, params: Any) -> None:
-    """Refuse a redirect: the headers, which may hold a key, are for the server that was named."""
+    """Refuse a redirect, since the headers may contain a key for the configured server."""
     import aiohttp
 
     params.response.close()
     target = params.response.headers.get("Location", "nowhere")
-    raise aiohttp.ClientError(f"it redirects (HTTP {params.response.status}) to {target:.200}; name that address")
+    raise aiohttp.ClientError(f"redirect (HTTP {params.response.status}) to {target:.200}; use that address")

@@ -18,7 +18,7 @@ from reward_kit.environments.base import ForkableResource, ForkKind, StepOutcome
 from reward_kit.errors import EnvironmentFailure, ToolError
 
 Event = tuple[str, Mapping[str, Any], StepOutcome | None]
-"""An action, its arguments and its outcome, which is None of new noise."""
+"""An action, its arguments and its outcome; the outcome is None for `reseed_noise`."""
 
 
 class ReplayForkResource(ForkableResource):
@@ -96,7 +96,7 @@ class ReplayForkResource(ForkableResource):
 
     def _require_replay(self) -> None:
         if not self._is_replayed():
-            raise NotImplementedError(f"{type(self).__name__} is configured not to be forked")
+            raise NotImplementedError(f"{type(self).__name__} cannot be forked with this configuration")
 
     async def _replay(self, seed: int | None, history: list[Event]) -> None:
         """Reset this environment and repeat all of `history`; raise `EnvironmentFailure` at the first difference."""
@@ -109,7 +109,7 @@ class ReplayForkResource(ForkableResource):
             try:
                 outcome = await self.step(name, arguments)
             except ToolError as error:
-                raise EnvironmentFailure(f"replay: {where} was refused this time: {error}") from error
+                raise EnvironmentFailure(f"replay: {where} was refused in the replay: {error}") from error
             for field in ("observation", "reward", "terminated", "truncated"):
                 _compare(where, f"the {field}", getattr(expected, field), getattr(outcome, field))
 

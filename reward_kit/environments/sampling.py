@@ -1,6 +1,6 @@
-"""Random arguments that fit a JSON schema, for the checker and for policies that act at random.
+"""Random arguments for a JSON schema, for the checker and random policies.
 
-A `pattern` is not solved: a plain word is given instead.
+`pattern` is ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MAX_DEPTH = 6
 
 
 def sample_arguments(schema: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
-    """Return random arguments for a tool, whose `parameters` are `schema`; one state of `rng` gives one result."""
+    """Return random arguments for a tool, whose `parameters` are `schema`; determined by `rng`."""
     value = sample_value({"type": "object", **schema}, rng)
     return value if isinstance(value, dict) else {}
 

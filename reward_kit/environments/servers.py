@@ -1,6 +1,6 @@
-"""Servers that are started for resources: equal specifications share one, on a free port, always ended.
+"""Servers started for resources: equal specifications share one server on a free port, which is always stopped.
 
-A server that has died is started again for the next resource, so that only the episodes that were using it fail.
+A server that died is restarted for the next resource, so only the episodes that used it fail.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Server:
     port: int
     process: ChildProcess
 
-    async def obituary(self) -> str:
-        """Return how it ended and its last lines, for the end of a message; "" while it runs."""
+    async def describe_exit(self) -> str:
+        """Return its exit code and last lines as a message suffix; "" while it runs."""
         with anyio.move_on_after(0.3):
-            # A connection breaks a moment before the process is gone.
+            # A connection breaks shortly before the process exits.
             while self.process.returncode is None:  # noqa: ASYNC110
                 await anyio.sleep(0.02)
         return "" if self.process.returncode is None else f"; the server ended {_describe_end(self.process)}"
@@ -134,12 +134,12 @@ async def _start(config: ResourceServerConfig, folder: Path) -> Server:
             raise ConfigError(f"resource_server: health_check_url: {url!r} is not an http address")
         address = f"{parts.scheme}://{f'[{parts.hostname}]' if ':' in parts.hostname else parts.hostname}:{number}"
         if not has_free_port:
-            await _refuse_taken(parts.hostname, number, address)
+            await _refuse_used_port(parts.hostname, number, address)
 
         def fill(text: str, port: int = port) -> str:
             return text.replace("{port}", str(port)).replace("{python}", sys.executable)
 
-        # So that `python` is the one that runs us, also if its environment is not activated.
+        # `python` is this interpreter, even if its environment is not activated.
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
         variables = {"PATH": path, **{name: fill(value) for name, value in config.env.items()}}
         environment = child_environment(variables, pass_names=config.pass_env)
@@ -176,7 +176,7 @@ async def _until_healthy(process: ChildProcess, url: str, seconds: float) -> str
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_HEALTH_ANSWER_S)) as session:
         with anyio.move_on_after(seconds):
             async with anyio.create_task_group() as tasks:
-                # If another program has the port, the answer may never come, and the server has long ended.
+                # If another program has the port, the server exits and no answer may come.
                 tasks.start_soon(stop_at_the_end)
                 while True:
                     try:
@@ -199,7 +199,7 @@ def _describe_end(process: ChildProcess) -> str:
 
 def _last_lines(process: ChildProcess) -> str:
     output = process.log_tail()
-    return f"; its last lines:\n{output}" if output else "; it wrote nothing"
+    return f"; its last lines:\n{output}" if output else "; it wrote no output"
 
 
 def _free_port() -> int:
@@ -209,7 +209,7 @@ def _free_port() -> int:
         return port
 
 
-async def _refuse_taken(host: str, port: int, address: str) -> None:
+async def _refuse_used_port(host: str, port: int, address: str) -> None:
     """Refuse a fixed port that is taken: its server would pass for ours."""
     try:
         with anyio.fail_after(_HEALTH_ANSWER_S):
@@ -217,4 +217,4 @@ async def _refuse_taken(host: str, port: int, address: str) -> None:
     except (OSError, TimeoutError):
         return
     await stream.aclose()
-    raise ConfigError(f"resource_server: something else listens at {address} already; write {{port}} for a free port")
+    raise ConfigError(f"resource_server: another program already listens at {address}; write {{port}} for a free port")

@@ -147,8 +147,8 @@ def _run_arguments(mark: pytest.Mark) -> dict[str, Any]:
 def _missed_gates(run: FinishedRun, gates: Mapping[str, Any]) -> Iterator[str]:
     if run.why_stopped:
         yield f"the run stopped: {run.why_stopped}"
-    if len(run.broken) > gates["max_errors"]:
-        broken = f"{len(run.broken)} of {len(run.rows)} episodes ended with an error and have no score"
+    if len(run.errors) > gates["max_errors"]:
+        broken = f"{len(run.errors)} of {len(run.rows)} episodes ended with an error and have no score"
         yield f"{broken}; max_errors is {gates['max_errors']:g}"
     threshold = gates["threshold"]
     for policy in run.policies if threshold is not None else ():
@@ -169,7 +169,7 @@ def _summary(run: FinishedRun) -> str:
         rollout_id, score = result.episode["rollout_id"], (result.score or {}).get("result") or {}
         if rollout_id in shown and score.get("reason"):
             reasons[rollout_id] = " ".join(str(score["reason"]).split())[:200]
-    bad = [f"  {row.rollout_id}  broke: {row.score_error or row.error_class}" for row in run.broken]
+    bad = [f"  {row.rollout_id}  broke: {row.score_error or row.error_class}" for row in run.errors]
     bad += [f"  {row.rollout_id}  {row.score:.3f}  {reasons.get(row.rollout_id, '')}".rstrip() for row in run.failed]
     more = [f"  … and {len(bad) - _MOST_SHOWN} more"] if len(bad) > _MOST_SHOWN else []
     episodes = ["episodes that failed or ended with an error:", *bad[:_MOST_SHOWN], *more] if bad else []

@@ -14,7 +14,7 @@ from reward_kit.runs.comparison import CONFIDENCE, Comparison, Difference, Sampl
 from reward_kit.runs.comparison_table import comparison_notes, lines, sentence
 from reward_kit.runs.display import signed
 from reward_kit.runs.files import write_atomically
-from reward_kit.runs.run_folder import this_software
+from reward_kit.runs.run_folder import software_versions
 
 _MOST_ROWS = 60_000  # of samples; a page of more than a few megabytes is slow to open
 _SENTENCE_LENGTH = 1_000
@@ -58,7 +58,7 @@ def comparison_page(comparison: Comparison) -> str:
         "title": f"{len(sides)} runs compared"
         if len(sides) > 2
         else f"{escape_text(sides[1].label, NAME_LENGTH)} beside {baseline}",
-        "version": this_software()["reward_kit"],
+        "version": software_versions()["reward_kit"],
         "facts": [
             f"baseline {baseline}",
             f"{CONFIDENCE:.0%} intervals, paired by sample",

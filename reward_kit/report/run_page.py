@@ -137,7 +137,7 @@ def _notes(run: RunFacts, summaries: Iterable[PolicySummary]) -> list[str]:
         if unscored := summary.episodes - summary.scored:
             policy = escape_text(summary.policy, NAME_LENGTH)
             notes.append(
-                f"{policy}: {unscored:,} of {summary.episodes:,} episodes are unscored and excluded from averages."
+                f"{policy}: {unscored:,} of {summary.episodes:,} episodes are unscored, and excluded from means."
             )
     return notes
 

@@ -1,6 +1,6 @@
 """Calibration: a reward scored against human labels, with figures of agreement and the worst disagreements.
 
-The figures are pure functions; one that the rows do not define is NaN.
+The figures are pure functions; undefined ones are NaN.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BINS = 5
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of the figures."""
+    """Settings of the figures."""
 
     threshold: float = 0.5
     levels: tuple[float, ...] | None = None
@@ -41,7 +41,7 @@ class Settings:
 
 
 class Figure(NamedTuple):
-    """A figure with its interval; None where the rows do not define it."""
+    """A figure with its interval; None if undefined for the rows."""
 
     name: str
     value: float | None
@@ -52,7 +52,7 @@ class Figure(NamedTuple):
 
 
 class LabelScale(NamedTuple):
-    """The levels of labels, lowest first; the ends of five bins where labels take more than ten values."""
+    """The levels of labels, lowest first, or the ends of five bins if labels take more than ten values."""
 
     levels: tuple[float, ...]
     is_binned: bool
@@ -63,18 +63,18 @@ class LabelScale(NamedTuple):
         return _BINS if self.is_binned else len(self.levels)
 
     def shares(self, labels_N: Floats) -> Floats:
-        """Labels as shares of the way from the lowest level to the highest, as scores are."""
+        """Scale labels to [0, 1], from the lowest level to the highest."""
         shares: Floats = (labels_N - self.levels[0]) / (self.levels[-1] - self.levels[0])
         return shares
 
     def categories(self, shares_N: Floats, threshold: float | None = None) -> Integers:
-        """The category of each share: its bin, or the nearest level; by the threshold where there are two."""
+        """Return the category of each share: its bin or nearest level; of two levels, by `threshold`."""
         if self.is_binned:
             return np.clip((shares_N * _BINS).astype(np.int64), 0, _BINS - 1)
         if len(self.levels) == 2 and threshold is not None:
             return (shares_N >= threshold).astype(np.int64)
-        places = self.shares(np.array(self.levels))
-        return np.searchsorted((places[1:] + places[:-1]) / 2.0, shares_N, side="right").astype(np.int64)
+        levels = self.shares(np.array(self.levels))
+        return np.searchsorted((levels[1:] + levels[:-1]) / 2.0, shares_N, side="right").astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Pairwise:
         scores: (N,) how much the reward preferred A: its share of the verdicts.
         margins: (N,) by how much A's score is higher, for rank correlation.
         lengths: (N,) how much longer A is.
-        firsts: (N,) the share of comparisons that the first place won; None where nothing was compared by place.
+        firsts: (N,) the share of comparisons that the first position won; None without a judge.
         clusters: (N,) the sample of each.
     """
 
@@ -109,29 +109,29 @@ class Pairwise:
 
 
 def infer_scale(labels: Sequence[float], given: tuple[float, ...] | None = None) -> LabelScale:
-    """The scale of labels."""
+    """Return the scale of labels."""
     found = sorted(set(given if given is not None else labels))
     if given is not None and (odd := sorted(set(labels) - set(given))):
         raise ConfigError(f"the label {odd[0]:g} is not among the levels {', '.join(f'{level:g}' for level in found)}")
     if len(found) < 2:
-        raise ConfigError("all labels are the same, and agreement is not defined; give --levels, or more rows")
+        raise ConfigError("all labels are the same, so agreement is undefined; give --levels, or more rows")
     return LabelScale(tuple(found), given is None and len(found) > _MOST_LEVELS)
 
 
 _POINTWISE = {
     "accuracy": "share of rows in the person's category",
     "kappa": "Cohen's kappa: agreement beyond chance",
-    "kappa_quadratic": "the same, where a near miss weighs less",
+    "kappa_quadratic": "the same, with near misses weighing less",
     "spearman": "rank correlation of score and label",
-    "kendall_tau_b": "pairs in the same order less pairs in the other, ties allowed for",
-    "mean_difference": "mean of score less label: above 0 it is too generous",
-    "length_correlation": "rank correlation of (score less label) and length: above 0 it likes long answers",
-    "length_gap": "(score less label) of the longer half less that of the shorter",
+    "kendall_tau_b": "concordant less discordant pairs, adjusted for ties",
+    "mean_difference": "mean of score − label: above 0 the reward is too generous",
+    "length_correlation": "rank correlation of (score − label) and length: above 0 it favors long answers",
+    "length_gap": "mean of (score − label): longer half less shorter half",
 }
 
 
 def pointwise_figures(rows: Pointwise, scale: LabelScale, settings: Settings) -> list[Figure]:
-    """The figures of single answers, in the order of a report."""
+    """Return the figures of single answers, in the order of a report."""
     shares, scores = scale.shares(np.array(rows.labels, float)), np.array(rows.scores, float)
     labelled, judged = scale.categories(shares), scale.categories(scores, settings.threshold)
     lengths, residuals = np.array(rows.lengths, float), scores - shares
@@ -155,21 +155,21 @@ def pointwise_figures(rows: Pointwise, scale: LabelScale, settings: Settings) ->
 
 
 _PAIRWISE = {
-    "accuracy": "share of pairs with the person's winner, ties being one",
+    "accuracy": "share of pairs with the person's winner, or tie",
     "kappa": "Cohen's kappa over A, tie, B: agreement beyond chance",
-    "kappa_quadratic": "the same, where tie for a winner weighs less than the other winner",
+    "kappa_quadratic": "the same, with a tie weighing less than the wrong winner",
     "spearman": "rank correlation of A's margin and the person's winner",
-    "kendall_tau_b": "pairs in the same order less pairs in the other, ties allowed for",
+    "kendall_tau_b": "concordant less discordant pairs, adjusted for ties",
     "a_wins": "how often A wins, by the reward",
     "a_wins_labels": "how often A wins, by the person",
-    "length_correlation": "rank correlation of (preference less label) and how much longer A is",
+    "length_correlation": "rank correlation of (preference − label) and how much longer A is",
     "length_gap": "preference for the longer answer, beyond the person's",
 }
-_FIRST = {"first_place_wins": "how often the first place wins: 0.5 where places do not matter"}
+_FIRST = {"first_place_wins": "how often the first position wins: 0.5 without position bias"}
 
 
 def pairwise_figures(rows: Pairwise, settings: Settings) -> list[Figure]:
-    """The figures of pairs, in the order of a report."""
+    """Return the figures of pairs, in the order of a report."""
     labels, scores, margins = (np.array(values, float) for values in (rows.labels, rows.scores, rows.margins))
     labelled, judged = _thirds(labels), _thirds(scores)
     lengths, residuals = np.array(rows.lengths, float), scores - labels
@@ -196,12 +196,12 @@ def pairwise_figures(rows: Pairwise, settings: Settings) -> list[Figure]:
 
 
 def _thirds(values_N: Floats) -> Integers:
-    """B, tie or A, as 0, 1, 2."""
+    """Encode B, tie, A as 0, 1, 2."""
     return (np.sign(values_N - 0.5) + 1).astype(np.int64)
 
 
 def _gap(residuals_N: Floats, lengths_N: Floats) -> float:
-    """The mean residual of the longer half less that of the shorter; those of the middle length are in neither."""
+    """Return the mean residual of the longer half less that of the shorter, without those of median length."""
     middle = float(np.median(lengths_N))
     longer, shorter = residuals_N[lengths_N > middle], residuals_N[lengths_N < middle]
     return float(longer.mean() - shorter.mean()) if len(longer) and len(shorter) else math.nan
@@ -215,7 +215,7 @@ def _with_intervals(
     if settings.resamples:
         seed, resamples, confidence = settings.seed, settings.resamples, settings.confidence
         bounds = bootstrap_bounds(figures, clusters, seed=seed, resamples=resamples, confidence=confidence)
-        # If every row agrees, or none, no draw differs; five of five still show less than certainty (Wilson 1927).
+        # If all rows agree, or none, all resamples are equal; the interval is then Wilson's (1927).
         if bounds[0].low is None and (accuracy := float(values[0])) in (0.0, 1.0):
             bounds[0] = Bounds(*wilson_bounds(accuracy, len(set(clusters)), confidence))
     return [
@@ -231,7 +231,7 @@ _LONGEST_SHOWN = 160
 
 
 class Disagreement(NamedTuple):
-    """A row in which reward and person differ, with its texts cut."""
+    """A row on which reward and person differ, with its texts truncated."""
 
     where: str
     id: str
@@ -257,11 +257,11 @@ class Calibration:
 
     @property
     def scored(self) -> int:
-        """The rows that the figures are made of."""
+        """The number of scored rows."""
         return self.rows - sum(self.unscored.values())
 
     def to_json(self) -> dict[str, Any]:
-        """The whole as plain values."""
+        """Return the calibration as plain values."""
         return {
             "rows": self.rows,
             "scored": self.scored,
@@ -283,7 +283,7 @@ async def calibrate(
     worst: int = 5,
     max_concurrency: int = 16,
 ) -> Calibration:
-    """Score rows and set the scores against their labels."""
+    """Score rows and compare the scores with their labels."""
     settings, is_pairs = settings or Settings(), rows[0].is_pair
     scale = None if is_pairs else infer_scale([row.label for row in rows], settings.levels)
     async with AsyncRewardAgent(scorer, max_concurrency=max_concurrency) as agent:
@@ -303,12 +303,12 @@ async def calibrate(
         longer, margins, firsts = [a - b for a, b in lengths], [row.margin for row in kept], [row.first for row in kept]
         figures = pairwise_figures(Pairwise(labels, scores, margins, longer, firsts, clusters), settings)
     differing = []
-    for one in kept:
-        share = one.row.label if scale is None else float(scale.shares(np.array(one.row.label)))
-        if not math.isclose(one.score, share, rel_tol=0.0, abs_tol=1e-12):
-            requests, reason = one.row.requests, _cut(one.reason)
+    for row in kept:
+        share = row.row.label if scale is None else float(scale.shares(np.array(row.row.label)))
+        if not math.isclose(row.score, share, rel_tol=0.0, abs_tol=1e-12):
+            requests, reason = row.row.requests, _cut(row.reason)
             prompt, texts = _cut(_last(requests[0], "user")), tuple(_cut(_last(request)) for request in requests)
-            known = (one.row.where, one.row.id, one.row.label, one.score, one.score - share)
+            known = (row.row.where, row.row.id, row.row.label, row.score, row.score - share)
             differing.append(Disagreement(*known, prompt, texts, reason))
     return Calibration(
         rows=len(rows),
@@ -343,7 +343,7 @@ class _Row(NamedTuple):
             return cls(row, scores[0], scores[0], None, lengths, reason, clipped)
         if pairs == "judge":
             preference = (scores[0] + 1.0 - scores[1]) / 2.0
-            firsts = []  # the shares of comparisons that the first place won
+            firsts = []  # the shares of comparisons that the first position won
             for result, score in zip(results, scores, strict=True):
                 one, other = result.metrics.get("won_as_first"), result.metrics.get("won_as_second")
                 # Only `pairwise_judge` reports them; by other rewards the rollout comes first.
@@ -356,11 +356,11 @@ class _Row(NamedTuple):
 
 
 def _last(request: ScoringRequest, role: str = "assistant") -> str:
-    """The last message of a role."""
+    """Return the last message of a role."""
     return next((message.text for message in reversed(request.messages) if message.role == role), "")
 
 
 def _cut(text: str) -> str:
-    """An untrusted text on one short line, for a terminal."""
+    """Return an untrusted text on one short line, for a terminal."""
     line = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * _LONGEST_SHOWN])
     return truncate(" ".join(line.split()), _LONGEST_SHOWN)

@@ -5,8 +5,8 @@ models"): roles system, developer, user, assistant and tool; a call is answered 
 message is the assistant's. An episode that does not fit is refused with the reason; parts that do not fit are left out
 and named.
 
-A run does not store the definitions of its tools, so they come from a file, or from the task as it is now, whose first
-environment is asked.
+A run does not store the definitions of its tools, so they come from a file, or from the environment of the first sample
+of the task as it is now.
 """
 
 from __future__ import annotations
@@ -60,23 +60,23 @@ def make_chat(messages: Sequence[Any]) -> Chat:
     while stored and stored[-1].get("role") != "assistant":
         stored.pop()
     if not stored:
-        raise Unfit("has no message of the assistant")
+        raise Unfit("has no assistant message")
     dropped: Counter[str] = Counter({"messages after the last one of the assistant": len(messages) - len(stored)})
     chat = [_message(message, dropped) for message in stored]
-    # Each call is answered right after it, but for calls in the very last message, which are what is to be learned.
+    # Each call needs a result right after it, except calls in the last message, which are the training target.
     waiting: set[str] = set()
     for message in chat:
         if message["role"] == "tool":
             if message["tool_call_id"] not in waiting:
-                raise Unfit("has an answer of a tool that was not called")
+                raise Unfit("has a tool result without a call")
             waiting.remove(message["tool_call_id"])
             continue
         if waiting:
-            raise Unfit("has a call that nothing answers")
+            raise Unfit("has a tool call without a result")
         ids = [call["id"] for call in message.get("tool_calls") or ()]
         waiting = set(ids)
         if len(waiting) < len(ids) or not all(isinstance(one, str) and one for one in ids):
-            raise Unfit("has calls without an id of their own")
+            raise Unfit("has calls without unique ids")
     called = {call["function"]["name"] for message in chat for call in message.get("tool_calls") or ()}
     return Chat(chat, frozenset(called), +dropped)
 
@@ -86,7 +86,7 @@ def _message(message: Mapping[str, Any], dropped: Counter[str]) -> dict[str, Any
     if role not in _SPEAKERS:
         raise Unfit(f"has the role {role!r}")
     if message.get("function_call"):
-        raise Unfit("uses function_call, which the format has no more")
+        raise Unfit("uses function_call, which the format no longer has")
     for key, value in message.items():
         if key not in _KNOWN and value not in (None, [], {}):
             dropped[key] += 1
@@ -128,15 +128,15 @@ Tools = Sequence[Mapping[str, Any]]
 # The tools of a run's task
 
 
-class FoundTools(NamedTuple):
-    """Tools, and the files of the task that have changed since the run."""
+class TaskTools(NamedTuple):
+    """Tools, and the task files that changed since the run."""
 
     tools: Tools
     changed: Sequence[str]
 
 
-def tools_of_file(path: Path) -> Tools:
-    """The tools of a JSON file: a list of `{"type": "function", "function": {"name": …}}`."""
+def read_tools(path: Path) -> Tools:
+    """Return the tools of a JSON file: a list of `{"type": "function", "function": {"name": …}}`."""
     try:
         tools = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -144,28 +144,28 @@ def tools_of_file(path: Path) -> Tools:
     form = 'a list of {"type": "function", "function": {"name", "description", "parameters"}}'
     if not isinstance(tools, list):
         raise ConfigError(f"--tools {path} is not a list; it is {form}")
-    for place, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise ConfigError(f"--tools {path}: entry {place} is not a tool; the file is {form}")
+            raise ConfigError(f"--tools {path}: entry {index} is not a tool; the file is {form}")
     return tools
 
 
-def tools_of_task(header: RunHeader) -> FoundTools:
-    """The tools that the task of a run offers at the beginning of its first sample."""
+def load_task_tools(header: RunHeader) -> TaskTools:
+    """Return the tools that the task of a run offers at the beginning of its first sample."""
     task_path = header.task_path or (header.rescored_from or {}).get("task_path")
     if task_path is None:
-        raise ConfigError("these episodes call tools, and the run has no task that says which; give --tools FILE.json")
+        raise ConfigError("the episodes call tools, but the run has no task that defines them; give --tools FILE.json")
     if "task" in (header.from_python or {}):
-        raise ConfigError("this task was made in Python, where alone its tools are known; give --tools FILE.json")
+        raise ConfigError("this task was defined in Python, so its tools cannot be loaded; give --tools FILE.json")
     try:
         overrides = without_hidden(header.overrides)
         task = load_task(Path(task_path), overrides, stored=overrides)
         tools = anyio.run(_offered, task, header.seed)
     except RewardKitError as error:
-        raise ConfigError(f"the tools of {task_path} cannot be asked for: {error}; give --tools FILE.json") from error
+        raise ConfigError(f"cannot load the tools of {task_path}: {error}; give --tools FILE.json") from error
     changed = [name for name, digest in header.digests.items() if task.digests.get(name) != digest]
-    return FoundTools(tools, sorted(changed))
+    return TaskTools(tools, sorted(changed))
 
 
 async def _offered(task: LoadedTask, seed: int) -> Tools:

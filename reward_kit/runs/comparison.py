@@ -22,7 +22,7 @@ from reward_kit.runs.statistics import (
 )
 from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise
 
-_LARGEST = 1e99  # of which differences, and squares of sums of them, are finite
+_LARGEST = 1e99  # so that differences and squares of their sums are finite
 
 
 class SampleScores(NamedTuple):
@@ -46,15 +46,15 @@ class Side:
         path: the folder of the run.
         header: its `run.json`.
         policy: the name of the policy.
-        label: by which tables name it, unlike that of any other side.
+        label: its unique name in tables.
         pass_threshold: a score of at least this passes.
-        summary: its row of the run's own closing table.
-        samples: of each sample that has a score, by its id.
+        summary: its row of the run's summary table.
+        samples: the scores of each scored sample, by id.
         unscored: the samples none of whose episodes has a score.
-        rollouts: of each sample the score of each rollout, by its id; None where it has none.
-        starts: of each sample the states that its episodes began in, if the environment reports them.
+        rollouts: the score of each rollout of each sample, by id; None if unscored.
+        starts: the initial state keys of each sample, if the environment reports them.
         is_unit: whether every score is between 0 and 1.
-        scorers: what scored, each as its id and the beginning of its hash.
+        scorers: each reward as its id and the beginning of its hash.
         unfinished: how many episodes of the run are missing.
     """
 
@@ -81,10 +81,10 @@ class Side:
 def read_sides(runs: Sequence[Path], policies: Sequence[str] = ()) -> list[Side]:
     """Read the sides of a comparison, the baseline first.
 
-    Of several runs each is one side, or one for each of `policies` that it has. Of one run alone each policy is one.
+    Each of several runs is one side, or one for each of `policies`; in a single run each policy is a side.
     """
     if len({run.resolve() for run in runs}) < len(runs):
-        raise ConfigError("a run is named twice; a comparison of a run with itself says nothing")
+        raise ConfigError("a run is named twice; name two different runs")
     found = [_sides_of(run) for run in runs]
     known = {name for of_run in found for name in of_run}
     if unknown := [name for name in policies if name not in known]:
@@ -97,10 +97,10 @@ def read_sides(runs: Sequence[Path], policies: Sequence[str] = ()) -> list[Side]
         sides += [of_run[name] for name in chosen]
     if len(sides) < 2:
         raise ConfigError(f"{runs[0]} is one run of one policy; name another run to compare it with")
-    # The shortest names that tell them apart.
+    # The shortest unique names.
     folders = [side.path.resolve().name for side in sides]
     words, common = [name.split("-") for name in folders], 0
-    # Without the words, such as the task's, that the names of all folders begin with.
+    # Drop the words that all folder names begin with, such as the task's.
     while all(len(parts) > common + 1 and parts[common] == words[0][common] for parts in words):
         common += 1
     short = ["-".join(parts[common:]) for parts in words] if len(set(folders)) > 1 else folders
@@ -115,12 +115,12 @@ def read_sides(runs: Sequence[Path], policies: Sequence[str] = ()) -> list[Side]
 
 
 def _sides_of(path: Path) -> dict[str, Side]:
-    """A side for each policy of a run, with the policy as its label."""
+    """Return a side for each policy of a run, with the policy as its label."""
     header = RunHeader.read_folder(path)
     if header.training is not None:
         raise ConfigError(
-            f"{path} is a training run, whose metrics.jsonl has means and no scores of single samples: nothing can be "
-            "paired; run the trained model with `reward-kit run`, and compare those runs"
+            f"{path} is a training run, whose metrics.jsonl has means but no scores per sample to "
+            "pair; run the trained model with `reward-kit run`, and compare those runs"
         )
     rows: dict[str, list[EpisodeRow]] = defaultdict(list)
     scorers: dict[str, set[str]] = defaultdict(set)
@@ -129,7 +129,7 @@ def _sides_of(path: Path) -> dict[str, Side]:
         with boundary(StoreError, f"{path}: episode {result.episode['rollout_id']} cannot be read"):
             row = result.row()
         if row.score is not None and abs(row.score) > _LARGEST:
-            raise ConfigError(f"{path}: the score of {row.rollout_id} is beyond 1e99, and its differences say nothing")
+            raise ConfigError(f"{path}: the score of {row.rollout_id} is beyond 1e99 and cannot be compared")
         row.error_traceback = None
         rows[row.policy].append(row)
         scorer, start = (result.score or {}).get("scorer") or {}, result.episode.get("start")
@@ -168,7 +168,7 @@ def _sides_of(path: Path) -> dict[str, Side]:
 
 
 def _sample_scores(rollouts: Mapping[str, float | None], threshold: float) -> SampleScores | None:
-    """The scores of one sample's rollouts; None if all are unscored."""
+    """Return the scores of one sample's rollouts; None if all are unscored."""
     scores = [score for score in rollouts.values() if score is not None]
     return SampleScores(safe_mean(scores), len(scores), sum(score >= threshold for score in scores)) if scores else None
 
@@ -187,7 +187,7 @@ class SamplePair(NamedTuple):
 
     @property
     def flip(self) -> Literal["won", "lost"] | None:
-        """The direction in which it changed between passing and not passing; None if it did not."""
+        """The change of the sample, "won" or "lost"; None if both pass or both fail."""
         if self.run.passes == self.baseline.passes:
             return None
         return "won" if self.run.passes else "lost"
@@ -206,10 +206,10 @@ class Pairing:
 
 
 def paired(baseline: Side, side: Side) -> Pairing:
-    """Pair what two sides have in common.
+    """Pair the samples that two sides have in common.
 
-    By rollout where one is a rescoring of the other, or where both have rollouts of the same names: a rollout that only
-    one of them scored would else count in that one's mean alone.
+    Pairing is by rollout if one is a rescoring of the other or both have the same rollout ids; otherwise a rollout that
+    only one side scored would count in that side's mean alone.
     """
     common = sorted(baseline.samples.keys() & side.samples.keys())
     sources = [(each.header.rescored_from or {}).get("run_id") for each in (baseline, side)]
@@ -218,7 +218,7 @@ def paired(baseline: Side, side: Side) -> Pairing:
         or sources[0] == side.run_id
         or (sources[0] is not None and sources[0] == sources[1])
     )
-    # Names of rollouts come from the seed, the sample and the policy.
+    # Rollout ids come from the seed, the sample and the policy.
     shared = baseline.rollouts.keys() & side.rollouts.keys()
     is_paired = all(baseline.rollouts[name].keys() == side.rollouts[name].keys() for name in shared)
     if not is_rescoring and not is_paired:
@@ -239,12 +239,12 @@ def paired(baseline: Side, side: Side) -> Pairing:
 
 
 _COMPARED = {"name", "policy", "reward_function_path", "reward_options", "dataset_path", "pass_threshold"}
-_HARMLESS = {"description", "run_limits", "sandbox", "credit", "redact"}  # which change no score that is given
+_HARMLESS = {"description", "run_limits", "sandbox", "credit", "redact"}  # do not change scores
 _OWN_LINES = {"task file", "dataset", "reward", "policy"}
 _SHORT = 12
-_SEED_TELLS = (
-    "models drew other chances, and where worlds are drawn from it, samples of one name are other problems, and the "
-    "pairing says less"
+_SEED_EFFECT = (
+    "models sampled differently, and where environments are generated from it, samples with the same id are different "
+    "problems, which weakens the pairing"
 )
 
 
@@ -261,7 +261,7 @@ class Mismatch(NamedTuple):
 
 
 def mismatches(baseline: Side, side: Side) -> list[Mismatch]:
-    """Return the differences of two runs apart from their policies, the gravest first; none within one run."""
+    """Return the differences of two runs apart from their policies, most serious first; none within one run."""
     found: list[Mismatch] = []
     if baseline.path == side.path:
         return found
@@ -273,18 +273,18 @@ def mismatches(baseline: Side, side: Side) -> list[Mismatch]:
     datasets = (one.digests.get("dataset"), other.digests.get("dataset"))
     if datasets[0] is not None and datasets[1] is not None and datasets[0] != datasets[1]:
         text = f"the dataset differs (SHA-256 {datasets[0][:_SHORT]}… and {datasets[1][:_SHORT]}…)"
-        add("dataset", *datasets, f"{text}: samples of one name may be different questions")
+        add("dataset", *datasets, f"{text}: samples with the same id may be different questions")
     scorers = (sorted(baseline.scorers), sorted(side.scorers))
     if scorers[0] != scorers[1] and all(scorers):
         text = f"the reward differs ({', '.join(scorers[0])} and {', '.join(scorers[1])})"
-        add("reward", *scorers, f"{text}: scores may not mean the same")
+        add("reward", *scorers, f"{text}: scores may not be comparable")
     if baseline.pass_threshold != side.pass_threshold:
         thresholds = f"{baseline.pass_threshold:g} and {side.pass_threshold:g}"
         text = f"the pass_threshold differs ({thresholds}): each run's own decides what passes"
         add("pass_threshold", baseline.pass_threshold, side.pass_threshold, text)
     if one.task_name != other.task_name:
         add("task", one.task_name, other.task_name, f"the task differs ({one.task_name} and {other.task_name})")
-    # Transcripts that were scored do not say what they were collected by.
+    # Scored transcripts do not record how they were collected.
     if one.task_path is not None and other.task_path is not None:
         if keys := _differing(one.task, other.task, _COMPARED | _HARMLESS):
             before, now = ({key: each.task.get(key) for key in keys} for each in (one, other))
@@ -293,11 +293,11 @@ def mismatches(baseline: Side, side: Side) -> list[Mismatch]:
             before, now = ({name: each.digests.get(name) for name in names} for each in (one, other))
             add("files", before, now, f"files of the tasks differ: {', '.join(names)}")
         if one.seed != other.seed:
-            add("seed", one.seed, other.seed, f"the seed differs ({one.seed} and {other.seed}): {_SEED_TELLS}")
-    known = baseline.starts.keys() & side.starts.keys()  # as far as environments report the state that they began in
+            add("seed", one.seed, other.seed, f"the seed differs ({one.seed} and {other.seed}): {_SEED_EFFECT}")
+    known = baseline.starts.keys() & side.starts.keys()  # as far as environments report their initial state
     if others := sorted(name for name in known if not baseline.starts[name] & side.starts[name]):
-        of = f"{len(others):,} of {len(known):,} samples began in another state than in the baseline"
-        text = f"{of}, such as {others[0]}: these are other problems of one name, and the pairing says less"
+        share = f"{len(others):,} of {len(known):,} samples started in another state than in the baseline"
+        text = f"{share}, such as {others[0]}: these are different problems with the same id, which weakens the pairing"
         first, second = ({name: sorted(each.starts[name]) for name in others} for each in (baseline, side))
         add("starts", first, second, text)
     versions = (one.versions.get("reward_kit"), other.versions.get("reward_kit"))
@@ -318,7 +318,7 @@ Verdict = Literal["better", "worse", "doubtful", "not shown"]
 class LeftOut(NamedTuple):
     """The number of samples left out: with no score in one run or both, or in one run only.
 
-    `no_rollout_in_both` are those that both scored, where rollouts are paired and none of theirs has both scores.
+    `no_rollout_in_both` counts samples scored in both runs without a rollout that both scored.
     """
 
     unscored_in_baseline: int
@@ -330,7 +330,7 @@ class LeftOut(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A run beside the baseline, on the samples that have a score in both.
+    """A run compared with the baseline on the samples scored in both.
 
     Attributes:
         side: the run.
@@ -361,16 +361,16 @@ class Difference:
         """The common samples, by name."""
         return self.pairing.samples
 
-    def flipped(self, way: Literal["won", "lost"]) -> list[SamplePair]:
-        """The samples that were won or lost, the largest difference first."""
-        found = [pair for pair in self.pairs if pair.flip == way]
+    def flipped(self, direction: Literal["won", "lost"]) -> list[SamplePair]:
+        """Return the samples that were won or lost, the largest difference first."""
+        found = [pair for pair in self.pairs if pair.flip == direction]
         return sorted(found, key=lambda pair: (-abs(pair.difference), pair.sample_id))
 
     @property
     def verdict(self) -> Verdict:
         """The conclusion: better or worse if the interval leaves 0 out and the corrected p is small enough too.
 
-        It is doubtful where only one of the two says so, and not shown where neither does.
+        It is doubtful if only one of the two holds, and not shown if neither does.
         """
         low, high = self.figures.interval.low, self.figures.interval.high
         leaves_out = low is not None and high is not None and not low <= 0.0 <= high
@@ -382,7 +382,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The baseline, and every other run beside it."""
+    """The baseline, and every other run compared with it."""
 
     baseline: Side
     differences: Sequence[Difference]
@@ -390,12 +390,12 @@ class Comparison:
 
     @property
     def sides(self) -> list[Side]:
-        """All of them, the baseline first."""
+        """All sides, the baseline first."""
         return [self.baseline, *(difference.side for difference in self.differences)]
 
 
 def compare(sides: Sequence[Side], seed: int = 0) -> Comparison:
-    """Set every side beside the first."""
+    """Compare every side with the first."""
     baseline, *others = sides
     found = [_difference(baseline, side, seed) for side in others]
     p_values = [difference.figures.permutation.p for difference in found]
@@ -408,17 +408,17 @@ def _difference(baseline: Side, side: Side, seed: int) -> Difference:
     pairs = pairing.samples
     if not pairs:
         one, other = ({*each.samples, *each.unscored} for each in (baseline, side))
-        text = f"{side.label} and the baseline {baseline.label} have no sample in common that has a score in both"
+        text = f"{side.label} and the baseline {baseline.label} have no sample scored in both"
         if shared := baseline.samples.keys() & side.samples.keys():
-            text += f": of {len(shared)} that both scored, each rollout is unscored in one of them"
+            text += f": each rollout of the {len(shared)} common samples is unscored in one of them"
         elif shared := one & other:
-            text += f": of {len(shared)} that both ran, each is unscored in one of them"
+            text += f": each of the {len(shared)} common samples is unscored in one of them"
         else:
             first, second = (
                 ", ".join(map(repr, sorted(each)[:3])) + (f" and {len(each) - 3} more" if len(each) > 3 else "")
                 for each in (other, one)
             )
-            text += f": the one has {first}, the other {second}; compare runs of the same dataset"
+            text += f": the first has {first}, the second {second}; compare runs of the same dataset"
         raise ConfigError(text)
     figures = paired_figures(
         [pair.difference for pair in pairs], reach=1.0 if baseline.is_unit and side.is_unit else None, seed=seed
@@ -446,7 +446,7 @@ def _difference(baseline: Side, side: Side, seed: int) -> Difference:
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
-    """All of it, every flipped sample included."""
+    """Return the comparison with every flipped sample."""
     return {
         "schema_version": 1,
         "confidence": CONFIDENCE,
@@ -538,8 +538,8 @@ class Gate(NamedTuple):
 def regression_gates(comparison: Comparison, margin: float) -> list[Gate]:
     """Return a gate for each run but the baseline, which fails if its interval shows a loss of more than `margin`.
 
-    It does if the upper bound of the difference (run less baseline, 95%) is below -`margin`. Without such a loss that
-    comes about once in forty times. A difference without an interval fails, since nothing is known of it.
+    It fails if the upper bound of the difference (run less baseline, 95%) is below -`margin`, which happens by chance
+    once in forty times. A difference without an interval fails, since it is unknown.
     """
     gates = []
     for difference in comparison.differences:
@@ -556,7 +556,7 @@ def regression_gates(comparison: Comparison, margin: float) -> list[Gate]:
 
 
 def under_gate(side: Side, least: float, *, by_lower_bound: bool = False) -> Gate:
-    """A gate that fails if the mean score of a run, or the lower bound of its interval, is below `least`."""
+    """Return a gate that fails if the mean score of a run, or the lower bound of its interval, is below `least`."""
     interval = side.summary.score
     what = "lower bound of the mean score" if by_lower_bound else "mean score"
     value = None if interval is None else interval.low if by_lower_bound else interval.mean

@@ -1,4 +1,4 @@
-"""The comparison in a terminal: a column for each run, the conclusion on it, and the samples that flipped."""
+"""The comparison table in a terminal, with a sentence for each run and the samples that flipped."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _SEEN = 5e-4
 
 
 def comparison_table(comparison: Comparison, *, plain: bool = False) -> RenderableType:
-    """The table and the sentences below it; `plain` without lines and colours."""
+    """Return the table and the sentences below it; `plain` without lines and colours."""
     # Names are Text, since brackets in a plain string would be taken for markup.
     table = Table(box=None if plain else box.SIMPLE_HEAVY, title_justify="left", pad_edge=not plain)
     table.add_column("", style="" if plain else "dim", no_wrap=True)
-    for place, side in enumerate(comparison.sides):
-        heading = escape_text(side.label, _NAME_LENGTH) + ("\n(baseline)" if place == 0 else "")
+    for index, side in enumerate(comparison.sides):
+        heading = escape_text(side.label, _NAME_LENGTH) + ("\n(baseline)" if index == 0 else "")
         table.add_column(Text(heading), justify="right", overflow="fold")
     for name, cells in lines(comparison):
         table.add_row(name, *map(Text, cells))
@@ -35,10 +35,10 @@ def comparison_table(comparison: Comparison, *, plain: bool = False) -> Renderab
 
 
 def lines(comparison: Comparison) -> list[tuple[str, list[str]]]:
-    """The rows of the table: a name, and a cell for each run."""
+    """Return the rows of the table: a name, and a cell for each run."""
     sides, differences = comparison.sides, comparison.differences
     corrected = len(differences) > 1
-    # Means of the common samples, if they are others than those of all episodes.
+    # Means of the common samples, if they differ from those of all episodes.
     means = [
         (side.summary.score, mean)
         for each in differences
@@ -49,24 +49,24 @@ def lines(comparison: Comparison) -> list[tuple[str, list[str]]]:
     rows = [
         ("mean score", [interval_text(side.summary.score) for side in sides]),
         ("common samples", ["", *(f"{len(each.pairs):,}" for each in differences)]),
-        *([("mean of these", ["", *common])] if are_others else []),
+        *([("mean of common", ["", *common])] if are_others else []),
         ("difference", ["", *(difference_text(each.figures.interval) for each in differences)]),
         ("p (permutation)", ["", *(p_text(each.figures.permutation.p) for each in differences)]),
         *([("p, corrected (Holm)", ["", *(p_text(each.p_holm) for each in differences)])] if corrected else []),
         ("effect (Cohen's d_z)", ["", *(signed_short(each.figures.cohens_dz) for each in differences)]),
         ("samples won, lost", ["", *(f"{len(e.flipped('won'))}, {len(e.flipped('lost'))}" for e in differences)]),
-        ("p of those (McNemar)", ["", *(p_text(each.p_mcnemar) for each in differences)]),
+        ("p (McNemar)", ["", *(p_text(each.p_mcnemar) for each in differences)]),
         ("pass@1", [share_text(side.summary.pass_at_1) for side in sides]),
         ("episodes (scored)", [f"{side.summary.episodes:,} ({side.summary.scored:,})" for side in sides]),
     ]
     if any(side.summary.tokens for side in sides):
-        rows.append(("tokens (an episode)", [tokens_text(side) for side in sides]))
+        rows.append(("tokens (per episode)", [tokens_text(side) for side in sides]))
         rows.append(("cost", [cost_text(side) for side in sides]))
     return rows
 
 
 def sentence(comparison: Comparison, difference: Difference) -> str:
-    """The conclusion on a run in one sentence."""
+    """Return the conclusion on a run in one sentence."""
     label, base = difference.side.label, comparison.baseline.label
     figures = difference.figures
     found = difference_text(figures.interval)
@@ -74,7 +74,7 @@ def sentence(comparison: Comparison, difference: Difference) -> str:
         return f"{label} is {difference.verdict} than {base}: {found}, p {p_text(difference.p_holm)}"
     if difference.verdict == "doubtful":
         p = p_text(difference.p_holm)
-        return f"{label} and {base} may differ: {found}, p {p}; these two do not agree, and more samples would tell"
+        return f"{label} and {base} may differ: {found}, p {p}; the interval and the test disagree; add samples"
     return f"no difference between {label} and {base} is shown: {found}"
 
 
@@ -89,7 +89,7 @@ def _left_out_text(difference: Difference) -> str | None:
         (left.no_rollout_in_both, "without a rollout that both scored"),
     ]
     text = ", ".join(f"{count:,} {what}" for count, what in parts if count)
-    return f"{difference.side.label}: samples that are left out: {text}" if text else None
+    return f"{difference.side.label}: left out: {text}" if text else None
 
 
 def _paired_text(difference: Difference) -> str | None:
@@ -100,18 +100,18 @@ def _paired_text(difference: Difference) -> str | None:
     why = "the same episodes are scored in both" if pairing.is_rescoring else "both runs have the same rollouts"
     text = f"{difference.side.label}: {why}, so they are paired by rollout: {pairing.rollouts:,} have a score in both"
     if pairing.single_rollouts:
-        text += f"; {pairing.single_rollouts:,} have one in one run only, and count in neither"
+        text += f"; {pairing.single_rollouts:,} have one in one run only, and are excluded"
     return text
 
 
 def _below(comparison: Comparison, difference: Difference) -> list[str]:
     texts = [sentence(comparison, difference)]
-    ways: tuple[Literal["won", "lost"], ...] = ("won", "lost")
-    for way in ways:
-        if pairs := difference.flipped(way):
+    directions: tuple[Literal["won", "lost"], ...] = ("won", "lost")
+    for direction in directions:
+        if pairs := difference.flipped(direction):
             names = ", ".join(escape_text(pair.sample_id, _NAME_LENGTH) for pair in pairs[:_NAMES_SHOWN])
             more = f" and {len(pairs) - _NAMES_SHOWN:,} more" if len(pairs) > _NAMES_SHOWN else ""
-            texts.append(f"  {way} ({len(pairs):,}): {names}{more}")
+            texts.append(f"  {direction} ({len(pairs):,}): {names}{more}")
     return [escape_text(text, _LINE_LENGTH) for text in texts]
 
 
@@ -129,33 +129,33 @@ def comparison_notes(comparison: Comparison) -> list[str]:
             counts = f"{unscored:,} of {summary.episodes:,} episodes are unscored"
             notes.append(f"{side.label}: {counts}, and in no average")
         if len(side.scorers) > 1:
-            notes.append(f"{side.label}: its scores are of several rewards: {', '.join(sorted(side.scorers))}")
+            notes.append(f"{side.label}: its scores come from several rewards: {', '.join(sorted(side.scorers))}")
     return [escape_text(note, _LINE_LENGTH) for note in notes]
 
 
 def p_text(p: float) -> str:
-    """A p-value with as many digits as a reader needs."""
+    """Return a p-value with as many digits as a reader needs."""
     return "<0.0001" if p < 1e-4 else f"{p:.4f}" if p < 0.1 else f"{p:.2f}"
 
 
 def signed_short(value: float | None) -> str:
-    """An effect size."""
+    """Format an effect size."""
     return _DASH if value is None else f"{value:+.2f}".replace("-", "−")
 
 
 def share_text(value: float | None) -> str:
-    """A share in per cent."""
+    """Format a share as a percentage."""
     return _DASH if value is None else f"{value:.1%}"
 
 
 def tokens_text(side: Side) -> str:
-    """Tokens of all episodes, and of one."""
+    """Format the tokens of all episodes, and of one."""
     tokens = side.summary.tokens
     return f"{tokens:,} ({tokens / side.summary.episodes:,.0f})"
 
 
 def cost_text(side: Side) -> str:
-    """Dollars of all episodes."""
+    """Format the cost of all episodes in US dollars."""
     if side.summary.cost is None:
         return "unknown" if side.summary.tokens else _DASH
     return f"${side.summary.cost:.4f}"

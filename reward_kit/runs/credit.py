@@ -1,7 +1,7 @@
 """`credit.jsonl`: the credit of each step of a run, from its stored episodes and scores, and its summary.
 
-All of it comes from the files of the run, in which secrets are blotted out already, and all of it is written again each
-time: a kill leaves the old file or the new one, and a step never has two lines. Lines are ordered by group and rollout.
+Everything comes from the files of the run, in which secrets are already redacted. The file is rewritten each time, so a
+kill leaves the old file or the new one, and a step never has two lines. Lines are ordered by group and rollout.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class RunCredit:
 
 
 def assign_credit(path: Path, credit: CreditModel) -> RunCredit:
-    """Write the `credit.jsonl` of the run at `path`, in place of an earlier one."""
+    """Assign credit and write `credit.jsonl` to the run at `path`, replacing an earlier one."""
     assigner = make_assigner(credit)
     stored = _stored(path, assigner)
     if all(episode.aligned.score is None for episode in stored):
-        raise ConfigError(f"none of the {len(stored)} episodes in {path} is scored, so no step can be credited")
+        raise ConfigError(f"none of the {len(stored)} episodes in {path} is scored; score them before assigning credit")
     batch = assigner.advantages(CreditBatch.from_episodes(episode.aligned for episode in stored))
     lines = ({"schema_version": SCHEMA_VERSION, **row} for row in batch.rows())
     texts = (json.dumps(line, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n" for line in lines)
@@ -70,7 +70,7 @@ def write_section(path: Path, credit: RunCredit) -> None:
 
 
 def credit_settings(path: Path) -> CreditModel | None:
-    """The settings with which the steps of a run were credited last; None if they never were, or if that is unknown."""
+    """Return the settings of the last credit assignment of a run; None if there was none, or if it cannot be read."""
     try:
         section = read_json(path / "summary.json").get("credit")
         if section is None:
@@ -82,12 +82,12 @@ def credit_settings(path: Path) -> CreditModel | None:
 
 
 def scores_digest(path: Path, credit: CreditModel) -> str:
-    """The `scores_sha256` that credit of the run's present scores has."""
+    """Return the `scores_sha256` of the run's current scores."""
     return _digest(_stored(path, make_assigner(credit), keeps_steps=False))
 
 
 def headline(section: Mapping[str, Any]) -> str:
-    """The credit of a run in one line: which estimator, how many steps, and how many of them share their state."""
+    """Return one line on the credit of a run: estimator, number of steps, and share of steps with a common state."""
     weights = {key: section["options"].get(key) for key in ("omega", "step_weight", "gamma")}
     shown = ", ".join(f"{key} {value:g}" for key, value in weights.items() if value is not None)
     share = section["diagnostics"].get("peer_share")
@@ -97,7 +97,7 @@ def headline(section: Mapping[str, Any]) -> str:
 
 
 def extreme_steps(path: Path, count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The lines of the best and of the worst steps by A, at most `count` each; no step is both, nor one of A = 0."""
+    """Return the lines of the steps with the highest A > 0 and the lowest A < 0, at most `count` each."""
     key = operator.itemgetter("A")
     best = heapq.nlargest(count, (row for row in read_credit(path) if (row["A"] or 0.0) > 0.0), key=key)
     worst = heapq.nsmallest(count, (row for row in read_credit(path) if (row["A"] or 0.0) < 0.0), key=key)
@@ -117,42 +117,44 @@ class _StoredEpisode(NamedTuple):
 
 
 def _stored(path: Path, assigner: CreditAssigner, *, keeps_steps: bool = True) -> list[_StoredEpisode]:
-    """The episodes of a run with their base rewards and scores, a group after the other.
+    """Return the episodes of a run with their base rewards and scores, group by group.
 
-    An episode that the run's budget cut off is not a result, and is left out.
+    An episode cut off by the run's budget is left out.
     """
     scores = {(score["rollout_id"], get_attempt(score)): score for score in read_scores(path)}
     state_hash = assigner.options.get("state_hash")
     name = state_hash.get("name") if isinstance(state_hash, Mapping) else state_hash
-    is_lean = name in (None, "state_key")  # states are identified by the keys that resources gave, or not at all
+    is_lean = name in (None, "state_key")  # states are identified by recorded keys, or not at all
     latest = LatestAttempts[_StoredEpisode | None]()
     for number, (offset, record) in enumerate(placed_episodes(path), 1):
         rollout_id, attempt = record["rollout_id"], get_attempt(record)
         if latest.is_outdated(rollout_id, attempt):
             continue
-        scored, found = _scored(path, rollout_id, scores.get((rollout_id, attempt))), None
-        place = f"{path / 'episodes.jsonl'}:{number}"
+        scored, episode = _scored(path, rollout_id, scores.get((rollout_id, attempt))), None
+        where = f"{path / 'episodes.jsonl'}:{number}"
         try:
-            with boundary(StoreError, f"{place}: it cannot be read as an episode"):
+            with boundary(StoreError, f"{where}: it cannot be read as an episode"):
                 if record["stop_reason"] != StopReason.RUN_LIMIT:
                     aligned = assigner.align_one(episode_from_record(_lean(record) if is_lean else record), scored)
                     aligned = aligned if keeps_steps else aligned._replace(steps=[])
-                    found = _StoredEpisode(aligned, attempt, record["rollout_index"] or 0, offset)
+                    episode = _StoredEpisode(aligned, attempt, record["rollout_index"] or 0, offset)
         except EpisodeError as error:
-            raise StoreError(f"{place}: {error}") from None
-        latest.put(rollout_id, attempt, found)
+            raise StoreError(f"{where}: {error}") from None
+        latest.put(rollout_id, attempt, episode)
     stored = [episode for episode in latest.values() if episode is not None]
-    return sorted(stored, key=lambda one: (one.aligned.group_id, one.rollout_index, one.aligned.rollout_id))
+    return sorted(
+        stored, key=lambda episode: (episode.aligned.group_id, episode.rollout_index, episode.aligned.rollout_id)
+    )
 
 
 def _scored(path: Path, rollout_id: str, record: Mapping[str, Any] | None) -> Scored:
-    """A line of `scores.jsonl` as the score it was; without one the episode waits for it."""
+    """Parse a line of `scores.jsonl`; without one the episode waits for its score."""
     if record is None:
         return Scored(rollout_id)
     result, failure = record.get("result"), record.get("failure")
-    place = f"{path / 'scores.jsonl'}: the score of {rollout_id}"
+    where = f"{path / 'scores.jsonl'}: the score of {rollout_id}"
     try:
-        with boundary(StoreError, f"{place} cannot be read"):
+        with boundary(StoreError, f"{where} cannot be read"):
             return Scored(
                 rollout_id,
                 EvaluateResult.model_validate(result) if result is not None else None,
@@ -161,14 +163,14 @@ def _scored(path: Path, rollout_id: str, record: Mapping[str, Any] | None) -> Sc
     except StoreError as error:
         if isinstance(error.__cause__, pydantic.ValidationError):
             problems = "; ".join(describe_validation_error(error.__cause__))
-            raise StoreError(f"{place}: result: {problems}") from None
+            raise StoreError(f"{where}: result: {problems}") from None
         raise
 
 
 def _lean(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The record without what no estimator reads, so that a run needs memory for its steps, not its conversations.
+    """Return the record without what no estimator reads, to keep conversations out of memory.
 
-    Where a step has no recorded key, its observation stands in for it, which may lie in a message.
+    A step without a recorded key is identified by its observation, which may be in a message.
     """
     if any(step.get("state_key") is None for step in record["steps"]):
         return record
@@ -186,11 +188,11 @@ def _lean(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _plain(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers, flags and names among the infos, not the texts of tools and users."""
+    """Return the numbers, flags and names of an info dict, without texts of tools and users."""
     return {key: value for key, value in info.items() if not isinstance(value, dict | list) or TAG in value}
 
 
-# What the summary says
+# Summary
 
 
 def _section(assigner: CreditAssigner, batch: CreditBatch, stored: Sequence[_StoredEpisode]) -> dict[str, Any]:
@@ -216,7 +218,7 @@ def _section(assigner: CreditAssigner, batch: CreditBatch, stored: Sequence[_Sto
 
 
 def _digest(stored: Iterable[_StoredEpisode]) -> str:
-    """The digest of the scores that were read: if a run has others by now, its credit is out of date."""
+    """Return the digest of the scores, by which outdated credit is found."""
     digest = hashlib.sha256()
     for episode in stored:
         facts = [episode.aligned.rollout_id, episode.attempt, episode.aligned.score]

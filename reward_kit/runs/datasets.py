@@ -20,7 +20,7 @@ _TOO_DEEP = f"a value is nested more than {NESTING} levels deep"
 def read_samples(
     definition: TaskDefinitionModel, folder: Path, rows: Sequence[Mapping[str, Any]] | None = None
 ) -> Iterator[Sample]:
-    """The task's samples in dataset order; without a dataset, the task itself."""
+    """Yield the task's samples in dataset order; without a dataset, the task itself."""
     if rows is not None:
         placed: Iterable[tuple[str, dict[str, Any]]] = ((f"dataset[{i}]", dict(row)) for i, row in enumerate(rows))
     elif definition.dataset_path is not None:
@@ -36,7 +36,7 @@ def read_samples(
         truth = row.get("ground_truth", definition.ground_truth)
         sample = Sample(str(row.get("id", f"sample-{len(seen)}")), row, truth, config, where)
         if sample.id in seen:
-            raise ConfigError(f"{where}: sample id {sample.id!r} is used already at {seen[sample.id]}")
+            raise ConfigError(f"{where}: sample id {sample.id!r} is already used at {seen[sample.id]}")
         seen[sample.id] = where
         yield sample
     if not seen and definition.dataset_path is not None:
@@ -44,21 +44,21 @@ def read_samples(
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a JSONL, CSV or YAML dataset, each with its `file:line`."""
+    """Yield the rows of a JSONL, CSV or YAML dataset, each with its `file:line`."""
     check_dataset(path)
     try:
         for where, row in _READERS[path.suffix](path):
             if not isinstance(row, dict):
-                raise ConfigError(f"{where}: a row is a mapping of fields, this one is {type_name(row)}")
+                raise ConfigError(f"{where}: expected a mapping of fields, got {type_name(row)}")
             yield where, row
     except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"dataset {path} cannot be read as UTF-8 {path.suffix[1:]}: {error}") from None
 
 
 def check_dataset(path: Path) -> None:
-    """See that a dataset is there, and of a kind that can be read."""
+    """Check that a dataset exists and has a known format."""
     if path.suffix not in _READERS:
-        raise ConfigError(f"dataset {path}: unknown kind {path.suffix!r}; known: {', '.join(_READERS)}")
+        raise ConfigError(f"dataset {path}: unknown format {path.suffix!r}; known: {', '.join(_READERS)}")
     if not path.is_file():
         beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         near = did_you_mean(path.name, beside)
@@ -74,7 +74,7 @@ def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
                 problem = f"{error.msg}, at character {error.pos + 1}"
-                raise ConfigError(f"{path}:{number}: not JSON: {problem}; a JSONL file has one object a line") from None
+                raise ConfigError(f"{path}:{number}: not JSON: {problem}; write one object per line") from None
             except (ValueError, RecursionError) as error:  # a number of thousands of digits; endless brackets
                 problem = _TOO_DEEP if isinstance(error, RecursionError) else str(error)[:80]
                 raise ConfigError(f"{path}:{number}: {problem}") from None
@@ -88,7 +88,7 @@ def _read_csv(path: Path) -> Iterator[tuple[str, Any]]:
         rows = csv.DictReader(file, strict=True)
         names = rows.fieldnames or []
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ConfigError(f"{path}:1: the column {twice!r} is given twice")
+            raise ConfigError(f"{path}:1: duplicate column {twice!r}")
         for row in rows:
             if None in row or None in row.values():
                 raise ConfigError(f"{path}:{rows.line_num}: the row does not have the header's {len(names)} columns")

@@ -1,4 +1,4 @@
-"""The closing table of a run: what each policy scored, how sure that is, and what went wrong."""
+"""The progress display and the summary table of a run: scores, confidence intervals and errors of each policy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableT
         table.add_row(name, *cells)
     parts: list[RenderableType] = [table]
     for summary in summaries:
-        if summary.first_error:  # its first line, the end of the rest, and the user's own frames if there are any
+        if summary.first_error:  # its first line, the end of the rest, and the user's own frames
             first, *more = printable(summary.first_error).splitlines()
             if len(more) > _MOST_LINES:  # the end of a server's log has the reason
                 more = ["…", *more[1 - _MOST_LINES :]]
@@ -50,7 +50,7 @@ def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableT
 
 
 def as_text(summaries: Sequence[PolicySummary], title: str) -> str:
-    """`summary_table` as plain text, 120 columns wide."""
+    """Return `summary_table` as plain text, 120 columns wide."""
     console = SafeConsole(width=120, file=io.StringIO(), color_system=None, force_jupyter=False)
     with console.capture() as captured:
         console.print(summary_table(summaries, title))
@@ -62,7 +62,7 @@ def _lines(summaries: Sequence[PolicySummary]) -> list[tuple[str, list[str]]]:
         ("mean score", [interval_text(summary.score) for summary in summaries]),
         ("pass@1", [_share(summary.pass_at_1) for summary in summaries]),
     ]
-    # Where attempts broke, policies may differ in the k that they have complete samples of.
+    # With errors, policies may differ in the k of their complete samples.
     for k in sorted({summary.k for summary in summaries if summary.k > 1}):
         lines += [
             (f"pass@{k}", [_share(summary.pass_at_k if summary.k == k else None) for summary in summaries]),
@@ -106,7 +106,7 @@ def _share(value: float | None) -> str:
 
 
 def figure(value: float) -> str:
-    """A score for people: three digits after the point, and of a large one six in all."""
+    """Format a score with three decimals, or six significant digits if it is large."""
     return f"{value:.3f}" if abs(value) < 1000 else f"{value:.6g}"
 
 
@@ -131,7 +131,7 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 DisplayKind = Literal["rich", "plain", "none"]
-_FEWEST_SAMPLES = 5  # an interval from fewer says nothing while the run goes on
+_FEWEST_SAMPLES = 5  # for an interval in the progress line
 
 
 class Display:
@@ -149,7 +149,7 @@ class Display:
         self._next_line = self._began + 5.0
 
     def __enter__(self) -> Self:
-        # Earlier episodes were there already, and do not count towards the rate.
+        # Episodes of an earlier process do not count towards the rate.
         self._began, self._resumed, self._scored_before = time.monotonic(), self._stopped, self._scored
         if self._live is not None:
             self._live.__enter__()
@@ -163,13 +163,13 @@ class Display:
         elif self._kind == "plain":
             self._console.print(self._line())
 
-    def say(self, note: str) -> None:
+    def notify(self, note: str) -> None:
         """Show a note beside the progress."""
         if self._kind != "none":
             self._console.print(note, style="yellow")
 
     def episode_stopped(self, row: EpisodeRow) -> None:
-        """An episode is over."""
+        """Count a stopped episode."""
         self._stopped += 1
         self._errors += row.is_error
         self._waiting += not row.is_error
@@ -178,7 +178,7 @@ class Display:
             self._console.print(self._line())
 
     def episode_scored(self, row: EpisodeRow) -> None:
-        """An episode has a score, or an error in place of one."""
+        """Count a score, or an error instead of one."""
         self._scored += 1
         self._waiting -= 1
         self._errors += row.score_error is not None
@@ -193,9 +193,9 @@ class Display:
         return grid
 
     def _line(self) -> str:
-        """The progress as one line of text."""
+        """Return the progress as one line of text."""
         seconds = max(time.monotonic() - self._began, 1e-3)
-        # Where there is nothing to collect, as when transcripts are scored, the work is the scoring.
+        # Without episodes to collect, as for transcripts, show the progress of scoring.
         only_scores = self._resumed >= self._total
         done = self._scored - self._scored_before if only_scores else self._stopped - self._resumed
         rest = self._waiting if only_scores else self._total - self._stopped
@@ -209,7 +209,7 @@ class Display:
         if done:
             parts.append(f"{rate:.1f}/s")
         if self._errors:
-            parts.append(f"{self._errors} broken")
+            parts.append(f"{self._errors} errors")
         stats = self.scoring()
         if self._waiting and (stats is not None or self._scored):
             median = "" if stats is None or stats.latency_p50_s is None else f", p50 {stats.latency_p50_s:.2f}s"

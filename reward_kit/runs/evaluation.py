@@ -1,7 +1,7 @@
-"""A task run, or transcripts scored, from Python: in a script, a notebook, a test. The files are those of the command.
+"""Run a task or score transcripts from Python: in a script, a notebook or a test, with the same files as the command.
 
-`evaluate` and `score_transcripts` block, also where an event loop runs already; `evaluate_async` is for code that is
-asynchronous itself. Nothing is printed. Keys of endpoints come from the environment.
+`evaluate` and `score_transcripts` block, even inside a running event loop; `evaluate_async` is the asynchronous form.
+Nothing is printed. API keys come from the environment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from reward_kit.models import Message, TaskDefinitionModel
 from reward_kit.notebook_html import code, details, line, root, strong, table
 from reward_kit.providers.session import ProviderSession
 from reward_kit.runs.finished import FinishedRun
-from reward_kit.runs.plan import Control, RunArgs, RunPlan, begin_run, label_each, plan_run
+from reward_kit.runs.plan import Control, RunArgs, RunPlan, begin_run, label_policies, plan_run
 from reward_kit.runs.run_folder import RunFolder
 from reward_kit.runs.runner import run
 from reward_kit.runs.scoring import data_origin, load_scoring_setup, scoring_run
@@ -32,13 +32,13 @@ from reward_kit.runs.task_objects import (
     InputCopy,
     LivePolicy,
     TaskObjects,
+    check_rows,
     copy_rows,
     copy_sources,
-    given_rows,
-    is_live,
-    named_resource,
+    is_policy_object,
     object_reference,
     placeholder_path,
+    resource_reference,
 )
 from reward_kit.runs.tasks import LoadedTask, check_resource_starts, load_task, resolve_task
 from reward_kit.validation import check_number
@@ -47,14 +47,14 @@ Policies = str | LivePolicy | Sequence[str | LivePolicy] | Mapping[str, LivePoli
 
 
 def evaluate(task: str | Path | Task, **options: Any) -> FinishedRun:
-    """Run a task and score its episodes; `evaluate_async`, to the end.
+    """Run a task and score its episodes; the blocking form of `evaluate_async`.
 
     Args:
         task: the file, or a `Task`.
-        **options: as of `evaluate_async`.
+        **options: the options of `evaluate_async`.
 
     Raises:
-        ConfigError: something is wrong with the task or an option; nothing was written.
+        ConfigError: the task or an option is invalid; nothing was written.
         RewardKitError: the run itself failed.
     """
     inspect.signature(evaluate_async).bind(task, **options)  # report a misspelt option before a coroutine is made
@@ -82,19 +82,19 @@ async def evaluate_async(
         task: the file, or a `Task`.
         models: `openai/NAME`, one or several.
         policies: built-in names, `file.py:Class` relative to the task file, or `replay:RUN`; or an `AgentPolicy`, as a
-            class that is made without arguments, or as an instance, which stays open. One or several, or a dict with a
-            label for each. Where neither is given, the task names its policy.
-        rollouts: episodes of each sample; by default as many as the task says.
-        limit: the first so many samples only.
+            class without required arguments, or as an instance, which stays open. One or several, or a dict with a
+            label for each. By default the policy of the task.
+        rollouts: episodes per sample; by default the number in the task.
+        limit: the number of samples to run; by default all.
         sample_ids: these samples only.
-        seed: everything random derives from it.
+        seed: the seed of everything random.
         max_concurrency: episodes in flight.
         overrides: keys laid over the task file's, dotted for inner ones.
         base_url: the endpoint of the models.
-        log_dir: where the run's folder is made.
+        log_dir: the parent of the run's folder.
 
     Raises:
-        ConfigError: something is wrong with the task or an option; nothing was written.
+        ConfigError: the task or an option is invalid; nothing was written.
         RewardKitError: the run itself failed.
     """
     for name, count in (("rollouts", rollouts), ("limit", limit), ("max_concurrency", max_concurrency)):
@@ -105,7 +105,7 @@ async def evaluate_async(
     with overrides_in_python():
         loaded = _loaded(task, keys)
     if not (models or names or live) and loaded.objects.policy is not None:
-        live = label_each([loaded.objects.policy])
+        live = label_policies([loaded.objects.policy])
     args = RunArgs(
         task_path=loaded.path,
         overrides=keys,
@@ -142,19 +142,19 @@ def score_transcripts(
     folder: str | Path | None = None,
     log_dir: str | Path = "runs",
 ) -> FinishedRun:
-    """Score transcripts that are there already, as `reward-kit score` does.
+    """Score existing transcripts, as `reward-kit score` does.
 
     Args:
         data: a JSONL, CSV or YAML file whose rows have `messages`.
         reward: `file.py:function`.
-        options: of the reward.
+        options: options of the reward.
         overrides: `sandbox.KEY` and `limits.reward_time_s`, as in a task file.
         pass_threshold: a score of at least this passes; by default 1, or that of the run whose episodes they are.
         folder: what the reward's file is relative to; by default the working directory.
-        log_dir: where the run's folder is made.
+        log_dir: the parent of the run's folder.
 
     Raises:
-        ConfigError: the data has no rows, or the reward cannot be loaded, or asks for what the rows do not have.
+        ConfigError: the data has no rows, or the reward cannot be loaded, or needs fields that the rows do not have.
         RewardKitError: the run itself failed.
     """
     data, own = _path("data", data), _keys("options", options)
@@ -182,7 +182,7 @@ async def _run(
     try:
         outcome = await run(plan, folder, control=control, traffic=traffic, given=given)
     except BaseException as error:
-        error.add_note(f"what was collected is in {folder.path}")
+        error.add_note(f"the collected episodes are in {folder.path}")
         raise
     if control.is_failure:
         raise ProviderError(f"{folder.path}: {control.stop_reason}")
@@ -196,14 +196,14 @@ def _loaded(task: object, overrides: Mapping[str, Any]) -> LoadedTask:
 
 
 def _chosen(policies: object) -> tuple[tuple[str, ...], dict[str, LivePolicy]]:
-    """Policies by their names, and those that are Python objects by their labels."""
+    """Return policy names, and policy objects by label."""
     if isinstance(policies, Mapping):
-        if wrong := [one for one in policies.values() if not is_live(one)]:
-            raise ConfigError(f"policies: a dict has a label for each AgentPolicy; {type_name(wrong[0])} is not one")
+        if wrong := [one for one in policies.values() if not is_policy_object(one)]:
+            raise ConfigError(f"policies: expected a dict of label to AgentPolicy, got {type_name(wrong[0])}")
         return (), {str(label): one for label, one in policies.items()}
     several = list(policies) if isinstance(policies, list | tuple) else [policies]
-    live = [one for one in several if is_live(one)]
-    return _several("policies", [one for one in several if not is_live(one)]), label_each(live)
+    live = [one for one in several if is_policy_object(one)]
+    return _several("policies", [one for one in several if not is_policy_object(one)]), label_policies(live)
 
 
 def _path(name: str, given: object) -> Path:
@@ -231,26 +231,26 @@ _PLAIN = {
     "dataset": "dataset_path",
     "resource": "resource_type",
 }
-"""Parameters that take an object, with the key of a task file that names it."""
+"""The task file key of each parameter that takes an object."""
 
 
 class Task:
-    """A task that is made in Python, checked as soon as it is made.
+    """A task defined in Python, validated on construction.
 
     Args:
-        name: of the task; the folders of its runs begin with it.
-        reward: a reward function or class, which then runs in this process, unconfined; or its reference,
-            `file.py:function`, which runs in the sandbox.
-        policy: an `AgentPolicy`, as an instance or a class that is made without arguments; a built-in name;
-            `openai/NAME`; `file.py:Class`; or the keys of a `policy:` block. A run may name others.
-        tools: a `ToolRegistry`, or the file of one.
+        name: the name of the task, and the prefix of its run folders.
+        reward: a reward function or class, which runs in this process without a sandbox; or `file.py:function`,
+            which runs in the sandbox.
+        policy: an `AgentPolicy` instance, or a class without required arguments; a built-in name;
+            `openai/NAME`; `file.py:Class`; or the keys of a `policy:` block. A run can replace it.
+        tools: a `ToolRegistry`, or the file that defines one.
         dataset: rows, each a dict; or the path of a JSONL, CSV or YAML file.
         resource: a built-in name, `file.py:Class`, or a subclass of `ForkableResource`.
         folder: what paths are relative to; by default the working directory.
-        **keys: the further keys of a task file, such as `initial_user_prompt`, `num_rollouts_per_sample` or `limits`.
+        **keys: other keys of a task file, such as `initial_user_prompt`, `num_rollouts_per_sample` or `limits`.
 
     Raises:
-        ConfigError: something is wrong; the message has one line for each problem.
+        ConfigError: the task is invalid; the message has one line per problem.
 
     Example:
         ```python
@@ -275,8 +275,8 @@ class Task:
             raise ConfigError(f"a task's name is a text, not {type_name(name)}; Task.from_file reads a task file")
         objects = {"reward": reward, "tools": tools, "dataset": dataset, "resource": resource}
         values, given = _read(name, objects, policy, keys)
-        place = placeholder_path(Path(folder) if folder is not None else None, name)
-        self._begin(lambda overrides: resolve_task(LocatedYaml.of_values(values, place), overrides, given))
+        path = placeholder_path(Path(folder) if folder is not None else None, name)
+        self._begin(lambda overrides: resolve_task(LocatedYaml.from_values(values, path), overrides, given))
 
     def _begin(self, load: Callable[[Mapping[str, Any]], LoadedTask]) -> None:
         self._load = load
@@ -284,10 +284,10 @@ class Task:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
-        """Return the task of a task file, which is read again for each run.
+        """Load a task file, which is read again for each run.
 
         Raises:
-            ConfigError: something is wrong with it; the message has one line for each problem.
+            ConfigError: the file is invalid; the message has one line per problem.
         """
         task = cls.__new__(cls)
         task._begin(lambda overrides: load_task(Path(path), overrides))
@@ -295,55 +295,55 @@ class Task:
 
     @property
     def name(self) -> str:
-        """Of the task."""
+        """The name of the task."""
         return self._loaded.definition.name
 
     @property
     def definition(self) -> TaskDefinitionModel:
-        """Its keys, with their defaults."""
+        """The definition with defaults filled in."""
         return self._loaded.definition
 
     @property
     def samples(self) -> Sequence[Sample]:
-        """Its initial conditions, in the order of the dataset."""
+        """The samples, in dataset order."""
         return self._loaded.samples
 
     def messages(self, sample: int = 0) -> list[Message]:
-        """Return the first messages of a sample, without those of its environment.
+        """Return the initial messages of a sample, without those of its environment.
 
         Args:
-            sample: its place in `samples`.
+            sample: its index in `samples`.
         """
         return Prompt(self.definition).render(self.samples[sample])
 
     def load(self, overrides: Mapping[str, Any]) -> LoadedTask:
-        """The task with other values for some keys; `evaluate` asks for it.
+        """Return the task loaded with overrides; used by `evaluate`.
 
         Raises:
-            ConfigError: it cannot be loaded so.
+            ConfigError: an override is invalid.
         """
         return self._load(overrides)
 
     def run(self, **options: Any) -> FinishedRun:
-        """Run the task and score its episodes. It blocks, also where an event loop runs already, as in a notebook.
+        """Run the task and score its episodes. Blocks, even inside a running event loop such as a notebook's.
 
         Args:
-            **options: as of `evaluate`.
+            **options: the options of `evaluate`.
 
         Raises:
-            ConfigError: something is wrong with the task or an option; nothing was written.
+            ConfigError: the task or an option is invalid; nothing was written.
             RewardKitError: the run itself failed.
         """
         return evaluate(self, **options)
 
     async def run_async(self, **options: Any) -> FinishedRun:
-        """`run`, for code that is asynchronous itself.
+        """Run the task and score its episodes, asynchronously.
 
         Args:
-            **options: as of `evaluate`.
+            **options: the options of `evaluate`.
 
         Raises:
-            ConfigError: something is wrong with the task or an option; nothing was written.
+            ConfigError: the task or an option is invalid; nothing was written.
             RewardKitError: the run itself failed.
         """
         return await evaluate_async(self, **options)
@@ -356,8 +356,8 @@ class Task:
         policy = definition.policy.type if definition.policy else getattr(given, "__name__", None)
         facts = {
             "samples": f"{len(task.samples):,} × {task.rollouts_per_sample} episodes",
-            "policy": policy or (type(given).__name__ if given is not None else "named by each run"),
-            "reward": task.reward.id if task.reward is not None else "none: episodes are only collected",
+            "policy": policy or (type(given).__name__ if given is not None else "set per run"),
+            "reward": task.reward.id if task.reward is not None else "none (collect only)",
             "tools": ", ".join(sorted(task.tools.get_tools())) if task.tools is not None else "",
             "resource": definition.resource_type or "",
         }
@@ -377,13 +377,13 @@ Task.run_async.__signature__ = Task.run.__signature__  # type: ignore[attr-defin
 def _read(
     name: str, objects: Mapping[str, Any], policy: Any, keys: Mapping[str, Any]
 ) -> tuple[dict[str, Any], TaskObjects]:
-    """Return the keys of a task file that stand for these objects, and the objects that no file could name."""
+    """Return task file keys for these objects, and the objects that a file cannot name."""
     values: dict[str, Any] = {"name": name, **keys}
     live = {what: one for what, one in objects.items() if one is not None and not isinstance(one, str | Path)}
     for what, one in {**objects, "policy": policy}.items():
         key = _PLAIN.get(what, what)
         if one is not None and key in keys:
-            raise ConfigError(f"Task {name!r}: {what} and {key} are two names of one thing; keep one of them")
+            raise ConfigError(f"Task {name!r}: {what} and {key} set the same thing; keep one of them")
         if isinstance(one, str | Path) and what in _PLAIN:
             values[key] = str(one)
     names: dict[str, Any] = {"task": name}
@@ -391,10 +391,10 @@ def _read(
     if "reward" in live:
         values["reward_function_path"] = names["reward"] = object_reference(live["reward"])
     if "resource" in live:
-        values["resource_type"] = names["resource"] = named_resource(live["resource"])
+        values["resource_type"] = names["resource"] = resource_reference(live["resource"])
     rows = None
     if "dataset" in live:
-        rows = given_rows(live["dataset"])
+        rows = check_rows(live["dataset"])
         names["dataset"], kept["dataset"] = pluralize(len(rows), "row"), copy_rows(rows)
     if "tools" in live:
         if not isinstance(live["tools"], ToolRegistry):
@@ -406,7 +406,7 @@ def _read(
         provider, separator, model = policy.partition("/")
         is_model = bool(separator) and provider == "openai"
         values["policy"] = {"type": "openai", "model": model} if is_model else {"type": policy}
-    elif policy is not None and not is_live(policy):
+    elif policy is not None and not is_policy_object(policy):
         raise ConfigError(f"policy: expected an AgentPolicy, a name or a dict of keys, got {type_name(policy)}")
-    given = policy if is_live(policy) else None
+    given = policy if is_policy_object(policy) else None
     return values, TaskObjects(live.get("reward"), live.get("tools"), rows, given, names, kept)

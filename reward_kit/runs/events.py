@@ -1,7 +1,6 @@
 """The events of a run as records of the logger `reward_kit.events`, and its log file `run.log`.
 
-The logger is off unless the command line is asked for logs; then its records are of the level INFO, each with what it
-is about as fields of its own.
+The logger is off unless logs are enabled on the command line. Its records have the level INFO, with details as fields.
 """
 
 from __future__ import annotations
@@ -24,34 +23,34 @@ _OF_UPDATE = (HELD_OUT_SCORE, "score/mean", "learner/approx_kl", "time/total_s")
 
 
 def began(run: Path, kind: str, total: int) -> None:
-    """A run begins, or goes on; `total` is how many episodes or updates it has in all."""
-    _log.info("%s begins", kind, extra={"run": str(run), "total": total})
+    """Log the start or resume of a run; `total` is its number of episodes or updates."""
+    _log.info("%s started", kind, extra={"run": str(run), "total": total})
 
 
 def ended(run: Path, kind: str, status: str) -> None:
-    """It ended: "complete", "interrupted" or "failed"."""
+    """Log the end of a run: "complete", "interrupted" or "failed"."""
     _log.info("%s ended", kind, extra={"run": str(run), "status": status})
 
 
 def episode_stopped(row: EpisodeRow) -> None:
-    """An episode is over."""
+    """Log a stopped episode."""
     if _log.isEnabledFor(logging.INFO):
         fields = {"stop_reason": row.stop_reason, "steps": row.num_steps, "error": row.error_class}
         _log.info("episode stopped", extra={**_named(row), **fields})
 
 
 def episode_scored(row: EpisodeRow, took_s: float) -> None:
-    """It has its score, or none and why."""
+    """Log the score of an episode, or its error."""
     if _log.isEnabledFor(logging.INFO):
         fields = {"score": row.score, "error": row.score_error, "took_s": round(took_s, 6)}
         _log.info("episode scored", extra={**_named(row), **fields})
 
 
 def updated(update: int, figures: Mapping[str, float]) -> None:
-    """An update of training is made; 0 is the evaluation before the first."""
+    """Log a finished training update; 0 is the evaluation before the first."""
     if _log.isEnabledFor(logging.INFO):
         fields = {name.replace("/", "_"): figures[name] for name in _OF_UPDATE if name in figures}
-        _log.info("update made", extra={"update": update, **fields})
+        _log.info("update finished", extra={"update": update, **fields})
 
 
 def _named(row: EpisodeRow) -> dict[str, str | int]:
@@ -59,7 +58,7 @@ def _named(row: EpisodeRow) -> dict[str, str | int]:
 
 
 class _LogFile(logging.FileHandler):
-    """A log that never breaks what it is a log of: the store says it where the disk takes no more."""
+    """A log file that ignores a full disk, which the store reports."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):  # the file is opened with the first record
@@ -73,7 +72,7 @@ class _LogFile(logging.FileHandler):
         return
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # what a full disk did not take is flushed once more here
+        with contextlib.suppress(OSError):  # flushes again what a full disk refused
             super().close()
 
 
@@ -81,11 +80,11 @@ def log_handler(path: Path, redaction: Redaction) -> logging.Handler:
     """Return the handler that writes the log of a run."""
     handler = _LogFile(path, encoding="utf-8", errors="backslashreplace", delay=True)
     handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", redaction.redact_text))
-    handler.addFilter(lambda record: record.name != NAME)  # the run's own files say it already
+    handler.addFilter(lambda record: record.name != NAME)  # already in the run's own files
     return handler
 
 
-class _PassedOn(logging.Handler):
+class _ForwardHandler(logging.Handler):
     """Passes records on to the program's own handlers."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -93,11 +92,11 @@ class _PassedOn(logging.Handler):
 
 
 @contextlib.contextmanager
-def logged_to(path: Path, redaction: Redaction) -> Iterator[None]:
-    """Write the log of a run for as long as the block lasts. What the program itself logs of us stays as it is."""
+def log_to_file(path: Path, redaction: Redaction) -> Iterator[None]:
+    """Write the log of a run during the block, besides the handlers that the program set up."""
     package = logging.getLogger("reward_kit")
     level, propagates, before = package.level, package.propagate, package.getEffectiveLevel()
-    added = [log_handler(path, redaction), *([_PassedOn(before)] if propagates else [])]
+    added = [log_handler(path, redaction), *([_ForwardHandler(before)] if propagates else [])]
     for handler in added:
         package.addHandler(handler)
     package.propagate = False

@@ -25,7 +25,7 @@ from reward_kit.errors import ConfigError, StoreError, did_you_mean, install_hin
 from reward_kit.runs.files import replacing, wrap_os_errors
 from reward_kit.runs.results import Result, index_credit, read_results
 from reward_kit.runs.run_folder import RunHeader
-from reward_kit.runs.summary import whole_usage
+from reward_kit.runs.summary import total_usage
 
 STDOUT = Path("-")
 Kind = Literal["text", "number", "count", "flag"]
@@ -34,12 +34,12 @@ Row = Sequence[Cell]
 _LARGEST_COUNT = 2**63 - 1
 _BATCH_ROWS = 2_000
 _BATCH_CHARACTERS = 8_000_000
-# What a spreadsheet takes for the beginning of a formula (OWASP, "CSV Injection"), in both widths, and the mark itself,
-# so that taking one away from each text that begins with one gives every text back.
+# Characters that start a formula in a spreadsheet (OWASP, "CSV Injection"), in both widths, and the escape "'" itself,
+# so that removing one leading "'" restores every text.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠", "'")
 
 
-# Which episodes
+# Selection
 
 
 @dataclass(slots=True)
@@ -48,11 +48,11 @@ class Selection:
 
     Attributes:
         pass_threshold: a score of at least this passes.
-        min_score: those with a score of at least this; None takes the unscored too.
-        only_passed: those that passed.
-        policies: of these; all if empty.
-        left_out: how many are not taken, by reason; counted while they are read.
-        seen: the policies that there are.
+        min_score: the lowest score to export; None includes unscored episodes.
+        only_passed: export only episodes that passed.
+        policies: the policies to export; all if empty.
+        left_out: the number of episodes left out by reason, filled while reading.
+        seen: the policies of the run, filled while reading.
     """
 
     pass_threshold: float
@@ -64,20 +64,20 @@ class Selection:
 
 
 def selected(run: Path, selection: Selection) -> Iterator[Result]:
-    """The episodes of a run that are taken, one after the other; the others are counted."""
+    """Yield the selected episodes of a run, and count the others."""
     for result in read_results(run):
         policy, score = result.episode.get("policy"), None
         selection.seen.add(str(policy))
         if selection.min_score is not None or selection.only_passed:
             score = result.row().score
         if selection.policies and policy not in selection.policies:
-            selection.left_out["of another policy"] += 1
+            selection.left_out["from another policy"] += 1
         elif selection.min_score is None and not selection.only_passed:
             yield result
         elif score is None:
             selection.left_out["unscored"] += 1
         elif selection.only_passed and score < selection.pass_threshold:
-            selection.left_out[f"below {selection.pass_threshold:g}, which passes"] += 1
+            selection.left_out[f"below the pass threshold {selection.pass_threshold:g}"] += 1
         elif selection.min_score is not None and score < selection.min_score:
             selection.left_out[f"below {selection.min_score:g}"] += 1
         else:
@@ -85,31 +85,31 @@ def selected(run: Path, selection: Selection) -> Iterator[Result]:
     for policy in selection.policies:
         if policy not in selection.seen:
             near = did_you_mean(policy, sorted(selection.seen))
-            raise ConfigError(f"--policy {policy}: no episode is of it{near}")
+            raise ConfigError(f"--policy {policy}: no episode has this policy{near}")
 
 
-def header_of_run(run: Path) -> RunHeader:
-    """The header of a run that has episodes."""
+def read_header(run: Path) -> RunHeader:
+    """Return the header of a run that has episodes."""
     header = RunHeader.read_folder(run)
     if header.training is not None:
-        raise ConfigError(f"{run} is a training run; its figures are in metrics.jsonl, one JSON object a line")
+        raise ConfigError(f"{run} is a training run; its figures are in metrics.jsonl, one JSON object per line")
     return header
 
 
 class CreditLines:
-    """The lines of a run's `credit.jsonl` by episode, found again by their place in the file."""
+    """Reader of the lines of a run's `credit.jsonl` by episode."""
 
     def __init__(self, run: Path) -> None:
         self._path = run / "credit.jsonl"
-        self._places = index_credit(run)
+        self._index = index_credit(run)
 
-    def of(self, rollout_id: str) -> list[Mapping[str, Any]]:
-        """The lines of one episode."""
-        if (place := self._places.get(rollout_id)) is None:
+    def read(self, rollout_id: str) -> list[Mapping[str, Any]]:
+        """Return the lines of one episode."""
+        if (lines_at := self._index.get(rollout_id)) is None:
             return []
         with wrap_os_errors("read", self._path), self._path.open("rb") as lines:
-            lines.seek(place.offset)
-            block = lines.read(place.length)
+            lines.seek(lines_at.offset)
+            block = lines.read(lines_at.length)
         try:
             return [json.loads(line) for line in block.splitlines()]
         except ValueError as error:
@@ -127,52 +127,52 @@ class ExportColumn(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table: its name, which is that of its file, and its columns in order."""
+    """A table: its name, also its file name, and its columns in order."""
 
     name: str
     columns: Sequence[ExportColumn]
 
 
 def _table(name: str, columns: str) -> Table:
-    """A table of `name` or `name:kind` columns, by default texts."""
+    """Return a table of `name` or `name:kind` columns, by default texts."""
     pairs = (column.partition(":") for column in columns.split())
     kinds: dict[str, Kind] = {"": "text", "n": "number", "c": "count", "f": "flag"}
     return Table(name, tuple(ExportColumn(column, kinds[kind]) for column, _, kind in pairs))
 
 
-_WHOSE = "rollout_id sample_id group_id rollout_index policy"
-_WHOSE_COLUMNS = "rollout_id sample_id group_id rollout_index:c policy"
+_IDS = "rollout_id sample_id group_id rollout_index policy"
+_ID_COLUMNS = "rollout_id sample_id group_id rollout_index:c policy"
 EPISODES = _table(
     "episodes",
-    f"{_WHOSE_COLUMNS} attempt:c score:n passed:f is_imputed:f reason stop_reason error_class error num_steps:c "
+    f"{_ID_COLUMNS} attempt:c score:n passed:f is_imputed:f reason stop_reason error_class error num_steps:c "
     "environment_return:n terminated:f truncated:f prompt_tokens:c completion_tokens:c cost_usd:n started_at "
     "duration_s:n policy_s:n environment_s:n ground_truth sample messages",
 )
 SCORES = _table(
     "scores",
-    f"{_WHOSE_COLUMNS} name score:n reason is_score_valid:f scorer scorer_hash failure_class duration_s:n",
+    f"{_ID_COLUMNS} name score:n reason is_score_valid:f scorer scorer_hash failure_class duration_s:n",
 )
 STEPS = _table(
     "steps",
-    f"{_WHOSE_COLUMNS} step:c state_key observation action raw_action reward:n is_action_valid:f step_score:n "
+    f"{_ID_COLUMNS} step:c state_key observation action raw_action reward:n is_action_valid:f step_score:n "
     "step_reason base_reward:n return_to_go:n value:n A_E:n A_S:n A:n anchor:c peers:c",
 )
 TABLES = {table.name: table for table in (EPISODES, SCORES, STEPS)}
 
 
 def table_rows(table: Table, result: Result, pass_threshold: float, credit: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """The rows of one episode."""
+    """Return the rows of one episode."""
     if table is EPISODES:
         rows = [_episode(result, pass_threshold)]
     else:
         rows = list(_scores(result) if table is SCORES else _steps(result, credit))
-    whose = {name: result.episode.get(name) for name in _WHOSE.split()}
-    return [[_AS[column.kind]((whose | row).get(column.name)) for column in table.columns] for row in rows]
+    ids = {name: result.episode.get(name) for name in _IDS.split()}
+    return [[_CONVERTERS[column.kind]((ids | row).get(column.name)) for column in table.columns] for row in rows]
 
 
 def _episode(result: Result, pass_threshold: float) -> dict[str, Any]:
     record, row = result.episode, result.row()
-    usage, timing = whole_usage(record), record.get("timing") or {}
+    usage, timing = total_usage(record), record.get("timing") or {}
     names = ("attempt", "stop_reason", "num_steps", "environment_return", "terminated", "truncated")
     cells = {name: record.get(name) for name in (*names, "ground_truth", "sample", "messages")}
     cells |= {name: timing.get(name) for name in ("started_at", "duration_s", "policy_s", "environment_s")}
@@ -194,7 +194,7 @@ def _result(result: Result) -> Mapping[str, Any]:
 
 
 def _scores(result: Result) -> Iterator[dict[str, Any]]:
-    """A row for the score, called "score", and one for each metric; none while the episode waits for its score."""
+    """Yield a row named "score" and one for each metric; none while the episode waits for its score."""
     if result.score is None:
         return
     line, found = result.score, _result(result)
@@ -240,7 +240,7 @@ def _steps(result: Result, credit: Sequence[Mapping[str, Any]]) -> Iterator[dict
 
 
 def _text(value: Any) -> str | None:
-    """A text as it was, a structure as JSON; halves of surrogate pairs, which UTF-8 cannot hold, are written out."""
+    """Return a text unchanged and a structure as JSON, with lone surrogates escaped for UTF-8."""
     if value is None:
         return None
     plain = from_json_value(value) if isinstance(value, Mapping) else value
@@ -267,22 +267,22 @@ def _flag(value: Any) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-_AS = {"text": _text, "number": _number, "count": _count, "flag": _flag}
+_CONVERTERS = {"text": _text, "number": _number, "count": _count, "flag": _flag}
 
 
 # Files
 
 
 class TableWriter:
-    """Writes a table in batches; the end of the file with `close`.
+    """Writes a table in batches; `close` finishes the file.
 
     Args:
         file: the file.
         form: "csv" (RFC 4180, UTF-8, names of the columns first; a missing value is empty, an empty text is `""`) or
             "parquet" (a row group for each batch).
         table: its columns.
-        metadata: of the run, kept with the schema of a Parquet file.
-        is_raw: texts of CSV are written as they are, even if a spreadsheet would take them for formulas.
+        metadata: metadata of the run for the schema of a Parquet file.
+        is_raw: write CSV texts unescaped, even if a spreadsheet would evaluate them as formulas.
 
     Raises:
         ConfigError: pyarrow is not installed.
@@ -308,7 +308,7 @@ class TableWriter:
     def write(self, row: Row) -> None:
         """Add one row."""
         if self._escapes:
-            row = [harmless(cell) if isinstance(cell, str) else cell for cell in row]
+            row = [escape_formula(cell) if isinstance(cell, str) else cell for cell in row]
         self._rows.append(row)
         self._characters += sum(len(cell) for cell in row if isinstance(cell, str))
         if len(self._rows) >= _BATCH_ROWS or self._characters >= _BATCH_CHARACTERS:
@@ -327,13 +327,13 @@ class TableWriter:
         self._writer.close()
 
 
-def harmless(text: str) -> str:
-    """A text that no spreadsheet takes for a formula: with a "'" before it if one might."""
+def escape_formula(text: str) -> str:
+    """Prefix a text with "'" if a spreadsheet would evaluate it as a formula."""
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 class _Terminal(io.RawIOBase):
-    """Standard output if it is a terminal, on which untrusted text could act: control characters are escaped."""
+    """A terminal as a binary file; control characters of untrusted text are escaped."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")()
@@ -347,7 +347,7 @@ class _Terminal(io.RawIOBase):
 
 
 @contextmanager
-def opened(
+def open_table(
     path: Path,
     form: str,
     table: Table,
@@ -356,7 +356,7 @@ def opened(
     is_raw: bool = False,
     is_private: bool = False,
 ) -> Iterator[TableWriter]:
-    """A table's file, which replaces an earlier one once its last row is written."""
+    """Yield a writer whose file replaces an earlier one after the last row."""
     with binary_file(path, is_private=is_private) as file:
         writer = TableWriter(file, form, table, metadata, is_raw=is_raw)
         yield writer
@@ -365,7 +365,7 @@ def opened(
 
 @contextmanager
 def binary_file(path: Path, *, is_private: bool = False) -> Iterator[IO[bytes]]:
-    """A file that replaces an earlier one once it is whole; "-" is standard output."""
+    """Yield a file that replaces `path` once it is complete; "-" is standard output."""
     if path == STDOUT:
         yield cast(IO[bytes], _Terminal()) if sys.stdout.isatty() else sys.stdout.buffer
         sys.stdout.flush()

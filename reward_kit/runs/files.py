@@ -1,4 +1,4 @@
-"""Files of a run, written so that a kill leaves the old one or the new one, and read with an error that names them."""
+"""Atomic writes and checked reads of the files of a run; a kill leaves the old file or the new one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STATE_NAME = re.compile(r"[0-9a-f]{64}\.[A-Za-z0-9_-]{1,64}")
 
 @contextmanager
 def wrap_os_errors(verb: str, path: Path) -> Iterator[None]:
-    """Turn an OSError into an error that names the file."""
+    """Raise an OSError as a StoreError that names the file."""
     try:
         yield
     except OSError as error:
@@ -31,39 +31,38 @@ def wrap_os_errors(verb: str, path: Path) -> Iterator[None]:
 
 
 def refuse_links_out(run: Path) -> None:
-    """Refuse a run folder from which a symbolic link leads out, since the folder may have been received from others.
+    """Refuse a run folder, which may be untrusted, with a symbolic link to a place outside it.
 
-    Links within the folder are fine, and so is one that leads to the folder itself. Final states are not looked at
-    here: what is read of them has to have the digest that names them.
+    Links within the folder are allowed. Final states are not checked here, since readers verify their digests.
     """
     root = os.path.realpath(run)
     for entry in _entries(root):
         if not (entry.is_symlink() or entry.is_file() or entry.is_dir()):
             raise StoreError(f"{run / entry.name} is neither a file nor a folder; remove it")
         is_folder = entry.is_dir(follow_symlinks=False) and entry.name != STATES
-        for one in (entry, *(_entries(entry.path) if is_folder else ())):
-            if one.is_symlink() and not os.path.realpath(one.path).startswith(f"{root}{os.sep}"):
-                place = run / os.path.relpath(one.path, root)
+        for item in (entry, *(_entries(entry.path) if is_folder else ())):
+            if item.is_symlink() and not os.path.realpath(item.path).startswith(f"{root}{os.sep}"):
+                path = run / os.path.relpath(item.path, root)
                 raise StoreError(
-                    f"{place} is a symbolic link that leads out of the run's folder, and is not followed; put what it "
-                    "leads to there, or remove it"
+                    f"{path} is a symbolic link out of the run's folder and is not followed; replace it with its "
+                    "target, or remove it"
                 )
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
     """Return the entries of a folder; none if it cannot be read, which its reader reports."""
     try:
-        with os.scandir(folder) as found:
-            return sorted(found, key=lambda entry: entry.name)
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
     except OSError:
         return []
 
 
 def state_name(stored: Mapping[str, Any]) -> str:
-    """Return the name that a final state has in `states/`."""
+    """Return the name of a final state in `states/`."""
     name = f"{stored.get('sha256')}.{stored.get('kind')}"
     if not _STATE_NAME.fullmatch(name):
-        raise StoreError(f"a final state is named by its SHA-256 and its kind; got {name!r:.100}")
+        raise StoreError(f"expected a final state named by its SHA-256 and kind, got {name!r:.100}")
     return name
 
 
@@ -72,7 +71,7 @@ def state_file(run: Path, rollout_id: str, stored: Mapping[str, Any]) -> Path:
     try:
         file = run / STATES / state_name(stored)
     except StoreError as error:
-        raise StoreError(f"episode {rollout_id}: {error}; edited by hand?") from None
+        raise StoreError(f"episode {rollout_id}: {error}; was it edited by hand?") from None
     if file.is_symlink() or not file.is_file():
         raise StoreError(f"episode {rollout_id}: its final state {file} is missing")
     return file
@@ -91,15 +90,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_line(line: bytes) -> Any:
-    """The value of one line of JSON, the same as `json.loads` gives and in half the time."""
+    """Parse one line of JSON as `json.loads` does, in half the time."""
     try:
         return pydantic_core.from_json(line)
-    except ValueError:  # lone surrogates are one reason, to be read all the same
+    except ValueError:  # such as lone surrogates, which `json` accepts
         return json.loads(line)
 
 
 def cut_torn_line(path: Path) -> None:
-    """Cut off what follows the last line break: the part of a line that a kill left."""
+    """Remove the incomplete last line that a kill left."""
     if not path.exists():
         return
     with path.open("r+b") as file:
@@ -118,7 +117,7 @@ def cut_torn_line(path: Path) -> None:
 
 
 def open_part(part: Path, path: Path, *, is_private: bool) -> IO[bytes]:
-    """Open a new file for writing, which is to replace another."""
+    """Open a new file for writing that will replace `path`."""
     file = open(part, "xb", opener=private_opener if is_private else None)  # noqa: SIM115 - takes an opener
     with ExitStack() as undo:
         undo.callback(file.close)
@@ -130,7 +129,7 @@ def open_part(part: Path, path: Path, *, is_private: bool) -> IO[bytes]:
 
 @contextmanager
 def replacing(path: Path, *, is_private: bool = True) -> Iterator[IO[bytes]]:
-    """Open a file that replaces `path` once the block is left without an error; `is_private` as of `open_part`."""
+    """Open a file that replaces `path` after the block, unless it raises."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with wrap_os_errors("write", path):
         try:
@@ -142,27 +141,27 @@ def replacing(path: Path, *, is_private: bool = True) -> Iterator[IO[bytes]]:
 
 
 def write_atomically(path: Path, data: bytes | Iterable[bytes], *, is_private: bool = True) -> None:
-    """Replace a file as a whole by bytes, or by parts of it; a kill leaves the old one or the new one."""
+    """Replace a file atomically; a kill leaves the old one or the new one."""
     with replacing(path, is_private=is_private) as file:
         file.writelines([data] if isinstance(data, bytes) else data)
 
 
 METRICS: Final = "metrics.jsonl"
-"""A line for each update, with its figures."""
+"""One line per update, with its metrics."""
 HELD_OUT_SCORE: Final = "held_out/score"
-"""The figure of an evaluation: the mean score on the samples that are not trained on."""
+"""The metric of an evaluation: the mean score on the held-out samples."""
 EPISODES: Final = "episodes"
-"""The folder of the episodes that were kept, a file for each update of which they were."""
+"""The folder of kept episodes, one file per update."""
 TRAINING: Final = "training"
-"""The key of a kept episode's line under which stands what the update made of it; see `rl/training/kept.py`."""
+"""The key of a kept episode's line for the results of its update; see `rl/training/kept.py`."""
 
 
 def episodes_file(run: Path, update: int) -> Path:
-    """Return the file of the kept episodes of an update."""
+    """Return the path of the kept episodes of an update."""
     return run / EPISODES / f"update-{update:06d}.jsonl"
 
 
 def episodes_files(run: Path) -> dict[int, Path]:
-    """The files of the updates whose episodes were kept, by the number of the update, ascending."""
+    """Return the files of kept episodes by update number, ascending."""
     named = {file.stem.removeprefix("update-"): file for file in (run / EPISODES).glob("update-*.jsonl")}
     return dict(sorted((int(number), file) for number, file in named.items() if number.isdecimal()))

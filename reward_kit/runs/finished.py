@@ -16,17 +16,17 @@ from reward_kit.runs.summary import EpisodeRow, PolicySummary
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FinishedRun:
-    """The result of a run. `str()` is the table that the command shows; a notebook shows one of its own.
+    """The result of a run. `str()` is the summary table of the command; notebooks show an HTML table.
 
     Attributes:
         path: the run's folder.
-        title: of the table.
-        status: "complete", or "interrupted" where a limit of the run stopped it.
-        why_stopped: in words; None where it is complete.
-        rows: one for each episode, in no order.
-        policies: what each policy came to.
-        pass_threshold: a score of at least this passes.
-        notes: lines for the user, such as that the reward ran without a sandbox.
+        title: the title of the table.
+        status: "complete", or "interrupted" if a run limit stopped it.
+        why_stopped: the reason; None if it is complete.
+        rows: one row per episode, unordered.
+        policies: the summary of each policy.
+        pass_threshold: the score from which an episode passes.
+        notes: notes for the user, such as that the reward ran without a sandbox.
     """
 
     path: Path
@@ -40,33 +40,33 @@ class FinishedRun:
 
     @property
     def score(self) -> float | None:
-        """The mean score of the only policy; None where nothing is scored.
+        """The mean score of the only policy; None if nothing is scored.
 
         Raises:
             ConfigError: there are several policies.
         """
         if len(self.policies) > 1:
-            raise ConfigError(f"{self.path} has {len(self.policies)} policies; see `policies`, one score for each")
+            raise ConfigError(f"{self.path} has {len(self.policies)} policies; read the score of each from `policies`")
         return self.policies[0].score.mean if self.policies and self.policies[0].score else None
 
     @property
-    def broken(self) -> list[EpisodeRow]:
-        """The episodes that have no score because something broke, in the episode or in its scoring."""
+    def errors(self) -> list[EpisodeRow]:
+        """The episodes without a score because they or their scoring ended with an error."""
         return [row for row in self.rows if row.is_error]
 
     @property
     def failed(self) -> list[EpisodeRow]:
-        """The episodes that were scored and did not pass, the worst first."""
+        """The scored episodes that did not pass, worst first."""
         below = [row for row in self.rows if row.score is not None and row.score < self.pass_threshold]
         return sorted(below, key=lambda row: (row.score, row.rollout_id))
 
     @property
     def page(self) -> Path:
-        """The report, for a browser."""
+        """The path of the HTML report."""
         return self.path / "report.html"
 
     def results(self) -> Iterator[Result]:
-        """Every episode with its score, read from the run's files.
+        """Yield every episode with its score from the run's files.
 
         Raises:
             StoreError: a file is damaged.
@@ -74,21 +74,21 @@ class FinishedRun:
         return read_results(self.path)
 
     def result(self, which: EpisodeRow | str) -> Result:
-        """Return an episode with its score, read from the run's files; a notebook shows its conversation.
+        """Return an episode with its score; a notebook shows its conversation.
 
         Args:
-            which: the episode, as one of `rows`, `failed` and `broken`, or its `rollout_id`.
+            which: the row of the episode, or its `rollout_id`.
 
         Raises:
             ConfigError: the run has no such episode.
             StoreError: a file is damaged.
         """
         rollout_id = which if isinstance(which, str) else which.rollout_id
-        found = next((one for one in self.results() if one.episode["rollout_id"] == rollout_id), None)
-        if found is None:
+        result = next((item for item in self.results() if item.episode["rollout_id"] == rollout_id), None)
+        if result is None:
             near = did_you_mean(rollout_id, (row.rollout_id for row in self.rows))
             raise ConfigError(f"{self.path} has no episode {rollout_id!r}{near if near.endswith('?') else ''}")
-        return found
+        return result
 
     def __str__(self) -> str:
         return as_text(self.policies, self.title)
@@ -104,8 +104,8 @@ class FinishedRun:
             parts.append(line(strong("Stopped: "), self.why_stopped))
         columns = _columns(self.policies)
         parts.append(table(columns, self.policies, lambda one: [_cells(one)[name] for name in columns]))
-        if self.broken:
-            parts.append(details(f"{pluralize(len(self.broken), 'episode')} broke", _rows(self.broken, "what broke")))
+        if self.errors:
+            parts.append(details(f"{pluralize(len(self.errors), 'episode')} with errors", _rows(self.errors, "error")))
         if self.failed:
             parts.append(details(f"{pluralize(len(self.failed), 'episode')} did not pass", _rows(self.failed, "score")))
         parts += [line(faint(note)) for note in self.notes]
@@ -118,9 +118,9 @@ _BAR = "color-mix(in srgb, currentColor {0}, transparent)"
 
 
 def _columns(policies: Sequence[PolicySummary]) -> list[str]:
-    broke, cost = any(one.errors for one in policies), any(one.cost is not None for one in policies)
+    errors, cost = any(one.errors for one in policies), any(one.cost is not None for one in policies)
     names = ["policy", "mean score", "", "pass rate", "episodes", "not passed"]
-    return [*names, *(["broke"] if broke else []), *(["cost"] if cost else [])]
+    return [*names, *(["errors"] if errors else []), *(["cost"] if cost else [])]
 
 
 def _cells(one: PolicySummary) -> dict[str, object]:
@@ -131,13 +131,13 @@ def _cells(one: PolicySummary) -> dict[str, object]:
         "pass rate": "–" if one.pass_at_1 is None else f"{one.pass_at_1:.1%}",
         "episodes": str(one.episodes) if one.scored == one.episodes else f"{one.scored} of {one.episodes} scored",
         "not passed": str(one.failures),
-        "broke": ", ".join(f"{count} {name}" for name, count in one.errors.items()) or "0",
+        "errors": ", ".join(f"{count} {name}" for name, count in one.errors.items()) or "0",
         "cost": "–" if one.cost is None else f"${one.cost:.4f}",
     }
 
 
 def _bar(one: PolicySummary) -> Html:
-    """The mean of scores within [0, 1] as a bar, with its interval below it."""
+    """Return the mean of scores within [0, 1] as a bar, with its interval below it."""
     interval = one.score
     if interval is None or not 0.0 <= interval.mean <= 1.0:
         return escape("")

@@ -1,7 +1,7 @@
-"""The files that decide what a run's episodes and scores are: found, kept with the run, compared before it goes on.
+"""The input files of a run: find them, copy them into the run, and compare them before a resume.
 
-Episodes and scores of one run belong together only while what they come from is the same. A run therefore keeps a copy
-of its task file, dataset, code and other files in `inputs/`, and a resume is refused where one of them differs now.
+Episodes and scores of one run are comparable only if their inputs are the same. A run therefore keeps a copy of its
+task file, dataset, code and other files in `inputs/`, and a resume is refused if one of them has changed.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _LINE_CHARS = 160
 def find_inputs(
     path: Path | None, folder: Path, definition: TaskDefinitionModel, reward: Reward | None
 ) -> dict[str, Path]:
-    """Each file that decides what a run's episodes and scores are, and each folder that the reward may read.
+    """Return the files that a run's episodes and scores depend on, and the folders that the reward may read, by name.
 
-    They are what the task file names, the user's own modules that code among it imports, and what the reward may read.
-    Installed packages are left out.
+    These are the files that the task file names, the user's own modules that they import, and what the reward may read.
+    Installed packages are excluded.
     """
     code = {
         "tools": definition.tools_module_path,
@@ -75,18 +75,18 @@ def find_inputs(
 
 
 def own_modules(file: Path, module: str) -> tuple[Path, ...]:
-    """The files of the user's own modules that one of them imports, directly or through one another, and its own."""
+    """Return the files of a user's module and of the user's modules that it imports, directly or indirectly."""
     if module.partition(".")[0] == "reward_kit":
         return ()
     try:
-        found = collect_sources(file, module, [file.parent, *user_roots()])
-    except ConfigError:  # a module that cannot be sent as text; here it is only known by its content
+        sources = collect_sources(file, module, [file.parent, *user_roots()])
+    except ConfigError:  # a module without source text, known by its content only
         return (file,)
-    return tuple(sorted({Path(one.filename) for one in found.modules.values() if one.text is not None}))
+    return tuple(sorted({Path(source.filename) for source in sources.modules.values() if source.text is not None}))
 
 
 def reward_files(reward: Reward) -> tuple[Path, ...]:
-    """Return the files that decide the scores of a reward: its own, and those that it may read on this machine."""
+    """Return the files that a reward depends on: its own, and those that it may read on this machine."""
     if isinstance(reward, SandboxedReward):
         return reward.files
     if isinstance(reward, RewardSpec) and reward.origin is not None:
@@ -95,10 +95,10 @@ def reward_files(reward: Reward) -> tuple[Path, ...]:
 
 
 def scorer_hash(reward: Reward) -> str:
-    """Return the identity of a reward: the SHA-256 of its file if nothing else decides its scores.
+    """Return the identity of a reward: the SHA-256 of its file if it depends on nothing else.
 
-    Else that of the sorted SHA-256s of its files and options, a line each; of a reward behind HTTP, of its URL and its
-    server's digest.
+    Otherwise the SHA-256 of the sorted SHA-256s of its files and options, one per line; for a reward behind HTTP, of
+    its URL and its server's digest.
     """
     if reward.origin is None:
         from reward_kit.reward_agent.remote import RemoteReward
@@ -118,10 +118,9 @@ def scorer_hash(reward: Reward) -> str:
 
 
 def hash_path(path: Path) -> str:
-    """Return the SHA-256 of a file, or of a folder: of its files' names and contents.
+    """Return the SHA-256 of a file, or of the names and contents of a folder's files.
 
-    Of a folder whose files have more than 64 MiB together: of their names, sizes and times. No more than the first
-    10,000 files count.
+    For a folder of more than 64 MiB, names, sizes and times are hashed. Only the first 10,000 files count.
     """
     if not path.is_dir():
         try:
@@ -130,7 +129,7 @@ def hash_path(path: Path) -> str:
             raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     files = {file: file.stat() for file in itertools.islice(_files_in(path), _MOST_FILES) if file.is_file()}
     is_small = sum(facts.st_size for facts in files.values()) <= _LARGEST_FOLDER
-    whole = hashlib.sha256()
+    total = hashlib.sha256()
     for file, facts in files.items():
         content: Any = [facts.st_size, facts.st_mtime_ns]
         if is_small:
@@ -138,25 +137,25 @@ def hash_path(path: Path) -> str:
                 content = hashlib.sha256(file.read_bytes()).hexdigest()
             except OSError:  # a reward may not read it either
                 content = None
-        whole.update(json.dumps([os.fsencode(file.relative_to(path)).hex(), content]).encode() + b"\n")
-    return whole.hexdigest()
+        total.update(json.dumps([os.fsencode(file.relative_to(path)).hex(), content]).encode() + b"\n")
+    return total.hexdigest()
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
-    for place, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder):
         folders.sort()
-        yield from (Path(place, name) for name in sorted(names))
+        yield from (Path(parent, name) for name in sorted(names))
 
 
 def _file_of_code(text: str, folder: Path) -> Path | None:
-    """The file of `file.py` or `file.py:name`; None for a built-in name and for a module of a package."""
+    """Return the file of `file.py` or `file.py:name`; None for a built-in name and for a module of a package."""
     location = split_reference(text)[0] if REFERENCE.match(text) else text
     file = folder / location
     return file.resolve() if location.endswith(".py") and file.is_file() else None
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text in a configuration; some of them name files."""
+    """Yield every text in a configuration; some of them name files."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -167,7 +166,7 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
-def keep_inputs(
+def copy_inputs(
     store: RunFolder,
     inputs: Mapping[str, Path],
     digests: Mapping[str, str],
@@ -175,7 +174,7 @@ def keep_inputs(
 ) -> None:
     """Copy a run's input files into it, redacted like everything else.
 
-    A folder, and a file of over 4 MiB, are known by their digest only.
+    Folders and files over 4 MiB are recorded by digest only.
     """
     folder = store.path / FOLDER
     with wrap_os_errors("make", folder):
@@ -187,18 +186,18 @@ def keep_inputs(
             continue
         content = file.read_bytes()
         if hashlib.sha256(content).hexdigest() != digests[name]:
-            raise ConfigError(f"the {name} {file} changed while the run began; start it again")
+            raise ConfigError(f"the {name} {file} changed while the run was starting; start it again")
         write_atomically(folder / _copy_name(name, file), store.redaction.redact_bytes(content))
 
 
 def differences(run: Path, before: Mapping[str, str], now: Mapping[str, str], inputs: Mapping[str, Path]) -> list[str]:
-    """Return a text for each input of the run in a folder that changed, followed by the lines that changed.
+    """Return a message for each changed input of a run, followed by the changed lines.
 
     Args:
         run: the run's folder.
         before: SHA-256 of each input when the run began.
-        now: the same of the present files.
-        inputs: where they lie now.
+        now: SHA-256 of each input now.
+        inputs: the path of each input now.
     """
     texts = []
     for name in sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name)):
@@ -207,7 +206,7 @@ def differences(run: Path, before: Mapping[str, str], now: Mapping[str, str], in
         if name not in before:
             texts.append(f"the {name} {inputs[name]} is new")
         elif file is None or copy is None:
-            texts.append(f"the {name} is not there any more")
+            texts.append(f"the {name} is missing")
         elif not copy.is_file():
             texts.append(f"the {name} {file} changed")
         else:
@@ -220,7 +219,7 @@ def differences(run: Path, before: Mapping[str, str], now: Mapping[str, str], in
 
 
 def _copy_name(name: str, file: Path) -> str:
-    """The name of a copy; it says which input it is, and no two are alike."""
+    """Return a unique file name for the copy of an input."""
     plain = quote(name.replace(" ", "_", 1), safe="")
     if len(plain) > _LONGEST_NAME:
         plain = f"{hashlib.sha256(name.encode()).hexdigest()[:16]}{plain[-_LONGEST_NAME:]}"

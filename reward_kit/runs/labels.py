@@ -1,4 +1,4 @@
-"""A CSV of human labels as rows that a reward can score: questions, answers and the labels that people gave."""
+"""Read a CSV of human labels as rows that a reward can score."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WINNERS: dict[str, float] = {
 
 @dataclass(frozen=True, slots=True)
 class LabelColumns:
-    """The names of the columns of the file."""
+    """Column names of a label file."""
 
     id: str = "id"
     label: str = "label"
@@ -42,7 +42,7 @@ class LabelColumns:
 
 @dataclass(frozen=True, slots=True)
 class LabelledRow:
-    """A row of the file."""
+    """A row of a label file."""
 
     where: str
     id: str
@@ -58,11 +58,11 @@ class LabelledRow:
 def read_labels(
     path: Path, columns: LabelColumns | None = None, *, data: Path | None = None, pairs: Pairs = "scores"
 ) -> list[LabelledRow]:
-    """The rows of a CSV (or JSONL, YAML) of labels.
+    """Return the rows of a CSV (or JSONL, YAML) of labels.
 
-    Each has a label, and what was labelled: `prompt` and `response`, or `messages` as JSON, or a `rollout_id` that
-    `data` has; for a pair a winner (A, B, tie), and `response_a`, `response_b` or `messages_a`, `messages_b`. Neither
-    the label nor the winner is shown to the reward; the other columns are, as `sample`, and `ground_truth` as that.
+    Each row has a label and the labelled answer: `prompt` and `response`, `messages` as JSON, or a `rollout_id` of
+    `data`. A pair has a winner (A, B, tie), and `response_a` and `response_b` or `messages_a` and `messages_b`. The
+    reward does not see the label or winner; it gets the other columns as `sample`, and `ground_truth`.
     """
     episodes = {} if data is None else {episode.id_: episode for episode in read_transcripts(data)}
     reader = _LabelReader(columns or LabelColumns(), episodes, pairs)
@@ -70,12 +70,10 @@ def read_labels(
     if not rows:
         raise ConfigError(f"{path} has no rows")
     if pairs == "judge" and not rows[0].is_pair:
-        raise ConfigError(f"{rows[0].where}: --pairs judge compares two answers, and this row is one; leave it out")
+        raise ConfigError(f"{rows[0].where}: --pairs judge compares two answers, but this row has one; remove it")
     if odd := next((row for row in rows if row.is_pair != rows[0].is_pair), None):
         kinds = "a pair" if odd.is_pair else "a single answer"
-        raise ConfigError(
-            f"{odd.where}: this row is {kinds}, and the rows before are not; keep them in files of their own"
-        )
+        raise ConfigError(f"{odd.where}: this row is {kinds}, unlike the rows before; put them in separate files")
     return rows
 
 
@@ -86,7 +84,7 @@ class _LabelReader:
     pairs: Pairs
 
     def row(self, where: str, index: int, row: Mapping[str, Any]) -> LabelledRow:
-        """Read one row: its label, and the answer or the two answers that it is about."""
+        """Parse one row: its label and its one or two answers."""
         names, truth = self.columns, row.get("ground_truth")
         row_id = str(row.get(names.id) or row.get(names.rollout) or f"row-{index}")
         if names.winner in row:
@@ -95,7 +93,7 @@ class _LabelReader:
                 raise ConfigError(f"{where}: {names.winner}: expected A, B or tie, got {given!r:.80}")
             both = [self._messages(row, f"{names.messages}_{x}", f"{names.response}_{x}", where) for x in "ab"]
             truths = [truth] * 2
-            if self.pairs == "judge":  # each is judged beside the last answer of the other
+            if self.pairs == "judge":  # each is compared with the last answer of the other
                 answers = ([m.text for m in messages if m.role == "assistant"] for messages in reversed(both))
                 truths = [texts[-1] if texts else "" for texts in answers]
             line = where.rpartition(":")[2]
@@ -123,12 +121,12 @@ class _LabelReader:
                 raise ConfigError(f"{where}: {names.rollout}: the data has no rollout {row[names.rollout]!r}{near}")
             return LabelledRow(where, row_id, label, (ScoringRequest.from_episode(self.episodes[rollout]),))
         if names.rollout in row and not {names.messages, names.response} & row.keys():
-            raise ConfigError(f"{where}: {names.rollout}: name the transcripts it stands in with --data")
+            raise ConfigError(f"{where}: {names.rollout}: give the transcripts that contain it with --data")
         messages = self._messages(row, names.messages, names.response, where)
         return LabelledRow(where, row_id, label, (self._request(row, f"{row_id}-{index}", row_id, messages, truth),))
 
     def _messages(self, row: Mapping[str, Any], column: str, response: str, where: str) -> list[Message]:
-        """Return the conversation in one column, or made of a prompt and a response."""
+        """Return the conversation of one column, or of prompt and response."""
         if row.get(column) not in (None, ""):
             return parse_messages(row[column], f"{where}: {column}")
         for name in (self.columns.prompt, response):

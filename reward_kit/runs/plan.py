@@ -1,4 +1,4 @@
-"""Plan a run: which policies act on which samples, and the folder that keeps the result.
+"""Plan a run: its policies, samples and folder.
 
 `plan_run` is the last of the three steps before a run (parse, resolve, plan). The run itself is `runner.run`.
 """
@@ -25,13 +25,13 @@ from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean, 
 from reward_kit.loading import load_object
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent.scoring import Reward
-from reward_kit.runs.inputs import keep_inputs
+from reward_kit.runs.inputs import copy_inputs
 from reward_kit.runs.redaction import Redaction, load_redaction, without_hidden, without_secrets
 from reward_kit.runs.run_folder import RunFolder, RunHeader, new_run_path
 from reward_kit.runs.summary import EpisodeRow
 from reward_kit.runs.task_file import error_context, overridden_keys
 from reward_kit.runs.task_objects import LivePolicy, copy_sources, object_reference
-from reward_kit.runs.tasks import LoadedTask, selected
+from reward_kit.runs.tasks import LoadedTask, select_samples
 from reward_kit.task_parts import UserModel
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ _OF_POLICY = re.compile(r"policy\.(\w+)")
 _PACKAGE = "reward_kit."
 _ASK_AN_ENDPOINT = {"openai", "own_agent"}
 _NO_USERS = {
-    "expert": "it asks the environment, which a user does not see",
+    "expert": "it queries the environment, which a user does not see",
     "random": "it calls tools, and a user has none",
-    "replay": "it plays an agent; the texts of a recorded user come from asking the user again",
+    "replay": "it replays an agent; give the user's own policy again",
 }
 
 
@@ -54,15 +54,15 @@ class RunArgs:
     """The arguments of a run, from the command line or Python; `run.json` keeps them for a resume.
 
     Attributes:
-        task_path: the task file, or what stands for it.
-        overrides: keys laid over the task's, dotted for inner ones.
+        task_path: the task file, or the placeholder of a task from Python.
+        overrides: task keys to override, dotted for nested ones.
         models: as `openai/NAME`.
         policies: built-in names, `file.py:Class` or `replay:RUN`.
         base_url: the endpoint of the models.
-        rollouts: episodes of each sample; None for the task's number.
-        limit: the first so many samples only.
-        sample_ids: these samples only.
-        seed: everything random derives from it.
+        rollouts: episodes per sample; None for the task's number.
+        limit: the number of samples to run; None for all.
+        sample_ids: the samples to run; empty for all.
+        seed: the seed of everything random.
     """
 
     task_path: Path
@@ -77,21 +77,21 @@ class RunArgs:
 
     @classmethod
     def from_header(cls, header: RunHeader) -> RunArgs:
-        """Return what an earlier run was asked to do, without the overrides that hold a secret."""
-        given = {one.name: getattr(header, one.name) for one in fields(cls)}
+        """Return the arguments of an earlier run, without overrides that hold a secret."""
+        given = {field.name: getattr(header, field.name) for field in fields(cls)}
         return cls(**{**given, "task_path": Path(given["task_path"]), "overrides": without_hidden(header.overrides)})
 
-    def changed(self, overrides: Mapping[str, Any], base_url: str | None, hidden: Sequence[str]) -> RunArgs:
-        """Return the arguments with what a resume may change: limits of the run, secrets, and the models' endpoint."""
+    def with_changes(self, overrides: Mapping[str, Any], base_url: str | None, hidden: Sequence[str]) -> RunArgs:
+        """Return the arguments with the changes that a resume allows: run limits, secrets, and the endpoint."""
         for key in overrides:
             if not key.startswith("run_limits.") and key not in hidden:
-                raise ConfigError(f"-T {key} cannot be changed by --resume; start a new run. run_limits.… can be")
+                raise ConfigError(f"-T {key} cannot be changed by --resume (run_limits.… can); start a new run")
         return replace(self, overrides={**self.overrides, **overrides}, base_url=base_url or self.base_url)
 
 
 @dataclass(frozen=True, slots=True)
 class NamedPolicy:
-    """A policy and the label under which its results stand. One that is lent to the run is not closed with it."""
+    """A policy and its label in results. A lent policy is not closed by the run."""
 
     label: str
     policy: AgentPolicy
@@ -103,17 +103,17 @@ class RunPlan:
     """Episodes to collect, and a reward that scores them.
 
     Attributes:
-        definition: the task's; its limits bound the run.
-        policies: each runs every sample.
-        samples: the selected ones.
-        rollouts: episodes of each sample and policy.
-        seed: everything random derives from it.
-        max_concurrency: episodes in flight, and scores.
-        reward: scores every episode; None where they are only collected.
-        tools: the task's own tools, None where it has none.
-        user: answers the agents' texts; None if the task has no user.
-        given: how many further episodes are there already and are only to be scored.
-        redaction: what is kept out of the run's files.
+        definition: the task definition, with the limits of the run.
+        policies: the policies, each of which runs every sample.
+        samples: the selected samples.
+        rollouts: episodes per sample and policy.
+        seed: the seed of everything random.
+        max_concurrency: episodes in flight, and scores in flight.
+        reward: scores every episode; None to only collect.
+        tools: the task's own tools; None without any.
+        user: the simulated user; None without one.
+        given: the number of existing episodes that are only scored.
+        redaction: removes secrets from the run's files.
     """
 
     definition: TaskDefinitionModel
@@ -141,7 +141,7 @@ class RunPlan:
 
 
 class Listener(Protocol):
-    """Is called for each episode, in the run's own event loop."""
+    """Callbacks for each episode, called in the run's event loop."""
 
     def episode_stopped(self, row: EpisodeRow) -> None: ...
 
@@ -150,10 +150,10 @@ class Listener(Protocol):
 
 @dataclass(slots=True)
 class Control:
-    """Stops a run from outside, and notes why it stopped.
+    """Stops a run from outside and records the reason.
 
-    Once `stop_reason` is set, no further episode begins. Cancel `scope` to stop at once: what is in flight is lost, and
-    runs again on resume. After `is_failure` the run cannot go on by itself.
+    Once `stop_reason` is set, no further episode starts. Cancel `scope` to stop at once: episodes in flight are lost
+    and run again on resume. `is_failure` marks a run that cannot continue without a fix.
     """
 
     stop_reason: str | None = None
@@ -162,17 +162,17 @@ class Control:
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
     def finish(self, reason: str) -> None:
-        """Begin no further episode."""
+        """Start no further episode."""
         self.stop_reason = self.stop_reason or reason
 
-    def reach(self, limit: ReachedLimit) -> None:
-        """Begin no further episode, because a limit of the run is reached; a later call updates the message."""
+    def reach_limit(self, limit: ReachedLimit) -> None:
+        """Start no further episode because a run limit is reached; a later call updates the message."""
         if self.stop_reason is None or self.reached is not None:
             self.reached = limit
-            self.stop_reason = f"the run's limit is reached, {limit.text} (run_limits.{limit.key})"
+            self.stop_reason = f"run limit reached: {limit.text} (run_limits.{limit.key})"
 
     def give_up(self, reason: str) -> None:
-        """Stop at once, because nothing that is in flight can succeed."""
+        """Stop at once because no episode in flight can succeed."""
         self.stop_reason, self.is_failure = reason, True
         self.scope.cancel()
 
@@ -186,13 +186,13 @@ def plan_run(
     live: Mapping[str, LivePolicy] | None = None,
     needs_policy: bool = True,
 ) -> RunPlan:
-    """Make the policies and the simulated user, select the samples, and so find what is wrong with them.
+    """Create the policies and the simulated user, and select the samples.
 
     Nothing is written, and no model is called.
     """
     is_named = bool(args.models or args.policies or (task.definition.policy and not live))
     if live and not is_named and args.base_url is not None:
-        raise ConfigError("base_url is for models, and no policy of this run is one; give models='openai/NAME'")
+        raise ConfigError("base_url is for models, and this run has none; give models='openai/NAME'")
     policies = make_policies(task, args, traffic) if is_named or (needs_policy and not live) else []
     policies += [_live_policy(label, policy) for label, policy in (live or {}).items()]
     _check_labels([named.label for named in policies])
@@ -203,7 +203,7 @@ def plan_run(
     plan = RunPlan(
         definition=task.definition,
         policies=policies,
-        samples=selected(task, args.limit, args.sample_ids),
+        samples=select_samples(task, args.limit, args.sample_ids),
         rollouts=args.rollouts or task.rollouts_per_sample,
         seed=args.seed,
         max_concurrency=max_concurrency,
@@ -218,11 +218,12 @@ def plan_run(
 def begin_run(
     log_dir: Path, task: LoadedTask, plan: RunPlan, args: RunArgs, live: Mapping[str, LivePolicy] | None = None
 ) -> RunFolder:
-    """Make the folder of a new run, with its `run.json` and the inputs that its results come from."""
+    """Create the folder of a new run with its `run.json` and copies of its inputs."""
     path = new_run_path(log_dir, task.definition.name)
     objects = {f"policy {label}": policy for label, policy in (live or {}).items()}
-    of_python = {**task.objects.names, **{name: object_reference(one) for name, one in objects.items()}}
-    asked = {
+    references = {name: object_reference(policy) for name, policy in objects.items()}
+    from_python = {**task.objects.names, **references}
+    arguments = {
         **asdict(args),
         "task_path": str(args.task_path.resolve()),
         "overrides": without_secrets(dict(args.overrides)),
@@ -235,26 +236,27 @@ def begin_run(
         run_limits=task.definition.run_limits.model_dump(),
         total=plan.total,
         max_concurrency=plan.max_concurrency,
-        **({"from_python": of_python} if of_python else {}),
-        **asked,
+        **({"from_python": from_python} if from_python else {}),
+        **arguments,
     )
     folder = RunFolder.create(path, header, plan.redaction)
-    keep_inputs(folder, task.inputs, task.digests, {**task.objects.kept, **copy_sources(objects)})
+    copy_inputs(folder, task.inputs, task.digests, {**task.objects.copies, **copy_sources(objects)})
     return folder
 
 
 # Resume
 
 
-def header_to_resume(path: Path) -> RunHeader:
-    """The header of a run that is to go on."""
-    header = RunHeader.to_resume(path)
+def read_resumable_header(path: Path) -> RunHeader:
+    """Read the header of a run to resume."""
+    header = RunHeader.read_resumable(path)
     if header.task_path is None:
         raise ConfigError(f"{path} is not a run of a task and cannot be resumed")
     if header.from_python is not None:
         objects = ", ".join(f"{name} {header.from_python[name]}" for name in header.from_python)
         raise ConfigError(
-            f"--resume: {path} was run from Python, with objects that no file names ({objects}); repeat it there"
+            f"--resume: {path} was started from Python with objects that are not in a file ({objects}); "
+            "run it again from Python"
         )
     return header
 
@@ -263,10 +265,10 @@ def header_to_resume(path: Path) -> RunHeader:
 
 
 def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | None = None) -> list[NamedPolicy]:
-    """Return the policies that the arguments name, with the task file's options if the type agrees; else the task's.
+    """Create the policies that the arguments name, with the task file's options for the same type; else the task's.
 
-    Files of `policies` are relative to the task file; the run of `replay:RUN`, each of whose policies is played, is
-    relative to the working directory.
+    Files of `policies` are relative to the task file. The run of `replay:RUN` is relative to the working directory, and
+    all its policies are replayed.
     """
     in_file, base_url = task.definition.policy, args.base_url
     choices: list[tuple[str, str, dict[str, Any]]] = []  # label, type, options
@@ -275,7 +277,7 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
         return in_file.options() if in_file is not None and in_file.type == kind else {}
 
     def add_replays(run: Path, options: Mapping[str, Any]) -> None:
-        """Add each policy of a run, or the named one; their labels are a part of the episodes' ids and seeds."""
+        """Add each policy of a run, or the named one; labels are part of episode ids and seeds."""
         from reward_kit.agent.policies.replay_policy import recorded_labels
 
         labels = [options["policy"]] if options.get("policy") is not None else recorded_labels(run)
@@ -288,8 +290,8 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
             near = did_you_mean(provider, _PROVIDERS) if separator else ""
             wanted = "openai/NAME" if separator or not model else f"openai/{model}"
             raise ConfigError(
-                f"--model {model!r}: write {wanted}{near if near.endswith('?') else ''}, for OpenAI or, by "
-                "--base-url, for any endpoint that speaks its protocol"
+                f"--model {model!r}: write {wanted}{near if near.endswith('?') else ''}, for OpenAI or, with "
+                "--base-url, any compatible endpoint"
             )
         choices.append((model, provider, {**options_for(provider), "model": name}))
     for name in args.policies:
@@ -312,12 +314,12 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
         raise ConfigError(f"{task.path}: no policy. Give {by_file if task.located.is_written else in_python}")
     kinds = {kind for _, kind, _ in choices}
     if task.definition.resource_type is None and "expert" in kinds:
-        raise ConfigError(f"{task.path}: the expert policy asks the resource, and the task has no resource_type")
+        raise ConfigError(f"{task.path}: the expert policy needs a resource, and the task has no resource_type")
     if task.definition.user is not None and "own_agent" in kinds:
-        raise ConfigError(f"{task.path}: an own_agent talks to its model only, so user: would have no effect")
+        raise ConfigError(f"{task.path}: an own_agent policy talks only to its model, so user: has no effect")
     _check_labels([label for label, _, _ in choices])
     if base_url is not None and not kinds & _ASK_AN_ENDPOINT:
-        raise ConfigError("--base-url is for models, and no policy of this run is one; give --model openai/NAME")
+        raise ConfigError("--base-url is for models, and this run has none; give --model openai/NAME")
     made = []
     for label, kind, options in choices:
         if base_url is not None and kind in _ASK_AN_ENDPOINT:
@@ -328,7 +330,7 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
         try:
             made.append(NamedPolicy(label, make_policy(kind, options, task.folder, traffic, of_user=of_user)))
         except ConfigError as error:
-            # An error of the task's own block gets the line of the key, unless the key was laid over.
+            # An error in the task's own block gets the line of the key, unless the key was overridden.
             match = _OF_POLICY.match(str(error))
             key = match[1] if match else "type"
             block = task.located.data.get("policy")
@@ -340,13 +342,13 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
 
 
 def _live_policy(label: str, given: LivePolicy) -> NamedPolicy:
-    """Return a policy that is a Python object: an instance stays its owner's, of a class one is made."""
+    """Name a policy object; an instance stays open, a class is instantiated."""
     if not isinstance(given, type):
         return NamedPolicy(label, given, is_lent=True)
     kind = given
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(kind).parameters.values()
-    needed = [one.name for one in parameters if one.default is one.empty and one.kind not in variable]
+    needed = [item.name for item in parameters if item.default is item.empty and item.kind not in variable]
     if needed:
         raise ConfigError(
             f"policy {label!r} needs {', '.join(needed)}; give an instance, {kind.__name__}({needed[0]}=…)"
@@ -358,17 +360,17 @@ def _live_policy(label: str, given: LivePolicy) -> NamedPolicy:
         raise ConfigError(f"policy {label!r}: {error}") from error
 
 
-def label_each(policies: Sequence[LivePolicy]) -> dict[str, LivePolicy]:
-    """Policies under the names of their classes."""
-    labels = [one.__name__ if isinstance(one, type) else type(one).__name__ for one in policies]
+def label_policies(policies: Sequence[LivePolicy]) -> dict[str, LivePolicy]:
+    """Label policies by their class names."""
+    labels = [(item if isinstance(item, type) else type(item)).__name__ for item in policies]
     if twice := next((label for label in labels if labels.count(label) > 1), None):
-        raise ConfigError(f"two policies are called {twice!r}; give them labels: policies={{'one': …, 'other': …}}")
+        raise ConfigError(f"duplicate policy label {twice!r}; give them labels: policies={{'one': …, 'other': …}}")
     return dict(zip(labels, policies, strict=True))
 
 
 def _check_labels(labels: Sequence[str]) -> None:
     if twice := next((label for label in labels if labels.count(label) > 1), None):
-        raise ConfigError(f"two policies are called {twice!r}")
+        raise ConfigError(f"duplicate policy label {twice!r}")
 
 
 def check_costs(task: LoadedTask, policies: Sequence[NamedPolicy], user: SimulatedUser | None) -> None:
@@ -379,31 +381,31 @@ def check_costs(task: LoadedTask, policies: Sequence[NamedPolicy], user: Simulat
     if not unknown or all(limit is None for limit in limits):
         return
     own = [type(policy).__name__ for policy in unknown.values() if not type(policy).__module__.startswith(_PACKAGE)]
-    ways = []
+    fixes = []
     if len(own) < len(unknown):
         block = "user" if WHO in unknown else "policy"
-        ways.append(
-            f"name a price_file that has it, {block}: {{type: openai, price_file: prices.yaml}}, with a line such as "
+        fixes.append(
+            f"give a price_file, {block}: {{type: openai, price_file: prices.yaml}}, with a line such as "
             "your-model: {input: 0.25, output: 2.00}, US dollars per million tokens"
         )
     if own:
-        ways.append(
-            f"in the class {', '.join(dict.fromkeys(own))} (an AgentPolicy) write is_free = True where its actions "
+        fixes.append(
+            f"in the class {', '.join(dict.fromkeys(own))} (an AgentPolicy) set is_free = True if its actions "
             "cost nothing, else let knows_cost return True and give each action "
             "log_probs={'usage': {'cost': US_DOLLARS}}"
         )
     raise ConfigError(
-        f"{task.path}: a limit on cost (--max-cost, limits.cost, run_limits.cost) cannot be kept: the price of "
-        f"{', '.join(unknown)} is not known; {'; '.join(ways)}"
+        f"{task.path}: a limit on cost (--max-cost, limits.cost, run_limits.cost) cannot be enforced: the "
+        f"price of {', '.join(unknown)} is unknown; {'; '.join(fixes)}"
     )
 
 
 def make_user(task: LoadedTask, traffic: ProviderSession | None = None) -> SimulatedUser | None:
-    """Return the simulated user of a task, if it has one; `traffic` is what all requests of a run share."""
+    """Create the simulated user of a task; None without one."""
     block = task.definition.user
     if block is None:
         return None
-    # A misspelt key is reported first, since it is also missed where it is needed.
+    # Report a misspelt key first, since the key it stands for is then missing.
     with error_context(task.located, "user"):
         taken = {"replies"} if block.type == "scripted" else option_names(block.type, task.folder)
     options = block.options()
@@ -417,7 +419,7 @@ def make_user(task: LoadedTask, traffic: ProviderSession | None = None) -> Simul
         if block.type in _NO_USERS:
             raise ConfigError(f"the policy {block.type!r} cannot be a user: {_NO_USERS[block.type]}")
         if block.type == "openai" and not block.instructions:
-            raise ConfigError("a model needs instructions to play the user; give user.instructions")
+            raise ConfigError("a model needs instructions to act as the user; give user.instructions")
         if block.type == "scripted":
             replies = options.get("replies")
             if isinstance(replies, str):

@@ -27,43 +27,43 @@ _JOINS = (
     *("rollout_id", "sample_id", "group_id", "policy", "stop_reason", "start", "final_state"),
     *("scorer", "scored_group"),
 )
-# How a text with lone surrogates stands in a record; see `episodes/json_codec.py`.
+# The encoding of a text with lone surrogates; see `episodes/json_codec.py`.
 _WRAPPED_MARK = b'"__type__":"text"'
 _WRAPPED = re.compile(rb'("__type__":"text","value":")([A-Za-z0-9+/=]*)"')
-# RFC 3986, 3.2.1; a password whose own "@" is not escaped, as programs take it all the same, goes to the last one.
+# RFC 3986, 3.2.1; an unescaped "@" in a password, which programs accept, is included.
 _PASSWORD_IN_URL = re.compile(r"://[^\s/?#:@]*:([^\s/?#]+)@")
-_SHORTEST_SECRET = 8  # a shorter value would blot out ordinary words
+_SHORTEST_SECRET = 8  # shorter values would hide ordinary words
 
 
 class Redaction:
-    """Blots out secrets.
+    """Removes secrets from what a run writes.
 
     Args:
-        secrets: texts that must not be written; those under 8 characters are not looked for.
+        secrets: texts to hide; those under 8 characters are ignored.
         hook: a function from text to text, applied to every text of a record.
     """
 
     def __init__(self, secrets: Iterable[str] = (), hook: Callable[[str], str] | None = None) -> None:
-        found = {text.strip() for text in secrets}  # as it is sent
+        found = {text.strip() for text in secrets}  # as sent
         self._secrets = sorted((text for text in found if len(text) >= _SHORTEST_SECRET), key=len, reverse=True)
-        # As they stand inside a JSON text, and as bytes for the files that are copied.
+        # As inside JSON text, and as bytes for copied files.
         self._escaped = [(json.dumps(text)[1:-1]).encode("ascii") for text in self._secrets]
         self._encoded = [text.encode("utf-8", "surrogatepass") for text in self._secrets]
         self._hook = hook
 
     @property
     def has_hook(self) -> bool:
-        """True if `redact_record` changes anything."""
+        """True if the task has a redaction hook."""
         return self._hook is not None
 
     def redact_record(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The record with the hook applied to its texts; keys, and what joins records, stay as they are."""
+        """Apply the hook to the texts of a record, except keys and ids that join records."""
         if self._hook is None:
             return record
         return {key: value if key in _JOINS else self._hooked(value) for key, value in record.items()}
 
     def redact_line(self, line: bytes) -> bytes:
-        """A line of ASCII JSON without secrets."""
+        """Hide secrets in a line of ASCII JSON."""
         for secret in self._escaped:
             if secret in line:
                 line = line.replace(secret, HIDDEN.encode())
@@ -76,13 +76,13 @@ class Redaction:
         return line
 
     def redact_bytes(self, data: bytes) -> bytes:
-        """A file's content without secrets."""
+        """Hide secrets in a file's content."""
         for secret in (*self._encoded, *self._escaped):
             data = data.replace(secret, HIDDEN.encode())
         return data
 
     def redact_text(self, text: str) -> str:
-        """A text without secrets."""
+        """Hide secrets in a text."""
         for secret in self._secrets:
             text = text.replace(secret, HIDDEN)
         return text
@@ -107,7 +107,7 @@ class Redaction:
 
 
 def without_secrets(value: Any) -> Any:
-    """`value` with everything under a key that names a secret replaced."""
+    """Return `value` with the values of secret-like keys hidden."""
     if isinstance(value, Mapping):
         return {
             key: HIDDEN
@@ -119,19 +119,19 @@ def without_secrets(value: Any) -> Any:
 
 
 def is_hidden(value: Any) -> bool:
-    """Return True if a secret was hidden in a text, or in one of a list, before it was stored."""
+    """Return True if a text, or one in a list, has a hidden secret."""
     return HIDDEN in value if isinstance(value, str) else isinstance(value, list) and any(map(is_hidden, value))
 
 
 def without_hidden(value: Any) -> Any:
-    """`value` without the entries, at any depth, of which a secret was hidden."""
+    """Return `value` without entries, at any depth, that have a hidden secret."""
     if isinstance(value, Mapping):
         return {key: without_hidden(item) for key, item in value.items() if not is_hidden(item)}
     return [without_hidden(item) for item in value] if isinstance(value, list) else value
 
 
 def hidden_keys(value: Any, key: str = "") -> Iterator[str]:
-    """The dotted keys of the entries that `without_hidden` leaves out; `key` is that of `value` itself."""
+    """Yield the dotted keys of the entries that `without_hidden` drops; `key` is the prefix."""
     if is_hidden(value):
         yield key
     for name, item in value.items() if isinstance(value, Mapping) else ():
@@ -139,26 +139,25 @@ def hidden_keys(value: Any, key: str = "") -> Iterator[str]:
 
 
 def known_secrets(*configurations: Any) -> Iterator[str]:
-    """The values of secrets that this process knows: from the environment, `.env`, and under secret-like keys.
+    """Yield the values of secrets that this process knows: from the environment, `.env`, and under secret-like keys.
 
-    A password in a URL (`scheme://user:password@host`) is one anywhere, as it is written and decoded. The
-    values of variables that a configuration names by `api_key_env`, `headers_env` or `pass_env` are secrets too, and
-    those that REWARD_KIT_KEY_ORIGINS lists, whatever their names are.
+    Passwords in URLs (`scheme://user:password@host`) are included as written and decoded, and so are the values of
+    variables that a configuration names in `api_key_env`, `headers_env` or `pass_env` or REWARD_KIT_KEY_ORIGINS lists.
     """
     dotenv = read_dotenv(Path.cwd())
     for variables in (dotenv, os.environ):
         yield from _secrets_in(variables)
     named = {*_variables_in(configurations), *configured_variables(os.environ)}
     for value in (variables[name] for variables in (dotenv, os.environ) for name in named & variables.keys()):
-        if not value.startswith(os.sep) or not Path(value).exists():  # a child may be handed a path, too
+        if not value.startswith(os.sep) or not Path(value).exists():  # `pass_env` may name a path
             yield value
-            yield from value.split()[1:2]  # of "Bearer KEY" the key alone
+            yield from value.split()[1:2]  # the key of "Bearer KEY"
     for configuration in configurations:
         yield from _secrets_in(configuration)
 
 
 def _variables_in(value: Any) -> Iterator[str]:
-    """The environment variables that a configuration names as those of keys, headers or children, at any depth."""
+    """Yield the environment variables that a configuration names for keys, headers or child processes."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             kind = str(key).rpartition(".")[2]  # an override's key is dotted
@@ -186,17 +185,17 @@ def _secrets_in(value: Any, is_secret: bool = False) -> Iterator[str]:
     elif isinstance(value, str):
         for password in _PASSWORD_IN_URL.findall(value):
             yield from {password, unquote(password)}
-        if is_secret and not Path(value).is_absolute():  # PASSWORD_STORE_DIR and its like name a place, no secret
+        if is_secret and not Path(value).is_absolute():  # such as PASSWORD_STORE_DIR
             yield value
 
 
 def load_redaction(definition: TaskDefinitionModel, folder: Path) -> Redaction:
-    """Return the redaction of a run: the secrets that this process knows, and the task's hook."""
+    """Return the redaction of a run, from the secrets of this process and the task's hook."""
     return Redaction(known_secrets(definition.model_dump(mode="json")), load_hook(definition.redact, folder))
 
 
 def load_hook(location: str | None, folder: Path) -> Callable[[str], str] | None:
-    """The function that a task's `redact` names."""
+    """Load the function that a task's `redact` names."""
     if location is None:
         return None
     hook = load_object(location, folder)

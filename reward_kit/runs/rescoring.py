@@ -13,11 +13,11 @@ from reward_kit.runs.statistics import Interval, mean_interval
 from reward_kit.runs.summary import EpisodeRow, score_interval
 
 _MOST_EXAMPLES = 10
-_SAME = 1e-12  # what differs by less differs by rounding
+_SAME = 1e-12  # rounding error
 
 
 class Counts(NamedTuple):
-    """Episodes that went each way; all but `lost` (no score any more) and `gained` are scored before and after."""
+    """Episodes by change; all but `lost` (no longer scored) and `gained` (newly scored) are scored in both."""
 
     up: int
     down: int
@@ -44,7 +44,7 @@ class PolicyChange:
 
 
 class ChangedScore(NamedTuple):
-    """An episode whose score is another one now."""
+    """An episode whose score changed."""
 
     rollout_id: str
     sample_id: str
@@ -55,19 +55,19 @@ class ChangedScore(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScoreChanges:
-    """The changes from scoring again: for each policy, and the episodes that moved most."""
+    """The changes of a rescoring: per policy, and the episodes that changed most."""
 
     policies: Sequence[PolicyChange]
     moved: Sequence[ChangedScore]
 
     def to_json(self) -> dict[str, Any]:
         """Return the form of `summary.json`."""
-        policies = [{**asdict(one), "episodes": one.episodes._asdict()} for one in self.policies]
-        return {"policies": policies, "moved": [one._asdict() for one in self.moved]}
+        policies = [{**asdict(change), "episodes": change.episodes._asdict()} for change in self.policies]
+        return {"policies": policies, "moved": [score._asdict() for score in self.moved]}
 
 
 def earlier_scores(source: SourceRun) -> dict[str, float | None]:
-    """The scores of the earlier run; None where an episode has none."""
+    """Return the scores of the earlier run; None for unscored episodes."""
     scores: dict[str, float | None] = dict.fromkeys(source.index.episodes)
     for offset, line in placed_scores(source.path):
         if source.index.scores.get(line["rollout_id"]) == offset:
@@ -78,7 +78,7 @@ def earlier_scores(source: SourceRun) -> dict[str, float | None]:
 def compare_scores(
     before: Mapping[str, float | None], rows: Iterable[EpisodeRow], pass_threshold: float
 ) -> ScoreChanges:
-    """Set the scores of the same episodes side by side."""
+    """Compare two scorings of the same episodes."""
     by_policy: dict[str, list[EpisodeRow]] = defaultdict(list)
     moved = []
     for row in rows:
@@ -87,7 +87,7 @@ def compare_scores(
         if row.score is not None and earlier is not None and abs(row.score - earlier) > _SAME:
             moved.append(ChangedScore(row.rollout_id, row.sample_id, row.policy, earlier, row.score))
     changes = [_change(name, before, by_policy[name], pass_threshold) for name in sorted(by_policy)]
-    moved.sort(key=lambda one: (-abs(one.after - one.before), one.rollout_id))
+    moved.sort(key=lambda score: (-abs(score.after - score.before), score.rollout_id))
     return ScoreChanges(changes, moved[:_MOST_EXAMPLES])
 
 
@@ -108,7 +108,7 @@ def _change(
     if both:
         interval = mean_interval(differences, [sample for _, _, sample in both])
         if interval.standard_error is not None and interval.standard_error < _SAME:
-            # What moved all episodes by the same amount is certain, also if that is 0 or 1.
+            # All episodes changed by the same amount, so the difference is certain.
             interval = replace(interval, low=interval.mean, high=interval.mean)
         elif all(0.0 <= score <= 1.0 for now, was, _ in both for score in (now, was)):
             interval = interval.clipped(-1.0, 1.0)

@@ -21,27 +21,27 @@ from reward_kit.runs.run_folder import line_record, placed_episodes, placed_line
 from reward_kit.runs.summary import EpisodeRow
 
 STEP = b'"step":'
-"""Follows, in a line of `credit.jsonl`, on the beginning that all lines of an episode share."""
+"""The key after the common prefix of an episode's lines in `credit.jsonl`."""
 
 
 class LineRange(NamedTuple):
-    """The first byte and the length of one or several consecutive lines of a file."""
+    """The byte offset and length of consecutive lines of a file."""
 
     offset: int
     length: int
 
 
 def index_credit(run: Path) -> Mapping[str, LineRange]:
-    """Return the place of each episode's consecutive lines in the `credit.jsonl` of a run."""
-    path, places = run / "credit.jsonl", {}
+    """Return the line range of each episode in the `credit.jsonl` of a run."""
+    path, ranges = run / "credit.jsonl", {}
     name, start, prefix = "", 0, b"\n"
     for number, (offset, text) in enumerate(placed_lines(path), 1):
         if not text.startswith(prefix):
             name, start = line_record(path, number, text)["rollout_id"], offset
-            # Up to the number of the step, all lines of an episode are alike.
+            # All lines of an episode are equal up to the step number.
             prefix = text[: text.find(STEP)] if STEP in text else text
-        places[name] = LineRange(start, offset + len(text) - start)
-    return places
+        ranges[name] = LineRange(start, offset + len(text) - start)
+    return ranges
 
 
 class Result(NamedTuple):
@@ -59,16 +59,16 @@ class Result(NamedTuple):
         return row
 
     def to_episode(self) -> SingleAgentEpisode:
-        """The episode itself, as it was collected but for its final state."""
+        """Return the episode without its final state."""
         return episode_from_record(self.episode)
 
     def to_result(self) -> EvaluateResult | None:
-        """Return the result of the reward; None if it waits for a score, or something broke."""
+        """Return the result of the reward; None if it is not scored yet, or ended with an error."""
         result = (self.score or {}).get("result")
         return EvaluateResult.model_validate(result) if result is not None else None
 
     def __repr__(self) -> str:
-        score = "waits for its score" if self.score is None else self.score["score"]
+        score = "not scored yet" if self.score is None else self.score["score"]
         return f"Result({self.episode['rollout_id']!r}, {'unscored' if score is None else score})"
 
     def _repr_html_(self) -> str:
@@ -80,14 +80,14 @@ class Result(NamedTuple):
 
 
 class ResultIndex(NamedTuple):
-    """Offsets of the lines of a run that count; an episode that a limit of the run cut off does not."""
+    """Line offsets of the latest attempts of a run, without episodes cut off by a run limit."""
 
     episodes: Mapping[str, int]
     scores: Mapping[str, int]
 
 
 def index_results(run: Path) -> ResultIndex:
-    """The lines of a run that count."""
+    """Index the latest attempts of a run."""
     latest = LatestAttempts[tuple[int, bool]]()
     for offset, record in placed_episodes(run):
         is_result = record.get("stop_reason") != StopReason.RUN_LIMIT
@@ -102,7 +102,7 @@ def index_results(run: Path) -> ResultIndex:
 
 
 def read_results(run: Path, index: ResultIndex | None = None) -> Iterator[Result]:
-    """The episodes of a run with their scores."""
+    """Yield the episodes of a run with their scores."""
     index = index or index_results(run)
     if not index.episodes:
         return

@@ -1,11 +1,11 @@
-"""The folder of a run, of `run`, `score` or `train`: its header `run.json`, its lock and its append-only JSON lines.
+"""The folder of a `run`, `score` or `train` command: its header `run.json`, its lock and its append-only JSON lines.
 
-A run of a task has `episodes.jsonl` and `scores.jsonl`, with final states in `states/` by their SHA-256; a line is one
-`write`, and the torn last line that a kill can leave is cut off when the run is opened again. A training run has:
+A run of a task has `episodes.jsonl` and `scores.jsonl`, with final states in `states/` by SHA-256. A line is one
+`write`; an incomplete last line after a kill is removed when the run is opened again. A training run has:
 
-  metrics.jsonl   a line for each update
-  checkpoints/    everything that a resume needs; the latest ones and the best
-  model/          the weights of the best checkpoint, in the format of `transformers`, if the policy has such
+  metrics.jsonl   one line per update
+  checkpoints/    everything that a resume needs; the latest and the best
+  model/          the weights of the best checkpoint, in the format of `transformers`, if the policy supports it
   episodes/       the episodes of some updates, with `logs.episodes_every`
   studies/        the batch on which a loss or a gradient was not finite
 
@@ -59,8 +59,8 @@ SCHEMA_VERSION = 1
 _ALWAYS = {"schema_version", "versions", "status", "timing"}
 
 
-def this_software() -> dict[str, str]:
-    """The versions under which this process works."""
+def software_versions() -> dict[str, str]:
+    """Return the versions of reward-kit and Python."""
     return {"reward_kit": version("reward-kit"), "python": platform.python_version()}
 
 
@@ -81,7 +81,7 @@ class TrainingHeader(pydantic.BaseModel):
         overrides: the keys laid over it.
         config: the file with defaults filled in, without secrets.
         updates: finished updates.
-        redacts: whether the task has a redaction hook; token ids are then not decoded again.
+        redacts: whether the task has a redaction hook; token ids are then not decoded.
     """
 
     model_config = pydantic.ConfigDict(extra="allow", frozen=True)
@@ -94,26 +94,26 @@ class TrainingHeader(pydantic.BaseModel):
 
 
 class RunHeader(pydantic.BaseModel):
-    """The content of `run.json`. A key that this release does not know is kept.
+    """The content of `run.json`. Unknown keys are kept.
 
     Attributes:
-        task_name: of the task, or of the file of transcripts.
-        total: how many episodes the run has when it is complete.
-        run_id: the name of its folder.
-        task: the definition as it was resolved, without secrets.
-        run_limits: those in force, each of which may have been raised since the run began; null is unlimited.
-        digests: SHA-256 of each file that decides what its episodes and scores are.
-        versions: of the software that began it.
-        max_concurrency: episodes in flight when it began.
-        task_path, overrides, models, policies, base_url, rollouts, limit, sample_ids, seed: the run's `Request`;
-            `task_path` is None if transcripts are scored and nothing is run.
-        from_python: what the run was given as Python objects, which no file names, by what each is; such a run is not
-            resumed. Where it has a `task`, that was made in Python, and `task_path` is only the place of its files.
-        data, reward: the transcripts and the reward that were named, where transcripts are scored.
-        training: of a training run, a `TrainingHeader`; None for every other run.
-        rescored_from: where the episodes of another run were scored again, which, and by what; see `runs/scoring.py`.
+        task_name: the name of the task, or of the transcript file.
+        total: the number of episodes of the complete run.
+        run_id: the name of the folder.
+        task: the resolved definition, without secrets.
+        run_limits: the current run limits, possibly raised since the start; null is unlimited.
+        digests: SHA-256 of each input file.
+        versions: software versions at the start.
+        max_concurrency: episodes in flight at the start.
+        task_path, overrides, models, policies, base_url, rollouts, limit, sample_ids, seed: the `RunArgs`;
+            `task_path` is None if only transcripts are scored.
+        from_python: references of Python objects by role; such a run cannot be resumed. With the key `task`, the task
+            itself was defined in Python, and `task_path` only gives the folder of its files.
+        data, reward: the transcript file and the reward, if transcripts are scored.
+        training: the `TrainingHeader` of a training run, else None.
+        rescored_from: the run and reward of a rescoring; see `runs/scoring.py`.
         status: "running", "complete", "interrupted" or "failed".
-        timing: what the clock says.
+        timing: start time and working time.
     """
 
     model_config = pydantic.ConfigDict(extra="allow", frozen=True)
@@ -140,7 +140,7 @@ class RunHeader(pydantic.BaseModel):
     digests: Mapping[str, str] = {}
     total: int = 0
     max_concurrency: int | None = None
-    versions: Mapping[str, str] = pydantic.Field(default_factory=this_software)
+    versions: Mapping[str, str] = pydantic.Field(default_factory=software_versions)
     status: str = "running"
     timing: RunTiming = pydantic.Field(
         default_factory=lambda: RunTiming(started_at=datetime.datetime.now(datetime.UTC))
@@ -148,13 +148,13 @@ class RunHeader(pydantic.BaseModel):
 
     @classmethod
     def read(cls, run: Path) -> RunHeader:
-        """The header of the run in a folder."""
+        """Read the header of a run."""
         refuse_links_out(run)
         data = read_json(run / FILE)
         if data.get("schema_version") != SCHEMA_VERSION:
             version_there = data.get("schema_version")
             raise StoreError(
-                f"{run / FILE} is of version {version_there!r}; this release reads version {SCHEMA_VERSION}"
+                f"{run / FILE} has schema version {version_there!r}; this release reads version {SCHEMA_VERSION}"
             )
         try:
             return cls.model_validate(data)
@@ -163,7 +163,7 @@ class RunHeader(pydantic.BaseModel):
 
     @classmethod
     def read_folder(cls, run: Path) -> RunHeader:
-        """Read the header of a folder that a user named."""
+        """Read the header of a user's folder, with a hint if it is not a run."""
         if (run / FILE).is_file():
             return cls.read(run)
         folders = {run, run.parent, Path("runs")}
@@ -171,17 +171,17 @@ class RunHeader(pydantic.BaseModel):
         if (run.parent / FILE).is_file():
             near = f"; did you mean {str(run.parent)!r}?"
         near = near if near.endswith("?") else "; `reward-kit runs list` names them"
-        raise ConfigError(f"{run} is not the folder of a run: it has no {FILE}{near}")
+        raise ConfigError(f"{run} is not a run folder: it has no {FILE}{near}")
 
     @classmethod
-    def to_resume(cls, run: Path) -> RunHeader:
+    def read_resumable(cls, run: Path) -> RunHeader:
         """Read the header of a run named by `--resume`."""
         if not (run / FILE).is_file():
-            raise ConfigError(f"--resume: {run} is not a run; name a folder with a {FILE}, or none for the latest")
+            raise ConfigError(f"--resume: {run} is not a run; name a folder with a {FILE}, or omit it for the latest")
         return cls.read(run)
 
     def require_training(self, run: Path) -> TrainingHeader:
-        """Return the training block; `run` is the folder, for messages."""
+        """Return the training block; `run` is the folder for error messages."""
         if self.training is None:
             raise ConfigError(f"{run} is not a run of `reward-kit train`")
         try:
@@ -198,7 +198,7 @@ class RunHeader(pydantic.BaseModel):
         return 1.0
 
     def status_now(self, is_open: bool) -> str:
-        """The status; "killed" where it says running, and no process has the run open."""
+        """Return the status, or "killed" if it is "running" but no process has the run open."""
         return "killed" if self.status == "running" and not is_open else self.status
 
     def to_bytes(self) -> bytes:
@@ -207,20 +207,20 @@ class RunHeader(pydantic.BaseModel):
         document = self.model_dump(mode="json", exclude=unset)
         return json.dumps(document, indent=2, allow_nan=False).encode("ascii") + b"\n"
 
-    def with_(self, **changes: Any) -> RunHeader:
-        """The header with other values of some keys."""
+    def replace(self, **changes: Any) -> RunHeader:
+        """Return a copy with changed keys."""
         return self.model_copy(update=changes)
 
 
 def new_run_path(log_dir: Path, task_name: str) -> Path:
-    """`<log_dir>/<task>-<utc>-<id>`; the names sort by time within a task."""
+    """Return `<log_dir>/<task>-<utc>-<id>`, which sorts by time within a task."""
     slug = re.sub(r"[^A-Za-z0-9_-]+", "-", task_name).strip("-")[:60] or "task"
     now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
     return log_dir / f"{slug}-{now}-{secrets.token_hex(3)}"
 
 
 def latest_run(log_dir: Path, name: str | None = None, *, training: bool = False) -> Path:
-    """Return the newest run in `log_dir` that can be resumed, of one task or train file if a name is given."""
+    """Return the newest resumable run in `log_dir`, optionally of one task or train file."""
 
     def fits(header: RunHeader) -> bool:
         is_of_task = header.task_path is not None and header.from_python is None
@@ -235,7 +235,7 @@ def latest_run(log_dir: Path, name: str | None = None, *, training: bool = False
 
 
 def newest_runs(log_dir: Path, fits: Callable[[RunHeader], bool]) -> list[Path]:
-    """Return the runs in `log_dir` whose header fits, the newest first; a damaged one does not hide the others."""
+    """Return the runs in `log_dir` whose header fits, newest first; damaged ones are skipped."""
     started = {}
     for path in log_dir.glob(f"*/{FILE}"):
         with suppress(StoreError):
@@ -293,7 +293,7 @@ class RunFolder:
         return folder
 
     def __enter__(self) -> Self:
-        """Lock the folder and note that the run is running."""
+        """Lock the folder and set the status to "running"."""
         refuse_links_out(self.path)
         with ExitStack() as opened:
             lock = self._open(".lock", os.O_RDWR, opened)
@@ -307,7 +307,7 @@ class RunFolder:
                     cut_torn_line(self.path / name)
                 self._files[name] = self._open(name, os.O_WRONLY | os.O_APPEND, opened)
             opened.callback(self._files.clear)
-            self.write_header(header.with_(status="running"))
+            self.write_header(header.replace(status="running"))
             self._opened = opened.pop_all()
         return self
 
@@ -333,7 +333,7 @@ class RunFolder:
         write_atomically(self.path / "summary.json", self.redaction.redact_line(text))
 
     def append_episode(self, episode: SingleAgentEpisode) -> None:
-        """Write one episode; its final state goes to `states/` first."""
+        """Append one episode, after writing its final state to `states/`."""
         stored = None
         if state := episode.custom_data.get("final_state"):
             snapshot = redacted_state(state, self.redaction)
@@ -348,7 +348,7 @@ class RunFolder:
         self._append("episodes.jsonl", episode_to_record(episode, final_state=stored))
 
     def append_score(self, record: Mapping[str, Any]) -> None:
-        """Write one score."""
+        """Append one score."""
         self._append("scores.jsonl", {"schema_version": SCHEMA_VERSION, **record})
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
@@ -356,26 +356,26 @@ class RunFolder:
         line = self.redaction.redact_line(text.encode("ascii")) + b"\n"
         descriptor = self._files[name]
         facts = os.fstat(descriptor)
-        if not facts.st_nlink:  # writing would succeed, into a file that can never be read
-            raise StoreError(f"{self.path / name} was removed while the run went on; what it held is lost")
+        if not facts.st_nlink:  # a write would succeed, into a deleted file
+            raise StoreError(f"{self.path / name} was removed during the run; its content is lost")
         try:
             rest = memoryview(line)
-            while rest:  # a full disk takes a part first and reports why with the next write
+            while rest:  # a full disk writes a part first and raises on the next write
                 rest = rest[os.write(descriptor, rest) :]
         except OSError as error:
             os.ftruncate(descriptor, facts.st_size)
             raise StoreError(f"cannot write {self.path / name}: {error.strerror or error}") from error
 
-    def note(self, *, status: str, worked_s: float, updates: int | None = None) -> None:
-        """Note in `run.json` the status, the seconds of work, and the finished updates of a training run."""
+    def update_status(self, *, status: str, worked_s: float, updates: int | None = None) -> None:
+        """Update `run.json` with status, seconds of work, and finished updates of a training run."""
         changes: dict[str, Any] = {"timing": self.header.timing.model_copy(update={"worked_s": round(worked_s, 3)})}
         if updates is not None:
             changes["training"] = {**(self.header.training or {}), "updates": updates}
-        self.write_header(self.header.with_(status=status, **changes))
+        self.write_header(self.header.replace(status=status, **changes))
 
 
 def redacted_state(state: Mapping[str, Any], redaction: Redaction) -> StateSnapshot:
-    """Return a final state as it is stored: without secrets where it is text; a database has a form of its own."""
+    """Return a final state with secrets hidden in text; databases are stored unchanged."""
     snapshot = StateSnapshot(state["kind"], state["payload"])
     if snapshot.kind == "composite":
         parts = decompose(snapshot).items()
@@ -385,56 +385,56 @@ def redacted_state(state: Mapping[str, Any], redaction: Redaction) -> StateSnaps
 
 
 def read_episodes(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a run's `episodes.jsonl`; a torn last line is left out."""
+    """Yield the records of `episodes.jsonl`, without an incomplete last line."""
     return (record for _, record in placed_episodes(path))
 
 
 def placed_episodes(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Read as `read_episodes` does, each line with the offset at which `episode_at` finds it again."""
+    """Yield the records of `episodes.jsonl` with their byte offsets, for `episode_at`."""
     return _read_lines(path / "episodes.jsonl")
 
 
 def read_scores(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a run's `scores.jsonl`; a torn last line is left out.
+    """Yield the records of `scores.jsonl`, without an incomplete last line.
 
     Raises:
-        StoreError: a line is damaged, or names a failure that no release knows, or no score; the message says which.
+        StoreError: a line is damaged, or has an unknown failure class or an invalid score; the message names the line.
     """
     return (record for _, record in placed_scores(path))
 
 
 def placed_scores(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Read as `read_scores` does, each line with the offset at which it begins."""
+    """Yield the records of `scores.jsonl` with their byte offsets."""
     return _read_lines(path / "scores.jsonl", check_score)
 
 
 def check_score(record: Mapping[str, Any]) -> None:
-    """Reject a score that is neither a finite number nor null, and a failure of an unknown class."""
+    """Raise StoreError unless the score is finite or null and the failure class is known."""
     score = record.get("score")
     is_number = isinstance(score, int | float) and not isinstance(score, bool)
     if score is not None and not (is_number and abs(score) <= sys.float_info.max):
-        raise StoreError(f"the score of {record['rollout_id']} is a finite number or null; got {score!r:.80}")
+        raise StoreError(f"the score of {record['rollout_id']} must be a finite number or null; got {score!r:.80}")
     if (failure := record.get("failure")) is not None:
         with boundary(StoreError, "the failure cannot be read"):
             Failure.from_json(failure)
 
 
 def read_credit(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a run's `credit.jsonl`, one per step, none where no credit was assigned."""
+    """Yield the records of `credit.jsonl`, one per step; none without credit."""
     return (record for _, record in _read_lines(path / "credit.jsonl"))
 
 
 def episode_at(path: Path, offset: int) -> SingleAgentEpisode:
-    """The episode of the line at an offset of the `episodes.jsonl` of the run at `path`, with its final state."""
+    """Load the episode at a byte offset of `episodes.jsonl`, with its final state."""
     with wrap_os_errors("read", path / "episodes.jsonl"), (path / "episodes.jsonl").open("rb") as lines:
         lines.seek(offset)
         return load_episode(path, json.loads(lines.readline()))
 
 
 def load_episode(path: Path, record: Mapping[str, Any]) -> SingleAgentEpisode:
-    """Return the episode of one line of the run at `path`, with its final state.
+    """Return the episode of one record of the run at `path`, with its final state.
 
-    The line names the file of its state by its digest, or, as training keeps it, holds the state itself.
+    The record has the digest of the state's file or, in a training run, the state itself.
     """
     episode = episode_from_record(record)
     if stored := episode.custom_data["final_state"]:
@@ -445,9 +445,9 @@ def load_episode(path: Path, record: Mapping[str, Any]) -> SingleAgentEpisode:
                 file = state_file(path, episode.id_, stored)
                 payload = file.read_bytes()
                 if StateSnapshot(kind, payload).digest != digest:
-                    raise StoreError(f"episode {episode.id_}: its final state {file} was changed")
+                    raise StoreError(f"episode {episode.id_}: its final state {file} was changed: its SHA-256 differs")
             case _:
-                problem = "final_state has a kind, and a sha256 or a payload of bytes; edited by hand?"
+                problem = "final_state needs a kind, and a sha256 or a payload of bytes; was it edited by hand?"
                 raise StoreError(f"episode {episode.id_}: {problem}")
         episode.custom_data["final_state"] = {"kind": kind, "payload": payload}
     return episode
@@ -456,13 +456,13 @@ def load_episode(path: Path, record: Mapping[str, Any]) -> SingleAgentEpisode:
 def _read_lines(
     path: Path, check: Callable[[Mapping[str, Any]], None] | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the records of a file, each with the offset at which its line begins; errors of `check` name the line."""
+    """Yield the records of a file with byte offsets; errors of `check` name the line."""
     for number, (offset, line) in enumerate(placed_lines(path), 1):
         yield offset, line_record(path, number, line, check)
 
 
 def placed_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of one of a run's files as `complete_lines` does; a missing file has none."""
+    """Yield the complete lines of a file with byte offsets; none if it is missing."""
     if path.exists():
         with wrap_os_errors("read", path):
             yield from complete_lines(path)
@@ -477,9 +477,9 @@ def line_record(
     except ValueError as error:
         raise StoreError(f"{path}:{number}: not JSON: {error}") from None
     if not isinstance(record, dict) or not isinstance(record.get("rollout_id"), str):
-        raise StoreError(f"{path}:{number}: a line is an object with a rollout_id, a text; edited by hand?")
+        raise StoreError(f"{path}:{number}: expected an object with a text rollout_id; was it edited by hand?")
     if not isinstance(record.get("attempt"), int | None):
-        raise StoreError(f"{path}:{number}: attempt is a whole number; got {record['attempt']!r}")
+        raise StoreError(f"{path}:{number}: attempt must be a whole number; got {record['attempt']!r}")
     if check is not None:
         try:
             check(record)

@@ -1,8 +1,8 @@
 """`Run`: every sample, every rollout, every policy; collected, scored and written as they finish.
 
-Collecting and scoring overlap: an episode is submitted to the reward agent when it stops, for a batch reward its group
-when the last of them does, and its slot goes on to the next one. What is written is decided by seeds alone, so the
-number of slots changes only the order of the lines.
+Collecting and scoring overlap: an episode is submitted to the reward agent when it stops (for a batch reward, when its
+group is complete), and its slot starts the next one. Results depend on seeds only, so the concurrency changes only the
+order of the lines.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ from reward_kit.typed_interface import Mode
 
 
 class RolloutWorker(Protocol):
-    """Collects episodes of one task with one policy; `RLRolloutWorker` is the one in this process."""
+    """Collects episodes of one task with one policy, such as `RLRolloutWorker`."""
 
     def group(self, sample: Sample, run_seed: int = 0) -> Any:
-        """Return the start that the episodes of `sample` share, a context manager with `close`; nothing is made yet."""
+        """Return the lazy common start of the episodes of `sample`, a context manager with `close`."""
 
     async def collect_episode(self, group: Any, rollout_index: int = 0) -> SingleAgentEpisode:
-        """Collect one episode, also if something in it fails.
+        """Collect one episode; a failure becomes part of its record.
 
-        Its `attempt` counts how often it was begun before and lost with the machine it ran on: 0 in this process.
+        `attempt` counts earlier attempts lost with their machine: 0 in this process.
         """
 
 
@@ -72,14 +72,14 @@ class RunEngine(Protocol):
     """Collects the episodes of one run, and calls its reward."""
 
     def workers(self, plan: RunPlan, budget: RunBudget) -> AbstractAsyncContextManager[Mapping[str, RolloutWorker]]:
-        """Yield a worker for each policy, by its label; all of them spend from `budget`."""
+        """Yield a worker for each policy by label; all share `budget`."""
 
     def scorer(self, reward: Reward, deadline_s: float | None) -> Scorer:
-        """Return what calls a reward; the deadline is for one call, unless the reward has its own."""
+        """Return the scorer of a reward; the deadline is for one call, unless the reward has its own."""
 
 
 class LocalEngine:
-    """Everything in this process, on its one event loop."""
+    """Runs everything on the event loop of this process."""
 
     @asynccontextmanager
     async def workers(self, plan: RunPlan, budget: RunBudget) -> AsyncIterator[Mapping[str, RolloutWorker]]:
@@ -102,15 +102,15 @@ class LocalEngine:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
-    """An episode that is over.
+class StoppedEpisode:
+    """A stopped episode.
 
     Attributes:
         rollout_id: its id.
-        attempt: the attempt of it.
-        index: its position in its group.
-        request: makes what a reward is given; None if the episode broke, and is left out.
-        score: its line of `scores.jsonl`, if it has one that counts.
+        attempt: its attempt number.
+        index: its index in its group.
+        request: makes the scoring request; None if the episode ended with an error.
+        score: its line of `scores.jsonl` for this attempt, if any.
     """
 
     rollout_id: str
@@ -122,22 +122,21 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class ScoringUnit:
-    """Episodes that one call scores, in the order of their group; empty if all of them broke.
+    """Episodes that one call scores, in the order of their group; empty if all ended with an error.
 
     Attributes:
-        episodes: those that did not break.
-        group: identifies these attempts of these episodes, since a batch reward judges each beside the others; None for
-            a pointwise reward.
+        episodes: the episodes without errors.
+        group: the hash of their ids and attempts, on which a batch reward's scores depend; None for a pointwise reward.
     """
 
-    episodes: Sequence[Stopped]
+    episodes: Sequence[StoppedEpisode]
     group: str | None = None
 
     @property
     def is_scored(self) -> bool:
-        """True if each has a score that was given beside these very attempts.
+        """True if each episode has a score from this very group.
 
-        So a group is scored again, as a whole, if one of its episodes has no score or has run again since.
+        A whole group is scored again if one of its episodes has no score or has run again.
         """
         lines = [episode.score for episode in self.episodes]
         return all(line is not None and line.get("scored_group") == self.group for line in lines)
@@ -148,41 +147,41 @@ class ScoringUnit:
 
 
 class ScoringUnits:
-    """Puts episodes together as they stop.
+    """Collects stopped episodes into scoring units.
 
     Args:
-        mode: of the reward.
-        group_size: how many episodes a group has, broken ones included; None if only the end of the run shows it.
+        mode: the mode of the reward.
+        group_size: episodes per group, with errors; None if only known at the end of the run.
     """
 
     def __init__(self, mode: Mode, group_size: int | None) -> None:
         self._mode, self._group_size = mode, group_size
-        self._groups: defaultdict[str, dict[int, Stopped]] = defaultdict(dict)
+        self._groups: defaultdict[str, dict[int, StoppedEpisode]] = defaultdict(dict)
 
-    def add(self, group_id: str, episode: Stopped) -> list[ScoringUnit]:
-        """Add a finished episode, and return what can be scored now: nothing while others of its group are missing."""
+    def add(self, group_id: str, episode: StoppedEpisode) -> list[ScoringUnit]:
+        """Add a stopped episode, and return the units that are now complete."""
         if self._mode == "pointwise":
             return [ScoringUnit([episode])] if episode.request is not None else []
         group = self._groups[group_id]
         group[episode.index] = episode
         if self._group_size is None or not all(index in group for index in range(self._group_size)):
             return []
-        return [_together(self._groups.pop(group_id))]
+        return [_make_unit(self._groups.pop(group_id))]
 
-    def rest(self) -> list[ScoringUnit]:
-        """Return the groups as they are, since no further episode will come."""
+    def remaining(self) -> list[ScoringUnit]:
+        """Return the incomplete groups as units at the end of the run."""
         groups, self._groups = self._groups, defaultdict(dict)
-        return [_together(group) for group in groups.values()]
+        return [_make_unit(group) for group in groups.values()]
 
 
-def _together(group: Mapping[int, Stopped]) -> ScoringUnit:
-    whole = [episode for _, episode in sorted(group.items()) if episode.request is not None]
-    identity = json.dumps([(episode.rollout_id, episode.attempt) for episode in whole])
-    return ScoringUnit(whole, hashlib.sha256(identity.encode("ascii")).hexdigest()[:16])
+def _make_unit(group: Mapping[int, StoppedEpisode]) -> ScoringUnit:
+    episodes = [episode for _, episode in sorted(group.items()) if episode.request is not None]
+    identity = json.dumps([(episode.rollout_id, episode.attempt) for episode in episodes])
+    return ScoringUnit(episodes, hashlib.sha256(identity.encode("ascii")).hexdigest()[:16])
 
 
 def score_record(scored: Scored, reward: Reward, scorer_hash: str, group: str | None = None) -> dict[str, Any]:
-    """Return the line of `scores.jsonl` for one score; `group` identifies the episodes that it was judged beside."""
+    """Return the line of `scores.jsonl` for one score; `group` identifies the episodes scored with it."""
     output = {"stdout": scored.stdout, "stderr": scored.stderr, "is_output_cut": scored.is_output_cut}
     return {
         "rollout_id": scored.rollout_id,
@@ -198,12 +197,12 @@ def score_record(scored: Scored, reward: Reward, scorer_hash: str, group: str | 
 
 
 class RunClock:
-    """Counts from the beginning of a run, also where another process began it. Make it inside the event loop.
+    """Seconds since the start of a run, even if another process started it. Create it inside the event loop.
 
-    Within a process it is monotonic, however the machine's clock is set meanwhile.
+    It is monotonic within a process, even if the system clock is changed.
 
     Args:
-        started_at: when the run began.
+        started_at: the start of the run.
     """
 
     def __init__(self, started_at: datetime.datetime) -> None:
@@ -212,7 +211,7 @@ class RunClock:
         self._zero_s = self._loop.time() - elapsed.total_seconds()
 
     def timing(self, ticket: Ticket, index: int) -> dict[str, Any]:
-        """Return when a result was requested, when its calls began and ended, and when it arrived, which is now."""
+        """Return the times of a result: submitted, each call's start and end, and done, which is now."""
         return {
             "submitted_s": self._since(ticket.submitted_at),
             "attempts": [[self._since(began), self._since(ended)] for began, ended in ticket.spans[index]],
@@ -227,7 +226,7 @@ if TYPE_CHECKING:
     from reward_kit.runs.credit import RunCredit
 
 logger = logging.getLogger("reward_kit.runs")
-_MOST_LOADED = 256  # units that wait in memory at a time: many more than are scored at once
+_MOST_LOADED = 256  # stored units in memory at a time, many more than are scored at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,15 +264,17 @@ async def run(
     """Collect and score what a folder lacks, then write its summary, its credit and its page.
 
     Args:
-        plan: what is run.
-        folder: of the run; what it already holds is not run again.
+        plan: the plan of the run.
+        folder: the run's folder; the episodes in it are not run again.
         control: stops the run.
-        traffic: what all requests to model endpoints share; None without any.
-        listener: is called for every episode.
-        watch: a context for as long as episodes are collected and scored.
-        error_limit, only_failed, engine: as `Run` takes them.
-        given: finished episodes that are only to be scored.
-        further: makes more keys of `summary.json` of the rows.
+        traffic: the provider session of all requests; None without models.
+        listener: called for every episode.
+        watch: makes a context that is open while episodes are collected and scored.
+        error_limit: stop beyond this number of errors, or below 1 beyond this share.
+        only_failed: run only the episodes that ended with an error.
+        engine: collects and scores; by default in this process.
+        given: finished episodes that are only scored.
+        further: makes additional keys of `summary.json` from the rows.
     """
     control = control or Control()
     tool_errors, log = ToolErrors(), folder.path / "run.log"
@@ -283,12 +284,12 @@ async def run(
             traffic.cassette.redact = folder.redaction.redact_line
     with ExitStack() as stack:
         stack.enter_context(folder)
-        stack.enter_context(events.logged_to(log, folder.redaction))
+        stack.enter_context(events.log_to_file(log, folder.redaction))
         stack.callback(LOG_FOLDER.reset, LOG_FOLDER.set(folder.path / "logs"))
-        session = CURRENT_PROVIDER_SESSION.set(traffic)  # for rewards that ask a model
+        session = CURRENT_PROVIDER_SESSION.set(traffic)  # for rewards that call a model
         stack.callback(CURRENT_PROVIDER_SESSION.reset, session)
         stack.callback(CURRENT_TOOL_ERRORS.reset, CURRENT_TOOL_ERRORS.set(tool_errors))
-        folder.write_header(folder.header.with_(run_limits=plan.definition.run_limits.model_dump()))
+        folder.write_header(folder.header.replace(run_limits=plan.definition.run_limits.model_dump()))
         execution = Run(
             plan,
             folder,
@@ -308,7 +309,9 @@ async def run(
         policies = summarise(rows, plan.definition.pass_threshold)
         summary = {**summary_to_json(policies), **further(rows)}
         settings = plan.definition.credit
-        if settings is None and (folder.path / "credit.jsonl").exists():  # assigned by hand, perhaps of other scores
+        if (
+            settings is None and (folder.path / "credit.jsonl").exists()
+        ):  # assigned by `reward-kit credit`, perhaps for other scores
             from reward_kit.runs.credit import credit_settings
 
             settings = credit_settings(folder.path)
@@ -332,32 +335,32 @@ async def run(
 
 
 def _assign_credit(run: Path, settings: CreditModel) -> tuple[RunCredit | None, RewardKitError | None]:
-    """Assign credit. A failure leaves the run as it is."""
+    """Assign credit; a failure does not fail the run."""
     from reward_kit.runs.credit import assign_credit, write_section
 
     try:
         credit = assign_credit(run, settings)
         write_section(run, credit)
     except RewardKitError as error:
-        logger.warning("no credit: %s", error)
+        logger.warning("credit not assigned: %s", error)
         return None, error
     return credit, None
 
 
 def write_page(run: Path) -> tuple[Path | None, RewardKitError | None]:
-    """Write `report.html`. A failure leaves the run as it is and is logged; `reward-kit view RUN -o` tries again."""
+    """Write `report.html`. A failure is logged and does not fail the run; `reward-kit view RUN -o` writes it again."""
     from reward_kit.report.run_page import write_report
 
     try:
         with boundary(StoreError, "the report"):
             return write_report(run), None
     except RewardKitError as error:
-        logger.warning("no report: %s", error)
+        logger.warning("report not written: %s", error)
         return None, error
 
 
 class Run:
-    """The work of a run: the episodes and scores that its folder lacks."""
+    """Collects and scores the episodes that a run's folder lacks."""
 
     def __init__(
         self,
@@ -379,9 +382,9 @@ class Run:
         self._budget = RunBudget(plan.definition.run_limits, seconds=store.header.timing.worked_s)
         self._next_attempt: dict[str, int] = {}
         self._failed: set[str] = set()
-        self._broken = 0
+        self._errors = 0
         self._mode: Mode = plan.reward.mode if plan.reward else "pointwise"
-        # If nothing is collected, what the store holds is all there is of a group.
+        # Without policies, the groups in the store are final.
         self._units = ScoringUnits(self._mode, plan.rollouts if plan.policies else None)
         self._unscored: deque[ScoringUnit] = deque()
         self._groups: dict[str, _OpenGroup] = {}
@@ -389,19 +392,19 @@ class Run:
 
     @property
     def scoring(self) -> AgentStats | None:
-        """The statistics of the reward agent; None before there is one."""
+        """The statistics of the reward agent; None before it starts."""
         return self._agent.stats if self._agent is not None else None
 
     def missing(self) -> int:
-        """Return how many episodes are missing or wait for a score."""
+        """Return the number of missing or unscored episodes."""
         waits = self._plan.reward is not None
         waiting = sum(waits and row.score is None and not row.is_error for row in self.rows.values())
         return max(self._plan.total - len(self.rows), 0) + waiting
 
     def load_stored(self) -> None:
-        """Read what the store holds: finished episodes, and those of them that are not scored yet. Call it first.
+        """Load finished episodes and their scores from the store. Call it first.
 
-        Money that an episode spent counts, also if it is not finished or runs again.
+        The cost of an episode counts even if it is unfinished or runs again.
         """
         latest: dict[str, tuple[int, EpisodeRow, str, int]] = {}
         for offset, record in placed_episodes(self._store.path):
@@ -425,14 +428,14 @@ class Run:
             self._take(row)
             self._add(self._units, group_id, index, row, partial(self._stored_request, offset), score)
         if not self._plan.policies:
-            self._settle(self._units.rest())
+            self._settle(self._units.remaining())
         if self.missing():
             self._check_budget()
 
     def add_episodes(self, episodes: Iterable[SingleAgentEpisode]) -> None:
-        """Take over finished episodes that the store does not hold yet: they are written, and wait for their scores.
+        """Write finished episodes from elsewhere to the store and queue them for scoring.
 
-        What they cost was spent elsewhere, and counts towards no limit of this run.
+        Their cost does not count towards the limits of this run.
         """
         units = ScoringUnits(self._mode, None)
         for episode in episodes:
@@ -440,13 +443,13 @@ class Run:
             row, facts = EpisodeRow.from_episode(episode), get_facts(episode)
             self._take(row)
             self._add(units, facts["group_id"], facts["rollout_index"], row, partial(self._request, episode))
-        self._settle(units.rest())
+        self._settle(units.remaining())
 
     async def execute(self) -> None:
-        """Run what is missing and score what is unscored. The store and `rows` then hold everything that finished."""
+        """Run missing episodes and score unscored ones; the results are in the store and `rows`."""
         began = time.perf_counter()
         status = "failed"
-        # Each episode in flight may wait in a thread, in its environment or its tool, and so may each reward.
+        # Each episode in flight may block a thread in its environment or tool, and so may each reward.
         threads = anyio.to_thread.current_default_thread_limiter()
         threads.total_tokens = max(threads.total_tokens, 3 * self._plan.max_concurrency + 64)
         async with ServerPool():
@@ -461,14 +464,14 @@ class Run:
                     await self._close_policies()
                 try:
                     worked_s = self._store.header.timing.worked_s + time.perf_counter() - began
-                    self._store.note(status=status, worked_s=worked_s)
+                    self._store.update_status(status=status, worked_s=worked_s)
                 except StoreError as error:
-                    if status != "failed":  # else a full disk would hide the reason of the failure
+                    if status != "failed":  # a full disk must not hide the original failure
                         raise
                     logger.warning("%s", error)
 
     async def _close_policies(self) -> None:
-        """Close the policies and the user. A failure is worth a line, not the run, which is over."""
+        """Close the policies and the user; a failure is only logged."""
         own = (named for named in self._plan.policies if not named.is_lent)
         opened: dict[str, AgentPolicy | SimulatedUser] = {named.label: named.policy for named in own}
         if self._plan.user is not None:
@@ -487,7 +490,7 @@ class Run:
         if reward is None:
             await self._collect(None)
             return
-        # The sandbox has a slot for each CPU and bounds itself; what waits for one of them costs nothing.
+        # The sandbox limits itself to one slot per CPU; waiting for a slot is free.
         width = max(plan.max_concurrency, os.cpu_count() or 1)
         scorer = self._engine.scorer(reward, plan.definition.limits.reward_time_s)
         self._agent = AsyncRewardAgent(scorer, max_concurrency=width)
@@ -514,13 +517,13 @@ class Run:
                 tasks.start_soon(work)
 
     def _missing(self) -> Iterator[_Item]:
-        """Yield what is to be run, a group at a time, so that groups complete early."""
+        """Yield the missing episodes group by group, so that groups complete early."""
         plan = self._plan
         for sample in plan.samples:
             for label in (named.label for named in plan.policies):
                 group_id = make_group_id(plan.seed, sample.id, label)
                 ids = [make_rollout_id(group_id, index) for index in range(plan.rollouts)]
-                runs = [one in self._failed if self._only_failed else one not in self.rows for one in ids]
+                runs = [id_ in self._failed if self._only_failed else id_ not in self.rows for id_ in ids]
                 for index in (index for index, is_run in enumerate(runs) if is_run):
                     yield _Item(label, sample, group_id, index, sum(runs))
 
@@ -553,11 +556,11 @@ class Run:
         return self._request(episode_at(self._store.path, offset))
 
     def _take(self, row: EpisodeRow) -> None:
-        """Take over an episode that is over."""
+        """Register a stopped episode."""
         self.rows[row.rollout_id] = row
         if self._listener is not None:
             self._listener.episode_stopped(row)
-        self._count_broken(row.error_class)
+        self._count_error(row.error_class)
 
     def _add(
         self,
@@ -568,12 +571,12 @@ class Run:
         request: Callable[[], ScoringRequest],
         score: Mapping[str, Any] | None = None,
     ) -> None:
-        """Hand an episode over for scoring; one that broke is given to no reward, and holds up no other."""
+        """Queue an episode for scoring; one with an error is not scored and does not block its group."""
         given = request if row.error_class is None else None
-        self._settle(units.add(group_id, Stopped(row.rollout_id, row.attempt, index, given, score)))
+        self._settle(units.add(group_id, StoppedEpisode(row.rollout_id, row.attempt, index, given, score)))
 
     def _settle(self, units: Iterable[ScoringUnit]) -> None:
-        """Take over the scores of an earlier process that still hold; other units wait for one."""
+        """Keep valid scores of an earlier process, and queue the other units."""
         for unit in units:
             if unit.is_scored:
                 for episode in unit.episodes:
@@ -585,7 +588,7 @@ class Run:
         row.add_score(record)
         if self._listener is not None:
             self._listener.episode_scored(row)
-        self._count_broken(row.score_error)
+        self._count_error(row.score_error)
 
     def record_score(
         self, scored: Scored, reward: Reward, scorer_hash: str, group: str | None, times: Mapping[str, Any]
@@ -599,23 +602,25 @@ class Run:
 
     def _check_budget(self) -> None:
         if limit := self._budget.exhausted():
-            self._control.reach(limit)
+            self._control.reach_limit(limit)
 
-    def _count_broken(self, error: str | None) -> None:
-        """Count an error, and stop the run beyond its limit of errors."""
-        self._broken += error is not None
+    def _count_error(self, error: str | None) -> None:
+        """Count an error, and stop the run beyond its error limit."""
+        self._errors += error is not None
         if self._error_limit is not None:
             allowed = self._error_limit * self._plan.total if self._error_limit < 1 else self._error_limit
-            if self._broken > allowed:
-                self._control.finish(f"--fail-on-error {self._error_limit:g}: {self._broken} episodes broke")
+            if self._errors > allowed:
+                self._control.finish(
+                    f"--fail-on-error {self._error_limit:g}: {self._errors} episodes ended with an error"
+                )
 
     def accepts_stored(self) -> bool:
-        """Return False once a run that only scores is stopped."""
+        """Return False after a scoring-only run was stopped."""
         return bool(self._plan.policies or not self._control.stop_reason)
 
 
 class _Item(NamedTuple):
-    """An episode that is to be run, and how many of its group are."""
+    """An episode to run; `group_size` episodes of its group are run."""
 
     policy: str
     sample: Sample
@@ -631,7 +636,7 @@ class _OpenGroup:
 
 
 class _Scoring:
-    """Submits episodes to the reward agent, alone or as groups, and takes each result as it comes."""
+    """Submits units to the reward agent and records each result as it arrives."""
 
     def __init__(
         self, run: Run, reward: Reward, agent: AsyncRewardAgent, takers: anyio.abc.TaskGroup, clock: RunClock
@@ -642,13 +647,13 @@ class _Scoring:
         self._room = anyio.Semaphore(max(_MOST_LOADED, 2 * run._plan.max_concurrency))
 
     async def submit_all(self, waiting: deque[ScoringUnit]) -> None:
-        """Submit what waits for its scores, and nothing twice."""
+        """Submit all waiting units."""
         while waiting:
             await self._submit(waiting.popleft())
             self._takers.start_soon(self._take)
 
     async def submit_stored(self, units: Iterable[ScoringUnit]) -> None:
-        """Submit what an earlier process left, with a bounded number of its episodes in memory."""
+        """Submit the units of an earlier process, with a bounded number in memory."""
         for unit in units:
             if not self._run.accepts_stored():
                 return

@@ -34,25 +34,25 @@ from reward_kit.runs.plan import RunPlan
 from reward_kit.runs.redaction import HIDDEN, Redaction, load_redaction
 from reward_kit.runs.results import ResultIndex, index_results, read_results
 from reward_kit.runs.run_folder import FILE, RunFolder, RunHeader, load_episode, new_run_path
-from reward_kit.runs.task_file import format_override, overlaid, override_source
-from reward_kit.runs.tasks import load_tasks_reward
+from reward_kit.runs.task_file import apply_overrides, format_override, override_source
+from reward_kit.runs.tasks import load_task_reward
 from reward_kit.validation import describe_validation_error
 
 _NOT_SAMPLE = ("messages", "ground_truth")
 
 
 def read_transcripts(path: Path) -> list[SingleAgentEpisode]:
-    """The episodes of a dataset with a `messages` field, or of a run's `episodes.jsonl` or a kept update.
+    """Read the episodes of a dataset with a `messages` field, of a run's `episodes.jsonl`, or of a kept update.
 
-    A row may have `id` (rows of one id are rollouts of one sample), `ground_truth` and `policy`; everything in it is
-    handed to the reward function as `sample`. Of a run's episodes only the latest attempt counts, and none that the
-    run's limit cut off.
+    A row may have `id` (rows of one id are rollouts of one sample), `ground_truth` and `policy`; the whole row is
+    passed to the reward function as `sample`. Of a run's episodes only the latest attempts count, without those cut off
+    by a run limit.
     """
     rollouts: Counter[str] = Counter()
     lines: dict[tuple[str, int], str] = {}
     latest = LatestAttempts[SingleAgentEpisode | None]()
     for index, (where, row) in enumerate(read_rows(path)):
-        episode: SingleAgentEpisode | None = None  # of a run, one that the run's limit cut off does not count
+        episode: SingleAgentEpisode | None = None  # None if a run limit cut it off
         if "rollout_id" in row and "steps" in row:
             with boundary(StoreError, f"{where}: it cannot be read as an episode"):
                 rollout_id, attempt = row["rollout_id"], get_attempt(row)
@@ -79,7 +79,7 @@ def read_transcripts(path: Path) -> list[SingleAgentEpisode]:
                 rollout_index,
             )
         if (known := lines.setdefault((rollout_id, attempt), where)) != where:
-            raise ConfigError(f"{where}: rollout {rollout_id!r} is used already at {known}")
+            raise ConfigError(f"{where}: rollout {rollout_id!r} is already used at {known}")
         latest.put(rollout_id, attempt, episode)
     return [episode for episode in latest.values() if episode is not None]
 
@@ -94,7 +94,7 @@ def recorded_episode(
     group_id: str | None = None,
     rollout_index: int = 0,
 ) -> SingleAgentEpisode:
-    """Return an episode of which only the conversation is known: each assistant message is a step."""
+    """Make an episode from a conversation; each assistant message is a step."""
     episode = episode_from_messages(rollout_id, messages)
     facts = EpisodeFacts(
         sample_id=sample_id,
@@ -130,27 +130,27 @@ _OF_REWARD = ("sandbox", "reward_options", "redact")
 
 
 class ScoreOrigin(NamedTuple):
-    """The task that episodes were collected for, as keys of a task file, and the folder of the files that it names."""
+    """The task that episodes were collected for, as task file keys, and the folder of its files."""
 
     task: Mapping[str, Any]
     folder: Path
 
 
 def run_origin(header: RunHeader) -> ScoreOrigin | None:
-    """The task of a run; None where it scored transcripts of which nothing is known."""
+    """Return the task of a run; None for a run that scored transcripts."""
     task_path = header.task_path or (header.rescored_from or {}).get("task_path")
     return ScoreOrigin(header.task, Path(task_path).parent) if task_path is not None else None
 
 
 def data_origin(data: Path) -> ScoreOrigin:
-    """The run's own task where transcripts are a run's, else next to nothing."""
+    """Return the task of the run that transcripts belong to, else a placeholder."""
     is_of_run = data.name == "episodes.jsonl" and (data.parent / FILE).is_file()
     known = run_origin(RunHeader.read(data.parent)) if is_of_run else None
     return known or ScoreOrigin({"name": data.stem}, Path.cwd())
 
 
 class ScoringSetup(NamedTuple):
-    """A reward that is ready to score, the redaction of the files, and notes for the user."""
+    """A loaded reward, the redaction of the run's files, and notes for the user."""
 
     definition: TaskDefinitionModel
     reward: Reward
@@ -165,34 +165,34 @@ def load_scoring_setup(
     pass_threshold: float | None,
     folder: Path | None = None,
 ) -> ScoringSetup:
-    """Load a reward, and what redacts the run's files."""
+    """Load a reward and the redaction of the run's files."""
     if (hook := origin.task.get("redact")) is not None and "redact" not in changes:
         raise ConfigError(
-            f"the texts of this run were redacted by {hook!r}, which its run.json names and which is therefore not "
-            f"executed; give {format_override('redact', shlex.quote(str(hook)))} to redact the new scores by it, or "
-            f"{format_override('redact', 'null')} to write them as they are"
+            f"this run was redacted by {hook!r}; a function named in run.json is not executed. Give "
+            f"{format_override('redact', shlex.quote(str(hook)))} to redact the new scores with it, or "
+            f"{format_override('redact', 'null')} to write them unredacted"
         )
     for key in changes:
         if key != "limits.reward_time_s" and key.partition(".")[0] not in _OF_REWARD:
             raise ConfigError(
                 f"{override_source()} {key}: only limits.reward_time_s, sandbox, reward_options and redact apply here"
             )
-    # A run chose its sandbox and options for its own reward only.
+    # The sandbox and options of a run are for its own reward.
     known = {name: value for name, value in origin.task.items() if name not in _OF_REWARD}
     own = {"reward_function_path": reward, **({"pass_threshold": pass_threshold} if pass_threshold is not None else {})}
     try:
-        definition = TaskDefinitionModel.model_validate({**overlaid(known, changes), **own})
+        definition = TaskDefinitionModel.model_validate({**apply_overrides(known, changes), **own})
     except pydantic.ValidationError as error:
         problems = describe_validation_error(error, TaskDefinitionModel)
         raise ConfigError("\n".join(f"{override_source()} {line}" for line in problems)) from None
     folder = (folder or Path.cwd()).resolve()
-    loaded = load_tasks_reward(definition, folder)
+    loaded = load_task_reward(definition, folder)
     assert loaded is not None  # the definition names it
     return ScoringSetup(definition, loaded.reward, load_redaction(definition, folder), loaded.notes)
 
 
 class ScoringRun(NamedTuple):
-    """A run that scores what is there: its plan, its new folder, and the episodes."""
+    """A run that only scores: its plan, its new folder, and the episodes."""
 
     plan: RunPlan
     store: RunFolder
@@ -201,7 +201,7 @@ class ScoringRun(NamedTuple):
 
 
 def scoring_run(data: Path, ready: ScoringSetup, reward: str, log_dir: Path) -> ScoringRun:
-    """Make the run that scores transcripts."""
+    """Create a run that scores transcripts."""
     episodes = read_transcripts(data)
     if not episodes:
         raise ConfigError(f"{data} has no rows")
@@ -219,7 +219,7 @@ def scoring_run(data: Path, ready: ScoringSetup, reward: str, log_dir: Path) -> 
 
 
 def check_reward(reward: Reward, facts: Iterable[Mapping[str, Any]]) -> None:
-    """Reject a reward that would break on every row, or could be right on none, as `run` does."""
+    """Raise ConfigError for a reward that would fail on every row, as `run` does."""
     check_parameters(reward)
     truths, fields = [], {"messages"}
     for fact in facts:
@@ -238,28 +238,27 @@ class SourceRun:
 
     @property
     def redact(self) -> str | None:
-        """The function that its texts went through before they were stored, where there is one."""
+        """The redaction hook of the run, if any."""
         return self.header.task.get("redact")
 
 
 def open_source_run(run: Path) -> SourceRun:
-    """The run in a folder, checked."""
+    """Open a run for rescoring."""
     header = RunHeader.read_folder(run)
     if header.training is not None:
         kept = list(episodes_files(run).values())
-        instead = f"score those it kept: reward-kit score {kept[-1]}" if kept else "it kept none (logs.episodes_every)"
+        instead = f"score the kept ones: reward-kit score {kept[-1]}" if kept else "it kept none (logs.episodes_every)"
         raise ConfigError(f"{run} is a training run, which has no episodes.jsonl; {instead}")
     index = index_results(run)
     if not index.episodes:
-        raise ConfigError(f"{run} has no episode that could be scored")
+        raise ConfigError(f"{run} has no finished episodes to score")
     return SourceRun(run, header, index)
 
 
 def copy_results(source: SourceRun, target: Path, redaction: Redaction) -> int:
     """Copy the episodes of a run, with their final states, into the folder of a new one.
 
-    Secrets that are known by now are hidden; apart from that each line is as it was. Returns the number of episodes in
-    which one is hidden.
+    Lines are unchanged except that secrets known now are hidden. Returns the number of episodes with a hidden secret.
     """
     hidden = 0
 
@@ -274,7 +273,7 @@ def copy_results(source: SourceRun, target: Path, redaction: Redaction) -> int:
                     if not copy.exists():
                         try:
                             os.link(file, copy)  # states are never written twice
-                        except OSError:  # not on every disk
+                        except OSError:  # not supported by every file system
                             with file.open("rb") as state_of, open_part(copy, copy, is_private=True) as part:
                                 shutil.copyfileobj(state_of, part)
             line = redaction.redact_line(result.line.rstrip(b"\n")) + b"\n"

@@ -31,16 +31,16 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean and how far it may be off.
+    """A mean with its confidence interval.
 
     Attributes:
-        mean: of the scored values.
-        low: the lower bound; None where fewer than two samples leave it open.
-        high: the upper bound; None as `low`.
-        standard_error: of the mean, robust to clusters; None as `low`.
-        n: the scored values.
-        n_clusters: the samples that have a scored value.
-        n_unscored: the values that were left out.
+        mean: the mean of the scored values.
+        low: the lower bound; None with fewer than two samples.
+        high: the upper bound; None with fewer than two samples.
+        standard_error: the cluster-robust standard error of the mean; None with fewer than two samples.
+        n: the number of scored values.
+        n_clusters: the number of samples with a scored value.
+        n_unscored: the number of unscored values, which are excluded.
     """
 
     mean: float
@@ -52,13 +52,13 @@ class Interval:
     n_unscored: int = 0
 
     def clipped(self, lowest: float, highest: float) -> Interval:
-        """The interval without what cannot be, for a mean that lies between `lowest` and `highest`."""
+        """Clip the bounds to the range of possible means."""
         if self.low is None or self.high is None:
             return self
         return replace(self, low=max(self.low, lowest), high=min(self.high, highest))
 
-    def times(self, factor: float) -> Interval:
-        """The interval of values that are so many times as large; where a bound is beyond every float, without one."""
+    def scaled(self, factor: float) -> Interval:
+        """Return the interval of values multiplied by `factor`, without bounds if one overflows."""
         if self.low is None or self.high is None or self.standard_error is None:
             return replace(self, mean=self.mean * factor)
         low, high, error = self.low * factor, self.high * factor, self.standard_error * factor
@@ -68,7 +68,7 @@ class Interval:
 
 
 def safe_mean(values: Sequence[float] | np.ndarray) -> float:
-    """The mean, also where the sum would be beyond every float."""
+    """Return the mean, even if the sum overflows."""
     try:
         return math.fsum(values) / len(values)
     except OverflowError:
@@ -76,12 +76,12 @@ def safe_mean(values: Sequence[float] | np.ndarray) -> float:
 
 
 def mean_interval(scores: Sequence[float | None], clusters: Sequence[Hashable], confidence: float = 0.95) -> Interval:
-    """The mean of scores whose errors are shared within clusters, with its confidence interval.
+    """Return the mean of scores whose errors are shared within clusters, with its confidence interval.
 
     With N scores x_i in G clusters and mean m, the standard error is
     sqrt(G/(G−1) · Σ_g (Σ_{i in g} (x_i − m))²) / N, and the interval m ± t · SE with Student's t for G−1 degrees of
-    freedom (Liang and Zeger 1986; Miller 2024, "Adding Error Bars to Evals", eq. 4). Where all scores are 0 or 1 and
-    SE is 0, five of five say less than certainty: the bounds are then Wilson's (1927) for G trials.
+    freedom (Liang and Zeger 1986; Miller 2024, "Adding Error Bars to Evals", eq. 4). If all scores are 0 or 1 and
+    SE is 0, the bounds are Wilson's (1927) for G trials.
 
     Args:
         scores: (N,) None where unscored.
@@ -99,9 +99,9 @@ def mean_interval(scores: Sequence[float | None], clusters: Sequence[Hashable], 
     if not np.isfinite(values).all():
         raise ValueError("a score is not finite")
     if (largest := float(np.abs(values).max())) > _SQUARABLE:
-        # To at most a half, since 0 and 1 have bounds of their own.
+        # Scale to at most a half, since 0 and 1 have special bounds.
         scaled = mean_interval([None if s is None else s / largest / 2.0 for s in scores], clusters, confidence)
-        return scaled.times(2.0).times(largest)
+        return scaled.scaled(2.0).scaled(largest)
     is_constant = bool((values == values[0]).all())
     mean = float(values[0]) if is_constant else safe_mean(values)
     deviations: dict[Hashable, list[float]] = defaultdict(list)
@@ -119,7 +119,7 @@ def mean_interval(scores: Sequence[float | None], clusters: Sequence[Hashable], 
 
 
 def wilson_bounds(share: float, trials: float, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval for `share` of `trials` (Wilson 1927, eq. 6), within [0, 1].
+    """Return Wilson's score interval for `share` of `trials` (Wilson 1927, eq. 6), within [0, 1].
 
     (p + z²/2n ± z · sqrt(p(1−p)/n + z²/4n²)) / (1 + z²/n), with z the normal quantile.
     """
@@ -141,7 +141,7 @@ _LARGE = 300.0
 
 @functools.lru_cache(maxsize=4_096)
 def t_quantile(p: float, df: float) -> float:
-    """The value that Student's t with `df` degrees of freedom stays below with probability `p`.
+    """Return the `p` quantile of Student's t distribution with `df` degrees of freedom.
 
     By bisection of the distribution function, which is P(T <= t) = 1 − I_x(df/2, 1/2)/2 for t >= 0 and
     x = df/(df + t²), with I the regularised incomplete beta function (Abramowitz and Stegun 26.7.1). From 10,000
@@ -152,14 +152,14 @@ def t_quantile(p: float, df: float) -> float:
     """
     check_probability(p, "p")
     if not df > 0:
-        raise ValueError(f"degrees of freedom are positive, got {df}")
+        raise ValueError(f"df must be positive, got {df}")
     if p < 0.5:
         return -_upper_quantile(p, df)
     return 0.0 if p == 0.5 else _upper_quantile(1.0 - p, df)
 
 
 def _upper_quantile(tail: float, df: float) -> float:
-    """The t > 0 with P(T > t) = `tail`."""
+    """Return the t > 0 with P(T > t) = `tail`."""
     if df >= _SERIES_FROM_DF:
         z = -NormalDist().inv_cdf(tail)
         first, second = (z**3 + z) / 4.0, (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / 96.0
@@ -176,7 +176,7 @@ def _upper_quantile(tail: float, df: float) -> float:
 
 
 def t_two_sided(t: float, df: float) -> float:
-    """P(|T| >= |t|) of Student's t with `df` degrees of freedom: the p-value of a two-sided test.
+    """Return P(|T| >= |t|) of Student's t with `df` degrees of freedom: the p-value of a two-sided test.
 
     I_x(df/2, 1/2) with x = df/(df + t²) (Abramowitz and Stegun 26.7.1).
     """
@@ -187,9 +187,9 @@ def t_two_sided(t: float, df: float) -> float:
 
 
 def incomplete_beta(a: float, b: float, x: float, rest: float | None = None) -> float:
-    """The regularised incomplete beta function I_x(a, b) (Abramowitz and Stegun 26.5.8), by its continued fraction.
+    """Return the regularized incomplete beta function I_x(a, b) by continued fraction (Abramowitz and Stegun 26.5.8).
 
-    `rest` is 1 − x, for who knows it to more digits than x leaves of it.
+    `rest` is 1 − x, if known to more digits than from x.
     """
     rest = 1.0 - x if rest is None else rest
     if x <= 0.0 or rest <= 0.0:
@@ -202,7 +202,7 @@ def incomplete_beta(a: float, b: float, x: float, rest: float | None = None) -> 
 
 
 def _log_beta(a: float, b: float) -> float:
-    """ln B(a, b). Of a large a and b = 1/2 by a series: two large logarithms leave few digits of their difference.
+    """Return ln B(a, b), for large a and b = 1/2 by a series to avoid cancellation.
 
     ln Γ(a + 1/2) − ln Γ(a) = ln(a)/2 − 1/8a + 1/192a³ − 1/640a⁵ + … (from Abramowitz and Stegun 6.1.41).
     """
@@ -212,7 +212,7 @@ def _log_beta(a: float, b: float) -> float:
 
 
 def _beta_fraction(a: float, b: float, x: float) -> float:
-    """The continued fraction of the incomplete beta function, by the modified method of Lentz."""
+    """Return the continued fraction of the incomplete beta function, by the modified method of Lentz."""
     c, d = 1.0, 1.0 / _away_from_zero(1.0 - (a + b) * x / (a + 1.0))
     value = d
     for m in range(1, 10_000):
@@ -234,14 +234,14 @@ def _away_from_zero(value: float) -> float:
 def check_probability(value: float, name: str) -> None:
     """Raise ValueError unless `value` lies between 0 and 1, exclusive."""
     if not 0.0 < value < 1.0:
-        raise ValueError(f"{name} lies between 0 and 1, got {value}")
+        raise ValueError(f"{name} must be between 0 and 1, got {value}")
 
 
 # pass@k and pass^k
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """The probability that at least one of `k` attempts passes: 1 − C(n−c, k)/C(n, k).
+    """Return the probability that at least one of `k` attempts passes: 1 − C(n−c, k)/C(n, k).
 
     Unbiased, from `c` passes in `n` attempts (Chen et al. 2021, "Evaluating Large Language Models Trained on Code",
     eq. 1).
@@ -255,7 +255,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def pass_hat_k(n: int, c: int, k: int) -> float:
-    """pass^k, the probability that all of `k` attempts pass: C(c, k)/C(n, k).
+    """Return pass^k, the probability that all of `k` attempts pass: C(c, k)/C(n, k).
 
     Unbiased, from `c` passes in `n` attempts (Yao et al. 2024, "τ-bench", section 3).
 
@@ -268,13 +268,13 @@ def pass_hat_k(n: int, c: int, k: int) -> float:
 
 def _check_counts(n: int, c: int, k: int) -> None:
     if not 0 <= c <= n:
-        raise ValueError(f"{c} passes of {n} attempts cannot be")
+        raise ValueError(f"c must be between 0 and the {n} attempts, got {c}")
     if not 1 <= k <= n:
-        raise ValueError(f"k is between 1 and the {n} attempts, got {k}")
+        raise ValueError(f"k must be between 1 and the {n} attempts, got {k}")
 
 
 class SampleMean(NamedTuple):
-    """A mean over samples: None where no sample counts; `left_out` had too few attempts."""
+    """A mean over samples, None without any; `left_out` samples had too few attempts."""
 
     mean: float | None
     n_samples: int
@@ -282,12 +282,12 @@ class SampleMean(NamedTuple):
 
 
 def mean_pass_at_k(attempts: Iterable[tuple[int, int]], k: int) -> SampleMean:
-    """The mean of `pass_at_k` over samples, each given as (scored attempts, passes)."""
+    """Return the mean of `pass_at_k` over samples, each given as (scored attempts, passes)."""
     return _mean_over_samples(pass_at_k, attempts, k)
 
 
 def mean_pass_hat_k(attempts: Iterable[tuple[int, int]], k: int) -> SampleMean:
-    """The mean of `pass_hat_k` over samples, each given as (scored attempts, passes)."""
+    """Return the mean of `pass_hat_k` over samples, each given as (scored attempts, passes)."""
     return _mean_over_samples(pass_hat_k, attempts, k)
 
 
@@ -307,7 +307,7 @@ _FEWEST_DEFINED = 0.5
 
 
 class Bounds(NamedTuple):
-    """An interval; None where the rows say nothing of it."""
+    """An interval; None if undefined."""
 
     low: float | None
     high: float | None
@@ -326,12 +326,12 @@ def bootstrap_bounds(
 
     Rows of one cluster are drawn together. With z₀ = Φ⁻¹(share of the replicates below the figure, ties half) and the
     acceleration a from leaving clusters out (in at most 200 blocks), the bounds are the quantiles
-    Φ(z₀ + (z₀ + z)/(1 − a(z₀ + z))) of the replicates. Where z₀ or a is not defined they are the plain percentiles.
+    Φ(z₀ + (z₀ + z)/(1 − a(z₀ + z))) of the replicates. If z₀ or a is undefined they are percentiles.
     """
-    places: dict[Hashable, list[int]] = {}
-    for position, cluster in enumerate(clusters):
-        places.setdefault(cluster, []).append(position)
-    members = [np.array(found, dtype=np.int64) for found in places.values()]
+    rows: dict[Hashable, list[int]] = {}
+    for row, cluster in enumerate(clusters):
+        rows.setdefault(cluster, []).append(row)
+    members = [np.array(indices, dtype=np.int64) for indices in rows.values()]
     everyone = np.arange(len(clusters))
     value_F = figures(everyone)
     if len(members) < 2:
@@ -359,18 +359,18 @@ def bootstrap_mean(
     confidence: float = 0.95,
     method: Method = "bca",
 ) -> Bounds:
-    """The bootstrap interval of a mean, as `bootstrap_bounds` has it, many times as fast: sums are drawn, not rows."""
+    """Return the bootstrap interval of a mean, as `bootstrap_bounds` but much faster: it resamples cluster sums."""
     value_N = np.asarray(values, dtype=np.float64)
     if not np.isfinite(value_N).all():
         raise ValueError("a value is not finite")
     sum_G, count_G = value_N, np.ones(len(value_N))
     if clusters is not None:
         if len(clusters) != len(value_N):
-            raise ValueError(f"{len(value_N)} values have {len(clusters)} clusters")
-        places: dict[Hashable, int] = {}
-        place_N = np.array([places.setdefault(cluster, len(places)) for cluster in clusters], dtype=np.int64)
-        sum_G = np.bincount(place_N, value_N, len(places)).astype(np.float64)
-        count_G = np.bincount(place_N, minlength=len(places)).astype(np.float64)
+            raise ValueError(f"expected one cluster per value, got {len(value_N)} values and {len(clusters)} clusters")
+        indices: dict[Hashable, int] = {}
+        index_N = np.array([indices.setdefault(cluster, len(indices)) for cluster in clusters], dtype=np.int64)
+        sum_G = np.bincount(index_N, value_N, len(indices)).astype(np.float64)
+        count_G = np.bincount(index_N, minlength=len(indices)).astype(np.float64)
     if len(sum_G) < 2:
         return Bounds(None, None)
     chance, size, alike = np.random.default_rng(seed), len(sum_G), bool((count_G == count_G[0]).all())
@@ -385,12 +385,12 @@ def bootstrap_mean(
 
 
 def _bounds(value: float, replicates_R: Floats, left_out_J: Floats | None, confidence: float) -> Bounds:
-    """Return the BCa bounds; the plain percentiles if the bias or the acceleration is not defined."""
+    """Return the BCa bounds, or percentiles if the bias or the acceleration is undefined."""
     defined = np.sort(replicates_R[np.isfinite(replicates_R)])
     if not math.isfinite(value) or len(defined) <= _FEWEST_DEFINED * len(replicates_R) or defined[0] == defined[-1]:
         return Bounds(None, None)
     low, high = tails = ((1.0 - confidence) / 2.0, (1.0 + confidence) / 2.0)
-    slack = _ALIKE * float(np.abs(defined).max())  # a tie is one whatever the order of the sums
+    slack = _ALIKE * float(np.abs(defined).max())  # ties despite rounding
     below = ((defined < value - slack).mean() + (defined <= value + slack).mean()) / 2.0
     is_known = left_out_J is not None and np.isfinite(left_out_J).all()
     deviation = left_out_J.mean() - left_out_J if left_out_J is not None and is_known else np.zeros(1)
@@ -408,14 +408,14 @@ def _bounds(value: float, replicates_R: Floats, left_out_J: Floats | None, confi
     return Bounds(*(float(np.quantile(defined, p)) for p in (low, high)))
 
 
-# Paired comparison of two runs on the same samples. It takes one difference per sample (the mean score of one run less
-# that of the other): what samples have in common falls out, and a sample counts once however many rollouts it has.
+# Paired comparison of two runs on the same samples, with one difference of means per sample. A sample counts once
+# however many rollouts it has.
 
 _MOST_ENUMERATED = 32
 
 
 class SignFlipTest(NamedTuple):
-    """The p-value; `is_exact` where all signs were tried, and not some that chance drew."""
+    """The p-value; `is_exact` if all signs were enumerated instead of sampled."""
 
     p: float
     is_exact: bool
@@ -426,12 +426,12 @@ class PairedFigures:
     """The figures of the differences of samples.
 
     Attributes:
-        interval: their mean, with Student's t.
-        bootstrap: of the same mean, BCa; None where all differences are alike.
+        interval: the mean with Student's t interval.
+        bootstrap: the BCa interval of the mean; None if all differences are equal.
         permutation: the sign-flip test.
-        p_t: of the paired t-test; None where the differences have no spread.
+        p_t: the p-value of the paired t-test; None if the differences have no spread.
         cohens_dz: the mean in standard deviations of the differences; None as `p_t`.
-        cliffs_delta: the share of samples that are better less that of those that are worse.
+        cliffs_delta: the share of better samples less the share of worse ones.
     """
 
     interval: Interval
@@ -454,10 +454,10 @@ def paired_figures(
 
     Args:
         differences: (G,) one for each sample.
-        reach: how large a difference can be at most: 1 where scores lie between 0 and 1; None if unknown.
-        confidence: of the intervals.
-        seed: of the bootstrap, and of the permutations where there are too many to try all.
-        resamples: draws of the bootstrap.
+        reach: the largest possible difference, 1 for scores in [0, 1]; None if unknown.
+        confidence: the confidence level of the intervals.
+        seed: the seed of the bootstrap and of sampled permutations.
+        resamples: the number of bootstrap resamples.
 
     Raises:
         ValueError: the differences are empty, or one is not finite.
@@ -480,11 +480,11 @@ def paired_figures(
 def difference_interval(
     differences: Sequence[float] | Floats, *, reach: float | None = None, confidence: float = 0.95
 ) -> Interval:
-    """The mean difference with its interval: m ± t · s/√G, with Student's t for G − 1 degrees of freedom.
+    """Return the mean difference with its interval: m ± t · s/√G, with Student's t for G − 1 degrees of freedom.
 
-    Where all differences are alike the spread is unknown. Where `reach` is known the interval is then that of
-    what was not seen: with confidence no more than a share u = z²/(G + z²) of the samples is otherwise (Wilson 1927),
-    and those can be off by `reach` either way, which makes m(1 − u) ± u · reach.
+    If all differences are equal, the spread is unknown; with a known `reach` the interval allows for unseen ones:
+    at most a share u = z²/(G + z²) of the samples differs (Wilson 1927), by up to `reach` either way, which gives
+    m(1 − u) ± u · reach.
     """
     difference_G = _checked(differences)
     size, mean = len(difference_G), safe_mean(difference_G)
@@ -502,12 +502,12 @@ def difference_interval(
 
 
 def sign_flip_test(differences: Sequence[float] | Floats, *, draws: int = 19_999, seed: int = 0) -> SignFlipTest:
-    """The probability of a mean difference as large if chance decided which run has which score.
+    """Return the two-sided p-value of the mean difference under random signs.
 
-    Under that hypothesis each difference has either sign with the same chance (Fisher 1935, "The Design of
-    Experiments", section 21). Two-sided. Of up to 32 differences that are not zero all signs are tried, by the sums of
-    the two halves. Of more, m = `draws` are made, and p is (b + 1)/(m + 1) for b of them at least as large, which is
-    never 0 (Phipson and Smyth 2010).
+    Under the null hypothesis each difference has either sign with equal probability (Fisher 1935, "The Design of
+    Experiments", section 21). For up to 32 nonzero differences all signs are enumerated, by the sums of two halves. For
+    more, m = `draws` are sampled, and p is (b + 1)/(m + 1) for b of them at least as large, which is never 0 (Phipson
+    and Smyth 2010).
     """
     difference_G = _checked(differences)
     moved_G = difference_G[difference_G != 0.0]
@@ -528,7 +528,7 @@ def sign_flip_test(differences: Sequence[float] | Floats, *, draws: int = 19_999
 
 
 def _signed_sums(values: Floats) -> Floats:
-    """(2^G,) the sum of the values under each choice of signs."""
+    """Return the (2^G,) sums of the values under each choice of signs."""
     sums = np.zeros(1)
     for value in values:
         sums = np.concatenate([sums - value, sums + value])
@@ -536,7 +536,7 @@ def _signed_sums(values: Floats) -> Floats:
 
 
 def paired_t_test(differences: Sequence[float] | Floats) -> float | None:
-    """The two-sided p-value of Student's paired t-test; None where fewer than two differ."""
+    """Return the two-sided p-value of Student's paired t-test; None without a spread."""
     difference_G = _checked(differences)
     deviation = _deviation(difference_G)
     if deviation is None:
@@ -545,9 +545,9 @@ def paired_t_test(differences: Sequence[float] | Floats) -> float | None:
 
 
 def cohens_dz(differences: Sequence[float] | Floats) -> float | None:
-    """The mean difference in standard deviations of the differences (Cohen 1988, section 2.3.5).
+    """Return the mean difference in standard deviations of the differences (Cohen 1988, section 2.3.5).
 
-    It says how plain a difference is among those of samples. It is not the d of two separate groups.
+    It is the effect size of paired samples, not the d of two separate groups.
     """
     difference_G = _checked(differences)
     deviation = _deviation(difference_G)
@@ -555,15 +555,15 @@ def cohens_dz(differences: Sequence[float] | Floats) -> float | None:
 
 
 def paired_cliffs_delta(differences: Sequence[float] | Floats) -> float:
-    """The share of differences above zero less that of those below (Cliff 1993, the within-pairs d)."""
+    """Return the share of differences above zero less that of those below (Cliff 1993, the within-pairs d)."""
     difference_G = _checked(differences)
     return float(np.sign(difference_G).mean())
 
 
 def mcnemar_test(won: int, lost: int) -> float:
-    """The two-sided p-value of McNemar's test (1947), exact: of `won` + `lost` tosses of a fair coin."""
+    """Return the two-sided p-value of McNemar's test (1947), exact, from the binomial distribution."""
     if won < 0 or lost < 0:
-        raise ValueError(f"{won} won and {lost} lost cannot be")
+        raise ValueError(f"won and lost must not be negative, got {won} and {lost}")
     size, tail, ways = won + lost, 0, 1
     for count in range(min(won, lost) + 1):
         tail += ways
@@ -576,12 +576,12 @@ def _checked(differences: Sequence[float] | Floats) -> Floats:
     if not len(difference_G):
         raise ValueError("no sample is scored in both, so the difference is undefined")
     if not (np.abs(difference_G) <= _SQUARABLE).all():
-        raise ValueError("a difference is not finite, or beyond 1e100")
+        raise ValueError("a difference is not finite or exceeds 1e100")
     return difference_G
 
 
 def _deviation(difference_G: Floats) -> float | None:
-    """The standard deviation; None where it is that of rounding alone, or of fewer than two."""
+    """Return the standard deviation; None if it is rounding error, or with fewer than two values."""
     if len(difference_G) < 2 or np.ptp(difference_G) <= _ALIKE * float(np.abs(difference_G).max()):
         return None
     return float(np.std(difference_G, ddof=1))
@@ -591,35 +591,35 @@ def _deviation(difference_G: Floats) -> float | None:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Corrected so that a false finding among all of them is as seldom as in one alone (Holm 1979).
+    """Return p-values corrected for the family-wise error rate (Holm 1979).
 
     The i-th smallest of m is multiplied by m − i + 1; none is then below a smaller one, or above 1.
     """
     order, size, worst = _order(p_values), len(p_values), 0.0
     corrected = [0.0] * size
-    for place, at in enumerate(order):
-        worst = max(worst, min(1.0, (size - place) * p_values[at]))
-        corrected[at] = worst
+    for rank, index in enumerate(order):
+        worst = max(worst, min(1.0, (size - rank) * p_values[index]))
+        corrected[index] = worst
     return corrected
 
 
 def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
-    """Corrected so that of what is found the share of false findings is bounded (Benjamini and Hochberg 1995).
+    """Return p-values corrected for the false discovery rate (Benjamini and Hochberg 1995).
 
-    The i-th smallest of m is multiplied by m/i; none is then above a larger one. For tests that are independent, or
-    that go together.
+    The i-th smallest of m is multiplied by m/i; none is then above a larger one. For independent or
+    positively dependent tests.
     """
     order, size, least = _order(p_values), len(p_values), 1.0
     corrected = [0.0] * size
-    for place in reversed(range(size)):
-        at = order[place]
-        least = min(least, p_values[at] * size / (place + 1))
-        corrected[at] = least
+    for rank in reversed(range(size)):
+        index = order[rank]
+        least = min(least, p_values[index] * size / (rank + 1))
+        corrected[index] = least
     return corrected
 
 
 def _order(p_values: Sequence[float]) -> list[int]:
-    """The places of the p-values, the smallest first."""
+    """Return the indices of the p-values in ascending order."""
     if bad := [p for p in p_values if not 0.0 <= p <= 1.0]:
-        raise ValueError(f"a p-value is between 0 and 1, got {bad[0]}")
+        raise ValueError(f"a p-value must be between 0 and 1, got {bad[0]}")
     return sorted(range(len(p_values)), key=p_values.__getitem__)

@@ -1,7 +1,7 @@
 """The summary of a run: one row per policy, with errors, failures and limits kept apart.
 
-An *error* is something that broke (the episode has no score). A *failure* is an episode that was scored and did not
-pass. A *limit* is an episode that was cut off by a bound; it may still be scored.
+An *error* is an episode or reward that raised; the episode has no score. A *failure* is a scored episode below the pass
+threshold. A *limit* is an episode that was cut off; it may still be scored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from reward_kit.runs.statistics import Interval, mean_interval, mean_pass_at_k, 
 
 @dataclass(slots=True)
 class EpisodeRow:
-    """The few facts of one episode that the summary needs. `score` is None while, or because, it is unscored."""
+    """The facts of one episode that the summary needs. `score` is None if it is unscored."""
 
     rollout_id: str
     sample_id: str
@@ -40,7 +40,7 @@ class EpisodeRow:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> EpisodeRow:
-        """The row of one line of `episodes.jsonl`."""
+        """Make the row of one record of `episodes.jsonl`."""
         failure = record.get("failure") or {}
         return cls(
             rollout_id=record["rollout_id"],
@@ -52,14 +52,14 @@ class EpisodeRow:
             error_class=failure.get("class"),
             error_message=failure.get("message"),
             error_traceback=failure.get("traceback"),
-            usage=whole_usage(record),
+            usage=total_usage(record),
             attempt=get_attempt(record),
             tool_errors=_tool_errors(part.get("info") for part in [*record["steps"][1:], record.get("final") or {}]),
         )
 
     @classmethod
     def from_episode(cls, episode: SingleAgentEpisode) -> EpisodeRow:
-        """The same row, of an episode whose line is not at hand."""
+        """Make the row of an episode in memory."""
         facts = get_facts(episode)
         failure = facts.get("failure") or {}
         return cls(
@@ -78,7 +78,7 @@ class EpisodeRow:
         )
 
     def add_score(self, record: Mapping[str, Any]) -> None:
-        """Take the episode's line of `scores.jsonl`."""
+        """Add the episode's record of `scores.jsonl`."""
         failure = record.get("failure") or {}
         self.score = record.get("score")
         self.score_error = failure.get("class")
@@ -88,18 +88,18 @@ class EpisodeRow:
 
     @property
     def is_unfinished(self) -> bool:
-        """The run's budget cut it off; it does not count, and runs again on resume."""
+        """True if the run's budget cut it off; it runs again on resume."""
         return self.stop_reason == StopReason.RUN_LIMIT
 
     @property
     def is_error(self) -> bool:
-        """Something broke, in the episode or in its scoring."""
+        """True if the episode or its scoring ended with an error."""
         return self.error_class is not None or self.score_error is not None
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySummary:
-    """The row of a policy in the closing table; every figure leaves the unscored out and counts them."""
+    """The column of a policy in the summary table; figures exclude unscored episodes."""
 
     policy: str
     episodes: int
@@ -123,7 +123,7 @@ class PolicySummary:
     imputed: int = 0
 
 
-def whole_usage(record: Mapping[str, Any]) -> Mapping[str, float]:
+def total_usage(record: Mapping[str, Any]) -> Mapping[str, float]:
     """Return the usage of an episode, its simulated user included."""
     return _usage(record.get("usage"), (record.get("custom_data") or {}).get("user_usage"))
 
@@ -139,7 +139,7 @@ def _tool_errors(infos: Iterable[Mapping[str, Any] | None]) -> int:
 
 
 def score_interval(scores: Sequence[float | None], samples: Sequence[str]) -> Interval:
-    """The mean score with its interval, which does not leave [0, 1] where no score does; None is unscored."""
+    """Return the mean score with its interval, clipped to [0, 1] if all scores are within; None is unscored."""
     interval = mean_interval(scores, samples)
     inside = all(0.0 <= score <= 1.0 for score in scores if score is not None)
     return interval.clipped(0.0, 1.0) if inside else interval
@@ -159,11 +159,11 @@ def _summarise_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float)
     attempts = Counter(row.sample_id for row in scored)
     passed = Counter(row.sample_id for row in scored if row.score is not None and row.score >= threshold)
     passes = [(count, passed[sample]) for sample, count in attempts.items()]
-    # A sample with fewer scored attempts, because some broke, says nothing of k attempts and is left out there.
+    # A sample with fewer scored attempts, because of errors, is excluded from pass@k.
     k = max(attempts.values(), default=0)
     broken = Counter(row.error_class or row.score_error or "" for row in rows if row.is_error)
     returns = [row.environment_return for row in rows if row.environment_return is not None and not row.error_class]
-    costs = [row.usage["cost"] for row in rows if "cost" in row.usage]  # without any, no price is known
+    costs = [row.usage["cost"] for row in rows if "cost" in row.usage]  # none without a known price
     first = next((row for row in rows if row.is_error), None)
     return PolicySummary(
         policy=policy,
@@ -190,12 +190,12 @@ def _summarise_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float)
 
 
 def summary_to_json(summaries: Sequence[PolicySummary]) -> dict[str, Any]:
-    """The form of `summary.json`."""
+    """Return the content of `summary.json`."""
     return {"schema_version": 1, "policies": [asdict(summary) for summary in summaries]}
 
 
 def summary_from_json(document: Mapping[str, Any]) -> list[PolicySummary]:
-    """The inverse of `summary_to_json`."""
+    """Parse the content of `summary.json`."""
     return [
         PolicySummary(**{**policy, "score": Interval(**policy["score"]) if policy["score"] else None})
         for policy in document["policies"]

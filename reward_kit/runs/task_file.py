@@ -1,7 +1,7 @@
-"""Parse a task file: YAML with the line of every key, the keys laid over it, and its validated definition.
+"""Parse a task file: YAML with the line of every key, its overrides, and the validated definition.
 
 `parse_task` is the first of the three steps of a run (parse, resolve, plan). Nothing that a file names is loaded or
-executed here. Every problem is one line that names the file, the line, the key and the value.
+executed here. Errors have one line each with file, line, key and value.
 """
 
 from __future__ import annotations
@@ -28,21 +28,19 @@ KeyPath = tuple[str | int, ...]
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 _IS_PYTHON: ContextVar[bool] = ContextVar("_IS_PYTHON", default=False)
 _HINTS = {
-    "mapping values are not allowed here": (
-        "; a text with ': ' in it stands in quotes, and the keys of one block begin in one column"
-    ),
-    "found character '\\t'": "; YAML is indented with spaces, not with tabs",
-    "found character '@'": "; a text that begins with @ stands in quotes",
-    "found character '`'": "; a text that begins with ` stands in quotes",
+    "mapping values are not allowed here": ("; put a text that contains ': ' in quotes, and align the keys of a block"),
+    "found character '\\t'": "; indent YAML with spaces, not tabs",
+    "found character '@'": "; put a text that starts with @ in quotes",
+    "found character '`'": "; put a text that starts with ` in quotes",
     "expected ',' or": "; a bracket before it is not closed",
     "found unexpected end of stream": "; a quote before it is not closed",
-    "expected <block end>": "; the keys of one block begin in one column",
+    "expected <block end>": "; align the keys of a block",
 }
-"""The usual cause of what PyYAML reports, which uses words of its own."""
+"""The usual causes of PyYAML's messages."""
 
 
 class _Loader(LimitedLoader):
-    """Keeps dates as the text they are written as: they go into prompts and JSON files."""
+    """Keeps dates as text, for prompts and JSON files."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -52,7 +50,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 class LocatedYaml:
-    """A YAML document: its `data`, the `source` it was read from, and the line of every key and list item.
+    """A YAML document: its `data`, its `source` bytes, and the line of every key and list item.
 
     Raises:
         ConfigError: the file does not exist or is not YAML; the message has the line.
@@ -66,7 +64,7 @@ class LocatedYaml:
             with path.open("rb") as file:
                 self.source = file.read(YAML_BYTES + 1)
             if len(self.source) > YAML_BYTES:
-                problem = f"the file has more than {format_size(YAML_BYTES)}, which is the limit"
+                problem = f"the file is larger than the limit of {format_size(YAML_BYTES)}"
                 raise ConfigError(f"{path}: {problem}; write a dataset as JSONL")
             text = self.source.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
         except (OSError, UnicodeDecodeError) as error:
@@ -78,7 +76,7 @@ class LocatedYaml:
             self._locate(node, ())
             self.data: Any = loader.construct_document(node) if node is not None else None
         except yaml.YAMLError as error:
-            # What yaml cannot even read has a position in the text, everything else a mark.
+            # Reader errors have a position in the text, all others a mark.
             mark, position = getattr(error, "problem_mark", None), getattr(error, "position", 0)
             line = mark.line if mark else text.count("\n", 0, position)
             problem = getattr(error, "problem", None) or str(error).splitlines()[0]
@@ -90,7 +88,7 @@ class LocatedYaml:
             raise ConfigError(f"{path}: a value is nested too deeply, or contains itself") from None
 
     def where(self, location: KeyPath) -> str:
-        """`file:line` of the nearest key on the way to `location` that stands in the file."""
+        """Return `file:line` of `location`, or of its nearest parent in the file."""
         if not self.is_written:
             return str(self.path)
         while location and location not in self._lines:
@@ -98,8 +96,8 @@ class LocatedYaml:
         return f"{self.path}:{self._lines.get(location, 1)}"
 
     @classmethod
-    def of_values(cls, data: Mapping[str, Any], path: Path) -> LocatedYaml:
-        """A document that was never written: its values come from Python, and no key of it has a line."""
+    def from_values(cls, data: Mapping[str, Any], path: Path) -> LocatedYaml:
+        """Return a document without a file or lines, from Python values."""
         made = object.__new__(cls)
         made.path, made.data, made._lines, made.is_written = path, dict(data), {}, False
         try:
@@ -111,10 +109,10 @@ class LocatedYaml:
         return made
 
     def part(self, key: str) -> LocatedYaml:
-        """Return the value of a key as a document of its own, which keeps its file and lines."""
+        """Return the value of a key as a document with the same file and lines."""
         inner = object.__new__(LocatedYaml)
         inner.path, inner.source, inner.data = self.path, self.source, self.data[key]
-        inner._lines = {place[1:]: line for place, line in self._lines.items() if place[:1] == (key,)}
+        inner._lines = {path[1:]: line for path, line in self._lines.items() if path[:1] == (key,)}
         return inner
 
     def _locate(self, node: yaml.Node | None, path: KeyPath) -> None:
@@ -123,7 +121,7 @@ class LocatedYaml:
             for key, value in node.value:
                 name = str(key.value)
                 if name in seen:
-                    raise ConfigError(f"{self.path}:{key.start_mark.line + 1}: {name!r} is given twice")
+                    raise ConfigError(f"{self.path}:{key.start_mark.line + 1}: duplicate key {name!r}")
                 seen.add(name)
                 self._lines[(*path, name)] = key.start_mark.line + 1
                 self._locate(value, (*path, name))
@@ -135,7 +133,7 @@ class LocatedYaml:
 
 @contextmanager
 def error_context(located: LocatedYaml, *location: str | int) -> Iterator[None]:
-    """Name the line and the key in what goes wrong with what the key names."""
+    """Add the line and the key to a ConfigError raised in the block."""
     try:
         yield
     except ConfigError as error:
@@ -144,7 +142,7 @@ def error_context(located: LocatedYaml, *location: str | int) -> Iterator[None]:
 
 @contextmanager
 def overrides_in_python() -> Iterator[None]:
-    """Name the parameter `overrides` in messages, instead of the option -T, for as long as the block lasts."""
+    """Name the parameter `overrides` instead of the option -T in messages of the block."""
     token = _IS_PYTHON.set(True)
     try:
         yield
@@ -153,19 +151,19 @@ def overrides_in_python() -> Iterator[None]:
 
 
 def override_source() -> str:
-    """By what the user gave an override, for messages."""
+    """Return the option or parameter of overrides, for messages."""
     return "overrides" if _IS_PYTHON.get() else "-T"
 
 
 def format_override(key: str, value: str = "") -> str:
-    """Return an override as the user wrote it, or would write it, for messages."""
+    """Return an override as a user writes it, for messages."""
     if _IS_PYTHON.get():
         return f"overrides={{{key!r}: {repr(value) if value else '…'}}}"
     return f"-T {key}={value or '…'}"
 
 
 def parse_override(text: str, option: str = "-T") -> tuple[str, Any]:
-    """`key=value` from the command line; the value is YAML."""
+    """Parse `key=value` from the command line; the value is YAML."""
     key, separator, value = text.partition("=")
     if not separator or not key:
         raise ConfigError(f"{option} {text!r}: write key=value")
@@ -176,8 +174,8 @@ def parse_override(text: str, option: str = "-T") -> tuple[str, Any]:
         raise ConfigError(f"{option} {text!r}: the value is not YAML: {problem}") from None
 
 
-def overlaid(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """`data` with dotted `overrides` on it; neither is changed."""
+def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of `data` with dotted overrides applied."""
     result: dict[str, Any] = json.loads(json.dumps(data, default=str)) if overrides else dict(data)
     for dotted, value in overrides.items():
         *parents, last = dotted.split(".")
@@ -191,7 +189,7 @@ def overlaid(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
 
 
 def overridden_keys(section: str, names: Iterable[str], overrides: Collection[str]) -> set[str]:
-    """Return those keys of a block that an override gave, itself or with a block around them."""
+    """Return the keys of a block that an override sets, directly or through a parent."""
     prefix = f"{section}." if section else ""
     return {name for name in names if any(not key or f"{prefix}{name}.".startswith(f"{key}.") for key in overrides)}
 
@@ -205,17 +203,19 @@ def _index(items: list[Any], key: str, dotted: str) -> int:
 def parse_task(
     located: LocatedYaml, overrides: Mapping[str, Any] | None = None, *, has_rows: bool = False
 ) -> TaskDefinitionModel:
-    """Return a task's keys, checked without loading or executing anything that they name."""
+    """Return the validated definition of a task, without loading or executing what it names."""
     overrides = overrides or {}
-    definition = validated(located, overrides, TaskDefinitionModel, "a task file")
-    if located.is_written:  # only the command line and Python code may loosen the sandbox
+    definition = validate_model(located, overrides, TaskDefinitionModel, "a task file")
+    if located.is_written:  # only a command line or Python may loosen the sandbox
         from reward_kit.sandbox.program import Limits
 
         sandbox, usual, folder = definition.sandbox, Limits(), located.path.resolve().parent
         is_own_reward = not is_built_in(definition.reward_function_path or "")
         looser: dict[tuple[str, ...], Any] = {
             ("level",): sandbox.level if sandbox.level == "in_process" and is_own_reward else None,
-            ("read_paths",): [one for one in sandbox.read_paths if not (folder / one).resolve().is_relative_to(folder)],
+            ("read_paths",): [
+                path for path in sandbox.read_paths if not (folder / path).resolve().is_relative_to(folder)
+            ],
         }
         for name, value in sandbox.limits.model_dump(exclude_none=True, exclude={"cpu_s"}).items():
             looser["limits", name] = value if value > getattr(usual, name) else None
@@ -231,10 +231,10 @@ def parse_task(
     # A key that would have no effect is an error, not a silent no-op.
     has_dataset = definition.dataset_path is not None or has_rows
     unused = {
-        "num_rollouts": "a task with a dataset counts num_rollouts_per_sample" if has_dataset else "",
-        "num_rollouts_per_sample": "" if has_dataset else "a task without a dataset counts num_rollouts",
+        "num_rollouts": "a task with a dataset uses num_rollouts_per_sample" if has_dataset else "",
+        "num_rollouts_per_sample": "" if has_dataset else "a task without a dataset uses num_rollouts",
         "base_resource_config": "" if definition.resource_type else "the task has no resource_type",
-        "nudge": "the simulated user answers a text" if definition.user else "",
+        "nudge": "the simulated user answers text messages" if definition.user else "",
     }
     if not definition.reward_function_path:
         unused |= dict.fromkeys(("sandbox", "reward_options", "credit"), "the task has no reward_function_path")
@@ -244,11 +244,11 @@ def parse_task(
     return definition
 
 
-def validated(located: LocatedYaml, overrides: Mapping[str, Any], model: type[Model], what: str) -> Model:
-    """A file's data, with overrides laid over it, as a model."""
+def validate_model(located: LocatedYaml, overrides: Mapping[str, Any], model: type[Model], what: str) -> Model:
+    """Validate a file's data with overrides applied."""
     if not isinstance(located.data, dict):
-        raise ConfigError(f"{located.path}: {what} is a mapping of keys, this one is {located.data!r:.60}")
-    data = overlaid(located.data, overrides)
+        raise ConfigError(f"{located.path}: {what} is a mapping of keys, got {located.data!r:.60}")
+    data = apply_overrides(located.data, overrides)
     try:
         return model.model_validate(data)
     except pydantic.ValidationError as error:
@@ -256,7 +256,7 @@ def validated(located: LocatedYaml, overrides: Mapping[str, Any], model: type[Mo
         for problem, text in zip(error.errors(), describe_validation_error(error, model), strict=True):
             location, why = tuple(problem["loc"]), ""
             if problem["type"] == "missing" and location in (("policy", "type"), ("user", "type")):
-                why = f"; such a block needs a type, e.g. {format_override(f'{location[0]}.type', 'openai')}"
+                why = f"; the block needs a type, e.g. {format_override(f'{location[0]}.type', 'openai')}"
             elif problem["input"] is None:
                 why = "; YAML reads an empty value as null, which is None here"
             lines.append(f"{error_location(located, location, overrides)}: {text}{why}")
@@ -264,8 +264,8 @@ def validated(located: LocatedYaml, overrides: Mapping[str, Any], model: type[Mo
 
 
 def error_location(located: LocatedYaml, location: tuple[str | int, ...], overrides: Mapping[str, Any]) -> str:
-    """Return where a key was given: on the command line, or in a line of the file."""
+    """Return the source of a key: the command line, or a line of the file."""
     dotted = ".".join(map(str, location))
-    is_new = bool(location) and location[0] not in located.data  # nothing but an override can have brought it
+    is_new = bool(location) and location[0] not in located.data  # set by an override
     is_given = any(f"{dotted}.".startswith(f"{key}.") or (is_new and key.startswith(f"{dotted}.")) for key in overrides)
     return override_source() if is_given else located.where(location)

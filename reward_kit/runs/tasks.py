@@ -1,7 +1,7 @@
 """Resolve what a task names: its resources, tools, reward, samples and files.
 
-`resolve_task` is the second of the three steps of a run (parse, resolve, plan). It finds everything that can be wrong
-before anything is written: each problem is one line that names the file, the line, the key and the value.
+`resolve_task` is the second of the three steps of a run (parse, resolve, plan). It reports all errors before anything
+is written, one line each with file, line, key and value.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from reward_kit.reward_agent.scoring import Reward, check_parameters, check_trut
 from reward_kit.runs.datasets import check_dataset, read_samples
 from reward_kit.runs.inputs import TASK_FILE, find_inputs, hash_path
 from reward_kit.runs.task_file import LocatedYaml, error_context, error_location, overridden_keys, parse_task
-from reward_kit.runs.task_objects import TaskObjects, live_reward
+from reward_kit.runs.task_objects import TaskObjects, wrap_reward_object
 from reward_kit.task_parts import CreditModel
 from reward_kit.typed_interface import RewardSpec
 from reward_kit.validation import describe_validation_error
@@ -51,18 +51,17 @@ class LoadedTask:
 
     Attributes:
         definition: the validated file.
-        located: the file, with its lines.
-        samples: its initial conditions, in dataset order.
-        rollouts_per_sample: how many episodes each gets.
-        tools: the task's own tools, None where it has none.
-        reward: the reward function, None where the task only collects. Unless it runs in this process, it was
-            described in its sandbox and is not loaded here.
-        notes: lines for the user about what was loaded.
-        inputs: the files and folders that decide what a run's episodes and scores are, as `find_inputs` finds them.
-        digests: their SHA-256, to notice a change before a resume, and those of what was given.
-        objects: the Python objects that it was made of, if no file describes it.
-        of_user: the dotted keys that the user gave, on the command line or in Python, and no file; "" for all of them.
-            With the `base_url` of a run, unless that comes from an earlier run's file.
+        located: the file with line numbers.
+        samples: the samples, in dataset order.
+        rollouts_per_sample: episodes per sample.
+        tools: the task's own tools; None without any.
+        reward: the reward function; None to only collect. It is loaded here only if it runs in this process.
+        notes: notes for the user about what was loaded.
+        inputs: the input files and folders, from `find_inputs`.
+        digests: SHA-256 of the inputs and of given objects, compared before a resume.
+        objects: the Python objects of a task without a file.
+        of_user: the dotted keys that the user gave on the command line or in Python; "" for all keys. Includes
+            `base_url` unless it comes from an earlier run's file.
     """
 
     definition: TaskDefinitionModel
@@ -84,25 +83,25 @@ class LoadedTask:
 
     @property
     def folder(self) -> Path:
-        """The folder of the task file; what it names is relative to it."""
+        """The folder of the task file, to which its paths are relative."""
         return self.path.resolve().parent
 
 
 def load_task(path: Path, overrides: Mapping[str, Any] | None = None, *, stored: Collection[str] = ()) -> LoadedTask:
-    """Parse a task file, and resolve everything it names.
+    """Parse a task file and resolve everything it names.
 
     Args:
         path: the YAML file.
-        overrides: keys laid over the file's, dotted for inner ones (`limits.wall_time_s`).
-        stored: those of them that come from an earlier run's file, and "base_url" if that run's does. Like the task
-            file itself, they lead no key anywhere.
+        overrides: keys to override, dotted for nested ones (`limits.wall_time_s`).
+        stored: the overrides from an earlier run's file, with "base_url" if it comes from there. Like the task file,
+            they cannot send an API key to an address.
 
     Raises:
-        ConfigError: something is wrong; the message has one line per problem.
+        ConfigError: the task is invalid; the message has one line per problem.
     """
     located = LocatedYaml(path)
     if isinstance(located.data, dict) and {"task", "updates"} <= located.data.keys():
-        raise ConfigError(f"{path} is a train file, for `reward-kit train`; the task that it names is a task file")
+        raise ConfigError(f"{path} is a train file; use `reward-kit train`, or give the task file that it names")
     return resolve_task(located, overrides, stored=stored)
 
 
@@ -113,7 +112,7 @@ def resolve_task(
     *,
     stored: Collection[str] = (),
 ) -> LoadedTask:
-    """Parse a document, which may be a part of another file or come from Python, and resolve what it names."""
+    """Parse a task document, also from another file or Python, and resolve what it names."""
     overrides, objects = overrides or {}, objects or TaskObjects()
     folder = located.path.resolve().parent
     of_user = frozenset({*overrides, "base_url"}) - {*stored} if located.is_written else frozenset({""})
@@ -164,8 +163,8 @@ def read_task(path: Path) -> tuple[TaskDefinitionModel, tuple[Sample, ...]]:
     return definition, samples
 
 
-def load_tasks_reward(definition: TaskDefinitionModel, folder: Path) -> LoadedReward | None:
-    """The reward that a task names, ready for the level it is to run at; None where it names none."""
+def load_task_reward(definition: TaskDefinitionModel, folder: Path) -> LoadedReward | None:
+    """Load the reward of a task for its sandbox level; None without a reward."""
     if definition.reward_function_path is None:
         return None
     asked = definition.sandbox
@@ -186,11 +185,11 @@ def _resolve_reward(
     objects: TaskObjects,
     of_user: Collection[str],
 ) -> tuple[Reward | None, Sequence[str]]:
-    """Return the task's reward and notes on it; an error names the line of the key that is wrong."""
+    """Return the task's reward and notes on it; errors name the line of the key."""
     path, options = definition.reward_function_path or "", definition.reward_options
     try:
         if objects.reward is not None:
-            here, note = live_reward(objects.reward, definition)
+            here, note = wrap_reward_object(objects.reward, definition)
             return here, (note,)
         if path.startswith(("http://", "https://")) and not overridden_keys("", ["reward_function_path"], of_user):
             from reward_kit.reward_agent.remote import check_named_by_file
@@ -205,7 +204,7 @@ def _resolve_reward(
             variable = key_variable_for(CURRENT_PROVIDER_SESSION.get(), settings, typed)
         except ConfigError as error:
             raise ConfigError(f"client.api_key_env: {error}") from error
-        loaded = load_tasks_reward(definition, located.path.resolve().parent)
+        loaded = load_task_reward(definition, located.path.resolve().parent)
     except ConfigError as error:
         key: tuple[str, ...] = ("reward_function_path",)
         message = f"reward_function_path: {error}"
@@ -222,7 +221,7 @@ def _resolve_reward(
     if variable == NO_KEY and isinstance(reward, RewardSpec):
         from reward_kit.rewards.judge_client import JudgeClients, client_options
 
-        if JudgeClients in reward.resources.values():  # the file must not lead a judge's key to this address
+        if JudgeClients in reward.resources.values():  # the file must not send a judge's key to this address
             client = client_options(reward.options.get("client")).model_copy(update={"api_key_env": NO_KEY})
             reward = replace(reward, options={**reward.options, "client": client})
     return reward, loaded.notes
@@ -236,7 +235,7 @@ def make_assigner(credit: CreditModel) -> CreditAssigner:
 
 
 def make_located_assigner(located: LocatedYaml, credit: CreditModel, overrides: Mapping[str, Any]) -> CreditAssigner:
-    """`make_assigner` the `credit:` block of a file."""
+    """Return the assigner of a `credit:` block; errors name its line."""
     try:
         return make_assigner(credit)
     except ConfigError as error:
@@ -247,7 +246,7 @@ def make_located_assigner(located: LocatedYaml, credit: CreditModel, overrides: 
 
 
 def load_tools(location: str, folder: Path) -> ToolRegistry:
-    """The one `ToolRegistry` that a tools module defines."""
+    """Load the only `ToolRegistry` of a tools module."""
     if not location.endswith(".py") and ":" in location:
         registry = load_object(location, folder)
         if not isinstance(registry, ToolRegistry):
@@ -270,7 +269,7 @@ def _check_prompts(definition: TaskDefinitionModel, located: LocatedYaml, sample
     """
     prompt = Prompt(definition)
     problems: list[str] = []
-    unfit: dict[str, list[str]] = {}  # a problem of a template is reported once, with the first row that it fails on
+    unfit: dict[str, list[str]] = {}  # report a template problem once, with the first row
     for sample in samples:
         try:
             messages = prompt.render(sample)
@@ -285,7 +284,7 @@ def _check_prompts(definition: TaskDefinitionModel, located: LocatedYaml, sample
             user = definition.user
             user_opens = user is not None and user.opens is not False
             if not messages and definition.resource_type is None and not user_opens:
-                raise ConfigError(f"{located.path}: nothing to begin with; give messages or initial_user_prompt")
+                raise ConfigError(f"{located.path}: no first message; give messages or initial_user_prompt")
     for problem, places in unfit.items():
         others = f" and {len(places) - 1:,} more" if len(places) > 1 else ""
         problems.append(f"{problem}{' In' if problem.endswith('?') else '; in'} {places[0]}{others}")
@@ -295,11 +294,14 @@ def _check_prompts(definition: TaskDefinitionModel, located: LocatedYaml, sample
     columns = {name for sample in samples for name in sample.row}
     texts = [definition.initial_user_prompt or "", *(message.text for message in definition.messages)]
     braced = dict.fromkeys(name for text in texts for name in _SINGLE_BRACES.findall(text) if name in columns)
-    return [f"the prompt has {{{name}}} as it stands; a column is written {{{{ {name} }}}}" for name in braced]
+    return [
+        f"the prompt has {{{name}}} in single braces, which is not a template; write {{{{ {name} }}}}"
+        for name in braced
+    ]
 
 
-def selected(task: LoadedTask, limit: int | None = None, sample_ids: Iterable[str] = ()) -> tuple[Sample, ...]:
-    """The samples to run."""
+def select_samples(task: LoadedTask, limit: int | None = None, sample_ids: Iterable[str] = ()) -> tuple[Sample, ...]:
+    """Return the samples to run."""
     by_id = {sample.id: sample for sample in task.samples}
     for sample_id in sample_ids:
         if sample_id not in by_id:
@@ -311,7 +313,7 @@ def selected(task: LoadedTask, limit: int | None = None, sample_ids: Iterable[st
 def complete_resource_config(
     located: LocatedYaml, definition: TaskDefinitionModel, folder: Path
 ) -> TaskDefinitionModel:
-    """Give the resources of a task what they need of its file: its folder, and the server that it names."""
+    """Add the task folder and the task's `resource_server` to the configurations of its resources."""
     base, server = definition.base_resource_config, definition.resource_server
     is_composite = definition.resource_type == _COMPOSITE
     parts: list[tuple[str, str, dict[str, Any]]] = []  # reference, name, configuration
@@ -320,15 +322,15 @@ def complete_resource_config(
 
         with error_context(located, "base_resource_config"):
             read = read_config(CompositeConfig, base, "composite")
-        parts = [(one.type, one.name, one.config) for one in read.resources]
+        parts = [(part.type, part.name, part.config) for part in read.resources]
     elif definition.resource_type is not None:
         parts = [(definition.resource_type, definition.resource_type, base)]
-    # A file that sets task_folder would move the folder that its paths must stay in.
+    # Setting task_folder would move the folder that paths must stay in.
     configs: list[Any] = [base, *(config for *_, config in parts), *(base.values() if is_composite else ())]
     if any(isinstance(config, Mapping) and "task_folder" in config for config in configs):
         block = next((name for name in ("base_resource_config", "resources") if name in located.data), "")
         raise ConfigError(
-            f"{located.where((block, 'task_folder'))}: task_folder: always the task file's own folder; remove this key"
+            f"{located.where((block, 'task_folder'))}: task_folder is always the folder of the task file; remove it"
         )
     resources: list[dict[str, Any]] = []
     takers: list[dict[str, Any]] = []
@@ -342,30 +344,30 @@ def complete_resource_config(
         if kind.takes_resource_server:
             takers.append(resources[-1])
     if server is not None:
-        names = [repr(one["name"]) for one in takers or resources]
+        names = [repr(resource["name"]) for resource in takers or resources]
         if not resources:
             why = "the task has no resource_type"
         elif not takers:
-            why = f"resource {', '.join(names)} starts no server"
+            why = f"resource {', '.join(names)} does not start a server"
         elif len(takers) > 1:
-            why = f"{' and '.join(names)} could both start it; put it into one's config"
+            why = f"{' and '.join(names)} could both start it; move it into the config of one"
         else:
-            why = "base_resource_config has one of its own" if "resource_server" in takers[0]["config"] else ""
+            why = "base_resource_config has its own" if "resource_server" in takers[0]["config"] else ""
         if why:
             raise ConfigError(f"{located.where(('resource_server',))}: resource_server has no effect: {why}")
         takers[0]["config"]["resource_server"] = server.model_dump(exclude_defaults=True)
     if is_composite:
         return definition.model_copy(update={"base_resource_config": {**base, "resources": resources}})
-    changes = [{"resource_type": one["type"], "base_resource_config": one["config"]} for one in resources]
+    changes = [{"resource_type": item["type"], "base_resource_config": item["config"]} for item in resources]
     return definition.model_copy(update=changes[0]) if changes else definition
 
 
 def check_tools(tools: ToolRegistry | None, definition: TaskDefinitionModel) -> None:
-    """Refuse a tool that asks for a resource which the task does not have."""
+    """Raise ConfigError if a tool asks for a resource that the task lacks."""
     asking = {name: tool for name, tool in (tools.get_tools() if tools else {}).items() if tool.resource_parameters}
     if asking and definition.resource_type is None:
         name = next(iter(asking))
-        raise ConfigError(f"tool {name!r} asks for the episode's resource, and the task has no resource_type")
+        raise ConfigError(f"tool {name!r} needs a resource, and the task has no resource_type")
     if definition.resource_type != _COMPOSITE:
         return
     from reward_kit.environments.composite import part_for_tool, read_parts
@@ -380,7 +382,7 @@ def check_tools(tools: ToolRegistry | None, definition: TaskDefinitionModel) -> 
 
 
 def check_samples(definition: TaskDefinitionModel, samples: Sequence[Sample]) -> None:
-    """Reject a sample whose row sets more than per-sample data, or a resource that the task does not have."""
+    """Raise ConfigError if a row sets more than per-sample data, or an unknown resource."""
     if definition.resource_type is None:
         if unused := next((sample for sample in samples if sample.resource_config), None):
             raise ConfigError(f"{unused.where}: resource_config has no effect: the task has no resource_type")
@@ -396,17 +398,17 @@ def check_samples(definition: TaskDefinitionModel, samples: Sequence[Sample]) ->
         for key in sample.resource_config if is_composite else ():
             if key not in names and key != "resources":
                 near = did_you_mean(str(key), names)
-                raise ConfigError(f"{sample.where}: resource_config: no resource is called {key!r}{near}")
+                raise ConfigError(f"{sample.where}: resource_config: unknown resource {key!r}{near}")
         check_row_config(kind, base, sample.resource_config, sample.where)
 
 
 async def check_resource_starts(
     definition: TaskDefinitionModel, samples: Sequence[Sample], located: LocatedYaml
 ) -> bool:
-    """Open the resource for one sample of each kind of configuration, so that a wrong one is found before the run.
+    """Start the resource for one sample of each form of configuration, to find errors before the run.
 
     Returns:
-        Whether every resource offers tools; True if the task has no resource.
+        True if every resource offers tools, or the task has no resource.
 
     Raises:
         ConfigError: the resource does not exist, rejects its configuration, or cannot be reset.

@@ -1,11 +1,11 @@
-"""Folder trust: what a task file would run, and whether the user agreed to it.
+"""Folder trust: the code that a task file would run, and the user's consent to it.
 
-A task file is code. It names tools, rewards, policies, resources and commands, and loading it runs them. A command
-therefore asks once per folder before it loads anything, as direnv and VS Code do. Nothing here imports or executes what
-it reads.
+A task file is code: it names tools, rewards, policies, resources and commands, and loading it runs them. A command
+therefore asks once per folder before it loads anything, as direnv and VS Code do. This module imports and executes
+nothing that it reads.
 
-An agreement is kept outside the folder, below `$XDG_STATE_HOME/reward-kit/trust` (default `~/.local/state`), and holds
-the SHA-256 of every file that would run. A changed or a new file is asked about again, unless the user chose "always".
+Consent is stored outside the folder, in `$XDG_STATE_HOME/reward-kit/trust` (default `~/.local/state`), with the SHA-256
+of every file that would run. The user is asked again about a new or changed file, unless they chose "always".
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from reward_kit.loading import is_built_in, user_module_name
 from reward_kit.reward_agent.sources import find_module
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.inputs import hash_path, own_modules
-from reward_kit.runs.task_file import LocatedYaml, overlaid
+from reward_kit.runs.task_file import LocatedYaml, apply_overrides
 from reward_kit.sandbox.program import library_path
 
 _COMMANDS = ("command", "start_command")
@@ -39,14 +39,14 @@ _TEXTS = (
 )
 """Keys whose values are never loaded or executed."""
 _MODULE_KEYS = ("tools_module_path", "custom_reward_function.path")
-"""Keys whose value may be the name of a module alone."""
+"""Keys whose value may be a module name."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedCode:
-    """The code that a command would run: its files with their SHA-256, and the settings that name them.
+    """The code that a command would run: files with their SHA-256, and the settings that name them.
 
-    Of the settings, `typed` come from the command line, and `stored` from a `run.json`, which may be another user's.
+    `typed` settings come from the command line, `stored` ones from a possibly untrusted `run.json`.
     """
 
     folder: Path
@@ -56,10 +56,10 @@ class PlannedCode:
     stored: Sequence[str] = ()
 
 
-def code_of_file(
+def plan_file_code(
     path: Path, typed: Mapping[str, Any] | None = None, stored: Mapping[str, Any] | None = None
 ) -> PlannedCode:
-    """Find what a task or train file would run, without running any of it."""
+    """Find the code that a task or train file would run, without running it."""
     typed, stored = typed or {}, stored or {}
     path, document = path.resolve(), LocatedYaml(path).data
     searches = []
@@ -67,15 +67,15 @@ def code_of_file(
         search = _Search()
         search.visit_document(path, document, overrides)
         searches.append(search)
-    of_file, with_typed, whole = ([*search.settings] for search in searches)
-    from_line = [one for one in with_typed if one not in of_file]
-    from_run = [one for one in whole if one not in with_typed]
+    in_file, with_typed, with_stored = ([*search.settings] for search in searches)
+    from_line = [setting for setting in with_typed if setting not in in_file]
+    from_run = [setting for setting in with_stored if setting not in with_typed]
     runs_code = searches[-1].runs_code
-    return PlannedCode(path.parent, searches[-1].digests() if runs_code else {}, whole, from_line, from_run)
+    return PlannedCode(path.parent, searches[-1].digests() if runs_code else {}, with_stored, from_line, from_run)
 
 
-def code_of_references(references: Sequence[str], folder: Path) -> PlannedCode:
-    """Find what `file.py:name` or `package.module:name` would run, without running it."""
+def plan_reference_code(references: Sequence[str], folder: Path) -> PlannedCode:
+    """Find the code of `file.py:name` or `package.module:name`, without running it."""
     search, folder = _Search(), folder.resolve()
     for reference in references:
         search.visit_text("code", reference, folder)
@@ -86,12 +86,12 @@ def code_of_references(references: Sequence[str], folder: Path) -> PlannedCode:
 
 
 class _Search:
-    """Everything executable that documents name: settings in reading order, and the files behind them."""
+    """Collects the executable settings of documents in reading order, and their files."""
 
     def __init__(self) -> None:
         self.settings: dict[str, None] = {}
         self.documents: set[Path] = set()
-        self.code: dict[Path, str] = {}  # each with the name of its module
+        self.code: dict[Path, str] = {}  # with module names
         self.runs_code = False
 
     def visit_document(self, path: Path, document: Any, overrides: Mapping[str, Any]) -> None:
@@ -101,9 +101,9 @@ class _Search:
         self.documents.add(path)
         for_task = {key: value for key, value in overrides.items() if key.startswith("task.")}
         is_inline = isinstance(document.get("task"), Mapping)
-        own = overrides if is_inline else {key: one for key, one in overrides.items() if key not in for_task}
+        own = overrides if is_inline else {key: value for key, value in overrides.items() if key not in for_task}
         inner = {} if is_inline else {key.removeprefix("task."): value for key, value in for_task.items()}
-        for key, value in overlaid(document, own).items():
+        for key, value in apply_overrides(document, own).items():
             self._visit_value(str(key), value, path.parent, inner)
 
     def _visit_value(self, key: str, value: Any, folder: Path, for_task: Mapping[str, Any]) -> None:
@@ -115,11 +115,11 @@ class _Search:
         elif (last in (*_ENVIRONMENT, *_ADDRESSES) and value) or f".{key}".startswith((".sandbox.", ".task.sandbox.")):
             self._add(key, value)
         elif isinstance(value, Mapping):
-            for inner, one in value.items():
-                self._visit_value(f"{key}.{inner}", one, folder, for_task)
+            for inner, item in value.items():
+                self._visit_value(f"{key}.{inner}", item, folder, for_task)
         elif isinstance(value, list | tuple):
-            for index, one in enumerate(value):
-                self._visit_value(f"{key}[{index}]", one, folder, for_task)
+            for index, item in enumerate(value):
+                self._visit_value(f"{key}[{index}]", item, folder, for_task)
         elif isinstance(value, str) and last == "task" and (file := folder / value).is_file():
             self.visit_document(file.resolve(), LocatedYaml(file).data, for_task)
         elif isinstance(value, str):
@@ -134,7 +134,7 @@ class _Search:
                 self.code.setdefault(file.resolve(), user_module_name(file.resolve()))
 
     def visit_text(self, key: str, text: str, folder: Path, *, is_module: bool = False) -> None:
-        """Add the code that a text names, if it names some, in any of the forms that `load_object` takes."""
+        """Add the code that a text names in any form that `load_object` accepts, if any."""
         if "\0" in text or len(text) > _LONGEST_REFERENCE:
             return
         locations = [text.rpartition(":")[0], "" if ":" in text else text.rpartition(".")[0]]
@@ -146,9 +146,9 @@ class _Search:
             if location.endswith(".py") and (file := folder / location).is_file():
                 file = file.resolve()
                 self.code.setdefault(file, user_module_name(file))
-            elif (found := _find_module(location, folder)) is not None:
-                module, file = found
-                if _came_with(file, folder):
+            elif (match := _find_module(location, folder)) is not None:
+                module, file = match
+                if _is_local(file, folder):
                     self.code.setdefault(file, module)
             else:
                 continue
@@ -160,15 +160,15 @@ class _Search:
         self.settings[f"{key}: {value if is_plain else json.dumps(value, default=str)}"] = None
 
     def digests(self) -> dict[Path, str]:
-        """SHA-256 of the documents, of the code, and of the modules beside it that it imports."""
+        """Return the SHA-256 of the documents, the code, and the local modules that it imports."""
         files = {*self.documents, *self.code}
         for file, module in self.code.items():
             imported = own_modules(file, module) if file.suffix == ".py" else ()
-            files.update(one.resolve() for one in imported if _came_with(one.resolve(), file.parent))
+            files.update(path.resolve() for path in imported if _is_local(path.resolve(), file.parent))
         return {file: hash_path(file) for file in sorted(files) if file.is_file()}
 
 
-def _came_with(file: Path, folder: Path) -> bool:
+def _is_local(file: Path, folder: Path) -> bool:
     """Return True if a file is part of a folder or the working directory, not of an installed package."""
     is_within = file.is_relative_to(folder) or file.is_relative_to(Path.cwd())
     return is_within and not any(file.is_relative_to(entry) for entry in library_path())
@@ -182,7 +182,7 @@ def _words(command: str) -> list[str]:
 
 
 def _find_module(location: str, folder: Path) -> tuple[str, Path] | None:
-    """The name and the file of the module that a dotted name names or is in, found without importing it."""
+    """Return the module of a dotted name and its file, without importing it."""
     parts = location.split(".")
     if "/" in location or not all(parts):
         return None
@@ -192,24 +192,24 @@ def _find_module(location: str, folder: Path) -> tuple[str, Path] | None:
             if file is not None and file.is_file():
                 return ".".join(parts[:end]), file.resolve()
     with suppress(ImportError, ValueError):
-        if (spec := find_spec(parts[0])) is not None:  # compiled, built in, or found by a hook of an editable install
+        if (spec := find_spec(parts[0])) is not None:  # compiled, built in, or an editable install
             return parts[0], Path(spec.origin if spec.has_location and spec.origin else parts[0])
     return None
 
 
-# The record of what was agreed to.
+# Records of consent
 
 
 def untrusted(code: PlannedCode) -> tuple[list[Path], list[str]]:
-    """The files and settings that the user has not agreed to yet."""
+    """Return the files and settings that the user has not trusted yet."""
     record = _read_record(code.folder)
     is_always = any(_read_record(folder)["always"] for folder in (code.folder, *code.folder.parents))
     files = [file for file, digest in code.files.items() if not is_always and record["files"].get(str(file)) != digest]
-    return files, [one for one in code.stored if one not in record["settings"]]
+    return files, [setting for setting in code.stored if setting not in record["settings"]]
 
 
 def trust(code: PlannedCode, *, always: bool = False) -> None:
-    """Record that the user agreed to run this code."""
+    """Record the user's consent to run this code."""
     before = _read_record(code.folder)
     files = {str(file): digest for file, digest in code.files.items()}
     record = {
@@ -223,7 +223,7 @@ def trust(code: PlannedCode, *, always: bool = False) -> None:
 
 
 def record_folder() -> Path:
-    """The folder of the records; removing a file of it takes an agreement back."""
+    """Return the folder of the records; removing a file revokes its consent."""
     state = os.environ.get("XDG_STATE_HOME") or ""
     base = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
     return base / "reward-kit" / "trust"
@@ -240,8 +240,8 @@ def _read_record(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return empty
     kinds = {key: type(value) for key, value in empty.items()}
-    is_whole = isinstance(record, dict) and all(isinstance(record.get(key), kind) for key, kind in kinds.items())
-    return record if is_whole and record["folder"] == str(folder) else empty
+    is_valid = isinstance(record, dict) and all(isinstance(record.get(key), kind) for key, kind in kinds.items())
+    return record if is_valid and record["folder"] == str(folder) else empty
 
 
 def _write_record(folder: Path, record: Mapping[str, Any]) -> None:

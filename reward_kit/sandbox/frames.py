@@ -17,7 +17,7 @@ MAGIC: Final = b"RKF1"
 HEADER: Final = struct.Struct("!4s16sI")
 NONCE_BYTES: Final = 16
 READY: Final = b"R"
-"""The one byte that a confined child writes before it reads any program."""
+"""The byte that a confined child writes before it reads a program."""
 MAX_DEPTH: Final = 100
 MAX_INTEGER_DIGITS: Final = 1_000
 FrameFault = Literal[
@@ -34,7 +34,7 @@ FrameFault = Literal[
     "surrogate",
 ]
 
-# A string without an end runs to the end of the bytes, so that no quote is looked at twice.
+# An unterminated string extends to the end of the bytes, so that no quote is read twice.
 _BRACKETS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -53,7 +53,7 @@ def pack(nonce: bytes, payload: bytes) -> bytes:
 
 
 def encode_request(value: Any) -> bytes:
-    """Return a request as JSON; lone surrogates in strings survive, as they occur in what models write."""
+    """Encode a request as JSON, including lone surrogates, which occur in model output."""
     return json.dumps(value, separators=(",", ":")).encode("ascii")
 
 
@@ -67,7 +67,7 @@ def answer_end(data: bytes | bytearray, nonce: bytes, max_bytes: int) -> int | N
     expected = MAGIC + nonce
     head = bytes(data[: len(expected)])
     if head != expected[: len(head)]:
-        raise FrameError("forged_frame", "what came on the result channel was not written by the harness")
+        raise FrameError("forged_frame", "the data on the result channel was not written by the harness")
     if len(data) < HEADER.size:
         return None
     length = HEADER.unpack_from(data)[2]
@@ -78,19 +78,19 @@ def answer_end(data: bytes | bytearray, nonce: bytes, max_bytes: int) -> int | N
 
 
 def read_answer(data: bytes | bytearray, nonce: bytes, max_bytes: int) -> Any:
-    """Return the value of the one frame that `data`, all that came, must be."""
+    """Decode `data`, which must be exactly one frame."""
     if not data:
         raise FrameError("no_result", "the process ended without a result")
     end = answer_end(data, nonce, max_bytes)
     if end is None:
         raise FrameError("truncated_frame", "the process ended in the middle of its result")
     if len(data) > end:
-        raise FrameError("extra_frame", "more came on the result channel after the result")
+        raise FrameError("extra_frame", "more data on the result channel after the result")
     return decode(bytes(data[HEADER.size : end]))
 
 
 def decode(payload: bytes) -> Any:
-    """Read strict JSON; a FrameError has the kind of what is wrong."""
+    """Parse strict JSON; a FrameError has the kind of the fault."""
     if payload.count(b"[") + payload.count(b"{") > MAX_DEPTH:
         depth = 0
         for match in _BRACKETS.finditer(payload):
@@ -122,19 +122,19 @@ def decode(payload: bytes) -> Any:
 
 
 def _refuse_constant(text: str) -> Any:
-    raise FrameError("non_finite", f"the result holds {text}, which JSON does not have")
+    raise FrameError("non_finite", f"the result contains {text}, which JSON does not have")
 
 
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise FrameError("non_finite", f"the result holds {text[:40]}, which is beyond any float")
+        raise FrameError("non_finite", f"the result contains {text[:40]}, which exceeds every float")
     return value
 
 
 def _bounded(text: str) -> int:
     if len(text) > MAX_INTEGER_DIGITS:
-        raise FrameError("huge_integer", f"the result holds an integer of {len(text):,} digits")
+        raise FrameError("huge_integer", f"the result contains an integer of {len(text):,} digits")
     return int(text)
 
 
@@ -144,18 +144,18 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for name, _ in pairs:
             if name in seen:
-                raise FrameError("duplicate_key", f"the result names {name[:80]!r} twice")
+                raise FrameError("duplicate_key", f"the result has the key {name[:80]!r} twice")
             seen.add(name)
     return value
 
 
 def _check_text(value: Any) -> None:
-    """Refuse halves of surrogate pairs; the depth is bounded already."""
+    """Raise FrameError for lone surrogates; the depth is already bounded."""
     if isinstance(value, str):
         try:
             value.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise FrameError("surrogate", "the result holds half of a surrogate pair, not valid text") from error
+            raise FrameError("surrogate", "the result contains a lone surrogate, which is not valid text") from error
     elif isinstance(value, dict):
         for name, item in value.items():
             _check_text(name)

@@ -33,11 +33,11 @@ _ERRNO_KINDS = {
     errno.EAGAIN: "processes",
 }
 OWN_FILES: set[str] = set()
-"""The files whose lines a traceback shows: the program's, and what else was sent as text."""
+"""The files whose lines a traceback shows: the program and other code sent as text."""
 SPOILT: list[str] = []
-"""Why this process should answer no further call, for what runs in it to say."""
+"""Reasons, given by code in this process, to answer no further call."""
 
-# Bound now: the code under test may replace any builtin, and the answer is still written with these.
+# Bound now, since the code under test may replace any builtin.
 _len, _isinstance, _str = len, isinstance, str
 _read, _write, _exit, _dup, _close = os.read, os.write, os._exit, os.dup, os.close
 _loads = json.loads
@@ -46,11 +46,11 @@ _type_of: Callable[[Any], type] = type
 
 
 class _TooLarge(Exception):
-    """The result has more bytes than are taken."""
+    """The result exceeds its size limit."""
 
 
 def serve(channel: int, max_result: int, *, is_single: bool) -> None:
-    """Answer what comes on `channel` until it closes, or once; never returns."""
+    """Answer calls on `channel` until it closes, or one call; never returns."""
     first = _read_frame(channel)
     if first is None:
         _exit(0)
@@ -144,7 +144,7 @@ def _call(target: Any, form: str, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe(error: BaseException, kind: str) -> dict[str, Any]:
-    """Describe an exception for the host and clear its frames, whose values may be what filled memory."""
+    """Describe an exception for the host, and clear its frames to free memory."""
     trace = []
     step = error.__traceback__
     while step is not None:
@@ -168,7 +168,7 @@ def _describe(error: BaseException, kind: str) -> dict[str, Any]:
 
 
 def errno_kind(error: OSError) -> str | None:
-    """Return the kind of limit or restriction that an OSError comes from, None if from neither."""
+    """Return the kind of limit or restriction behind an OSError; None for other errors."""
     return _ERRNO_KINDS.get(error.errno or 0)
 
 
@@ -232,7 +232,7 @@ def _converted(value: Any) -> Any:
 
 
 def _left_behind(lowest: int, channel: int) -> list[str]:
-    """List what a call left that the next one of a warm worker should not find."""
+    """List what a call left behind that would affect the next call of a warm worker."""
     left = [*SPOILT]
     if thread_count():
         left.append("threads")
@@ -252,7 +252,7 @@ def _left_behind(lowest: int, channel: int) -> list[str]:
 
 
 def prepare() -> None:
-    """Do in the zygote, once, what every child would do again."""
+    """Do the common work of all children once, in the zygote."""
     for name in ("stdout", "stderr"):
         # By line, so that what was printed before a limit was met is seen.
         getattr(sys, name).reconfigure(errors="backslashreplace", line_buffering=True)

@@ -1,4 +1,4 @@
-"""`Sandbox`: confined calls, as many at once as there are slots, each in a fresh child or in a warm worker."""
+"""`Sandbox`: concurrent confined calls, each in a fresh child or a warm worker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from reward_kit.sandbox.zygote import Ended
 from reward_kit.sandbox.zygote_process import Child, ZygoteProcess
 
 _WARM_CPU_S = 86_400.0
-_CALLS_A_LOOK = 64
+_CALLS_PER_MEMORY_CHECK = 64
 _SPOILING = ("memory", "open_files", "disk", "processes")
 _LAST_CALL_S = 2.0
 _WarmKey = tuple[Program, Limits]
@@ -32,19 +32,17 @@ _CONFINING: tuple[Strength, ...] = ("namespaces", "landlock")
 
 
 class Sandbox:
-    """Run programs confined, for the length of an `async with`.
+    """Run programs confined, inside an `async with`.
 
-    Zygotes are started as they are needed, at most `slots` at work; idle ones are kept, the longest unused given up
-    first.
+    Zygotes are started on demand, at most `slots` at work. Idle ones are kept and evicted least recently used first.
 
     Args:
-        strength: "auto" takes the strongest that this machine has, "namespaces" or "landlock", and refuses where it has
-            neither. Naming one takes that one or refuses. "process" only limits, and confines nothing: it is never
-            taken by itself.
-        slots: calls at once; by default the number of CPUs.
+        strength: "auto" uses the strongest available of "namespaces" and "landlock", and raises without either. A name
+            requires that strength. "process" only sets limits and does not confine; "auto" never chooses it.
+        slots: concurrent calls; by default the number of CPUs.
 
     Raises:
-        ConfigError: on entering, where the strength cannot be had; it names what is missing.
+        ConfigError: on entering, if the strength is not available; the message has the reason.
     """
 
     def __init__(self, *, strength: Strength | Literal["auto"] = "auto", slots: int | None = None) -> None:
@@ -63,17 +61,17 @@ class Sandbox:
     def strength(self) -> Strength:
         """The strength in use."""
         if self._strength is None:
-            raise ConfigError("the sandbox is used before `async with` has opened it")
+            raise ConfigError("the sandbox is not open; use it inside its `async with`")
         return self._strength
 
     @property
     def waiting_children(self) -> set[int]:
-        """The ids of confined children that have been sent no call yet."""
+        """The process ids of prepared children, which have not received a call."""
         return {zygote.prepared_pid for zygote in self._idle} - {0}
 
     @property
     def is_settled(self) -> bool:
-        """No child is being made ready."""
+        """True if no child is being prepared."""
         return all(zygote.is_settled for zygote in self._idle)
 
     async def __aenter__(self) -> Sandbox:
@@ -99,13 +97,13 @@ class Sandbox:
 
         Args:
             program: what to call.
-            request: for the form "reward" the arguments by name, for "plain" the one argument; anything with a JSON
-                form. The code gets a copy.
+            request: the arguments by name for the form "reward", the one argument for "plain"; any JSON value. The code
+                gets a copy.
             limits: by default `Limits()`.
-            level: "isolated" is a fresh child; "warm" a child that has answered calls of this program before.
+            level: "isolated" uses a fresh child, "warm" a child that may have answered calls of this program before.
 
         Raises:
-            ConfigError: the request has no JSON form, or the program's paths are gone. What the code does never raises.
+            ConfigError: the request has no JSON form, or a path is missing. Failures of the code never raise.
         """
         limits = limits or Limits()
         payload = encode_call(program, request)
@@ -115,18 +113,18 @@ class Sandbox:
                     return await self._call_warm(program, payload, limits)
                 async with self._zygote(program, limits) as zygote:
                     outcome = await run_isolated(zygote, program, payload, limits, self.strength)
-                    # A program that fails is not loaded before its next call, which is to meet the failure.
-                    again = program if outcome.failure is None else None
-                    zygote.prepare(limits, is_single=True, cpu_s=limits.cpu_s, program=again)
+                    # A failing program is not preloaded, so that its next call reports the failure.
+                    preloaded = program if outcome.failure is None else None
+                    zygote.prepare(limits, is_single=True, cpu_s=limits.cpu_s, program=preloaded)
                     return outcome
             except SetupError as error:
                 return self._refusal(error, level)
 
     async def ask(self, program: Program, inputs: Sequence[Any], *, limits: Limits | None = None) -> list[Outcome]:
-        """Put each input to the program in one fresh child, one at a time; the caller compares what comes back.
+        """Call the program with each input in turn in one fresh child, and return the outcomes.
 
-        The child never holds more than one input, and no expected answer. The limits hold for all inputs together;
-        where the child ends, the rest is not asked and fails alike.
+        The child never has more than one input, and no expected answer. The limits apply to all inputs together; if the
+        child ends, the remaining inputs fail with the same outcome.
 
         Raises:
             ConfigError: as for `call`.
@@ -153,15 +151,15 @@ class Sandbox:
                 return [self._refusal(error, "isolated")] * len(calls)
 
     def _refusal(self, error: SetupError, level: Level) -> Outcome:
-        failure = Failure("refused", "Sandbox", f"nothing was run: {error}")
+        failure = Failure("refused", "Sandbox", f"the code was not run: {error}")
         return Outcome(None, failure, "setup", level=level, strength=self.strength)
 
     def _spec(self, program: Program, limits: Limits) -> ZygoteSpec:
         may_start = limits.processes > 0
         if may_start and self.strength == "landlock":
             raise ConfigError(
-                "limits.processes needs namespaces, without which what is started could outlive the call; "
-                "this sandbox runs with Landlock alone"
+                "limits.processes needs namespaces, since processes could otherwise outlive the call; "
+                "this sandbox has Landlock only"
             )
         key = (may_start, program.imports, program.read_paths, program.search_paths)
         if key not in self._specs:
@@ -170,7 +168,7 @@ class Sandbox:
 
     @asynccontextmanager
     async def _zygote(self, program: Program, limits: Limits) -> AsyncIterator[ZygoteProcess]:
-        """Lend a zygote for one call of the program."""
+        """Yield a zygote for one call of the program."""
         spec = self._spec(program, limits)
         zygote = await self._take(spec, limits, program)
         try:
@@ -179,9 +177,9 @@ class Sandbox:
             await self._give_back(zygote, spec)
 
     async def _take(self, spec: ZygoteSpec, limits: Limits, program: Program) -> ZygoteProcess:
-        """Return a zygote of this spec, preferably one that has a child ready."""
+        """Return a zygote of this spec, preferably with a prepared child."""
         if not self._is_open:
-            raise ConfigError("the sandbox is used outside of its `async with`")
+            raise ConfigError("the sandbox is not open; use it inside its `async with`")
         while dead := next((zygote for zygote in self._idle if not zygote.is_alive), None):
             del self._idle[dead]
             await dead.close()
@@ -227,7 +225,7 @@ class Sandbox:
 
 
 def encode_call(program: Program, request: Any) -> bytes:
-    """Return the frame payload of a call; ConfigError if it has no JSON form, or a reward no arguments by name."""
+    """Return the frame payload of a call; ConfigError if it is not JSON, or for a reward not named arguments."""
     if program.form == "reward":
         if not isinstance(request, dict):
             raise ConfigError(f"a reward function is called with arguments by name, not with {type(request).__name__}")
@@ -237,13 +235,13 @@ def encode_call(program: Program, request: Any) -> bytes:
     try:
         return encode_request(call)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"what {program.function} is called with has no JSON form: {error}") from error
+        raise ConfigError(f"the arguments of {program.function} are not JSON: {error}") from error
 
 
 async def run_isolated(
     zygote: ZygoteProcess, program: Program, call: bytes, limits: Limits, strength: Strength
 ) -> Outcome:
-    """Make one call in a fresh child, of which nothing is left when this returns."""
+    """Make one call in a fresh child, which has ended when this returns."""
     child = await zygote.spawn(limits, is_single=True, cpu_s=limits.cpu_s, program=program)
     started = time.monotonic()
     try:
@@ -271,7 +269,7 @@ async def run_isolated(
 
 
 class ChildSession:
-    """A child that answers several calls of one function, one after the other."""
+    """A child that answers several calls of one function in turn."""
 
     def __init__(self, zygote: ZygoteProcess, child: Child, program: Program, strength: Strength, level: Level) -> None:
         self._zygote, self._child, self._program, self._strength = zygote, child, program, strength
@@ -290,7 +288,7 @@ class ChildSession:
     async def start(
         cls, zygote: ZygoteProcess, program: Program, limits: Limits, strength: Strength, level: Level
     ) -> ChildSession:
-        """Start a session with a child of its own."""
+        """Start a session with a new child."""
         cpu_s = _WARM_CPU_S if level == "warm" else limits.cpu_s
         child = await zygote.spawn(limits, is_single=False, cpu_s=cpu_s)
         return cls(zygote, child, program, strength, level)
@@ -336,10 +334,10 @@ class ChildSession:
         return judge(evidence, self._limits, self._level, self._strength)
 
     def _arm(self, answered: asyncio.Future[None], deadline: float, delay_s: float) -> None:
-        self._timer = self._loop.call_later(delay_s, self._look_at_clocks, answered, deadline)
+        self._timer = self._loop.call_later(delay_s, self._check_limits, answered, deadline)
 
-    def _look_at_clocks(self, answered: asyncio.Future[None], deadline: float) -> None:
-        """End the call at its deadline, or when its CPU time is used up; else look again when either can be."""
+    def _check_limits(self, answered: asyncio.Future[None], deadline: float) -> None:
+        """End the call at its deadline or CPU limit, else set a timer for the earlier of them."""
         left_s = deadline - self._loop.time()
         cpu_left_s = self._cpu_left_s()
         if left_s > 0.001 and cpu_left_s > 0.001:
@@ -361,7 +359,7 @@ class ChildSession:
         error = answer.get("error")
         if isinstance(error, dict) and error.get("kind") in _SPOILING:
             return False
-        if self._level != "warm" or (self._calls > 1 and self._calls % _CALLS_A_LOOK):
+        if self._level != "warm" or (self._calls > 1 and self._calls % _CALLS_PER_MEMORY_CHECK):
             return True
         resident = self._child.resident_mb()
         if self._calls == 1:
@@ -369,11 +367,11 @@ class ChildSession:
         return resident - self._first_resident_mb <= self._limits.memory_mb / 2
 
     def is_clean(self) -> bool:
-        """Report whether nothing has come, and it has not ended, since its last answer."""
+        """Return True if the child is alive and sent nothing since its last answer."""
         return self.is_usable and not self._child.ended.done() and not self._child.has_extra
 
     async def close(self) -> None:
-        """End the child; the zygote can be asked for another one."""
+        """End the child; the zygote stays usable."""
         try:
             if self._program.last_call and self._calls and self.is_clean():
                 await self.call(encode_call(self._program, json.loads(self._program.last_call)), _LAST_CALL_S)
@@ -384,7 +382,7 @@ class ChildSession:
             self._child.close()
 
 
-# Both must fail in whatever deserves the name of a sandbox: a socket, and the list of the machine's accounts.
+# Both a socket and the list of accounts must be unreachable in a working sandbox.
 _TRIAL = """
 def trial(_):
     reached = []
@@ -406,12 +404,12 @@ _known: dict[Strength, Availability] = {}
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """The result of trying one strength on this machine."""
+    """The result of testing one strength on this machine."""
 
     strength: Strength
-    is_available: bool  # a child was confined with it, and could not get out
+    is_available: bool  # a test child was confined
     reason: str = ""  # why not
-    landlock: int = 0  # the version of Landlock that is in force; 0 for none
+    landlock: int = 0  # the active Landlock version; 0 for none
 
 
 async def probe() -> tuple[Availability, ...]:
@@ -438,7 +436,7 @@ async def _availability(strength: Strength) -> Availability:
 
 async def _try(strength: Strength) -> Availability:
     if sys.platform != "linux":
-        return Availability(strength, False, f"it needs Linux, and this is {sys.platform}")
+        return Availability(strength, False, f"needs Linux; this is {sys.platform}")
     program = Program(_TRIAL, "trial", form="plain")
     try:
         zygote = await ZygoteProcess.start(zygote_spec_for(program, may_start_processes=False), strength)

@@ -1,4 +1,4 @@
-"""The outcome of one call, judged by the host from bytes and from what the kernel counted."""
+"""The outcome of one call, decided by the host from its bytes and the kernel's counters."""
 
 from __future__ import annotations
 
@@ -35,34 +35,34 @@ OutcomeKind = (
     ]
 )
 MEANINGS: Final[dict[OutcomeKind, str]] = {
-    "ok": "The function gave a value.",
+    "ok": "The function returned a value.",
     "wall": "It ran longer than its limit of wall time.",
     "cpu": "It used more CPU time than its limit.",
     "memory": "It needed more memory than the limit.",
-    "disk": "Its work folder holds more than the limit.",
+    "disk": "Its work folder exceeds the limit.",
     "open_files": "It opened more files than the limit.",
     "processes": "It started more processes or threads than the limit; by default none may be started.",
-    "denied": "It tried what the sandbox denies, such as the network or a file that it may not read.",
+    "denied": "It tried something that the sandbox denies, such as the network or an unlisted file.",
     "exception": "The function raised.",
-    "load": "Its file could not be loaded: a syntax error, a module that is not there, or no function of that name.",
-    "exit": "It ended its process before it gave a result.",
-    "signal": "It was ended by a signal, such as a fault of a native extension.",
-    "forbidden_call": "It made a system call of another machine, which no program needs.",
-    "type": "Its result holds something that JSON cannot say.",
-    "cycle": "Its result holds itself.",
-    "setup": "The sandbox could not be set up, so nothing was run; `reward-kit doctor` shows the reason.",
-    "zygote": "The process that starts the sandbox's children ended; the call may be made again.",
-    "no_result": "Its process left before it gave a result.",
-    "forged_frame": "Something else than the harness wrote the answer.",
-    "truncated_frame": "The answer broke off.",
+    "load": "Its file could not be loaded: a syntax error, a missing module, or a missing function.",
+    "exit": "Its process exited before it returned a result.",
+    "signal": "Its process was killed by a signal, such as a crash of a native extension.",
+    "forbidden_call": "It made a system call of another architecture.",
+    "type": "Its result contains a value that JSON cannot represent.",
+    "cycle": "Its result contains itself.",
+    "setup": "The sandbox could not be set up, so the code was not run; `reward-kit doctor` shows the reason.",
+    "zygote": "The process that starts the sandbox's children ended; the call can be retried.",
+    "no_result": "Its process ended before it returned a result.",
+    "forged_frame": "The answer was not written by the harness.",
+    "truncated_frame": "The answer is incomplete.",
     "extra_frame": "More than one answer was written.",
     "result_size": "Its result is larger than the limit.",
     "not_json": "The answer is not JSON.",
-    "non_finite": "Its result holds NaN or an infinity.",
-    "huge_integer": "Its result holds an integer of more than a thousand digits.",
-    "duplicate_key": "A mapping of its result has one key twice.",
+    "non_finite": "Its result contains NaN or an infinity.",
+    "huge_integer": "Its result contains an integer of more than a thousand digits.",
+    "duplicate_key": "A mapping in its result has a duplicate key.",
     "nesting": "Its result is nested too deeply.",
-    "surrogate": "A text of its result is not valid Unicode.",
+    "surrogate": "A text in its result is not valid Unicode.",
 }
 """The meaning of each kind, for the documentation."""
 _CLASSES: Final[dict[str, FailureClass]] = {
@@ -77,8 +77,8 @@ _CLASSES: Final[dict[str, FailureClass]] = {
         "invalid_result",
     ),
 }
-# What the harness, which shares a process with hostile code, may say of a call; all else the host finds by itself.
-_TELLABLE: Final = frozenset(
+# The kinds that the harness may report, which shares a process with hostile code; the host detects all others.
+_REPORTABLE: Final = frozenset(
     {
         *("exception", "load", "exit", "memory", "disk", "open_files", "processes", "denied"),
         *("type", "cycle", "not_json", "huge_integer", "nesting", "result_size"),
@@ -93,16 +93,16 @@ class Outcome:
     """The outcome of one call.
 
     Attributes:
-        value: what the function returned, as JSON has it: tuples are lists, keys are strings. None where it failed.
-        failure: None where there is a value.
-        kind: "ok", or the precise fault; `failure.failure_class` is how records count it.
-        stdout, stderr: what the code wrote, as far as it was kept; bytes that are no UTF-8 are replaced.
-        is_output_cut: more was written than was kept.
+        value: the returned value as JSON: tuples are lists, keys are strings. None on failure.
+        failure: the failure; None on success.
+        kind: "ok", or the precise fault; records count `failure.failure_class`.
+        stdout, stderr: the output up to the limit; invalid UTF-8 is replaced.
+        is_output_cut: the output exceeded the limit.
         level: "isolated" or "warm".
-        strength: how it was confined.
-        wall_s, cpu_s: seconds, counted by the host and the kernel. For a warm call the CPU seconds are the worker's.
-        peak_memory_mb: MiB resident at most, with what it shares with its zygote; 0 where a warm worker goes on.
-        exit: the process's exit status, negative for a signal; None where it goes on, or was lost.
+        strength: the confinement.
+        wall_s, cpu_s: seconds, measured by the host and the kernel. For a warm call the CPU seconds are the worker's.
+        peak_memory_mb: peak resident MiB, including memory shared with the zygote; 0 if a warm worker continues.
+        exit: the exit status, negative for a signal; None if the process continues or was lost.
     """
 
     value: Any
@@ -126,7 +126,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Evidence:
-    """All that is known of a call when it is judged."""
+    """The facts about a call from which its outcome is decided."""
 
     is_ready: bool = False  # the child reported that it is confined, before it read the program
     answer: Any = None  # the decoded answer; meaningless if `fault` is set
@@ -143,18 +143,18 @@ class Evidence:
     is_output_cut: bool = False
 
 
-class _Refused(Exception):
-    """No value; carries the kind, the message and the traceback."""
+class _CallFailed(Exception):
+    """A failed call; carries the kind, the message and the traceback."""
 
 
 def judge(evidence: Evidence, limits: Limits, level: Level, strength: Strength) -> Outcome:
-    """Return the outcome that the evidence proves."""
+    """Decide the outcome from the evidence."""
     failure, value = None, None
     kind: OutcomeKind = "ok"
     try:
         value = _value(evidence, limits)
-    except _Refused as refused:
-        kind, message, trace = refused.args
+    except _CallFailed as failed:
+        kind, message, trace = failed.args
         failure = Failure(Outcome.class_of(kind), "Sandbox", message, trace)
     return Outcome(
         value,
@@ -174,51 +174,51 @@ def judge(evidence: Evidence, limits: Limits, level: Level, strength: Strength) 
 
 def _value(evidence: Evidence, limits: Limits) -> Any:
     if evidence.how == "lost":
-        raise _Refused("zygote", "the process that starts the sandbox's children ended; the call may be made again", "")
+        raise _CallFailed("zygote", "the process that starts the sandbox's children ended; the call can be retried", "")
     if not evidence.is_ready and evidence.how != "late":
         detail = evidence.stderr.decode("utf-8", "replace").strip() or f"exit status {evidence.exit}"
-        raise _Refused("setup", f"the sandbox could not be set up, so nothing was run: {detail[:500]}", "")
+        raise _CallFailed("setup", f"the sandbox could not be set up, so the code was not run: {detail[:500]}", "")
     if evidence.how == "late":
-        raise _Refused("wall", f"it ran longer than {limits.wall_s:g} s of wall time{_raise('wall_s')}", "")
+        raise _CallFailed("wall", f"it ran longer than {limits.wall_s:g} s of wall time{_raise('wall_s')}", "")
     if evidence.how == "cpu":
         raise _beyond_cpu(limits)
     if evidence.how == "disk":
-        raise _Refused("disk", _with_limit("disk", "", limits), "")
+        raise _CallFailed("disk", _with_limit("disk", "", limits), "")
     fault = evidence.fault
     if fault is not None and fault.kind == "no_result":
         status = evidence.exit
         if status == -_SIGKILL and evidence.cpu_s >= 0.75 * limits.cpu_s:
             raise _beyond_cpu(limits)
         if status == -_SIGSYS:
-            raise _Refused("forbidden_call", "it made a system call of another machine, which no program needs", "")
+            raise _CallFailed("forbidden_call", "it made a system call of another architecture", "")
         if status is not None and status < 0:
-            raise _Refused("signal", f"it was ended by signal {-status} before it gave a result", "")
-        raise _Refused("no_result", f"it left with exit status {status} before it gave a result", "")
+            raise _CallFailed("signal", f"it was killed by signal {-status} before it returned a result", "")
+        raise _CallFailed("no_result", f"it exited with status {status} before it returned a result", "")
     if fault is not None:
-        raise _Refused(fault.kind, _with_limit(fault.kind, str(fault), limits), "")
+        raise _CallFailed(fault.kind, _with_limit(fault.kind, str(fault), limits), "")
     return _checked(evidence.answer, limits)
 
 
-def _beyond_cpu(limits: Limits) -> _Refused:
-    return _Refused("cpu", f"it used more than {limits.cpu_s:g} s of CPU time{_raise('cpu_s')}", "")
+def _beyond_cpu(limits: Limits) -> _CallFailed:
+    return _CallFailed("cpu", f"it used more than {limits.cpu_s:g} s of CPU time{_raise('cpu_s')}", "")
 
 
 def _checked(answer: Any, limits: Limits) -> Any:
     """Return the value in an answer, or raise the failure that the harness reports."""
     if not isinstance(answer, dict) or not (answer.keys() <= {"value", "error", "left"}):
-        raise _Refused("forged_frame", "the answer was not written by the harness", "")
+        raise _CallFailed("forged_frame", "the answer was not written by the harness", "")
     error = answer.get("error")
     if error is None:
         if "value" not in answer:
-            raise _Refused("forged_frame", "the answer was not written by the harness", "")
+            raise _CallFailed("forged_frame", "the answer was not written by the harness", "")
         return answer["value"]
     parts = [error.get(name) for name in ("kind", "type", "message", "traceback")] if isinstance(error, dict) else []
     texts = [text for text in parts if isinstance(text, str)]
-    if len(texts) != 4 or texts[0] not in _TELLABLE:
-        raise _Refused("forged_frame", "the answer was not written by the harness", "")
+    if len(texts) != 4 or texts[0] not in _REPORTABLE:
+        raise _CallFailed("forged_frame", "the answer was not written by the harness", "")
     kind, name, message, trace = texts
     text = ": ".join(part for part in (name, message) if part)
-    raise _Refused(kind, _with_limit(kind, text, limits), trace)
+    raise _CallFailed(kind, _with_limit(kind, text, limits), trace)
 
 
 def _with_limit(kind: str, message: str, limits: Limits) -> str:

@@ -63,9 +63,9 @@ class Program:
                 raise ConfigError(f"imports: {name!r} is not a module name")
         for path in (*self.read_paths, *self.search_paths):
             if not os.path.isabs(path) or os.path.normpath(path) != path:  # noqa: PTH117
-                raise ConfigError(f"a path to be read must be absolute and plain, not {path!r}")
+                raise ConfigError(f"read paths must be absolute and normalized, got {path!r}")
             if path in _NEVER_READ or path.startswith(("/proc/", "/sys/", "/dev/")):
-                raise ConfigError(f"{path} is never shown in the sandbox; name the folder that is needed")
+                raise ConfigError(f"{path} is never readable in the sandbox; name the folder that is needed")
 
     def payload(self) -> bytes:
         """Return the JSON for a child, the content of a frame."""
@@ -93,11 +93,13 @@ def zygote_spec_for(program: Program, *, may_start_processes: bool) -> ZygoteSpe
     """Return the spec of zygotes for a program on this machine."""
     for path in (*program.read_paths, *program.search_paths):
         if not os.path.exists(path):  # noqa: PTH110
-            raise ConfigError(f"{path}, which the program is to read, does not exist")
+            raise ConfigError(f"{path}, which the program reads, does not exist")
         if os.geteuid() == 0:
             wanted = 0o005 if os.path.isdir(path) else 0o004  # noqa: PTH112
             if os.stat(path).st_mode & wanted != wanted:  # noqa: PTH116
-                raise ConfigError(f"{path} is closed to other users, and the sandbox gives up root: chmod o+rX {path}")
+                raise ConfigError(
+                    f"{path} is not readable by other users, as which the sandbox runs: chmod o+rX {path}"
+                )
     library = library_path()
     paths = [*library, str(_PACKAGE), f"{sys.base_prefix}/lib", *_LIBRARIES, *_TIME_ZONES]
     if may_start_processes:

@@ -1,4 +1,4 @@
-"""The host's end of a zygote and of its children.
+"""The host's side of a zygote and its children.
 
 A zygote is started with one socket, asked for one child at a time, and ended by closing the socket. A child has a
 channel for frames and two outputs; every byte that comes from it is untrusted.
@@ -46,7 +46,7 @@ _ENVIRONMENT = {
 _PASSED_ON = ("LD_LIBRARY_PATH", "TZ")
 _BOOT_S = 120.0
 BACKSTOP_S = 2.0
-"""Time in which a zygote must end a child; afterwards it is ended itself."""
+"""Seconds for a zygote to end a child before the zygote is killed."""
 _FIRST_UNUSED_ID = 1_900_000_000
 
 
@@ -66,7 +66,7 @@ class ZygoteProcess:
 
     @classmethod
     async def start(cls, spec: ZygoteSpec, strength: Strength) -> ZygoteProcess:
-        """Start one and wait until it has imported everything; SetupError if it cannot be confined or import."""
+        """Start a zygote and wait until it has imported everything; SetupError if that or its confinement fails."""
         config, work_root = _configuration(spec, strength)
         control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far:
@@ -89,7 +89,7 @@ class ZygoteProcess:
                 reply = json.loads(await self._loop.sock_recv(control, 1 << 16) or b"{}")
         except (OSError, TimeoutError) as error:
             await self.close()
-            raise SetupError("start the zygote", f"it gave no sign of life: {error}") from error
+            raise SetupError("start the zygote", f"no response from the process: {error}") from error
         except asyncio.CancelledError:
             await self.close()
             raise
@@ -101,7 +101,7 @@ class ZygoteProcess:
         return self
 
     async def spawn(self, limits: Limits, *, is_single: bool, cpu_s: float, program: Program | None = None) -> Child:
-        """Return a child that waits for a call, the prepared one if it fits; of a dead zygote, `ended` is None."""
+        """Return a child that waits for a call, the prepared one if it fits. If the zygote died, `ended` is None."""
         wanted = spawn_record(limits, is_single=is_single, cpu_s=cpu_s)
         child, self._prepared = self._prepared, None
         if child is not None:
@@ -122,17 +122,17 @@ class ZygoteProcess:
                 self._prepared.load(program)
 
     def is_prepared(self, limits: Limits, program: Program) -> bool:
-        """Report whether a child with these limits stands ready, with this program or none."""
+        """Return True if a child with these limits is ready, with this program or none."""
         return self._prepared is not None and self._prepared.is_ready and self._prepared.may_run(limits, program)
 
     @property
     def prepared_pid(self) -> int:
-        """The id of the child that waits for its program; 0 if none stands ready."""
+        """The process id of the prepared child; 0 without one."""
         return self._prepared.pid if self._prepared is not None else 0
 
     @property
     def is_settled(self) -> bool:
-        """No child is being made ready."""
+        """True if no child is being prepared."""
         child = self._prepared
         return child is None or child.is_ready or child.ended.done()
 
@@ -143,11 +143,11 @@ class ZygoteProcess:
             self._control.sendmsg([SPAWN.pack(*spawn)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
         except OSError:
             self._died()
-        child.handed_over()
+        child.close_child_ends()
         return child
 
     def kill_child(self, child: Child) -> None:
-        """Kill this child, and with it its tree, unless it has ended; `ended` resolves when it is gone."""
+        """Kill this child and its process tree unless it has ended; `ended` resolves afterwards."""
         if child is self._child and not child.ended.done():
             try:
                 self._control.send(KILL)
@@ -155,7 +155,7 @@ class ZygoteProcess:
                 self._died()
 
     async def end_child(self, child: Child) -> Ended | None:
-        """Kill the child and wait for its end, which takes a millisecond; where it does not come, end the zygote."""
+        """Kill the child and wait for its end, about a millisecond; on a timeout, end the zygote."""
         self.kill_child(child)
         waiting = self._loop.create_task(asyncio.wait({child.ended}, timeout=BACKSTOP_S))
         try:
@@ -187,7 +187,7 @@ class ZygoteProcess:
             self._child.ended.set_result(None)
 
     async def close(self) -> None:
-        """End it and everything it started, and wait until they are gone. Also where the caller is being cancelled."""
+        """End it and everything it started, and wait for that, even during cancellation."""
         if self._ending is None:
             self._ending = self._loop.create_task(self._end())
         await asyncio.shield(self._ending)
@@ -207,7 +207,7 @@ class ZygoteProcess:
             remove_folder(self._work_root)
 
     async def _is_gone(self, timeout_s: float) -> bool:
-        """Report whether it has ended, after at most this time."""
+        """Return True if it ends within this time."""
         if self._process.poll() is not None:
             return True
         ending = os.pidfd_open(self._process.pid)
@@ -249,7 +249,7 @@ def _configuration(spec: ZygoteSpec, strength: Strength) -> tuple[dict[str, Any]
                 os.chown(work_root, user, user)
             except OSError as error:  # such as in a user namespace that knows this one user only
                 remove_folder(work_root)
-                raise SetupError("give a work folder to a user id that is free", str(error)) from error
+                raise SetupError("give a work folder to a free user id", str(error)) from error
             # What lies beside it is closed to others; only the way through is opened.
             temporary_root().chmod(0o711)
     ways = {parent for _, real in spec.read_paths for parent in Path(real).parents}
@@ -279,7 +279,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Capture:
-    """An output of the child: read as it comes, so that the child never waits, and kept up to a limit."""
+    """An output of the child, read continuously so that the child never blocks, and kept up to a limit."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: int) -> None:
         self._loop, self._limit = loop, limit
@@ -303,7 +303,7 @@ class Capture:
         return True
 
     def take(self) -> tuple[bytes, bool]:
-        """Return what was kept since the last time, waiting bytes included, and whether more had come."""
+        """Return the output since the last call, including waiting bytes, and whether more was dropped."""
         for _ in range(8):  # as much as a full pipe holds; more is not waited for
             if not self._read():
                 break
@@ -314,13 +314,13 @@ class Capture:
         return taken
 
     def close(self) -> None:
-        """Let go of the descriptors."""
+        """Close the descriptors."""
         self._loop.remove_reader(self._reader)
         os.close(self._reader)
 
 
 class Child:
-    """A confined child as the host sees it: a channel for frames, two outputs, and its end."""
+    """The host's view of a confined child: a channel for frames, two outputs, and its end."""
 
     def __init__(self, limits: Limits, spawn: Spawn) -> None:
         self._loop = asyncio.get_running_loop()
@@ -351,11 +351,11 @@ class Child:
 
     @property
     def descriptors(self) -> tuple[int, int, int]:
-        """The child's ends: channel, output, errors. `handed_over` closes them here."""
+        """The child's ends: channel, output, errors; closed here by `close_child_ends`."""
         return self._far.fileno(), self._output.writer, self._errors.writer
 
-    def handed_over(self) -> None:
-        """Close the ends that the child has now."""
+    def close_child_ends(self) -> None:
+        """Close the child's ends in this process."""
         self._far.close()
         os.close(self._output.writer)
         os.close(self._errors.writer)
@@ -409,7 +409,7 @@ class Child:
         return True
 
     def _ready_byte(self) -> bytes:
-        """Take the ready byte, with which the kernel sends the id of its writer; return nothing to read."""
+        """Read the ready byte, with which the kernel sends the writer's process id."""
         data, ancillary, _, _ = self._channel.recvmsg(len(READY), socket.CMSG_SPACE(_CREDENTIALS.size))
         if data != READY:
             return b""
@@ -440,10 +440,10 @@ class Child:
         try:
             end = answer_end(self._received, self._nonce, self._max_result)
             if end is not None and len(self._received) > end:
-                raise FrameError("extra_frame", "more came on the result channel after the result")
+                raise FrameError("extra_frame", "more data on the result channel after the result")
         except FrameError as error:
             self._fault = self._fault or error
-            # Nothing more is believed, or stored.
+            # Ignore everything after a fault.
             del self._received[HEADER.size :]
             end = 0
         if end is not None and self.answered is not None and not self.answered.done():
@@ -451,17 +451,17 @@ class Child:
 
     @property
     def has_fault(self) -> bool:
-        """True if the bytes that came are not an answer."""
+        """True if the received bytes are not an answer."""
         return self._fault is not None
 
     @property
     def has_extra(self) -> bool:
-        """True if something came without a call."""
+        """True if bytes arrived without a call."""
         self._read()
         return bool(self._received) or self.has_fault
 
     def take_answer(self, evidence: Evidence) -> None:
-        """Put what came, the outputs too, into `evidence`, and make room for the next answer."""
+        """Move the answer and the outputs into `evidence`, and reset for the next answer."""
         evidence.is_ready = self.is_ready
         try:
             if self._fault is not None:
@@ -475,7 +475,7 @@ class Child:
         evidence.is_output_cut = is_output_cut or are_errors_cut
 
     def take_end(self, evidence: Evidence, ended: Ended | None) -> None:
-        """Put the record of its end, and all that is still waiting to be read, into `evidence`."""
+        """Move the record of its end and all unread bytes into `evidence`."""
         for _ in range(2 + (self._max_result + HEADER.size) // _CHUNK):
             if not self._read():
                 break
@@ -490,7 +490,7 @@ class Child:
         evidence.peak_memory_mb = ended.peak_memory / MEBIBYTE
 
     def close(self) -> None:
-        """Let go of every descriptor. The child sees its channel close."""
+        """Close every descriptor; the child sees its channel close."""
         self._loop.remove_reader(self._channel.fileno())
         self._loop.remove_writer(self._channel.fileno())
         self._channel.close()

@@ -15,7 +15,7 @@ from reward_kit.agent.samples import (
     make_group_id,
     make_rollout_id,
 )
-from reward_kit.environments.config import overlaid
+from reward_kit.environments.config import deep_merge
 from reward_kit.errors import ConfigError
 from tests.agent.worlds import task_of
 
@@ -117,5 +117,5 @@ class TestSeedsAndIds:
 
 def test_configurations_merge_at_every_depth_and_change_neither():
     base, over = {"a": {"x": 1, "y": 2}, "b": [1]}, {"a": {"y": 3}, "b": [2], "c": {}}
-    assert overlaid(base, over) == {"a": {"x": 1, "y": 3}, "b": [2], "c": {}}
+    assert deep_merge(base, over) == {"a": {"x": 1, "y": 3}, "b": [2], "c": {}}
     assert (base, over) == ({"a": {"x": 1, "y": 2}, "b": [1]}, {"a": {"y": 3}, "b": [2], "c": {}})

@@ -368,7 +368,7 @@ class TestTaskFile:
             ({"type": "scripted"}, "sample 't' has no 'replies'"),
             ({"type": "scripted", "replies": ["a"], "instructions": "{{ nope }}"}, "'nope' is undefined"),
             ({"type": "scripted", "replies": "tools.py:registry"}, "is a ToolRegistry, not a function"),
-            ("expert", "the policy 'expert' cannot be a user: it asks the environment"),
+            ("expert", "the policy 'expert' cannot be a user: it queries the environment"),
             ("opnai", "unknown policy 'opnai'; did you mean 'openai'"),
             ({"type": "human", "stop_phrase": ""}, "user.stop_phrase"),
         ],
@@ -385,5 +385,5 @@ class TestTaskFile:
 
     def test_nothing_to_begin_with_is_fine_where_the_user_begins(self, tmp_path):
         assert self.load(tmp_path, "human", messages=[]) is not None
-        with pytest.raises(ConfigError, match="nothing to begin with"):
+        with pytest.raises(ConfigError, match="no first message"):
             self.load(tmp_path, {"type": "human", "opens": False}, messages=[])

@@ -61,7 +61,7 @@ def write_walks(
             episodes.write(json.dumps(episode, separators=(",", ":")) + "\n")
             scores.write(json.dumps(score, separators=(",", ":")) + "\n")
             count += 1
-    (path / "run.json").write_bytes(RunHeader.read(path).with_(total=given.get("total", count)).to_bytes())
+    (path / "run.json").write_bytes(RunHeader.read(path).replace(total=given.get("total", count)).to_bytes())
     if is_credited:
         (path / "summary.json").write_text('{"schema_version": 1, "policies": []}')
         write_section(path, assign_credit(path, CreditModel()))

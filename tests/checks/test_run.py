@@ -201,10 +201,18 @@ def test_credit_of_an_episode_that_is_gone_is_found(recorded: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("file", "line", "said"),
     [
-        ("scores.jsonl", {"rollout_id": "r", "score": "good"}, "the score of r is a finite number or null; got 'good'"),
-        ("scores.jsonl", {"score": 1.0}, "scores.jsonl:1: a line is an object with a rollout_id"),
-        ("scores.jsonl", [], "scores.jsonl:1: a line is an object with a rollout_id"),
-        ("scores.jsonl", {"rollout_id": "r", "attempt": "x"}, "scores.jsonl:1: attempt is a whole number; got 'x'"),
+        (
+            "scores.jsonl",
+            {"rollout_id": "r", "score": "good"},
+            "the score of r must be a finite number or null",
+        ),
+        ("scores.jsonl", {"score": 1.0}, "scores.jsonl:1: expected an object with a text rollout_id"),
+        ("scores.jsonl", [], "scores.jsonl:1: expected an object with a text rollout_id"),
+        (
+            "scores.jsonl",
+            {"rollout_id": "r", "attempt": "x"},
+            "scores.jsonl:1: attempt must be a whole number",
+        ),
         ("scores.jsonl", {"rollout_id": "r", "failure": {"class": "crush"}}, "scores.jsonl:1: unknown failure class"),
         ("scores.jsonl", {"rollout_id": "r", "failure": "x"}, "scores.jsonl:1: the failure cannot be read"),
         ("credit.jsonl", {"rollout_id": "r", "A": "much"}, "credit.jsonl:1: A is a number, or null where unscored"),

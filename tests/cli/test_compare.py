@@ -131,8 +131,8 @@ def test_compare_reports_other_differences(project: Project, own: Project) -> No
         "the reward differs (right ",
         "the pass_threshold differs (1 and 0.5)",
         "the task files differ in max_episode_steps",
-        "the seed differs (0 and 5): models drew other chances, and where worlds are drawn from it",
-        "samples that are left out: 2 in the baseline only",
+        "the seed differs (0 and 5): models sampled differently, and where environments are generated from it",
+        "left out: 2 in the baseline only",
     ):
         assert f"warning: after: {word}" in done.stderr
 
@@ -160,7 +160,7 @@ def test_runs_of_score_where_a_sample_broke(project: Project, own: Project) -> N
     assert found["common_samples"] == 7 and found["left_out"]["unscored_in_run"] == 1
     assert found["difference"] == pytest.approx(4 / 7), "what is unscored is not zero"
     assert [mismatch["what"] for mismatch in found["mismatches"]] == ["reward"]
-    assert "2 of 16 episodes are unscored, and in no average" in done.stderr
+    assert "2 of 16 episodes are unscored, and excluded from means" in done.stderr
 
 
 COUNTING = """
@@ -209,7 +209,7 @@ class TestRefused:
         [
             (
                 ["runs/done", "runs/don"],
-                "runs/don is not the folder of a run: it has no run.json; did you mean 'runs/done'?",
+                "runs/don is not a run folder: it has no run.json; did you mean 'runs/done'?",
             ),
             (
                 ["--fail-on-regression", "runs/done"],
@@ -227,4 +227,4 @@ class TestRefused:
         own.write_rows([{"id": "x", "number": 1, "ground_truth": "done"}])
         done = own.call("compare", str(project.folder / "runs" / "done"), run(own, "done", "after"))
         assert done.returncode == 2 and done.stderr.count("\n") == 1
-        assert "error: after and the baseline done have no sample in common" in done.stderr
+        assert "error: after and the baseline done have no sample scored in both" in done.stderr

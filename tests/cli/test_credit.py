@@ -145,7 +145,7 @@ def test_a_run_by_its_bare_name_or_by_one_of_its_files_is_answered_with_its_fold
     [
         ("episodes.jsonl", "steps", 5, "episodes.jsonl:1: it cannot be read as an episode: TypeError"),
         ("episodes.jsonl", "schema_version", 99, "episodes.jsonl:1: episode record of version 99"),
-        ("episodes.jsonl", "rollout_id", None, "episodes.jsonl:1: a line is an object with a rollout_id, a text"),
+        ("episodes.jsonl", "rollout_id", None, "episodes.jsonl:1: expected an object with a text rollout_id"),
         ("scores.jsonl", "result", "x", "scores.jsonl: the score of a: result: .*expected a mapping of keys"),
     ],
 )

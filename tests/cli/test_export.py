@@ -33,7 +33,7 @@ def test_one_table_can_go_to_standard_output(project: Project) -> None:
     asked = ["--format", "csv", "--table", "episodes", "--only-passed", "-o", "-"]
     done = project.call("export", str(project.run_path()), *asked)
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 3
-    assert "left out: 4 below 1, which passes" in done.stderr
+    assert "left out: 4 below the pass threshold 1" in done.stderr
 
 
 def test_chats_are_written_with_the_tools_of_the_task(project: Project) -> None:
@@ -69,7 +69,10 @@ def test_tools_can_be_given_where_the_task_is_gone(project: Project, tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--format", "csv", "--policy", "scriptd"], "--policy scriptd: no episode is of it; did you mean 'scripted'?"),
+        (
+            ["--format", "csv", "--policy", "scriptd"],
+            "--policy scriptd: no episode has this policy; did you mean 'scripted'?",
+        ),
         (["--format", "csv", "--min-score", "2"], "no episode to export: 6 below 2"),
         (["--format", "csv", "-o", "-"], "-o - takes one table; choose it with --table"),
         (["--format", "csv", "-o", "all.csv"], "3 tables need a folder; or choose one with --table"),
@@ -111,9 +114,9 @@ def test_a_score_that_is_a_text_is_named_and_never_compared(project: Project, tm
     text = (run / "scores.jsonl").read_text()
     (run / "scores.jsonl").write_text(text.replace('"score":1.0', '"score":"1.0"', 1))
     done = project.call("export", str(run), "--format", "csv", "--only-passed", "-o", str(tmp_path / "out"))
-    assert done.returncode == 3 and "is a finite number or null; got '1.0'" in done.stderr, done.stderr
+    assert done.returncode == 3 and "must be a finite number or null; got '1.0'" in done.stderr, done.stderr
 
 
 def test_export_rejects_a_folder_without_a_run(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not the folder of a run"):
+    with pytest.raises(ConfigError, match="is not a run folder"):
         command.main([str(tmp_path), "--format", "csv"], standalone_mode=False)

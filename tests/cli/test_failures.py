@@ -322,7 +322,7 @@ def test_an_endpoint_of_which_a_secret_was_hidden_must_be_given_again(
 ) -> None:
     project.call("run", "task.yaml", "--limit", "1")
     file = project.run_path() / "run.json"
-    header = RunHeader.read(file.parent).with_(base_url="http://gateway.example/of-a-gateway/v1")
+    header = RunHeader.read(file.parent).replace(base_url="http://gateway.example/of-a-gateway/v1")
     file.write_bytes(Redaction(["of-a-gateway"]).redact_line(header.to_bytes()))
     assert RunHeader.read(file.parent).base_url == "http://gateway.example/(hidden)/v1"
     monkeypatch.chdir(project.folder)
@@ -346,7 +346,7 @@ class TestScoringARunAgain:
         episodes.write_text(episodes.read_text() + episodes.read_text().splitlines(keepends=True)[1])
         monkeypatch.chdir(project.folder)
         message = refused("score", str(episodes), "--reward", "mine.py:towards", "--log-dir", "third")
-        assert f"{episodes}:3: rollout" in message and f"is used already at {episodes}:2" in message
+        assert f"{episodes}:3: rollout" in message and f"is already used at {episodes}:2" in message
         assert not (project.folder / "third").exists()
 
 
@@ -423,7 +423,7 @@ UNREADABLE = {
     "a CSV column twice": (
         "rows.csv",
         b"id,number,number\na,1,2\n",
-        "rows.csv:1: the column 'number' is given twice",
+        "rows.csv:1: duplicate column 'number'",
     ),
 }
 
@@ -462,7 +462,7 @@ class TestOneLineAndNoTraceback:
         done = project.call("run", "task.yaml")
         assert done.returncode == 2
         (line,) = done.stderr.splitlines()
-        assert "Unfinished' cannot be made: it does not define get_tools_spec, reset" in line
+        assert "Unfinished' is abstract: it does not define get_tools_spec, reset" in line
         assert not project.runs()
 
     def test_ctrl_c_while_the_files_are_loaded(self, project: Project) -> None:

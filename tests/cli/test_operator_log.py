@@ -129,7 +129,7 @@ def test_verbose_shows_what_happens_and_leaves_standard_output_alone(project: Pr
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["status"] == "complete"
     told = events_of(done.stderr)
-    assert [one["message"] for one in told if one["message"].startswith("run ")] == ["run begins", "run ended"]
+    assert [one["message"] for one in told if one["message"].startswith("run ")] == ["run started", "run ended"]
     assert [one["message"] for one in told].count("episode stopped") == 6
     scored = [one for one in told if one["message"] == "episode scored"]
     assert (
@@ -142,7 +142,7 @@ def test_verbose_shows_what_happens_and_leaves_standard_output_alone(project: Pr
 def test_resume_logs_only_new_events(project: Project) -> None:
     project.call("run", "task.yaml")
     done = project.call("run", "--resume", "-v", REWARD_KIT_LOG_FORMAT="json")
-    assert [one["message"] for one in events_of(done.stderr)] == ["run begins", "run ended"], done.stderr
+    assert [one["message"] for one in events_of(done.stderr)] == ["run started", "run ended"], done.stderr
 
 
 def test_one_part_of_the_package_can_say_more(project: Project) -> None:

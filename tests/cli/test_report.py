@@ -95,14 +95,14 @@ def test_report_writes_the_page_again_and_prints_where(project: Project) -> None
 def test_view_rejects_a_folder_without_a_run(project: Project) -> None:
     done = project.call("view", ".", "-o", "page.html")
     assert done.returncode == 2
-    assert "error: . is not the folder of a run: it has no run.json" in done.stderr
+    assert "error: . is not a run folder: it has no run.json" in done.stderr
 
 
 def test_report_of_a_damaged_run_names_the_line(project: Project) -> None:
     path = make_run(project.folder, [], [])
     (path / "episodes.jsonl").write_text("{}\n")
     done = project.call("view", "run", "-o", "page.html")
-    assert done.returncode == 3 and "run/episodes.jsonl:1: a line is an object with a rollout_id" in done.stderr
+    assert done.returncode == 3 and "run/episodes.jsonl:1: expected an object with a text rollout_id" in done.stderr
 
 
 def test_a_page_that_cannot_be_written_costs_the_run_nothing(project: Project) -> None:
@@ -113,7 +113,7 @@ def test_a_page_that_cannot_be_written_costs_the_run_nothing(project: Project) -
     done = project.call("run", "--resume", str(path))
     assert done.returncode == 0, done.stderr
     assert "No report was written: cannot write" in done.stderr
-    assert "no report: cannot write" in (path / "run.log").read_text()
+    assert "report not written: cannot write" in (path / "run.log").read_text()
 
 
 def test_a_secret_is_not_on_the_page(project: Project) -> None:

@@ -174,7 +174,7 @@ def test_a_rescored_run_can_be_scored_again(project: Project) -> None:
 @pytest.mark.parametrize(
     ("run", "reward", "told"),
     [
-        ("runs", "other.py:lenient", "is not the folder of a run"),
+        ("runs", "other.py:lenient", "is not a run folder"),
         ("RUN", "other.py:leninet", "did you mean 'lenient'?"),
         ("RUN", "nothing.py:f", "no such file"),
         ("RUN", "other.py:state_of", None),

@@ -17,7 +17,7 @@ from reward_kit.runs.run_folder import RunFolder, RunHeader, RunTiming
 def make_run(folder: Path, name: str, days: float, task: str = "t", status: str = "complete") -> Path:
     store = RunFolder.create(folder / name, RunHeader(task_name=task, total=2))
     started = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=days)
-    store.write_header(store.header.with_(status=status, timing=RunTiming(started_at=started)))
+    store.write_header(store.header.replace(status=status, timing=RunTiming(started_at=started)))
     store.write_summary({"policies": [{"policy": "p", "score": {"mean": 0.5}}, {"policy": "q", "score": None}]})
     return store.path
 

@@ -13,7 +13,7 @@ HOSTILE = {
     "reads_env": ("import os; return {'score': float(len(os.environ['SECRET_KEY']))}", "crash", "KeyError"),
     "opens_socket": ("import socket; socket.socket(); return {'score': 1.0}", "refused", "PermissionError"),
     "prints_a_result": ("return print('{\"score\": 1.0}'); return None", "invalid_result", "returned nothing"),
-    "exits": ("import os; os._exit(0)", "crash", "left with exit status 0"),
+    "exits": ("import os; os._exit(0)", "crash", "exited with status 0"),
     "raises": ("1 / 0", "crash", "ZeroDivisionError"),
     "loops": ("\n    while True: pass", "timeout", "raise limits.reward_time_s"),
     "nan": ("return {'score': float('nan')}", "invalid_result", "finite"),

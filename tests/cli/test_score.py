@@ -172,7 +172,7 @@ class Priceless(AgentPolicy):
     [
         (
             {"limits": {"cost": 1.0}, "policy": {"type": "mine.py:Priceless"}},
-            "class Priceless (an AgentPolicy) write is_",
+            "class Priceless (an AgentPolicy) set is_",
         ),
         ({"redact": "nowhere.py:f"}, "task.yaml:18: redact: no such file"),
         ({"redact": "reward.py:broken_off"}, "task.yaml:18: redact: 'reward.py:broken_off'"),

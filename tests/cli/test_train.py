@@ -115,7 +115,7 @@ def test_a_task_file_is_not_accepted_as_a_train_file(tmp_path: Path) -> None:
     assert "task: task.yaml" in done.stderr and len(done.stderr.splitlines()) == 1
     for verb in ("run", "check"):
         done = command_line.call(verb, "train.yaml", cwd=tmp_path)
-        assert done.returncode == 2 and "train.yaml is a train file, for `reward-kit train`" in done.stderr
+        assert done.returncode == 2 and "train.yaml is a train file; use `reward-kit train`" in done.stderr
         assert len(done.stderr.splitlines()) == 1
 
 

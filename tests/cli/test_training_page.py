@@ -17,7 +17,7 @@ from tests.rl.training.lake import lake_folder
 def test_training_leaves_a_page_and_report_writes_it_again(tmp_path: Path) -> None:
     lake_folder(tmp_path)
     done = command_line.call("train", "train.yaml", "--display", "none", "-v", cwd=tmp_path)
-    assert done.stderr.count("reward_kit.events  update made update=") == 3, "and the evaluation before the first"
+    assert done.stderr.count("reward_kit.events  update finished update=") == 3, "and the evaluation before the first"
     (run,) = (tmp_path / "runs").iterdir()
     assert done.returncode == 0 and f"Report:  runs/{run.name}/report.html" in done.stderr, done.stderr
     page = Parsed((run / "report.html").read_text(encoding="utf-8"))

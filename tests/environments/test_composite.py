@@ -158,7 +158,7 @@ def dice(name: str, kind: str = DICE, **config: Any) -> dict[str, Any]:
 
 
 class TestConfiguration:
-    def test_the_weakest_part_decides_how_the_world_forks(self) -> None:
+    def test_weakest_part_decides_the_fork_kind(self) -> None:
         kinds = {
             "native": [DB, FILES],
             "replay": [DB, dice("dice")],
@@ -187,16 +187,19 @@ class TestConfiguration:
             ({"resources": [{"type": "sqlite", "name": "a b"}]}, "the name 'a b' must be"),
             ({"resources": [{"type": "sqlite", "name": "resources"}]}, "the name 'resources' must be"),
             ({"resources": [{"type": "sqlit"}]}, "part 'sqlit': unknown resource 'sqlit'; did you mean 'sqlite'"),
-            ({"resources": [FILES], "filesytem": {}}, "no part is called 'filesytem'; did you mean 'filesystem'"),
+            ({"resources": [FILES], "filesytem": {}}, "unknown part 'filesytem'; did you mean 'filesystem'"),
             ({"resources": [DB], "db": 3}, "db: must be a mapping of keys, got 3"),
             (
                 {"resources": [DB], "db": {"max_row": 3}},
                 "part 'db': sqlite resource: max_row: unknown key; did you mean",
             ),
-            ({"resources": [{"type": "composite", "config": {"resources": [DB]}}]}, "a composite within a composite"),
+            (
+                {"resources": [{"type": "composite", "config": {"resources": [DB]}}]},
+                "a composite cannot contain a composite",
+            ),
         ],
     )
-    async def test_what_is_wrong_is_named_with_its_part(self, config: dict[str, Any], message: str) -> None:
+    async def test_error_names_its_part(self, config: dict[str, Any], message: str) -> None:
         resource = CompositeResource()
         with pytest.raises(ConfigError) as caught:
             await resource.setup(config)
@@ -231,7 +234,7 @@ class TestTools:
         assert names(tools.offer({"a": [go], "b": [look]})) == ["go", "look"]
         assert names(tools.offer({"a": [go], "b": [look, go]})) == ["a_go", "look", "b_go"]
         assert names(tools.offer({"a": [go], "b": [look]})) == ["a_go", "look"]
-        assert tools.meant.get("a_go") == ("a", "go") and tools.meant.get("b_go") is None
+        assert tools.tools.get("a_go") == ("a", "go") and tools.tools.get("b_go") is None
 
     def test_a_name_with_a_prefix_may_clash_too_and_is_never_too_long(self) -> None:
         tools = ToolNames()
@@ -244,18 +247,18 @@ class TestTools:
         )
         found = names(offered)
         assert len(set(found)) == len(found) == 7 and all(len(name) <= 64 for name in found)
-        assert [tools.meant.get(name) for name in found] == [
+        assert [tools.tools.get(name) for name in found] == [
             *(("a", tool) for tool in ("b_go", "go", long)),
             *(("a_b", tool) for tool in ("go", "b_go", "a_go", long)),
         ]
 
-    def test_what_the_agent_was_told_last_is_what_a_name_means(self) -> None:
+    def test_tool_names_mean_what_was_offered_last(self) -> None:
         tools = ToolNames()
         spec = tool_spec("go", "Go.")
         tools.offer({"a": [spec], "b": []})
         kept = copy(tools)
         tools.offer({"a": [], "b": [spec]})
-        assert (kept.meant.get("go"), tools.meant.get("go")) == (("a", "go"), ("b", "go"))
+        assert (kept.tools.get("go"), tools.tools.get("go")) == (("a", "go"), ("b", "go"))
         assert spec["function"]["name"] == "go"
 
     async def test_the_end_of_one_part_is_the_end_of_all_and_rewards_are_its_own(self) -> None:
@@ -295,7 +298,7 @@ class TestTogether:
         await two.step("red_roll", {})
         assert await one.state_key() == await two.state_key()
 
-    async def test_only_parts_with_something_to_tell_are_heard(self) -> None:
+    async def test_only_parts_with_an_observation_are_shown(self) -> None:
         silent = {"type": "filesystem", "name": "desk"}
         resource = await made(FILES, silent)
         assert await resource.get_observation() is None
@@ -394,7 +397,7 @@ class TestForks:
         await resource.close()
         assert not Slow.open_resources
 
-    async def test_a_world_that_is_given_forks_as_its_parts_do(self) -> None:
+    async def test_composite_object_forks_as_its_parts(self) -> None:
         resource = await made(DB, dice("dice"))
         task = TaskDefinitionModel(name="t", initial_user_prompt="x")
         worker = RLRolloutWorker(task, ScriptedPolicy([{"type": "terminate"}]), environment=resource)
@@ -413,7 +416,7 @@ class TestFailures:
         await resource.close()
         assert ok.closed
 
-    async def test_every_part_is_closed_and_what_failed_is_told(self) -> None:
+    async def test_every_part_is_closed_and_failures_are_raised(self) -> None:
         resource = await made(dice("bad", FAILS, label="close"), dice("ok"))
         ok = resource.parts["ok"]
         with pytest.raises(EnvironmentFailure, match="part 'bad': close: RuntimeError: the lid is stuck"):
@@ -423,7 +426,7 @@ class TestFailures:
         with pytest.raises(EnvironmentFailure, match="closed, or was not set up"):
             await resource.state_key()
 
-    async def test_what_breaks_in_a_step_is_named_and_keeps_its_kind(self) -> None:
+    async def test_step_error_names_the_part_and_keeps_its_class(self) -> None:
         resource = await made(DB, dice("bad", FAILS))
         with pytest.raises(DeadlineError, match="part 'bad': timed out: rolled off the table"):
             await resource.step("roll", {})

@@ -83,7 +83,7 @@ async def test_it_answers_whatever_its_libraries_print_and_a_wrong_request_ends_
         await engine.ask({"op": "double", "value": "x"})
     assert await engine.ask({"op": "double", "value": -1}) == -2
     assert len(await engine.ask({"op": "text", "size": 3_000_000})) == 3_000_000
-    with pytest.raises(EnvironmentFailure, match="more than 16 MiB"):
+    with pytest.raises(EnvironmentFailure, match="limit of 16 MiB"):
         await engine.ask({"op": "text", "size": 17_000_000})
     with pytest.raises(EnvironmentFailure, match="test engine: not running"):
         await engine.ask({"op": "double", "value": 1})
@@ -108,7 +108,7 @@ async def test_it_works_in_a_folder_of_its_own_without_our_secrets_and_closing_e
     assert await gone(seen["child"])
 
 
-async def test_a_worker_that_dies_says_its_last_words() -> None:
+async def test_dead_worker_is_reported_with_its_last_output() -> None:
     noise = "for number in range(5_000): print('line', number, file=sys.stderr)"
     engine = await started(broken(noise, "sys.exit('out of memory')"))
     with pytest.raises(EnvironmentFailure, match=r"the worker died \(exit code 1\)") as failure:
@@ -133,7 +133,7 @@ async def test_a_worker_that_hangs_is_ended() -> None:
 
 
 @pytest.mark.parametrize("said", ["hello", "[1]", '{"what": 1}', "[" * 100_000])
-async def test_a_worker_that_says_something_else_is_ended(said: str) -> None:
+async def test_worker_with_invalid_answer_is_killed(said: str) -> None:
     engine = await started(broken(f"print({said[:1]!r} * {len(said)} if {len(said) > 100} else {said[:100]!r})"))
     with pytest.raises(EnvironmentFailure, match="which is not an answer"):
         await engine.ask({})
@@ -141,15 +141,15 @@ async def test_a_worker_that_says_something_else_is_ended(said: str) -> None:
         await engine.ask({})
 
 
-async def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next_one() -> None:
+async def test_answer_of_a_cancelled_request_is_not_used() -> None:
     engine = await started(broken("time.sleep(0.3)", """print('{"ok": 1}', flush=True)""", "time.sleep(60)"))
     with anyio.move_on_after(0.1):
         await engine.ask({})
-    with pytest.raises(EnvironmentFailure, match="an answer was not waited for"):
+    with pytest.raises(EnvironmentFailure, match="an earlier request was cancelled before its answer"):
         await engine.ask({})
 
 
-async def test_a_worker_that_cannot_start_says_why() -> None:
+async def test_worker_start_failure_has_a_reason() -> None:
     before = engine_folders()
     with pytest.raises(EnvironmentFailure, match="No module named 'no_such_library'"):
         await started([sys.executable, "-c", "import no_such_library"])

@@ -189,13 +189,13 @@ async def test_a_named_pipe_is_refused_and_does_not_hang(resource) -> None:
         ("write_file", {"path": "x", "content": "\ud800"}, "not valid Unicode"),
         ("delete_path", {"path": "."}, "is the working directory itself"),
         ("delete_path", {"path": "nothing"}, "does not exist"),
-        ("move_path", {"source": "readme", "target": "notes"}, "exists already"),
+        ("move_path", {"source": "readme", "target": "notes"}, "already exists"),
         ("move_path", {"source": "notes", "target": "notes/inner"}, "into itself"),
         ("make_directory", {"path": "readme/x"}, "not a directory"),
         ("make_directory", {"path": "readme"}, "not a directory"),
     ],
 )
-async def test_a_refused_call_says_why_and_changes_nothing(resource, tool, arguments, message) -> None:
+async def test_refused_call_gives_the_reason_and_changes_nothing(resource, tool, arguments, message) -> None:
     before = await resource.state_key()
     with pytest.raises(ToolError, match=message):
         await resource.step(tool, arguments)
@@ -208,13 +208,13 @@ async def test_limits_hold_and_name_themselves() -> None:
     for tool, arguments, message in [
         ("write_file", {"path": "a", "content": "123456789"}, "larger than 8 bytes"),
         ("append_file", {"path": "a", "content": "56789"}, "larger than 8 bytes"),
-        ("write_file", {"path": "b", "content": "1234567"}, "room for 10 bytes"),
-        ("make_directory", {"path": "b/c"}, "room for 2 files"),
+        ("write_file", {"path": "b", "content": "1234567"}, "at most 10 bytes"),
+        ("make_directory", {"path": "b/c"}, "at most 2 files"),
     ]:
         with pytest.raises(ToolError, match=message):
             await resource.step(tool, arguments)
     await call(resource, "write_file", path="b", content="123456")
-    with pytest.raises(ToolError, match="room for 2 files"):
+    with pytest.raises(ToolError, match="at most 2 files"):
         await call(resource, "write_file", path="c", content="")
     await resource.close()
 
@@ -287,7 +287,7 @@ async def test_source_dir_is_copied_without_its_links(tmp_path, caplog) -> None:
         ({"files": {"../out": "x"}}, r"contains '\.\.'"),
         ({"files": {"/abs": "x"}}, "is absolute"),
         ({"files": {"a": "x", "a/b": "y"}}, "'a', which is a file"),
-        ({"files": {".": "x"}}, "names no file"),
+        ({"files": {".": "x"}}, "is not a file path"),
         ({"files": {"a": "xxxx"}, "max_file_bytes": 3}, "max_file_bytes"),
         ({"source_dir": "..", "task_folder": "."}, "outside the task's folder"),
         ({"source_dir": "/etc", "task_folder": "."}, "outside the task's folder"),
@@ -308,7 +308,7 @@ async def test_there_is_no_key_for_the_place_so_no_foreign_directory_can_be_remo
     assert tmp_path.exists()
 
 
-async def test_worlds_live_among_temporary_files_and_close_removes_them(tmp_path, monkeypatch) -> None:
+async def test_directories_are_temporary_and_removed_on_close(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     resource = FilesystemResource()
     await resource.setup({"files": FILES})
@@ -325,7 +325,7 @@ async def test_worlds_live_among_temporary_files_and_close_removes_them(tmp_path
         await resource.state_key()
 
 
-async def test_a_world_that_nobody_closed_is_removed_when_it_is_collected() -> None:
+async def test_unclosed_directory_is_removed_by_garbage_collection() -> None:
     resource = FilesystemResource()
     await resource.setup({})
     place = resource.root

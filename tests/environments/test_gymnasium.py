@@ -291,7 +291,7 @@ async def test_a_wrong_configuration_is_one_clear_error(config, message) -> None
         await GymnasiumResource().setup(config)
 
 
-async def test_without_gymnasium_the_error_says_what_to_install(monkeypatch) -> None:
+async def test_missing_gymnasium_names_the_extra(monkeypatch) -> None:
     real = builtins.__import__
 
     def without(name, *args, **kwargs):

@@ -137,7 +137,7 @@ async def test_a_fork_is_an_episode_of_its_own_that_took_the_same_actions() -> N
         await twin.close()
 
 
-async def test_without_a_pool_a_world_has_a_server_of_its_own() -> None:
+async def test_without_a_pool_a_resource_has_its_own_server() -> None:
     resource = await made()
     assert len(find_processes(child_environment()[MARK])) == 1
     await resource.close()
@@ -150,7 +150,7 @@ async def test_no_fork_where_it_is_none(shared) -> None:
     assert HttpResource.fork_kind_for({}) == "replay"
     resource = await made(**shared, fork="none")
     for call in (resource.fork, resource.checkpoint):
-        with pytest.raises(NotImplementedError, match="not to be forked"):
+        with pytest.raises(NotImplementedError, match="cannot be forked"):
             await call()
     await resource.close()
 
@@ -179,14 +179,14 @@ FAULTS = {
     "not_json": "/step: the answer is not JSON .NaN is not JSON.",
     "nested": "/step: the answer is not JSON",
     "list": r"/step: expected a JSON object, got \[1\]",
-    "no_observation": "/step: observation: missing; there are reward",
+    "no_observation": "/step: observation: missing; the answer has reward",
     "bad_reward": "/step: reward: expected a finite number, got 'high'",
     "hang": r"/step: no answer within 0.2 s",
 }
 
 
 @pytest.mark.parametrize(("fault", "message"), FAULTS.items(), ids=FAULTS)
-async def test_what_a_server_does_wrong_is_one_failure_that_names_the_address(shared, fault: str, message: str) -> None:
+async def test_server_fault_is_one_failure_that_names_the_address(shared, fault: str, message: str) -> None:
     resource = await made(**shared, config={"fault": fault}, timeout=0.2 if fault == "hang" else 30)
     with pytest.raises(EnvironmentFailure, match=message):
         await add(resource, 1)
@@ -196,7 +196,7 @@ async def test_what_a_server_does_wrong_is_one_failure_that_names_the_address(sh
 async def test_a_key_that_comes_and_goes_is_refused(shared) -> None:
     resource = await made(**shared, config={"fault": "no_key"})
     await add(resource, 1)
-    with pytest.raises(EnvironmentFailure, match="state_key: missing, and was there before"):
+    with pytest.raises(EnvironmentFailure, match="state_key: missing, but an earlier answer had it"):
         await add(resource, 1)
     await resource.close()
 
@@ -205,7 +205,7 @@ async def test_an_observation_of_50_mb_arrives_whole_and_more_than_the_limit_is_
     resource = await made(**shared, config={"fault": "large"})
     assert len((await add(resource, 1)).observation) == 50_000_000
     monkeypatch.setattr(http_client, "ENVIRONMENT_ANSWER_BYTES", 40 * 2**20)
-    with pytest.raises(EnvironmentFailure, match="/step: the answer has more than 40 MiB"):
+    with pytest.raises(EnvironmentFailure, match="/step: the answer is larger than the limit of 40 MiB"):
         await add(resource, 1)
     await resource.close()
 
@@ -262,8 +262,11 @@ async def test_the_older_form_of_actions_and_tools(shared) -> None:
     [
         ({"base_ur": "x"}, "base_ur: unknown key; did you mean 'base_url'"),
         ({"resource_server": None}, "base_url: missing"),
-        ({"base_url": "localhost:80"}, "'localhost:80' is not an address of http or https"),
-        ({"resource_server": None, "base_url": "http://x:{port}"}, "that of a resource_server, and the task has none"),
+        ({"base_url": "localhost:80"}, "'localhost:80' is not a http or https URL"),
+        (
+            {"resource_server": None, "base_url": "http://x:{port}"},
+            "needs a resource_server with {port}, which the task does not have",
+        ),
         ({"tools": []}, "give tools or tools_endpoint, not both"),
         ({"tools_endpoint": None, "tools": [{"type": "function"}]}, "a tool is {type: function"),
         ({"tools_endpoint": None, "tools": [{"name": "a", "parameters": []}]}, "tool 'a': parameters"),

@@ -18,7 +18,7 @@ from aiohttp import web
 from reward_kit.environments.mcp import McpResource, result_text
 from reward_kit.errors import DeadlineError, EnvironmentFailure, ToolError
 from reward_kit.processes import LOG_FOLDER
-from tests.agent.resources import call, calls, collected, failure, reason, tool_answers
+from tests.agent.worlds import call, calls, collected, failure, reason, tool_answers
 from tests.environments.mcp_resources import AFTER, SDK, TINY, ask, opened
 
 
@@ -146,7 +146,7 @@ async def test_only_the_named_tools_are_offered() -> None:
             await ask(resource, "put", word="a")
 
 
-async def test_a_call_that_never_returns_is_cancelled_and_the_session_goes_on() -> None:
+async def test_call_timeout_keeps_the_session_open() -> None:
     async with opened(call_timeout_s=0.1) as resource:
         before = await resource.state_key()
         with pytest.raises(ToolError, match=r"wait did not answer within 0.1 s and was cancelled \(call_timeout_s\)"):
@@ -156,7 +156,7 @@ async def test_a_call_that_never_returns_is_cancelled_and_the_session_goes_on() 
         assert await resource.state_key() != before
 
 
-async def test_a_call_that_its_caller_gives_up_is_cancelled_and_the_session_goes_on() -> None:
+async def test_cancelled_call_keeps_the_session_open() -> None:
     async with opened() as resource:
         with anyio.move_on_after(0.1):
             await ask(resource, "wait")
@@ -207,7 +207,7 @@ async def test_fifty_megabytes_reach_the_agent_cut() -> None:
     assert 16_000 <= len(large) < 17_000 and large.startswith("xxx")
 
 
-async def test_what_a_server_asks_of_a_client_is_declined_and_roots_are_the_working_copy(tmp_path) -> None:
+async def test_server_requests_are_declined_and_roots_are_the_working_copy(tmp_path) -> None:
     (tmp_path / "seed").mkdir()
     config = {"working_copy": "seed", "task_folder": str(tmp_path)}
     async with opened([*TINY, "{working_copy}"], **config) as resource:

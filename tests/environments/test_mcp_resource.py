@@ -45,7 +45,7 @@ async def test_a_server_that_never_answers_is_given_up(tmp_path) -> None:
     assert await gone(*await pids_in(tmp_path / "pid", 1))
 
 
-async def test_a_url_that_nobody_serves_is_one_failure() -> None:
+async def test_unserved_url_is_one_failure() -> None:
     with socket.socket() as unserved:
         unserved.bind(("127.0.0.1", 0))
         with pytest.raises(EnvironmentFailure, match="could not be started: All connection attempts failed"):
@@ -60,14 +60,14 @@ async def test_a_url_that_nobody_serves_is_one_failure() -> None:
         ({"comand": ["a"]}, "comand: unknown key; did you mean 'command'"),
         ({"command": ["a", True]}, "command.1: YAML reads this as true"),
         ({"command": "a", "env": {"A": False}}, "env.A: YAML reads this as false; put the text in quotes"),
-        ({"command": "a", "headers": {"a": "b"}}, "headers has no meaning with command"),
-        ({"url": "http://a", "env": {"a": "b"}}, "env has no meaning with url"),
+        ({"command": "a", "headers": {"a": "b"}}, "headers does not apply to command"),
+        ({"url": "http://a", "env": {"a": "b"}}, "env does not apply to url"),
         ({"url": "ftp://a"}, "must begin with http://"),
         ({"url": "http://a", "fork": "replay"}, "fork: replay needs a private server"),
         ({"url": "http://a", "working_copy": "x"}, "working_copy needs a private server"),
         ({"url": "http://a", "headers_env": {"Authorization": "NO_SUCH"}}, "variable NO_SUCH is not set"),
         ({"command": "a", "pass_env": ["NO_SUCH"]}, "variable NO_SUCH is not set"),
-        ({"command": "a {working_copy}"}, "there is no working_copy"),
+        ({"command": "a {working_copy}"}, "no working_copy is set"),
         ({"command": "a {workin_copy}"}, r"unknown placeholder \{workin_copy\}.* did you mean '\{working_copy\}'"),
         ({"command": "a", "working_copy": "no_such_folder"}, "working_copy: no such directory"),
         ({"command": "a", "cwd": "no_such_folder"}, "cwd: no such directory"),
@@ -212,7 +212,7 @@ async def test_an_expert_makes_the_configured_calls(seeded) -> None:
         await twin.close()
 
 
-async def test_without_the_declaration_a_world_cannot_be_forked() -> None:
+async def test_undeclared_fork_is_refused() -> None:
     async with opened() as resource:
         for refused in (resource.fork(), resource.checkpoint(), resource.restore(None)):
             with pytest.raises(NotImplementedError):
@@ -278,7 +278,7 @@ async def test_a_start_that_is_cancelled_leaves_no_process_and_no_folder(seeded,
     assert not copies()
 
 
-async def test_a_server_that_does_not_want_to_end_is_ended(tmp_path, monkeypatch) -> None:
+async def test_server_that_ignores_termination_is_killed(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(stdio, "_GRACE_S", 0.1)
     code = f"import os, signal, time; signal.signal(15, signal.SIG_IGN); \
 open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntry:\n {AFTER.strip()}\nfinally:\n time.sleep(600)"

@@ -67,7 +67,7 @@ async def test_a_seed_is_one_that_every_generator_takes(server: OpenEnvServer) -
     await resource.close()
 
 
-async def test_an_end_that_says_truncated_is_one(server: OpenEnvServer) -> None:
+async def test_truncated_end_is_truncated(server: OpenEnvServer) -> None:
     resource = await made(server, seed=1)
     for amount in (2, 2):
         await act(resource, amount)
@@ -105,7 +105,7 @@ async def test_a_tool_that_failed_is_read_by_the_agent_and_keeps_its_reward() ->
         await resource.close()
 
 
-async def test_what_was_done_and_seen_names_a_state_unless_another_is_declared(server: OpenEnvServer) -> None:
+async def test_state_key_is_the_history_by_default(server: OpenEnvServer) -> None:
     names: dict[str, list[str]] = {}
     for kind in ("history", "observation", "state"):
         for amounts in ((1, 2), (2, 1), (1, 2)):
@@ -199,7 +199,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("fault", "message"), FAULTS.items(), ids=FAULTS)
-async def test_what_a_server_does_wrong_is_one_failure(server: OpenEnvServer, fault: str, message: str) -> None:
+async def test_server_fault_is_one_failure(server: OpenEnvServer, fault: str, message: str) -> None:
     resource = await made(server, reset={"fault": fault})
     with pytest.raises(EnvironmentFailure, match=message):
         await act(resource, 1)
@@ -217,36 +217,38 @@ async def test_an_answer_that_does_not_come_is_a_timeout_and_ends_the_session(se
     await resource.close()
 
 
-async def test_an_answer_that_nobody_waited_for_is_not_taken_for_another(server: OpenEnvServer) -> None:
+async def test_answer_of_a_cancelled_call_is_not_used(server: OpenEnvServer) -> None:
     resource = await made(server, reset={"fault": "hang"})
     step = asyncio.create_task(act(resource, 1))
     await asyncio.sleep(0)
     step.cancel()
     with pytest.raises(asyncio.CancelledError):
         await step
-    with pytest.raises(EnvironmentFailure, match="the session is closed: an answer was not waited for"):
+    with pytest.raises(
+        EnvironmentFailure, match="the session is closed: an earlier request was cancelled before its answer"
+    ):
         await resource.final_state()
     await resource.close()
 
 
-async def test_what_nobody_asked_for_is_not_taken_for_an_answer(server: OpenEnvServer) -> None:
+async def test_unrequested_messages_are_not_answers(server: OpenEnvServer) -> None:
     resource = await made(server, reset={"fault": "twice"})
     assert (await act(resource, 1)).observation == {"value": 7}
     await asyncio.sleep(0.05)
-    with pytest.raises(EnvironmentFailure, match=r'step at .*: the server sent an unasked message: {"type": '):
+    with pytest.raises(EnvironmentFailure, match=r'step at .*: the server sent an unrequested message: {"type": '):
         await act(resource, 1)
-    with pytest.raises(EnvironmentFailure, match="the session is closed: the server sent an unasked"):
+    with pytest.raises(EnvironmentFailure, match="the session is closed: the server sent an unrequested"):
         await resource.final_state()
     await resource.close()
 
 
-async def test_a_server_that_floods_waits_with_what_nobody_reads(server: OpenEnvServer) -> None:
+async def test_flooding_server_is_blocked_by_backpressure(server: OpenEnvServer) -> None:
     resource = await made(server, reset={"fault": "flood"})
     await act(resource, 1)
     await asyncio.sleep(0.3)
     assert resource._session is not None
     assert resource._session._answers.qsize() <= 3  # two messages, and that nothing more is read
-    with pytest.raises(EnvironmentFailure, match="the server sent an unasked message"):
+    with pytest.raises(EnvironmentFailure, match="the server sent an unrequested message"):
         await act(resource, 1)
     await resource.close()
 
@@ -306,19 +308,19 @@ async def test_headers_open_the_connection(server: OpenEnvServer, monkeypatch: p
 async def test_a_redirect_is_not_followed_since_the_headers_would_go_with_it(server: OpenEnvServer) -> None:
     async with OpenEnvServer().running() as other:
         server.redirects_to = f"{other.url}/ws"
-        with pytest.raises(EnvironmentFailure, match=r"it redirects \(HTTP 302\) to http.*/ws; name that address"):
+        with pytest.raises(EnvironmentFailure, match=r"redirect \(HTTP 302\) to http.*/ws; use that address"):
             await made(server, headers={"X-Api-Key": "secret"})
         assert other.headers == {} and server.open == 0
 
 
 WRONG = {
     "base_url: missing": {},
-    "'ftp://x' is not an address of http or https or ws or wss": {"base_url": "ftp://x"},
-    "base_url: no user name and no password belong in it; use headers_env": {
+    "'ftp://x' is not a http or https or ws or wss URL": {"base_url": "ftp://x"},
+    "base_url: must not contain a user name or password; use headers_env": {
         "base_url": "http://me:hunter2@127.0.0.1:1"
     },
-    "that of a resource_server, and the task has none": {"base_url": "http://x:{port}"},
-    "reset: seed: the run chooses it": {"base_url": "http://x", "reset": {"seed": 1}},
+    "needs a resource_server with {port}, which the task does not have": {"base_url": "http://x:{port}"},
+    "reset: seed is set by the run": {"base_url": "http://x", "reset": {"seed": 1}},
     "headers_env: A: the environment variable NO_SUCH_ONE is not set": {
         "base_url": "http://x",
         "headers_env": {"A": "NO_SUCH_ONE"},
@@ -347,7 +349,7 @@ async def test_an_action_that_is_no_object_needs_a_schema(server: OpenEnvServer)
     await resource.close()
 
 
-async def test_where_nobody_serves_that_is_told() -> None:
+async def test_unserved_address_is_reported() -> None:
     async with OpenEnvServer().running() as server:
         pass
     with pytest.raises(EnvironmentFailure, match=r"ws://127.0.0.1:\d+/ws: ClientConnectorError"):

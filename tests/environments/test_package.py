@@ -86,17 +86,17 @@ async def test_no_built_in_resource_leaves_anything_in_the_working_directory(nam
         ("no_such_module:Thing", "no_such_module"),
     ],
 )
-def test_a_resource_that_is_none_is_refused(name, message) -> None:
+def test_class_that_is_not_a_resource_is_refused(name, message) -> None:
     with pytest.raises(ConfigError, match=message):
         resource_class(name)
 
 
-def test_a_resource_of_ones_own_is_found_by_module_and_class() -> None:
+def test_custom_resource_is_found_by_module_and_class() -> None:
     found = resource_class("reward_kit.environments.python_state:PythonStateResource")
     assert issubclass(found, ForkableResource)
 
 
-async def test_a_resource_that_cannot_fork_says_so() -> None:
+async def test_resource_without_fork_raises() -> None:
     class Outside(package.PythonStateResource):
         fork_kind = "none"
         fork = ForkableResource.fork

@@ -27,7 +27,7 @@ async def state_of(resource):
     return open_snapshot(await resource.final_state())
 
 
-async def test_there_is_nothing_to_tell_at_the_start() -> None:
+async def test_no_observation_at_the_start() -> None:
     assert await (await make_resource()).get_observation() is None
 
 
@@ -89,7 +89,7 @@ async def test_append_and_delete() -> None:
         ("delete_value", {"path": "nothing"}, "there is no 'nothing'"),
     ],
 )
-async def test_a_refused_call_says_why_and_changes_nothing(name, arguments, message) -> None:
+async def test_refused_call_gives_the_reason_and_changes_nothing(name, arguments, message) -> None:
     resource = await make_resource()
     before = await resource.state_key()
     with pytest.raises(ToolError, match=message.replace("?", r"\?")):

@@ -82,7 +82,7 @@ async def test_a_fork_of_a_fork_knows_the_whole_history() -> None:
     assert (await fork.fork()).throws == fork.throws
 
 
-async def test_a_world_reset_without_a_seed_can_be_forked() -> None:
+async def test_resource_reset_without_a_seed_can_be_forked() -> None:
     dice = await made()
     await dice.reset()
     await dice.step("throw", {})
@@ -114,7 +114,7 @@ async def test_the_history_shares_nothing_with_what_the_caller_got() -> None:
     assert (await dice.fork()).throws == dice.throws
 
 
-async def test_a_world_that_answers_otherwise_is_refused_with_the_first_difference_and_closed() -> None:
+async def test_diverging_replay_reports_the_first_difference_and_closes_the_fork() -> None:
     dice = await made(flaky=True)
     for _ in range(4):
         await dice.step("throw", {})

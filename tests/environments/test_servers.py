@@ -40,7 +40,7 @@ async def get(server: Server, path: str) -> dict:
         return await response.json(content_type=None)
 
 
-async def test_worlds_that_ask_for_the_same_share_one_server_until_the_pool_closes() -> None:
+async def test_equal_specifications_share_one_server_until_the_pool_closes() -> None:
     async with ServerPool() as pool:
         leased = [pool.lease(*spec("--stubborn")) for _ in range(4)]
         one, *others = await asyncio.gather(*leased)
@@ -87,7 +87,7 @@ async def test_the_python_that_runs_us_can_be_named() -> None:
     assert f"{sys.executable} by {sys.executable}" in str(caught.value)
 
 
-async def test_a_large_output_blocks_nobody_and_is_quoted_at_its_end() -> None:
+async def test_large_output_does_not_block_and_its_end_is_quoted() -> None:
     async with ServerPool() as pool:
         server = await pool.lease(*spec("--chatty"))
         assert server.process.log_tail(1) == "ready to serve"
@@ -97,10 +97,10 @@ async def test_a_server_that_died_is_started_again() -> None:
     async with ServerPool() as pool:
         first = await pool.lease(*spec())
         first.process._process.kill()
-        assert "the server ended with exit code -9" in await first.obituary()
+        assert "the server ended with exit code -9" in await first.describe_exit()
         second = await pool.lease(*spec())
         assert second is not first
-        assert await second.obituary() == ""
+        assert await second.describe_exit() == ""
         assert (await get(second, "/seen"))["open"] == 0
 
 
@@ -159,12 +159,12 @@ async def test_a_port_that_is_taken_in_between_is_exchanged_for_another(monkeypa
             assert (await get(server, "/seen"))["pid"] == server.process.pid
 
 
-async def test_a_fixed_port_of_somebody_else_is_refused() -> None:
+async def test_fixed_port_in_use_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"http://127.0.0.1:{taken.getsockname()[1]}"
         config = ResourceServerConfig(start_command="sleep 100", health_check_url=f"{address}/health")
         async with ServerPool() as pool:
-            with pytest.raises(ConfigError, match=f"something else listens at {address} already"):
+            with pytest.raises(ConfigError, match=f"another program already listens at {address}"):
                 await pool.lease(config, HERE)
     assert ours() == []
 

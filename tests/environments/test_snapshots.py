@@ -53,7 +53,7 @@ def test_opening_does_not_change_what_is_stored() -> None:
         assert one.query("SELECT a FROM t") == two.query("SELECT a FROM t") == [(1,)]
 
 
-def test_a_closed_state_says_so() -> None:
+def test_closed_state_raises() -> None:
     state = open_snapshot(database("CREATE TABLE t (a);"))
     state.close()
     state.close()
@@ -86,7 +86,7 @@ def test_files_are_text_or_bytes() -> None:
     assert state.directories == ("d",)
 
 
-def test_where_one_part_is_damaged_the_others_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_part_closes_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = []
     monkeypatch.setattr(SqliteState, "close", lambda state: closed.append(state))
     parts = {"db": database("CREATE TABLE t (a);"), "notes": StateSnapshot("json", b"{")}

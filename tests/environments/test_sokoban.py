@@ -103,7 +103,7 @@ def test_what_is_out_of_reach_becomes_wall() -> None:
         ("########\n#@ #$.##\n########", "out of the player's reach"),
     ],
 )
-def test_what_is_no_level_is_refused(text, message) -> None:
+def test_invalid_level_is_refused(text, message) -> None:
     with pytest.raises(ConfigError, match=message):
         read_level(text)
 

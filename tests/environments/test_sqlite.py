@@ -130,7 +130,7 @@ ESCAPES = [
 
 
 @pytest.mark.parametrize(("query", "message"), ESCAPES)
-async def test_what_leads_out_of_the_database_is_refused(resource, tmp_path, query, message) -> None:
+async def test_statements_that_leave_the_database_are_refused(resource, tmp_path, query, message) -> None:
     before, file = await resource.state_key(), tmp_path / "other.db"
     with pytest.raises(ToolError, match=message):
         await sql(resource, query.format(file=file))
@@ -148,7 +148,7 @@ async def test_what_leads_out_of_the_database_is_refused(resource, tmp_path, que
         ENDLESS.replace("count(*)", "hex(zeroblob(9999)), x") + " ORDER BY 2 DESC",
     ],
 )
-async def test_an_endless_statement_ends_and_leaves_the_world_unchanged(resource, query) -> None:
+async def test_endless_statement_times_out_without_changes(resource, query) -> None:
     before = await resource.state_key()
     with pytest.raises(ToolError, match=r"took longer than 0\.3 s"):
         await sql(resource, query)
@@ -258,7 +258,7 @@ async def test_random_follows_the_seed_and_nothing_before_it(resource) -> None:
     await fork.close()
 
 
-async def test_two_worlds_of_one_configuration_do_not_meet() -> None:
+async def test_two_resources_of_one_configuration_are_independent() -> None:
     # In the predecessor, two tasks with the same db_name overwrote each other's database.
     one, two = await made(), await made()
     await sql(one, "DROP TABLE orders")

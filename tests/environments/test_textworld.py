@@ -96,7 +96,7 @@ async def test_a_wrong_configuration_is_named(config: dict[str, Any], message: s
 
 
 @pytest.mark.skipif(INSTALLED, reason="textworld is installed")
-async def test_without_textworld_it_says_what_to_install() -> None:
+async def test_missing_textworld_names_the_extra() -> None:
     with pytest.raises(ConfigError, match=r"pip install '/path/to/reward-kit\[text-games\]'"):
         await TextworldResource().setup({"maker": "simple"})
 
@@ -121,7 +121,7 @@ def test_a_command_is_one_line(text: str, command: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["a" * 181, "é", "look\x00", "look\x1b", "\ud800"])
-def test_what_the_interpreter_cannot_read_is_refused(text: str) -> None:
+def test_unreadable_command_is_refused(text: str) -> None:
     with pytest.raises(ToolError, match=r"181|ASCII"):
         command_line(text)
 
@@ -183,7 +183,7 @@ async def test_losing_ends_a_game_and_so_do_its_moves(tiny: None) -> None:
     await resource.close()
 
 
-async def test_a_world_is_forked_by_its_commands_and_no_game_is_made_twice(tiny: None, tmp_path: Path) -> None:
+async def test_fork_replays_commands_without_making_the_game_again(tiny: None, tmp_path: Path) -> None:
     resource = await made(0, maker="simple", options={"goal": "none"}, game_seed=11)
     await act(resource, "go east")
     twin = await resource.fork()

@@ -186,7 +186,7 @@ def test_scores_beyond_one_and_of_every_size_have_a_page(tmp_path: Path) -> None
 def test_a_damaged_score_is_named(tmp_path: Path) -> None:
     run = make_run(tmp_path, [episode("r")], [score("r", 1.0)])
     (run / "scores.jsonl").write_text(json.dumps(score("r", 1.0) | {"score": "good"}) + "\n")
-    with pytest.raises(StoreError, match=r"scores\.jsonl:1: the score of r is a finite number or null; got 'good'"):
+    with pytest.raises(StoreError, match=r"scores\.jsonl:1: the score of r must be a finite number or null"):
         write_report(run)
 
 
@@ -198,7 +198,7 @@ def test_a_damaged_episode_is_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is not the folder of a run: it has no run\.json"):
+    with pytest.raises(ConfigError, match=r"is not a run folder: it has no run\.json"):
         write_report(tmp_path)
 
 

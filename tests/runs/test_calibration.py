@@ -64,7 +64,7 @@ def by_name(figures):
 # ---- single answers
 
 
-async def test_a_reward_that_says_what_people_say(tmp_path):
+async def test_reward_equal_to_the_labels(tmp_path):
     rows = rows_of(
         tmp_path, [said(level, f"{(level - 1) / 4} {'x' * n}") for n, level in enumerate([1, 2, 3, 4, 5] * 6)]
     )
@@ -130,7 +130,7 @@ async def test_a_taste_for_length_is_found_and_its_absence_too(tmp_path):
     assert found["length_gap"].low < 0 < found["length_gap"].high
 
 
-async def test_generosity_is_told(tmp_path):
+async def test_generosity_is_measured(tmp_path):
     rows = rows_of(tmp_path, [said(n % 2, f"{min(1.0, n % 2 + 0.3)}") for n in range(20)])
     found = by_name((await done(rows)).figures)["mean_difference"]
     assert found.value == pytest.approx(0.15) and found.low > 0
@@ -145,12 +145,12 @@ async def test_unscored_rows_are_counted_apart_and_are_no_zeros(tmp_path):
     assert (found["accuracy"].value, found["accuracy"].n, found["kappa"].value) == (1.0, 4, 1.0)
 
 
-async def test_where_nothing_is_scored_there_is_no_figure(tmp_path):
+async def test_unscored_rows_have_no_figures(tmp_path):
     with pytest.raises(RewardError, match=r"no row of 2 could be scored; the first: .*could not convert"):
         await done(rows_of(tmp_path, [said(1, "x"), said(0, "y")]))
 
 
-async def test_labels_that_are_all_the_same_say_nothing(tmp_path):
+async def test_equal_labels_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="all labels are the same"):
         await done(rows_of(tmp_path, [said(1, "1"), said(1, "0")]))
     with pytest.raises(ConfigError, match="the label 3 is not among the levels 1, 2"):

@@ -55,7 +55,7 @@ def test_a_call_without_text_has_no_content() -> None:
     assert said == {"role": "assistant", "tool_calls": [call()]}
 
 
-def test_what_follows_the_last_word_of_the_assistant_is_left_out_and_named() -> None:
+def test_messages_after_the_last_assistant_message_are_left_out() -> None:
     chat = make_chat([USER, calling(call()), answer(), {"role": "user", "content": "go on"}])
     assert [message["role"] for message in chat.messages] == ["user", "assistant"]
     assert chat.dropped == {"messages after the last one of the assistant": 2}
@@ -76,8 +76,8 @@ def test_pictures_of_the_user_are_kept_and_lone_surrogates_survive() -> None:
 @pytest.mark.parametrize(
     ("messages", "told"),
     [
-        ([USER], "no message of the assistant"),
-        ([], "no message of the assistant"),
+        ([USER], "no assistant message"),
+        ([], "no assistant message"),
         ([{"role": "function", "content": "x", "name": "f"}, ANSWER], "has the role 'function'"),
         ([{**ANSWER, "function_call": {"name": "f", "arguments": "{}"}}], "uses function_call"),
         (
@@ -88,18 +88,18 @@ def test_pictures_of_the_user_are_kept_and_lone_surrogates_survive() -> None:
         ([USER, calling(call(arguments="{")), answer(), ANSWER], "arguments that are not a JSON object"),
         ([USER, calling(call(arguments="[1]")), answer(), ANSWER], "arguments that are not a JSON object"),
         ([USER, calling(call(name="a b")), answer(), ANSWER], "by the name 'a b'"),
-        ([USER, calling(call(), call("c2")), answer(), ANSWER], "a call that nothing answers"),
-        ([USER, calling(call()), answer("other"), ANSWER], "an answer of a tool that was not called"),
-        ([USER, calling(call()), answer(), answer(), ANSWER], "an answer of a tool that was not called"),
-        ([USER, calling(call(), call()), answer(), ANSWER], "without an id of their own"),
-        ([USER, calling(call(None)), ANSWER], "without an id of their own"),
+        ([USER, calling(call(), call("c2")), answer(), ANSWER], "a tool call without a result"),
+        ([USER, calling(call()), answer("other"), ANSWER], "a tool result without a call"),
+        ([USER, calling(call()), answer(), answer(), ANSWER], "a tool result without a call"),
+        ([USER, calling(call(), call()), answer(), ANSWER], "without unique ids"),
+        ([USER, calling(call(None)), ANSWER], "without unique ids"),
     ],
 )
-def test_what_cannot_be_said_is_refused_with_its_reason(messages: list[Any], told: str) -> None:
+def test_unsupported_chat_is_refused_with_its_reason(messages: list[Any], told: str) -> None:
     with pytest.raises(Unfit, match=told):
         make_chat(messages)
 
 
-def test_a_call_of_a_tool_that_nobody_defines_is_refused() -> None:
+def test_call_of_undefined_tool_is_refused() -> None:
     with pytest.raises(Unfit, match="calls 'watch', which is not one of the tools"):
         make_chat([USER, calling(call(name="watch")), answer(), ANSWER]).line(TOOLS)

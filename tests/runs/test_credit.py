@@ -62,7 +62,7 @@ def test_the_summary_says_by_what_and_from_which_scores(run: Path) -> None:
     assert assign_credit(run, GIGPO).section["scores_sha256"] != before
 
 
-def test_it_is_written_anew_and_the_same_bytes_come_of_the_same_scores(run: Path) -> None:
+def test_credit_is_rewritten_with_equal_bytes_for_equal_scores(run: Path) -> None:
     assign_credit(run, GIGPO)
     first = (run / "credit.jsonl").read_bytes()
     assign_credit(run, CreditModel(estimator="rloo"))
@@ -155,7 +155,7 @@ def test_a_run_without_any_score_is_refused_and_nothing_is_written(tmp_path: Pat
     assert not (path / "credit.jsonl").exists()
 
 
-def test_what_the_estimator_refuses_leaves_an_earlier_file_as_it_was(run: Path) -> None:
+def test_refused_estimator_keeps_the_earlier_file(run: Path) -> None:
     assign_credit(run, GIGPO)
     before = (run / "credit.jsonl").read_bytes()
     with pytest.raises(ConfigError, match=r"rollout a.*policy_value_estimate"):
@@ -163,7 +163,7 @@ def test_what_the_estimator_refuses_leaves_an_earlier_file_as_it_was(run: Path) 
     assert (run / "credit.jsonl").read_bytes() == before
 
 
-def test_a_place_that_takes_nothing_is_told_of(run: Path) -> None:
+def test_unwritable_credit_file_is_reported(run: Path) -> None:
     (run / "credit.jsonl").mkdir()
     with pytest.raises(StoreError, match=r"cannot write .*credit\.jsonl"):
         assign_credit(run, GIGPO)

@@ -34,11 +34,11 @@ def test_rows_read_the_same_from_every_kind_of_file(tmp_path: Path, name: str, t
     ("name", "text", "message"),
     [
         ("r.jsonl", '{"a": 1}\nnot json\n', r"r\.jsonl:2: not JSON"),
-        ("r.jsonl", "[1]\n", r"r\.jsonl:1: a row is a mapping"),
+        ("r.jsonl", "[1]\n", r"r\.jsonl:1: expected a mapping"),
         ("r.csv", "id,q,r\na,b\n", r"r\.csv:2: the row does not have the header's 3 columns"),
         ("r.csv", "id,q\na,b,c\n", r"r\.csv:2: the row does not have the header's 2 columns"),
         ("r.yaml", "a: 1\n", "a list of rows"),
-        ("r.txt", "x", "unknown kind '.txt'"),
+        ("r.txt", "x", "unknown format '.txt'"),
     ],
 )
 def test_a_bad_row_is_named_with_its_line(tmp_path: Path, name: str, text: str, message: str) -> None:

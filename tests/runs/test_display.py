@@ -73,24 +73,24 @@ def test_several_policies_are_told_apart() -> None:
 def test_a_name_in_brackets_is_shown_as_it_is() -> None:
     progress = Progress(2, "plain").tell(row("a", 0, 1.0, policy="[bold]"), row("a", 1, 1.0, policy="[/b]"))
     with progress.display:
-        progress.display.say("note of [/b]")
+        progress.display.notify("note of [/b]")
     text = progress.console.export_text()
     assert "[bold] 1.000" in text and "[/b] 1.000" in text and "note of [/b]" in text
 
 
 @pytest.mark.parametrize("rows", [[broken("a", 0)], [unscored("a", 0)]], ids=["an episode", "a score"])
-def test_what_broke_is_counted_and_is_no_zero(rows: list[EpisodeRow]) -> None:
+def test_errors_are_counted_and_not_zero(rows: list[EpisodeRow]) -> None:
     text = Progress().tell(*rows, row("b", 0, 1.0)).shown()
-    assert "2/10" in text and "1 broken" in text and "score 1.000" in text
+    assert "2/10" in text and "1 errors" in text and "score 1.000" in text
     assert "waiting" not in text
 
 
-def test_what_is_not_scored_yet_waits_whatever_broke_besides() -> None:
+def test_unscored_episodes_wait_despite_errors() -> None:
     progress = Progress().tell(row("a", 0, 1.0), unscored("b", 0), broken("c", 0))
     assert "3 waiting for a score" in progress.stop(*(row("d", index) for index in range(3))).shown()
 
 
-def test_what_the_reward_agent_does_is_shown_beside_what_waits_also_before_the_first_score() -> None:
+def test_reward_agent_stats_are_shown_before_the_first_score() -> None:
     progress, tally = Progress().stop(*(row("a", index) for index in range(5))), Tally()
     progress.display.scoring = lambda: tally.stats(pending=5)
     tally.begin_call(1)
@@ -100,7 +100,7 @@ def test_what_the_reward_agent_does_is_shown_beside_what_waits_also_before_the_f
     assert "5 waiting for a score (1 in flight, p50 1.25s)" in progress.shown()
 
 
-def test_nobody_waits_in_a_run_that_is_not_scored() -> None:
+def test_no_episode_waits_without_a_reward() -> None:
     assert "waiting" not in Progress().stop(row("a", 0), row("b", 0)).shown()
 
 
@@ -114,14 +114,14 @@ def test_nothing_to_show_is_no_crash(total: int) -> None:
     assert f"0/{total}" in Progress(total).shown()
 
 
-def test_what_a_resume_found_says_nothing_about_the_rate() -> None:
+def test_resumed_episodes_do_not_count_towards_the_rate() -> None:
     progress = Progress(10).tell(*(row("a", index, 1.0) for index in range(9)))
     with progress.display:
         text = progress.shown()
     assert "9/10" in text and "/s" not in text and "left" not in text
 
 
-def test_where_nothing_is_collected_the_rate_is_that_of_the_scores() -> None:
+def test_rate_of_a_scoring_run_counts_scores() -> None:
     progress = Progress(3).stop(*(row("a", index) for index in range(3)))
     with progress.display:
         assert "/s" not in progress.shown()
@@ -137,7 +137,7 @@ def test_where_nothing_is_collected_the_rate_is_that_of_the_scores() -> None:
     ("score", "shown"),
     [(0.25, "0.250"), (-1e308, "-1e+308"), (1234.5678, "1234.57"), (-999.5, "-999.500"), (12345678.0, "1.23457e+07")],
 )
-def test_a_score_is_never_longer_than_people_read(score: float, shown: str) -> None:
+def test_score_has_at_most_six_digits(score: float, shown: str) -> None:
     assert f"score {shown} " in Progress().tell(row("a", 0, score)).shown()
 
 
@@ -146,13 +146,13 @@ class TestKinds:
         progress = Progress(1, "none")
         with progress.display:
             progress.tell(row("a", 0, 1.0))
-            progress.display.say("a note")
+            progress.display.notify("a note")
         assert progress.console.export_text() == ""
 
     def test_plain_ends_with_the_last_line_and_shows_notes(self) -> None:
         progress = Progress(1, "plain")
         with progress.display:
-            progress.display.say("a note")
+            progress.display.notify("a note")
             progress.tell(row("a", 0, 1.0))
         first, last = progress.console.export_text().splitlines()
         assert first == "a note" and last.startswith("1/1  score 1.000  ")
@@ -162,7 +162,7 @@ class TestKinds:
         display = Display("rich", 1, SafeConsole(width=80, file=file, force_terminal=True))
         with display:
             display.episode_stopped(row("a", 0))
-            display.say("a note")
+            display.notify("a note")
         assert "a note" in file.getvalue() and "1/1" in file.getvalue()
         assert file.getvalue().endswith("\x1b[2K"), "the last thing is that the line is erased"
 

@@ -63,7 +63,7 @@ def test_it_says_what_the_command_says(task: Path, tmp_path: Path) -> None:
     theirs = Path(tmp_path, json.loads(told.stdout)["run"])
     assert {path.name for path in run.path.iterdir()} - {"run.log"} == {path.name for path in theirs.iterdir()}
     assert run.page.is_file() and json.loads((run.path / "summary.json").read_text())["policies"] == [policy]
-    assert [row.sample_id for row in run.failed] == ["i", "i"] and run.broken == []
+    assert [row.sample_id for row in run.failed] == ["i", "i"] and run.errors == []
     assert [result.score["score"] for result in run.results() if result.score] == [1.0, 1.0, 0.0, 0.0]
 
 
@@ -75,13 +75,13 @@ def test_it_is_called_where_a_loop_runs_and_awaited_there(task: Path, tmp_path: 
     assert (len(blocked.rows), len(awaited.rows), blocked.score) == (4, 2, awaited.score)
 
 
-def test_what_broke_is_not_what_failed_and_html_shows_no_html_of_a_stranger(task: Path, tmp_path: Path) -> None:
+def test_errors_are_not_failures_and_html_is_escaped(task: Path, tmp_path: Path) -> None:
     write_rows(tmp_path, [ROWS[0], {**ROWS[1], "ground_truth": "broken"}])
     run = evaluate(str(task), rollouts=1, log_dir=tmp_path / "runs")
-    assert (run.score, len(run.broken), run.failed) == (1.0, 1, [])
+    assert (run.score, len(run.errors), run.failed) == (1.0, 1, [])
     assert "mean score" in str(run) and "1 (crash)" not in str(run)
     assert "<b>score</b>" in str(run) and "<b>" not in run._repr_html_()
-    assert "no <b>score</b>" in (run.path / "run.log").read_text() or run.broken[0].score_error == "crash"
+    assert "no <b>score</b>" in (run.path / "run.log").read_text() or run.errors[0].score_error == "crash"
 
 
 def test_the_policies_are_told_apart(task: Path, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_the_policies_are_told_apart(task: Path, tmp_path: Path) -> None:
     )
     run = evaluate(task, policies=["always.py:Rome", "scripted"], limit=1, rollouts=1, log_dir=tmp_path / "runs")
     assert {policy.policy: policy.pass_at_1 for policy in run.policies} == {"always.py:Rome": 0.0, "scripted": 1.0}
-    with pytest.raises(ConfigError, match="has 2 policies; see `policies`"):
+    with pytest.raises(ConfigError, match="has 2 policies; read the score of each"):
         _ = run.score
 
 
@@ -115,9 +115,7 @@ def test_the_policies_are_told_apart(task: Path, tmp_path: Path) -> None:
         ({"overrides": ["name=t"]}, "overrides is a dict of keys and values, not a list"),
     ],
 )
-def test_what_is_wrong_is_told_before_anything_is_written(
-    task: Path, tmp_path: Path, options: dict[str, object], told: str
-) -> None:
+def test_errors_are_raised_before_writing(task: Path, tmp_path: Path, options: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         evaluate(task, log_dir=tmp_path / "runs", **options)
     assert not (tmp_path / "runs").exists()
@@ -143,7 +141,7 @@ def test_transcripts_are_scored(task: Path, tmp_path: Path, monkeypatch: pytest.
         score_transcripts("said.jsonl", "reward.py:right", overrides={"policy": "x"})
 
 
-def test_what_is_misspelt_is_told_at_once(task: Path) -> None:
+def test_misspelt_names_are_reported_at_once(task: Path) -> None:
     with pytest.raises(TypeError, match="got an unexpected keyword argument 'policy'"):
         evaluate(task, policy="expert")
     assert "rollouts" in inspect.signature(evaluate).parameters
@@ -179,10 +177,10 @@ def test_a_report_that_cannot_be_written_costs_no_result(task: Path, tmp_path: P
     asked = {"reward_function_path": "reward.py:blocks", "sandbox.level": "in_process"}
     run = evaluate(task, rollouts=1, overrides=asked, log_dir=tmp_path / "runs")
     assert (run.score, run.status) == (1.0, "complete")
-    assert "no report" in (run.path / "run.log").read_text()
+    assert "report not written" in (run.path / "run.log").read_text()
 
 
-def test_what_surrounds_a_run_ends_with_it(task: Path, tmp_path: Path) -> None:
+def test_watch_context_ends_with_the_run(task: Path, tmp_path: Path) -> None:
     async def notebook() -> None:
         before = CURRENT_PROVIDER_SESSION.get(), LOG_FOLDER.get(None)
         await evaluate_async(task, rollouts=1, limit=1, log_dir=tmp_path / "runs")

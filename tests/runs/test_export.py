@@ -24,8 +24,8 @@ from reward_kit.runs.export import (
     Selection,
     Table,
     TableWriter,
-    harmless,
-    opened,
+    escape_formula,
+    open_table,
     selected,
     table_rows,
 )
@@ -61,7 +61,7 @@ def table_of(run: Path, table: Table, pass_threshold: float = 1.0) -> list[Row]:
     return [
         row
         for result in read_results(run)
-        for row in table_rows(table, result, pass_threshold, credit.of(result.episode["rollout_id"]))
+        for row in table_rows(table, result, pass_threshold, credit.read(result.episode["rollout_id"]))
     ]
 
 
@@ -97,7 +97,7 @@ def test_a_step_is_a_row_with_what_it_was_worth(run: Path) -> None:
 @pytest.mark.parametrize("name", TABLES)
 def test_parquet_gives_every_cell_back(run: Path, tmp_path: Path, name: str) -> None:
     table, path = TABLES[name], tmp_path / "table.parquet"
-    with opened(path, "parquet", table, {"run": "mine"}) as sink:
+    with open_table(path, "parquet", table, {"run": "mine"}) as sink:
         for row in table_of(run, table):
             sink.write(row)
     read = parquet.read_table(path)
@@ -110,7 +110,7 @@ def test_parquet_gives_every_cell_back(run: Path, tmp_path: Path, name: str) -> 
 @pytest.mark.parametrize("name", TABLES)
 def test_csv_gives_every_cell_back(run: Path, tmp_path: Path, name: str) -> None:
     table, path = TABLES[name], tmp_path / "table.csv"
-    with opened(path, "csv", table, {}) as sink:
+    with open_table(path, "csv", table, {}) as sink:
         for row in table_of(run, table):
             sink.write(row)
     with path.open(encoding="utf-8", newline="") as file:
@@ -128,7 +128,7 @@ def test_csv_gives_every_cell_back(run: Path, tmp_path: Path, name: str) -> None
     | st.sampled_from(["=1+1", "+1", "-1", "@x", "\t=1", "'=1", "＝1"])
 )
 def test_no_text_is_a_formula_and_each_can_be_had_again(text: str) -> None:
-    said = harmless(text)
+    said = escape_formula(text)
     assert not said.startswith(("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠"))
     assert said.removeprefix("'") == text
 
@@ -142,10 +142,10 @@ def test_raw_csv_leaves_texts_as_they_are() -> None:
     assert file.getvalue().decode().splitlines() == ['"a","b"', '"\'=1",-1.5', '"a","b"', '"=1",-1.5']
 
 
-def test_a_file_is_there_as_a_whole_or_as_it_was(tmp_path: Path) -> None:
+def test_file_replacement_is_atomic(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("earlier")
-    with pytest.raises(KeyboardInterrupt), opened(path, "csv", STEPS, {}) as sink:
+    with pytest.raises(KeyboardInterrupt), open_table(path, "csv", STEPS, {}) as sink:
         sink.write([None] * len(STEPS.columns))
         raise KeyboardInterrupt
     assert path.read_text() == "earlier" and list(tmp_path.iterdir()) == [path]
@@ -157,11 +157,11 @@ def test_a_file_is_there_as_a_whole_or_as_it_was(tmp_path: Path) -> None:
         ({}, ["r0", "r1", "r2"], {}),
         ({"min_score": 0.5}, ["r0"], {"unscored": 2}),
         ({"min_score": 0.75}, [], {"unscored": 2, "below 0.75": 1}),
-        ({"only_passed": True}, [], {"unscored": 2, "below 1, which passes": 1}),
-        ({"policies": ("other",)}, ["r2"], {"of another policy": 2}),
+        ({"only_passed": True}, [], {"unscored": 2, "below the pass threshold 1": 1}),
+        ({"policies": ("other",)}, ["r2"], {"from another policy": 2}),
     ],
 )
-def test_what_is_not_taken_is_counted(run: Path, chosen: dict[str, Any], taken: list[str], left_out: Any) -> None:
+def test_left_out_episodes_are_counted(run: Path, chosen: dict[str, Any], taken: list[str], left_out: Any) -> None:
     selection = Selection(pass_threshold=1.0, **chosen)
     assert [result.episode["rollout_id"] for result in selected(run, selection)] == taken
     assert selection.left_out == left_out

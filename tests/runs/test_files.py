@@ -24,7 +24,7 @@ def test_a_line_is_what_was_written(value: Any) -> None:
 
 
 @pytest.mark.parametrize("line", [b'{"a":1,"a":2}', b"-0", b"-0.0", b"1E400", b"9" * 40, b'"\\ud800"', b" [1]\r\n"])
-def test_so_is_what_only_others_would_write(line: bytes) -> None:
+def test_foreign_json_is_read_like_json_loads(line: bytes) -> None:
     assert repr(read_line(line)) == repr(json.loads(line))
 
 
@@ -33,7 +33,7 @@ def test_not_a_number_is_left_to_those_who_ask() -> None:
 
 
 @pytest.mark.parametrize("line", [b"", b"{", b'{"a":1}}', b'"\x01"', b'"\xff"', b"[1,]", b"01"])
-def test_what_is_no_json_is_refused_in_the_words_of_python(line: bytes) -> None:
+def test_invalid_json_has_the_error_of_json_loads(line: bytes) -> None:
     with pytest.raises(ValueError) as told:
         read_line(line)
     with pytest.raises(ValueError) as expected:
@@ -41,7 +41,7 @@ def test_what_is_no_json_is_refused_in_the_words_of_python(line: bytes) -> None:
     assert str(told.value) == str(expected.value)
 
 
-def test_a_line_deeper_than_python_goes_is_told_as_such() -> None:
+def test_too_deeply_nested_line_is_reported() -> None:
     with pytest.raises(RecursionError):
         read_line(b"[" * 200_000 + b"]" * 200_000)
     deep = b"[" * 400 + b"]" * 400

@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> FinishedRun:
     return capitals(reward=judged).run(policies=policies, rollouts=2, log_dir=tmp_path)
 
 
-def test_the_table_has_every_policy_and_no_html_of_a_stranger(run: FinishedRun) -> None:
+def test_table_has_every_policy_and_no_untrusted_html(run: FinishedRun) -> None:
     seen = harmless(run._repr_html_())
     for told in (
         "capitals",
@@ -35,7 +35,7 @@ def test_the_table_has_every_policy_and_no_html_of_a_stranger(run: FinishedRun) 
         "0.250",
         "2 of 4 scored",
         "2 crash",
-        "4 episodes broke",
+        "4 episodes with errors",
         "4 episodes did not pass",
     ):
         assert told in seen.text, told
@@ -47,10 +47,10 @@ def test_its_own_text_is_one_line(run: FinishedRun) -> None:
 
 
 def test_one_episode_is_asked_for_by_its_row(run: FinishedRun) -> None:
-    failed, broken = run.result(run.failed[0]), run.result(run.broken[0].rollout_id)
+    failed, broken = run.result(run.failed[0]), run.result(run.errors[0].rollout_id)
     assert (repr(failed), repr(broken)) == (
         f"Result({run.failed[0].rollout_id!r}, 0.25)",
-        f"Result({run.broken[0].rollout_id!r}, unscored)",
+        f"Result({run.errors[0].rollout_id!r}, unscored)",
     )
     assert failed.to_episode().id_ == run.failed[0].rollout_id
     told = failed.to_result()
@@ -59,17 +59,17 @@ def test_one_episode_is_asked_for_by_its_row(run: FinishedRun) -> None:
     assert "unscored: crash: reward 'judged': ValueError" in harmless(broken._repr_html_()).text
 
 
-def test_an_episode_that_is_not_there_is_told(run: FinishedRun) -> None:
+def test_missing_episode_is_reported(run: FinishedRun) -> None:
     near = run.failed[0].rollout_id[:-1]
     with pytest.raises(ConfigError, match=rf"has no episode '{near}'; did you mean '{near}[01]'\?"):
         run.result(near)
 
 
-def test_a_limit_of_the_run_is_told(tmp_path: Path) -> None:
+def test_run_limit_is_shown(tmp_path: Path) -> None:
     rows = [{**ROWS[0], "id": str(i)} for i in range(6)]
     run = capitals(dataset=rows, run_limits={"steps": 2}).run(max_concurrency=1, log_dir=tmp_path)
     assert run.status == "interrupted"
-    assert "Stopped: the run's limit is reached" in harmless(run._repr_html_()).text
+    assert "Stopped: run limit reached" in harmless(run._repr_html_()).text
 
 
 def test_without_a_page_the_folder_is_named(run: FinishedRun) -> None:

@@ -31,7 +31,7 @@ def test_a_key_of_a_later_release_stays_where_the_run_goes_on(tmp_path: Path) ->
     later = {**written(store.path), "colour": "green"}
     (store.path / "run.json").write_text(json.dumps(later))
     with RunFolder(store.path) as again:
-        again.note(status="complete", worked_s=again.header.timing.worked_s + 2.5)
+        again.update_status(status="complete", worked_s=again.header.timing.worked_s + 2.5)
     timing = {**later["timing"], "worked_s": 2.5}
     assert written(store.path) == {**later, "status": "complete", "timing": timing}
 
@@ -39,27 +39,25 @@ def test_a_key_of_a_later_release_stays_where_the_run_goes_on(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"schema_version": 2}, "is of version 2; this release reads version 1"),
+        ({"schema_version": 2}, "has schema version 2; this release reads version 1"),
         ({"total": "many"}, r"total: .*\(got 'many'\)"),
         ({"task_name": None}, "task_name: "),
         ({"timing": {}}, "timing.started_at: missing"),
     ],
 )
-def test_what_cannot_be_read_is_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+def test_unreadable_file_is_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     store = RunFolder.create(tmp_path / "run", RunHeader(task_name="t"))
     (store.path / "run.json").write_text(json.dumps({**written(store.path), **change}))
     with pytest.raises(StoreError, match=rf"run\.json.*{said}"):
         RunHeader.read(store.path)
 
 
-def test_a_folder_that_is_no_run_is_answered_with_what_may_be_meant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_without_run_suggests_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = RunFolder.create(Path("runs") / "lake-1", RunHeader(task_name="t")).path
     assert RunHeader.read_folder(run) == RunHeader.read(run)
     for named in ("lake-1", "runs/lake-2", "runs/lake-1/episodes.jsonl"):
-        with pytest.raises(ConfigError, match=r"not the folder of a run: .* no run\.json; did you mean 'runs/lake-1'"):
+        with pytest.raises(ConfigError, match=r"not a run folder: .* no run\.json; did you mean 'runs/lake-1'"):
             RunHeader.read_folder(Path(named))
     with pytest.raises(ConfigError, match=r"no run\.json; `reward-kit runs list` names them$"):
         RunHeader.read_folder(Path("elsewhere/something"))
@@ -72,5 +70,5 @@ def test_a_folder_that_is_no_run_is_answered_with_what_may_be_meant(
     ("status", "is_open", "told"),
     [("running", True, "running"), ("running", False, "killed"), ("failed", False, "failed")],
 )
-def test_a_run_that_runs_nowhere_was_killed(status: str, is_open: bool, told: str) -> None:
+def test_running_status_without_a_process_is_killed(status: str, is_open: bool, told: str) -> None:
     assert RunHeader(task_name="t", status=status).status_now(is_open) == told

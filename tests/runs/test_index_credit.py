@@ -35,10 +35,10 @@ def test_the_credit_of_an_episode_is_found_by_where_its_lines_are(tmp_path: Path
 
 def test_without_credit_there_is_none(tmp_path: Path) -> None:
     run = make_run(tmp_path, [], [])
-    assert index_credit(run) == {} and CreditLines(run).of("r1") == []
+    assert index_credit(run) == {} and CreditLines(run).read("r1") == []
 
 
-def test_of_lines_that_somebody_parted_an_export_takes_those_that_the_page_shows(tmp_path: Path) -> None:
+def test_export_uses_the_same_split_lines_as_the_page(tmp_path: Path) -> None:
     lines = [credit("r1", 0, 1.0), credit("r2", 0, 2.0), credit("r1", 0, 3.0)]
     run = run_with(tmp_path, *lines)
-    assert CreditLines(run).of("r1") == lines[2:] and CreditLines(run).of("r2") == lines[1:2]
+    assert CreditLines(run).read("r1") == lines[2:] and CreditLines(run).read("r2") == lines[1:2]

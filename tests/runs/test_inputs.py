@@ -9,7 +9,7 @@ import pytest
 
 from reward_kit.errors import ConfigError
 from reward_kit.runs import inputs as module
-from reward_kit.runs.inputs import differences, hash_path, keep_inputs, scorer_hash
+from reward_kit.runs.inputs import copy_inputs, differences, hash_path, scorer_hash
 from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.run_folder import RunFolder, RunHeader
 from reward_kit.runs.tasks import load_task
@@ -24,7 +24,7 @@ def run_with(folder: Path, text: str, secret: str = "") -> tuple[RunFolder, dict
     file.write_text(text)
     store = RunFolder.create(folder / "run", RunHeader(task_name="t"), Redaction([secret]))
     inputs = {"task file": file}
-    keep_inputs(store, inputs, digests_of(inputs))
+    copy_inputs(store, inputs, digests_of(inputs))
     return store, inputs
 
 
@@ -46,7 +46,7 @@ def test_of_many_lines_the_first_are_shown_and_the_rest_counted(tmp_path: Path) 
 def test_equal_digests_are_no_difference_and_a_missing_file_is_one(tmp_path: Path) -> None:
     store, inputs = run_with(tmp_path, "x")
     assert differences(store.path, {"task file": "1"}, {"task file": "1"}, inputs) == []
-    assert differences(store.path, {"reward": "1"}, {}, {}) == ["the reward is not there any more"]
+    assert differences(store.path, {"reward": "1"}, {}, {}) == ["the reward is missing"]
 
 
 def test_an_input_that_was_not_there_is_new(tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def test_a_file_that_changed_while_the_run_began_is_not_kept_as_if_it_had_been_r
     store, inputs = run_with(tmp_path, "x")
     digests = digests_of(inputs)
     inputs["task file"].write_text("y")
-    with pytest.raises(ConfigError, match="changed while the run began; start it again"):
-        keep_inputs(store, inputs, digests)
+    with pytest.raises(ConfigError, match="changed while the run was starting; start it again"):
+        copy_inputs(store, inputs, digests)
 
 
 def test_copies_of_many_names_stay_apart(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_copies_of_many_names_stay_apart(tmp_path: Path) -> None:
         inputs[f"file {name}"] = tmp_path / name
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(str(number))
-    keep_inputs(store, inputs, digests_of(inputs))
+    copy_inputs(store, inputs, digests_of(inputs))
     copies = [file.read_text() for file in (store.path / "inputs").iterdir()]
     assert sorted(copies) == ["0", "1", "2", "3", "4"]
 

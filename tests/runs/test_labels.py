@@ -62,7 +62,7 @@ def test_a_rollout_of_transcripts(write, tmp_path):
     assert texts(row.requests[0])[1] == ("assistant", "4") and row.requests[0].ground_truth == "4"
     with pytest.raises(ConfigError, match=r"labels.csv:2: rollout_id: the data has no rollout 'nobody'"):
         read_labels(write(["rollout_id", "label"], ["nobody", "1"]), data=data)
-    with pytest.raises(ConfigError, match=r"labels.csv:2: rollout_id: name the transcripts .* --data"):
+    with pytest.raises(ConfigError, match=r"labels.csv:2: rollout_id: give the transcripts .* --data"):
         read_labels(path)
 
 
@@ -134,7 +134,7 @@ BAD = {
     ),
     "half a pair": (["winner", "prompt", "response_a"], ["A", "x", "1"], "csv:2: missing column 'response_b'"),
     "a short row": (["label", "messages"], ["1"], "csv:2"),
-    "a column twice": (["label", "label"], ["1", "2"], "csv:1: the column 'label' is given twice"),
+    "a column twice": (["label", "label"], ["1", "2"], "csv:1: duplicate column 'label'"),
 }
 
 

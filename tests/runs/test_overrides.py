@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reward_kit.errors import ConfigError
-from reward_kit.runs.task_file import overlaid, parse_override
+from reward_kit.runs.task_file import apply_overrides, parse_override
 
 
 @pytest.mark.parametrize(
@@ -22,14 +22,14 @@ def test_the_value_is_yaml(text: str, parsed: tuple[str, object]) -> None:
 
 
 @pytest.mark.parametrize("text", ["novalue", "=3", "a=["])
-def test_what_is_none_is_named_with_its_option(text: str) -> None:
+def test_invalid_value_is_named_with_its_option(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^-c "):
         parse_override(text, "-c")
 
 
 def test_inner_keys_are_laid_over_and_the_original_stays() -> None:
     data = {"limits": {"cost": 1}, "resources": [{"type": "a"}, {"type": "b"}]}
-    changed = overlaid(data, {"limits.steps": 2, "resources.1.config.rows": 3, "user.type": "human"})
+    changed = apply_overrides(data, {"limits.steps": 2, "resources.1.config.rows": 3, "user.type": "human"})
     assert changed == {
         "limits": {"cost": 1, "steps": 2},
         "resources": [{"type": "a"}, {"type": "b", "config": {"rows": 3}}],
@@ -48,4 +48,4 @@ def test_inner_keys_are_laid_over_and_the_original_stays() -> None:
 )
 def test_a_key_that_leads_nowhere_is_named(key: str, said: str) -> None:
     with pytest.raises(ConfigError, match=f"-T {key}=…: {said}"):
-        overlaid({"name": "t", "rows": [1, 2]}, {key: 1})
+        apply_overrides({"name": "t", "rows": [1, 2]}, {key: 1})

@@ -19,7 +19,7 @@ from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.errors import ConfigError
 from reward_kit.models import EvaluateResult, Message
 from reward_kit.runs.evaluation import Task, evaluate, evaluate_async
-from reward_kit.runs.plan import header_to_resume
+from reward_kit.runs.plan import read_resumable_header
 from reward_kit.runs.run_folder import RunHeader, latest_run
 from reward_kit.typed_interface import reward_function
 
@@ -130,14 +130,15 @@ def test_rows_are_kept_with_values_that_only_python_has(tmp_path: Path) -> None:
 def test_such_a_run_is_not_resumed(tmp_path: Path) -> None:
     run = capitals().run(log_dir=tmp_path)
     with pytest.raises(
-        ConfigError, match=r"was run from Python, with objects that no file names \(task capitals, .*repeat it"
+        ConfigError,
+        match=r"was started from Python with objects .* \(task capitals, .*again from Python",
     ):
-        header_to_resume(run.path)
+        read_resumable_header(run.path)
     with pytest.raises(ConfigError, match="no run in"):  # the latest that can go on is not this one
         latest_run(tmp_path)
 
 
-def test_what_was_lent_stays_open_and_what_was_made_is_closed(tmp_path: Path) -> None:
+def test_lent_policies_stay_open_and_own_ones_are_closed(tmp_path: Path) -> None:
     lent, made = Says("Paris"), []
 
     class Noted(Says):
@@ -168,7 +169,7 @@ def test_what_a_file_names_may_be_named(tmp_path: Path) -> None:
 def test_a_resource_may_be_a_class(tmp_path: Path) -> None:
     assert capitals(resource=Counter, reward=None).definition.resource_type == f"{__name__}:Counter"
     run = capitals(resource=Counter, reward=None).run(log_dir=tmp_path)
-    assert len(run.rows) == 2 and run.broken == []
+    assert len(run.rows) == 2 and run.errors == []
 
 
 def test_the_first_messages_can_be_looked_at() -> None:
@@ -186,15 +187,15 @@ def test_the_first_messages_can_be_looked_at() -> None:
         ({"reward": careful}, r"sandbox='isolated'\) needs a reward in a file"),
         ({"sandbox": {"level": "warm"}}, r"sandbox\.level needs a reward in a file.*reward='reward\.py:right'"),
         ({"sandbox": {"read_paths": ["."]}}, r"sandbox\.read_paths needs a reward in a file"),
-        ({"reward": right, "reward_function_path": "reward.py:right"}, "reward and reward_function_path are two names"),
-        ({"dataset": [1]}, r"dataset\[0\]: a row is a dict of fields with names, this one is 1"),
+        ({"reward": right, "reward_function_path": "reward.py:right"}, "reward and reward_function_path set the same"),
+        ({"dataset": [1]}, r"dataset\[0\]: expected a dict with string keys, got 1"),
         ({"dataset": []}, "dataset: the list has no rows"),
         ({"dataset": [{**ROWS[0], "at": object()}]}, r"dataset\[0\]: an object has no JSON form"),
         ({"dataset": [{**ROWS[0], "in": _SELF}]}, r"dataset\[0\]: it is nested too deeply, or contains itself"),
         ({"resource": "python_state", "base_resource_config": _SELF}, "Task 'capitals': Circular reference"),
         ({"base_resource_config": {(1, 2): 3}}, "Task 'capitals': keys must be str.*not tuple"),
         ({"dataset": {"id": 1}}, "dataset: expected a file's path or a list of rows, got a dict"),
-        ({"dataset": [ROWS[0], ROWS[0]]}, r"dataset\[1\]: sample id 'f' is used already at dataset\[0\]"),
+        ({"dataset": [ROWS[0], ROWS[0]]}, r"dataset\[1\]: sample id 'f' is already used at dataset\[0\]"),
         (
             {"dataset": [{"land": "x", "ground_truth": "y"}]},
             r"'country' is undefined; known: ground_truth, land, observation; in sample 'sample-0' \(dataset\[0\]\)",
@@ -202,10 +203,10 @@ def test_the_first_messages_can_be_looked_at() -> None:
         ({"tools": [right]}, "tools: expected a ToolRegistry or the file of one, got a list"),
         ({"policy": 3}, "policy: expected an AgentPolicy, a name or a dict of keys, got an int"),
         ({"resource": Says}, "resource: expected a name or a subclass of ForkableResource"),
-        ({"num_rollouts": 3}, "num_rollouts has no effect: a task with a dataset counts num_rollouts_per_sample"),
+        ({"num_rollouts": 3}, "num_rollouts has no effect: a task with a dataset uses num_rollouts_per_sample"),
     ],
 )
-def test_what_is_wrong_with_it_is_told_where_it_is_made(keys: dict[str, Any], told: str) -> None:
+def test_construction_errors_are_raised_in_the_constructor(keys: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         capitals(**keys)
 
@@ -214,23 +215,21 @@ def test_what_is_wrong_with_it_is_told_where_it_is_made(keys: dict[str, Any], to
     ("options", "told"),
     [
         ({"policies": NeedsTown}, r"policy 'NeedsTown' needs town; give an instance, NeedsTown\(town=…\)"),
-        ({"policies": [Says(), Says()]}, "two policies are called 'Says'; give them labels"),
-        ({"policies": {"one": "random"}}, "a dict has a label for each AgentPolicy; a str is not one"),
+        ({"policies": [Says(), Says()]}, "duplicate policy label 'Says'; give them labels"),
+        ({"policies": {"one": "random"}}, "expected a dict of label to AgentPolicy, got a str"),
         ({"overrides": {"reward_function_path": "r.py:f"}}, "reward_function_path has no effect: the task's reward"),
         ({"overrides": {"dataset_path": "r.jsonl"}}, "dataset_path has no effect: the task's dataset"),
         ({"overrides": {"policy.type": "random"}}, r"policy\.type has no effect: the task's policy"),
-        ({"base_url": "http://127.0.0.1:1/v1"}, "base_url is for models, and no policy of this run is one"),
+        ({"base_url": "http://127.0.0.1:1/v1"}, "base_url is for models, and this run has none"),
     ],
 )
-def test_what_is_wrong_with_an_option_is_told_before_anything_is_written(
-    tmp_path: Path, options: dict[str, Any], told: str
-) -> None:
+def test_option_errors_are_raised_before_writing(tmp_path: Path, options: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         capitals().run(log_dir=tmp_path / "runs", **options)
     assert not (tmp_path / "runs").exists()
 
 
-def test_nobody_to_act_is_told_in_words_of_python() -> None:
+def test_missing_policy_is_reported_in_python_terms() -> None:
     with pytest.raises(ConfigError, match=r"Task 'capitals': no policy\. Give policy=MyPolicy to Task"):
         capitals(policy=None).run()
 

@@ -12,7 +12,7 @@ import pytest
 
 from reward_kit.cli.runs import remove, stored_runs
 from reward_kit.errors import StoreError
-from reward_kit.runs.events import logged_to
+from reward_kit.runs.events import log_to_file
 from reward_kit.runs.files import state_name
 from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.run_folder import RunFolder, RunHeader, load_episode, read_episodes
@@ -62,7 +62,7 @@ def test_the_name_of_a_final_state_leads_nowhere_else(received: Path, tmp_path: 
     stored = {key: value.replace("{outside}", str(outside)) for key, value in stored.items()}
     with_state(received, **stored)
     (line,) = read_episodes(received)
-    with pytest.raises(StoreError, match=r"episode a: a final state is named by its SHA-256"):
+    with pytest.raises(StoreError, match=r"episode a: expected a final state named by its SHA-256"):
         load_episode(received, line)
 
 
@@ -76,10 +76,10 @@ def test_scoring_a_run_again_copies_no_state_to_or_from_elsewhere(received: Path
     (tmp_path / "reward.py").write_text(REWARD)
     done = project.call("score", "runs/run", "--reward", "reward.py:one", "--log-dir", "other/deep/runs")
     assert not (tmp_path / "other" / "deep" / "private.json").exists()
-    assert done.returncode == 3 and "a final state is named by its SHA-256" in done.stderr
+    assert done.returncode == 3 and "expected a final state named by its SHA-256" in done.stderr
 
 
-def test_a_link_in_the_place_of_a_state_is_not_followed(received: Path, tmp_path: Path) -> None:
+def test_link_instead_of_a_state_is_not_followed(received: Path, tmp_path: Path) -> None:
     (tmp_path / "private.json").write_bytes(PAYLOAD)
     (state,) = (received / "states").iterdir()
     state.unlink()
@@ -121,7 +121,7 @@ def test_nothing_is_read_or_written_through_a_link_that_leads_out(
     replaced_by_link(received, name, Path(os.path.relpath(target, received)) if is_relative else target)
     before = contents(outside)
     for use in (RunHeader.read, lambda run: RunFolder(run).__enter__(), lambda run: _trained(run).__enter__()):
-        with pytest.raises(StoreError, match=f"{name} is a symbolic link that leads out of the run's folder"):
+        with pytest.raises(StoreError, match=f"{name} is a symbolic link out of the run's folder"):
             use(received)
     assert contents(outside) == before and (outside / "deadbeef").is_dir()
 
@@ -153,7 +153,7 @@ def test_commands_refuse_a_run_whose_episodes_are_a_link(
     before = lines.read_bytes()
     project = Project(tmp_path)
     done = project.call(*(part.replace("RUN", "runs/run") for part in arguments))
-    assert done.returncode in (1, 2, 3) and "leads out of the run's folder" in done.stderr + done.stdout
+    assert done.returncode in (1, 2, 3) and "link out of the run's folder" in done.stderr + done.stdout
     assert lines.read_bytes() == before
     assert {path.name for path in received.iterdir()} <= {"run.json", "episodes.jsonl", *ENTRIES, "states"}
 
@@ -179,7 +179,7 @@ def test_links_within_the_folder_and_to_the_folder_are_fine(received: Path, tmp_
 class TestRemoving:
     """`runs prune` deletes the folder of a run, and nothing that a link in it leads to."""
 
-    def test_what_links_in_a_run_lead_to_stays(self, received: Path, tmp_path: Path) -> None:
+    def test_link_targets_are_not_removed(self, received: Path, tmp_path: Path) -> None:
         kept = tmp_path / "kept"
         kept.mkdir()
         (kept / "file").write_text("mine")
@@ -203,7 +203,7 @@ def test_the_log_of_a_run_that_is_refused_is_not_begun(received: Path, tmp_path:
     (tmp_path / "elsewhere").write_text("mine\n")
     (received / "run.log").symlink_to(tmp_path / "elsewhere")
     store = RunFolder(received)
-    with pytest.raises(StoreError), store, logged_to(received / "run.log", Redaction()):
+    with pytest.raises(StoreError), store, log_to_file(received / "run.log", Redaction()):
         pytest.fail("the run is open")
     assert (tmp_path / "elsewhere").read_text() == "mine\n"
 

@@ -27,7 +27,7 @@ SECRET = 'sk-"12\\34"-ünï'
 
 
 class TestValues:
-    def test_a_secret_is_blotted_out_of_lines_files_and_texts_however_it_is_written_there(self) -> None:
+    def test_secret_is_hidden_in_lines_files_and_texts(self) -> None:
         redaction = Redaction([SECRET])
         line = json.dumps({"said": f"my key is {SECRET}."}).encode("ascii")
         assert json.loads(redaction.redact_line(line)) == {"said": f"my key is {HIDDEN}."}
@@ -44,7 +44,7 @@ class TestValues:
     def test_of_two_secrets_where_one_holds_the_other_nothing_is_left(self) -> None:
         assert Redaction(["abcdefgh", "abcdefgh-ijkl"]).redact_text("abcdefgh-ijkl abcdefgh") == f"{HIDDEN} {HIDDEN}"
 
-    def test_a_short_value_does_not_blot_out_words(self) -> None:
+    def test_short_value_is_not_a_secret(self) -> None:
         assert Redaction(["true", "1234567"]).redact_text("true 1234567") == "true 1234567"
 
     def test_a_traceback_in_the_log_is_redacted(self) -> None:
@@ -104,7 +104,7 @@ class TestWhatIsKnown:
         assert without_secrets(given) == hidden
         assert without_hidden(hidden) == {"tokens": 5, "inner": [{}], "secret": None}
 
-    def test_a_text_of_which_a_part_was_hidden_is_not_taken_for_what_it_was(self) -> None:
+    def test_partly_hidden_text_is_a_hidden_key(self) -> None:
         url = "http://me:p4ssword-1@models.example/v1"
         given = {"user.base_url": url, "policy": {"arguments": ["-v", url], "seed": 1}}
         stored = json.loads(Redaction(known_secrets(given)).redact_line(json.dumps(given).encode("ascii")))

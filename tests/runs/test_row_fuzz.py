@@ -41,7 +41,7 @@ from reward_kit.episodes.json_codec import compact_json
 from reward_kit.episodes.record import episode_to_record
 from reward_kit.errors import ConfigError, RewardKitError
 from reward_kit.models import TaskDefinitionModel
-from reward_kit.runs.task_file import LocatedYaml, validated
+from reward_kit.runs.task_file import LocatedYaml, validate_model
 from reward_kit.runs.tasks import LoadedTask, load_task
 from tests.profiles import examples
 
@@ -326,7 +326,7 @@ def try_file(stage: Stage, data: dict[str, Any], tag: str | None) -> None:
     text = yaml.safe_dump({"name": "t", **stage.filled(data)}, allow_unicode=True)
     path.write_text(text + (f"evil: {stage.filled(tag)}\n" if tag else ""))
     try:
-        validated(LocatedYaml(path), {}, TaskDefinitionModel, "a task file")
+        validate_model(LocatedYaml(path), {}, TaskDefinitionModel, "a task file")
         event("file: valid")
     except ConfigError as error:
         event("file: refused")

@@ -193,7 +193,7 @@ class TestOverlap:
         await run_in(tmp_path / "run", plan_of([text("x")], reward=reward, max_concurrency=1), listener=told)
         assert [kind for kind, _ in told.events] == ["stopped"] * 6 + ["scored"] * 6
 
-    async def test_how_the_scoring_goes_is_told_while_it_does(self, tmp_path: Path) -> None:
+    async def test_scoring_progress_is_shown(self, tmp_path: Path) -> None:
         seen: list[Any] = []
 
         async def reward(messages: Any) -> Any:
@@ -207,7 +207,7 @@ class TestOverlap:
         assert all(stats.in_flight >= 1 for stats in seen) and len(seen) == 6
         assert run.scoring is not None and (run.scoring.done, run.scoring.pending) == (6, 0)
 
-    async def test_every_episode_is_told_and_written_once_and_stops_before_it_is_scored(self, tmp_path: Path) -> None:
+    async def test_every_episode_is_reported_once_before_its_score(self, tmp_path: Path) -> None:
         told = Told()
         run = await run_in(tmp_path / "run", plan_of([text("x")], max_concurrency=3), listener=told)
         assert len(told.events) == len(set(told.events)) == 12
@@ -253,7 +253,7 @@ class TestTakingStock:
         assert len(told.events) == 12, "what was there already is told too"
         assert len(scored_ids(tmp_path / "run")) == len(set(scored_ids(tmp_path / "run"))) == 6
 
-    async def test_what_has_no_score_is_scored_without_being_run_again(self, tmp_path: Path) -> None:
+    async def test_unscored_episodes_are_scored_without_running_again(self, tmp_path: Path) -> None:
         path = tmp_path / "run"
         await run_in(path, plan_of([text("x")], reward=None))
         assert scored_ids(path) == []
@@ -275,7 +275,7 @@ class TestTakingStock:
         run = await run_in(tmp_path / "run", plan_of([], reward=total, **fields))
         assert {row.score for row in run.rows.values()} == {3.0}
 
-    async def test_what_broke_is_neither_scored_nor_run_again(self, tmp_path: Path) -> None:
+    async def test_errors_are_neither_scored_nor_run_again(self, tmp_path: Path) -> None:
         scored: list[int] = []
 
         async def reward(messages: Any) -> Any:
@@ -336,7 +336,7 @@ class Flaky(ScriptedPolicy):
 
 
 class TestOnlyFailed:
-    async def test_what_broke_runs_again_under_its_own_id_and_nothing_else_does(self, tmp_path: Path) -> None:
+    async def test_only_errors_run_again_under_their_ids(self, tmp_path: Path) -> None:
         path, policy = tmp_path / "run", Flaky("s1")
         first = await run_in(path, plan_of(policy))
         broken_ids = {row.rollout_id for row in first.rows.values() if row.is_error}
@@ -407,7 +407,7 @@ class TestRunLimits:
         path = tmp_path / "run"
         plan = plan_of([text("x")], reward=None, run_limits={"wall_time_s": 0.2})
         with open_store(path) as store:
-            store.note(status="interrupted", worked_s=0.3)
+            store.update_status(status="interrupted", worked_s=0.3)
         control = Control()
         run = await run_in(path, plan, control=control)
         assert not run.rows and "0 of 0.2 s (run_limits.wall_time_s)" in str(control.stop_reason)
@@ -426,7 +426,7 @@ class TestErrorLimit:
         assert len(run.rows) == episodes
         assert (control.stop_reason is None) == (limit == 10)
         if control.stop_reason:
-            assert control.stop_reason.startswith(f"--fail-on-error {limit:g}: {episodes} episodes broke")
+            assert control.stop_reason.startswith(f"--fail-on-error {limit:g}: {episodes} episodes ended with an error")
         assert status(tmp_path / "run") == ("complete" if episodes == 10 else "interrupted")
 
     async def test_without_one_everything_is_run(self, tmp_path: Path) -> None:
@@ -437,9 +437,9 @@ class TestErrorLimit:
         control = Control()
         plan = plan_of([text("x")], reward=broken)
         await run_in(tmp_path / "run", plan, error_limit=5, control=control)
-        assert control.stop_reason == "--fail-on-error 5: 6 episodes broke"
+        assert control.stop_reason == "--fail-on-error 5: 6 episodes ended with an error"
 
-    async def test_what_broke_before_a_resume_counts(self, tmp_path: Path) -> None:
+    async def test_errors_before_a_resume_count(self, tmp_path: Path) -> None:
         await run_in(tmp_path / "run", plan_of(ScriptedPolicy(breaks), samples=2))
         control = Control()
         run = await run_in(tmp_path / "run", plan_of([text("x")], samples=4), error_limit=3, control=control)
@@ -447,7 +447,7 @@ class TestErrorLimit:
 
 
 class TestTheEnd:
-    async def test_what_is_in_flight_is_finished_and_scored(self, tmp_path: Path) -> None:
+    async def test_episodes_in_flight_are_finished_and_scored(self, tmp_path: Path) -> None:
         control, begun = Control(), []
 
         async def act(observation: Any, tools: Any) -> Any:
@@ -460,7 +460,7 @@ class TestTheEnd:
         assert len(begun) == len(run.rows) == len(scored_ids(tmp_path / "run")) < 6
         assert status(tmp_path / "run") == "interrupted"
 
-    async def test_the_first_reason_to_stop_is_the_one_that_is_told(self) -> None:
+    async def test_the_first_stop_reason_is_kept(self) -> None:
         control = Control()
         control.finish("first")
         control.finish("second")

@@ -100,7 +100,7 @@ class TestGroups:
         run = await run_in(tmp_path / "run", plan_of(ScriptedPolicy(act), reward=reward, max_concurrency=1))
         assert [row.score for row in run.rows.values()] == [1.0] * 6
 
-    async def test_episodes_that_broke_hold_up_no_group_and_are_given_to_nobody(self, tmp_path: Path) -> None:
+    async def test_errors_do_not_block_a_group_and_are_not_scored(self, tmp_path: Path) -> None:
         path = tmp_path / "run"
         run = await run_in(path, plan_of(Breaks("-1"), reward=share, rollouts=3))
         assert sum(row.is_error for row in run.rows.values()) == 3

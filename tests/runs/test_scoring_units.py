@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward_kit.reward_agent import ScoringRequest
-from reward_kit.runs.runner import ScoringUnits, Stopped
+from reward_kit.runs.runner import ScoringUnits, StoppedEpisode
 
 
-def stopped(index: int, attempt: int = 0, *, broke: bool = False, score: Any = None) -> Stopped:
+def stopped(index: int, attempt: int = 0, *, broke: bool = False, score: Any = None) -> StoppedEpisode:
     name = f"r{index}"
-    return Stopped(name, attempt, index, None if broke else lambda: ScoringRequest(name, []), score)
+    return StoppedEpisode(name, attempt, index, None if broke else lambda: ScoringRequest(name, []), score)
 
 
 def ids(unit: Any) -> list[str]:
@@ -43,14 +43,14 @@ def test_a_group_comes_with_its_last_episode_in_its_own_order_and_without_those_
     assert unit.is_scored == (len(broken) == 5), "where all broke there is nothing to score"
 
 
-def test_where_nobody_knows_how_large_groups_are_the_end_of_all_tells() -> None:
+def test_unknown_group_size_is_complete_at_the_end() -> None:
     units = ScoringUnits("batch", None)
     assert units.add("a", stopped(1)) == units.add("b", stopped(0)) == units.add("a", stopped(0)) == []
-    assert [ids(unit) for unit in units.rest()] == [["r0", "r1"], ["r0"]]
-    assert units.rest() == []
+    assert [ids(unit) for unit in units.remaining()] == [["r0", "r1"], ["r0"]]
+    assert units.remaining() == []
 
 
-def of_two(*episodes: Stopped) -> Any:
+def of_two(*episodes: StoppedEpisode) -> Any:
     units = ScoringUnits("batch", 2)
     (unit,) = [unit for episode in episodes for unit in units.add("g", episode)]
     return unit

@@ -100,13 +100,13 @@ def test_a_file_that_is_all_torn_becomes_empty(store: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("value", ['"good"', '"1.0"', "true", "NaN", "-Infinity", "1e999", f"1{'0' * 400}", "[1]"])
-def test_what_is_no_score_is_named_before_a_figure_is_made_of_it(tmp_path: Path, value: str) -> None:
+def test_invalid_score_is_reported_before_figures(tmp_path: Path, value: str) -> None:
     store = RunFolder.create(tmp_path / "run", RunHeader(task_name="t"))
     lines = [f'{{"rollout_id": "r{n}", "score": {score}}}\n' for n, score in enumerate(("0.5", "1", "null", value))]
     (store.path / "scores.jsonl").write_text("".join(lines[:3]))
     assert [line["score"] for line in read_scores(store.path)] == [0.5, 1, None]
     (store.path / "scores.jsonl").write_text("".join(lines))
-    with pytest.raises(StoreError, match=r"scores\.jsonl:4: the score of r3 is a finite number or null; got "):
+    with pytest.raises(StoreError, match=r"scores\.jsonl:4: the score of r3 must be a finite number or null; got "):
         list(read_scores(store.path))
 
 
@@ -140,7 +140,7 @@ def test_a_run_whose_folder_is_gone_is_named(tmp_path: Path) -> None:
         pass
 
 
-def test_a_file_of_a_run_that_cannot_be_read_is_named(store: RunFolder) -> None:
+def test_unreadable_run_file_is_named(store: RunFolder) -> None:
     (store.path / "episodes.jsonl").mkdir()
     with pytest.raises(StoreError, match=r"cannot read .*episodes\.jsonl"):
         list(read_episodes(store.path))

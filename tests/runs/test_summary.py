@@ -121,7 +121,7 @@ class TestTokensAndCost:
         found = summary_of(row("a", 0, 1.0, usage=usage), broken("b", 0, usage=usage), row("c", 0, 1.0))
         assert (found.tokens, found.cost) == (30, 0.5)
 
-    def test_a_cost_that_nobody_knows_is_not_free(self) -> None:
+    def test_unknown_cost_is_not_free(self) -> None:
         usage = {"prompt_tokens": 10, "completion_tokens": 5}
         assert summary_of(row("a", 0, 1.0, usage=usage)).cost is None
         assert summary_of(row("a", 0, 1.0)).cost is None

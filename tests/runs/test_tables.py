@@ -97,7 +97,7 @@ def test_a_name_in_brackets_is_shown_as_it_is(name: str) -> None:
 
 
 class TestWhatIsUnknown:
-    def test_nothing_scored_is_said_so_and_is_not_zero(self) -> None:
+    def test_no_scores_are_shown_as_unscored(self) -> None:
         bare = replace(SUMMARY, score=None, scored=0, pass_at_1=None, k=0, mean_return=None, errors={}, stop_reasons={})
         found = cells(bare)
         assert (found["mean score"], found["pass@1"], found["environment return"]) == ("unscored", "–", "–")
@@ -107,11 +107,11 @@ class TestWhatIsUnknown:
     def test_a_mean_without_an_interval_stands_alone(self) -> None:
         assert cells(replace(SUMMARY, score=Interval(0.5, None, None, None, 2, 1)))["mean score"] == "0.500"
 
-    def test_a_cost_that_nobody_knows_is_not_free(self) -> None:
+    def test_unknown_cost_is_not_free(self) -> None:
         assert cells(replace(SUMMARY, cost=None))["cost"] == "unknown"
         assert cells(replace(SUMMARY, cost=0.0))["cost"] == "$0.0000"
 
-    def test_who_uses_no_tokens_has_no_line_for_them(self) -> None:
+    def test_token_line_is_absent_without_tokens(self) -> None:
         assert not {"tokens", "cost"} & cells(replace(SUMMARY, tokens=0)).keys()
 
     def test_one_attempt_has_no_second_line(self) -> None:
@@ -154,7 +154,7 @@ class TestTheFirstError:
         assert more[:2] == ["…", "line 15"] and more[-1] == "OSError: no licence"
         assert len(more) == 8 and len(more[-2]) == 80 and more[-2].endswith("…")
 
-    def test_a_stranger_does_not_write_to_the_terminal(self) -> None:
+    def test_untrusted_text_is_escaped_for_the_terminal(self) -> None:
         text = shown(replace(SUMMARY, first_error="reward 'f': \x1b[2J\x9b31m owned", first_traceback=None))
         assert "reward 'f': \\x1b[2J\\x9b31m owned" in text
 
@@ -180,7 +180,7 @@ def test_differences_have_their_sign(value: float | None, told: str) -> None:
     assert signed(value) == told
 
 
-def test_an_interval_of_scores_and_one_of_differences_are_told_with_their_bounds() -> None:
+def test_intervals_are_shown_with_their_bounds() -> None:
     interval = Interval(-0.25, -0.5, 0.125, 0.1, 10, 3, 2)
     assert interval_text(interval) == "-0.250  [-0.500, 0.125]"
     assert difference_text(interval) == "−0.250  [−0.500, +0.125]"

@@ -11,7 +11,7 @@ import pytest
 from reward_kit.agent.starts import GroupStart
 from reward_kit.errors import ConfigError
 from reward_kit.runs.task_file import parse_override
-from reward_kit.runs.tasks import LoadedTask, check_resource_starts, load_task, selected
+from reward_kit.runs.tasks import LoadedTask, check_resource_starts, load_task, select_samples
 
 MINIMAL = "name: t\ninitial_user_prompt: hello\n"
 
@@ -34,7 +34,7 @@ def test_a_task_without_a_dataset_is_its_own_only_sample(tmp_path: Path) -> None
 
 def test_two_samples_of_one_id_are_refused_with_both_places(tmp_path: Path) -> None:
     write(tmp_path, '{"id": "a"}\n{"id": "a"}\n', "rows.jsonl")
-    with pytest.raises(ConfigError, match=r"rows\.jsonl:2.*'a' is used already at .*rows\.jsonl:1"):
+    with pytest.raises(ConfigError, match=r"rows\.jsonl:2.*'a' is already used at .*rows\.jsonl:1"):
         load_task(write(tmp_path, MINIMAL + "dataset_path: rows.jsonl\n"))
 
 
@@ -57,8 +57,8 @@ def test_every_problem_is_named_with_its_own_line(tmp_path: Path) -> None:
         ("name: [", r"task\.yaml:\d+: not YAML"),
         ("- a\n", "a mapping of keys"),
         ("", "a mapping of keys"),
-        ("name: t\nname: u\n", r"task\.yaml:2: 'name' is given twice"),
-        ("name: t\n", "nothing to begin with"),
+        ("name: t\nname: u\n", r"task\.yaml:2: duplicate key 'name'"),
+        ("name: t\n", "no first message"),
         ("name: t\npoc_max_turns: 3\nmax_episode_steps: 4\ninitial_user_prompt: x\n", "two names of one key"),
     ],
 )
@@ -96,7 +96,7 @@ def test_paths_are_relative_to_the_task_file(tmp_path: Path, monkeypatch: pytest
         ),
         (
             "resource_server: {start_command: x, health_check_url: y}\nresource_type: python_state\n",
-            "resource_server has no effect: resource 'python_state' starts no server",
+            "resource_server has no effect: resource 'python_state' does not start a server",
         ),
     ],
 )
@@ -141,10 +141,10 @@ def test_overrides_reach_inner_keys_and_are_validated(tmp_path: Path) -> None:
 def test_selection(tmp_path: Path) -> None:
     write(tmp_path, "".join(json.dumps({"id": f"s{n}"}) + "\n" for n in range(5)), "rows.jsonl")
     task = load_task(write(tmp_path, MINIMAL + "dataset_path: rows.jsonl\n"))
-    assert [sample.id for sample in selected(task, limit=2)] == ["s0", "s1"]
-    assert [sample.id for sample in selected(task, sample_ids=["s3", "s1"])] == ["s3", "s1"]
+    assert [sample.id for sample in select_samples(task, limit=2)] == ["s0", "s1"]
+    assert [sample.id for sample in select_samples(task, sample_ids=["s3", "s1"])] == ["s3", "s1"]
     with pytest.raises(ConfigError, match="no sample 's9'"):
-        selected(task, sample_ids=["s9"])
+        select_samples(task, sample_ids=["s9"])
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ class TestSeveralResources:
             ),
         ],
     )
-    def test_what_is_wrong_is_named_with_its_line(self, tmp_path: Path, text: str, message: str) -> None:
+    def test_error_has_its_line(self, tmp_path: Path, text: str, message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             load_task(write(tmp_path, MINIMAL + text))
 
@@ -232,7 +232,7 @@ class TestSeveralResources:
         with pytest.raises(ConfigError, match=rf"{where}resources: part 'sqlite': sqlite resource: seed_sq: unknown"):
             await check(load_task(path))
 
-    async def test_a_resource_that_lacks_its_configuration_is_told_with_its_own_line(self, tmp_path: Path) -> None:
+    async def test_missing_resource_configuration_is_reported_with_its_line(self, tmp_path: Path) -> None:
         path = write(tmp_path, MINIMAL + "resource_type: gymnasium\n")
         with pytest.raises(ConfigError, match=re.escape(f"{path}:3: resource 'gymnasium': env_id: missing")):
             await check(load_task(path))
@@ -245,7 +245,7 @@ class TestSeveralResources:
             assert (start.fork, start.resource.parts["Shop"].state) == ("native", {"till": 5})
             await start.resource.close()
         write(tmp_path, '{"id": "a", "resource_config": {"shop": {}}}\n', "rows.jsonl")
-        with pytest.raises(ConfigError, match=r"rows\.jsonl:1: resource_config: no resource is called 'shop'"):
+        with pytest.raises(ConfigError, match=r"rows\.jsonl:1: resource_config: unknown resource 'shop'"):
             load_task(tmp_path / "task.yaml")
 
     def test_overrides_reach_into_the_list(self, tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ class TestSeveralResources:
         with pytest.raises(ConfigError, match=r"yaml:3: resource_server has no effect: 'Served' and 'second' could"):
             load_task(write(tmp_path, MINIMAL + server + two))
         none = "resources:\n  - {type: python_state}\n  - {type: sqlite}\n"
-        with pytest.raises(ConfigError, match="'python_state', 'sqlite' starts no server"):
+        with pytest.raises(ConfigError, match="'python_state', 'sqlite' does not start a server"):
             load_task(write(tmp_path, MINIMAL + server + none))
 
 
@@ -306,16 +306,16 @@ class TestSeveralResources:
         ("reward_options:\n  n: many\n", r"task\.yaml:5: reward_options\.n: .*whole number"),
     ],
 )
-def test_what_is_wrong_about_a_rewards_surroundings_has_its_own_line(tmp_path: Path, keys: str, message: str) -> None:
+def test_sandbox_errors_of_a_reward_have_their_line(tmp_path: Path, keys: str, message: str) -> None:
     write(tmp_path, "def r(messages, *, n: int = 3):\n    return 1.0\n", "reward.py")
     with pytest.raises(ConfigError, match=message):
         load_task(write(tmp_path, f"{MINIMAL}reward_function_path: reward.py:r\n{keys}"))
 
 
-def test_a_column_in_single_braces_is_told_of(tmp_path: Path) -> None:
+def test_column_in_single_braces_is_noted(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"order": "tea"}\n')
     prompt = '{order} {{order}} {{ order }} {other} {\\"order\\": 1}'
     (tmp_path / "t.yaml").write_text(f'name: t\ndataset_path: rows.jsonl\ninitial_user_prompt: "{prompt}"\n')
     assert load_task(tmp_path / "t.yaml").notes == (
-        "the prompt has {order} as it stands; a column is written {{ order }}",
+        "the prompt has {order} in single braces, which is not a template; write {{ order }}",
     )

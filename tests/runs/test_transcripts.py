@@ -63,7 +63,7 @@ class TestSteps:
         assert none.is_terminated and ended.is_terminated
         assert ended.get_observations(1) == "?"
 
-    def test_nobody_rewarded_them_and_that_is_not_zero(self, tmp_path: Path) -> None:
+    def test_transcripts_have_no_environment_return(self, tmp_path: Path) -> None:
         (episode,) = read(tmp_path, {"messages": [USER, ANSWER]})
         assert ScoringRequest.from_episode(episode).environment_return is None
 
@@ -112,7 +112,7 @@ class TestActions:
         expected = {"type": "tool_call", "name": "add", "id": "c0", **(known or {"arguments_text": arguments})}
         assert [step.action_taken for step in episode_steps(episode)] == [expected]
 
-    def test_what_a_model_thought_is_kept(self, tmp_path: Path) -> None:
+    def test_reasoning_is_kept(self, tmp_path: Path) -> None:
         (episode,) = read(tmp_path, {"messages": [USER, {**ANSWER, "reasoning_content": "2 and 2"}]})
         assert episode.get_actions(0)["reasoning_content"] == "2 and 2"
 
@@ -163,7 +163,7 @@ class TestEpisodesOfARun:
         path = self.store(tmp_path, "a-0", "a-1", "a-0") / "episodes.jsonl"
         with pytest.raises(ConfigError) as caught:
             read_transcripts(path)
-        assert str(caught.value) == f"{path}:3: rollout 'a-0' is used already at {path}:1"
+        assert str(caught.value) == f"{path}:3: rollout 'a-0' is already used at {path}:1"
 
     def test_a_file_taken_away_from_its_final_states_says_so(self, tmp_path: Path) -> None:
         path = self.store(tmp_path, "a-0") / "episodes.jsonl"
@@ -174,8 +174,8 @@ class TestEpisodesOfARun:
     @pytest.mark.parametrize(
         ("state", "expected"),
         [
-            ({"kind": "json"}, "episode a-0: final_state has a kind, and a sha256 or a payload of bytes"),
-            ({"kind": "json", "payload": "{}"}, "final_state has a kind, and a sha256 or a payload of bytes"),
+            ({"kind": "json"}, "episode a-0: final_state needs a kind, and a sha256 or a payload of bytes"),
+            ({"kind": "json", "payload": "{}"}, "final_state needs a kind, and a sha256 or a payload of bytes"),
             ({"kind": "json", "payload": {"__type__": "bytes", "value": "e"}}, r"episodes.jsonl:1: it cannot be read"),
         ],
     )

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from reward_kit.errors import RewardKitError
 from reward_kit.runs.plan import RunArgs, plan_run
 from reward_kit.runs.tasks import check_resource_starts, load_task, read_task
-from reward_kit.runs.trust import code_of_file, untrusted
+from reward_kit.runs.trust import plan_file_code, untrusted
 
 VARIABLE, VALUE = "CANARY_TOKEN", "canary-value-0123456789"
 CANARY = """
@@ -165,7 +165,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def load_if_not_asked(path: Path) -> bool:
     """Do what `check` does with a task file that asks for no trust; whether it came so far."""
-    code = code_of_file(path)
+    code = plan_file_code(path)
     if any(untrusted(code)):
         return False
     task = load_task(path)

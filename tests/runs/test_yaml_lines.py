@@ -51,9 +51,7 @@ def located(folder: Path, text: str, name: str = "task.yaml") -> LocatedYaml:
         ((), 1),
     ],
 )
-def test_a_place_is_the_line_of_the_nearest_key_on_the_way(
-    tmp_path: Path, place: tuple[str | int, ...], line: int
-) -> None:
+def test_location_falls_back_to_the_nearest_parent_key(tmp_path: Path, place: tuple[str | int, ...], line: int) -> None:
     assert located(tmp_path, DOCUMENT).where(place) == f"{tmp_path / 'task.yaml'}:{line}"
 
 
@@ -73,9 +71,9 @@ def test_dates_stay_the_text_they_are_written_as(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1\nb: 2\na: 3\n", r"task\.yaml:3: 'a' is given twice"),
-        ("a:\n  b: 1\n  b: 2\n", r"task\.yaml:3: 'b' is given twice"),
-        ("- x: 1\n- {y: 1,\n   y: 2}\n", r"task\.yaml:3: 'y' is given twice"),
+        ("a: 1\nb: 2\na: 3\n", r"task\.yaml:3: duplicate key 'a'"),
+        ("a:\n  b: 1\n  b: 2\n", r"task\.yaml:3: duplicate key 'b'"),
+        ("- x: 1\n- {y: 1,\n   y: 2}\n", r"task\.yaml:3: duplicate key 'y'"),
         ("a: [1,\nb: 2\n", r"task\.yaml:\d+: not YAML"),
         ("a: 1\n\tb: 2\n", r"task\.yaml:2: not YAML"),
         ("a: !!python/object:os.system x\n", r"task\.yaml:1: not YAML: could not determine a constructor"),
@@ -85,14 +83,14 @@ def test_dates_stay_the_text_they_are_written_as(tmp_path: Path) -> None:
         ("a: 1\nb: \x01\n", r"task\.yaml:2: not YAML: unacceptable character"),
     ],
 )
-def test_what_is_no_yaml_is_one_line_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_yaml_is_one_line_with_its_location(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         located(tmp_path, text)
     assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("text", ["a: &a\n  b: *a\n", "a: " + "[" * 500 + "]" * 500], ids=["itself", "depth"])
-def test_what_has_no_end_is_one_line(tmp_path: Path, text: str) -> None:
+def test_endless_yaml_is_one_error_line(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=r"task\.yaml:1: a value (contains itself|is nested more than 100 levels.*)$"):
         located(tmp_path, text)
 
@@ -159,7 +157,7 @@ LIMITED = {
     "long number": ("a: 1\nb: " + "1" * 5_000, ":2: not a number: Exceeds the limit"),
     "large": (
         "a: " + "x" * (8 * 2**20),
-        ": the file has more than 8 MiB, which is the limit; write a dataset as JSONL",
+        ": the file is larger than the limit of 8 MiB; write a dataset as JSONL",
     ),
 }
 

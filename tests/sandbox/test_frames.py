@@ -49,7 +49,7 @@ def fault_in(payload: bytes) -> str:
 
 @given(json_values)
 @settings(deadline=None)
-def test_what_is_framed_is_read_back(value):
+def test_frame_round_trip(value):
     assert decode(encode_request(value)) == value
     payload = encode_request(value)
     assert read_answer(pack(NONCE, payload), NONCE, len(payload)) == value

@@ -143,7 +143,7 @@ async def test_cpu_time_is_limited_apart_from_wall_time(sandbox, level):
         ("\0", "null bytes"),
     ],
 )
-async def test_a_program_that_cannot_be_loaded_says_why(sandbox, source, message):
+async def test_unloadable_program_reports_the_reason(sandbox, source, message):
     outcome = await sandbox.call(Program(source, "solve", form="plain"), 1, limits=QUICK)
     assert outcome.kind == "load"
     assert re.search(message, outcome.failure.message)
@@ -190,7 +190,7 @@ async def test_declared_imports_are_there_at_once_and_wrong_ones_are_named(sandb
     assert "no_such_module" in outcome.failure.message
 
 
-async def test_what_is_imported_beforehand_has_no_network_and_no_files_of_the_host(sandbox, tmp_path):
+async def test_preloaded_modules_have_no_network_and_no_host_files(sandbox, tmp_path):
     open_way(tmp_path)
     (tmp_path / "greedy.py").write_text(
         """
@@ -322,8 +322,8 @@ async def test_large_requests_and_results_pass(sandbox):
     [
         ({"imports": ("os; evil",)}, "is not a module name"),
         ({"read_paths": ("relative",)}, "absolute"),
-        ({"read_paths": ("/",)}, "never shown"),
-        ({"read_paths": ("/usr/../etc",)}, "plain"),
+        ({"read_paths": ("/",)}, "never readable"),
+        ({"read_paths": ("/usr/../etc",)}, "normalized"),
         ({"function": "a b"}, "is not a function name"),
     ],
 )
@@ -333,7 +333,7 @@ async def test_a_program_that_asks_for_what_cannot_be_is_refused(settings, messa
 
 
 async def test_a_path_that_is_not_there_is_refused(sandbox):
-    with pytest.raises(ConfigError, match="/not/there, which the program is to read, does not exist"):
+    with pytest.raises(ConfigError, match="/not/there, which the program reads, does not exist"):
         await run(sandbox, "return 1", read_paths=("/not/there",))
 
 
@@ -344,7 +344,7 @@ async def test_requests_without_a_json_form_are_refused(sandbox):
         await sandbox.call(Program("def evaluate(): pass"), [1])
 
 
-async def test_a_closed_sandbox_says_so():
+async def test_closed_sandbox_raises():
     sandbox = Sandbox(strength="process")
     with pytest.raises(ConfigError, match="async with"):
         await run(sandbox, "return 1")

@@ -59,7 +59,7 @@ def test_quick_cases_find_nothing(strength, level, names):
 
 
 @pytest.mark.skipif(missing_cage() != "", reason=missing_cage())
-def test_without_walls_the_same_cases_are_told(tmp_path):
+def test_unconfined_hostile_code_is_noticed(tmp_path):
     """The runner's own eyes: with limits alone, each of these must be noticed."""
     wanted = {
         "files_of_the_host": "canary: the secret file, or the folder it is in, was changed",
@@ -112,7 +112,7 @@ return found
     assert found == ["done" if strength == "namespaces" else "denied"] * 4 + ["denied"]
 
 
-async def test_a_late_kill_of_one_call_leaves_the_next_one_alone():
+async def test_late_kill_does_not_affect_the_next_call():
     if not any(found.is_available for name, found in AVAILABLE.items() if name != "process"):
         pytest.skip("nothing confines here")
     async with Sandbox(slots=1) as sandbox:
@@ -152,7 +152,7 @@ def test_a_first_line_is_read(tmp_path):
         (Seen("ok", {"score": 0.5}, problems=["left: a process"]), "left"),
     ],
 )
-def test_what_was_seen_is_judged(tmp_path, seen, problem):
+def test_evidence_decides_the_outcome(tmp_path, seen, problem):
     (tmp_path / "one.py").write_text(HEAD)
     if seen.again is None and seen.value is not None:
         seen.again = seen.value

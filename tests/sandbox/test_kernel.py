@@ -60,7 +60,7 @@ def with_processes(request):
     return Filter(request.param, may_start_processes=True)
 
 
-def test_what_python_needs_is_allowed(confined):
+def test_system_calls_of_python_are_allowed(confined):
     for name in ("read", "write", "openat", "mmap", "futex", "exit_group", "getrandom", "rt_sigreturn", "epoll_ctl"):
         assert confined(name) == ALLOW
 

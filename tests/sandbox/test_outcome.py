@@ -42,7 +42,7 @@ def test_a_value_is_a_value():
         ({"fault": FrameError("result_size", "x")}, "result_size", "limit", "result-too-large"),
     ],
 )
-def test_what_the_host_saw_is_classified(known, kind, failure_class, word):
+def test_host_evidence_is_classified(known, kind, failure_class, word):
     outcome = judged(**known)
     assert (outcome.kind, outcome.failure.failure_class, word_of(outcome)) == (kind, failure_class, word)
     assert outcome.value is None
@@ -68,7 +68,7 @@ def test_times_name_their_limits_too():
     assert "raise limits.cpu_s" in judged(how="cpu").failure.message
 
 
-def test_the_harness_may_only_tell_what_the_code_could_cause():
+def test_harness_may_report_only_kinds_that_code_can_cause():
     assert told("exception").failure.message == "E: m"
     assert told("exception").failure.traceback == "t"
     for answer in (

@@ -66,7 +66,7 @@ async def test_other_limits_and_other_programs_get_another_child(sandbox):
     assert too_much.kind == "memory"
 
 
-async def test_a_program_that_failed_is_loaded_in_the_call_that_tells_of_it(sandbox):
+async def test_failing_program_is_loaded_in_its_own_call(sandbox):
     broken = plain("return 1 / x")
     assert (await sandbox.call(broken, 1, limits=QUICK)).value == 1.0
     for _ in range(2):
@@ -93,7 +93,7 @@ async def test_a_child_that_acts_while_it_waits_is_replaced(sandbox, act):
     assert (await sandbox.call(program, 2, limits=QUICK)).value == 2
 
 
-async def test_what_it_printed_while_it_was_loaded_belongs_to_its_call(sandbox):
+async def test_output_while_loading_belongs_to_the_call(sandbox):
     program = Program("print('loaded')\ndef solve(x):\n    print(x)\n    return x\n", "solve", form="plain")
     for number in range(3):
         assert (await sandbox.call(program, number, limits=QUICK)).stdout == f"loaded\n{number}\n"

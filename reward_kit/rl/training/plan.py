@@ -24,7 +24,14 @@ from reward_kit.rl.training.config import TrainModel, unknown_keys
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.runs.plan import check_costs
 from reward_kit.runs.redaction import Redaction, known_secrets, load_hook
-from reward_kit.runs.task_file import LocatedYaml, error_context, error_location, overlaid, overridden_keys, validated
+from reward_kit.runs.task_file import (
+    LocatedYaml,
+    apply_overrides,
+    error_context,
+    error_location,
+    overridden_keys,
+    validate_model,
+)
 from reward_kit.runs.tasks import LoadedTask, load_task, make_located_assigner, resolve_task
 from reward_kit.task_parts import CreditModel, PolicyModel
 
@@ -107,7 +114,7 @@ class TrainingPlan:
         """The file with defaults filled in, as plain JSON."""
         document = self.config.model_dump(mode="json")
         if isinstance(self.config.task, dict):
-            document["task"] = overlaid(self.config.task, {})
+            document["task"] = apply_overrides(self.config.task, {})
         options = {key: one for key, one in self.credit.options.items() if one is None or isinstance(one, _PLAIN)}
         document["credit"] = {"estimator": self.credit.estimator, "step_rewards": self.credit.step_rewards} | options
         return document
@@ -136,13 +143,13 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
             "many updates"
         )
     # `ppo` is a dataclass; Pydantic ignores unknown keys of one.
-    unknown = unknown_keys(overlaid(data, own).get("ppo"), PPOConfig) if data else ()
+    unknown = unknown_keys(apply_overrides(data, own).get("ppo"), PPOConfig) if data else ()
     if lines := [
         f"{error_location(located, ('ppo', *key), own)}: ppo.{'.'.join(key)}: unknown key{did_you_mean(key[-1], known)}"
         for key, known in unknown
     ]:
         raise ConfigError("\n".join(lines))
-    config = validated(located, own, TrainModel, "a train file")
+    config = validate_model(located, own, TrainModel, "a train file")
 
     folder = path.resolve().parent
     stored_of_task = {key.removeprefix("task.") for key in stored if key.startswith("task.")}

@@ -73,7 +73,7 @@ async def run_training(
     def note_end(status: str) -> int:
         """Note the status; return the updates that a resume would not repeat."""
         updates = int((folder.header.training or {}).get("updates", 0))
-        folder.note(status=status, updates=updates, worked_s=folder.header.timing.worked_s)
+        folder.update_status(status=status, updates=updates, worked_s=folder.header.timing.worked_s)
         return updates
 
     try:
@@ -222,7 +222,7 @@ class _Session:
         self._note("running")
 
     def _note(self, status: str) -> None:
-        self._folder.note(status=status, updates=self.progress.updates, worked_s=self._worked_s())
+        self._folder.update_status(status=status, updates=self.progress.updates, worked_s=self._worked_s())
 
     def _worked_s(self) -> float:
         return time.perf_counter() - self._began

@@ -92,7 +92,7 @@ async def test_the_first_observation_is_the_room_and_the_task_and_later_what_cam
     assert await resource.get_observation() == f"{first}\n\nYou arrive at cabinet 1. The cabinet 1 is closed."
 
 
-async def test_milestones_are_told_once_and_kept() -> None:
+async def test_milestones_are_reported_once() -> None:
     resource = await small()
     outcomes = await act(resource, *PLAN)
     reached = [outcome.info["milestones"] for outcome in outcomes]

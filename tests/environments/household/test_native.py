@@ -106,7 +106,7 @@ def test_an_examined_thing_tells_all_that_was_done_to_it() -> None:
         "take  mug 1 from countertop 1",
     ],
 )
-def test_what_is_not_admissible_changes_nothing(command: str) -> None:
+def test_inadmissible_action_changes_nothing(command: str) -> None:
     engine = kitchen()
     before = engine.step("go to countertop 1").admissible
     key = engine.state_key()
@@ -185,7 +185,7 @@ def test_two_states_have_one_key_exactly_where_they_have_one_future(task_type: T
     assert states > 20
 
 
-def test_what_can_never_be_seen_is_no_part_of_the_key() -> None:
+def test_unobservable_state_is_not_in_the_key() -> None:
     things = [
         thing("apple 1", "shelf 1", "sliceable", fixed=True),
         thing("desklamp 1", "shelf 1", "toggleable", fixed=True),

@@ -41,7 +41,7 @@ async def test_the_planner_solves_a_generated_problem(engine, task_type):
 
 
 @needs_engine
-async def test_what_is_not_admissible_changes_nothing(engine):
+async def test_inadmissible_action_changes_nothing(engine):
     start = await engine.load(generate_problem("train", 0))
     view = await engine.step("take the moon from sidetable 1")
     assert view == start._replace(observation="Nothing happens.")
@@ -81,7 +81,7 @@ async def test_a_file_that_is_no_game_is_refused_and_the_engine_goes_on(engine, 
 
 
 @pytest.mark.skipif(INSTALLED, reason="the packages are installed")
-async def test_missing_packages_say_what_to_install():
+async def test_missing_packages_name_the_extra():
     engine = RealEngine()
     with pytest.raises(ConfigError, match=r"pip install '/path/to/reward-kit\[text-games\]'"):
         await engine.start()

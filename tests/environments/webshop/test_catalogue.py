@@ -32,7 +32,7 @@ def test_a_catalogue_follows_its_seed_and_a_smaller_one_is_the_beginning_of_it()
     assert {product.query for product in products} == {kind.name for kind in KINDS}
 
 
-def test_what_a_product_has_stands_in_its_texts() -> None:
+def test_product_texts_contain_its_attributes() -> None:
     for product in catalogue(SIZE, 0).products:
         text = f"{product.title} {' '.join(product.features)} {product.description}".lower()
         assert all(attribute in text for attribute in product.attributes)
@@ -50,7 +50,7 @@ def test_no_two_attributes_or_values_of_a_kind_match_one_another() -> None:
         assert set(kind.name.split()).isdisjoint(kind.keywords) and len(set(kind.keywords)) == 5
 
 
-def test_all_worlds_of_a_process_share_one_catalogue() -> None:
+def test_all_resources_of_a_process_share_one_catalogue() -> None:
     found = []
     threads = [threading.Thread(target=lambda: found.append(catalogue(20, 99))) for _ in range(4)]
     for thread in threads:

@@ -191,7 +191,7 @@ async def test_the_state_key_knows_the_page_and_not_the_way_or_the_time() -> Non
     assert await resource.state_key() == start
 
 
-async def test_what_a_fork_chooses_is_not_seen_in_its_origin() -> None:
+async def test_choices_of_a_fork_do_not_change_its_origin() -> None:
     resource = await made()
     page = await at_a_product(resource)
     fork, saved = await resource.fork(), await resource.checkpoint()

@@ -71,7 +71,7 @@ def test_a_run_that_goes_on_is_counted_as_its_lines_come(tmp_path: Path) -> None
         assert row_of(catalogue, "now")[3:7] == ("running", 1, 2, 0.5), row
     catalogue.poll()
     assert row_of(catalogue, "now").status == "killed", "it says running, and no process has it open"
-    store.write_header(store.header.with_(status="interrupted"))
+    store.write_header(store.header.replace(status="interrupted"))
     catalogue.poll()
     assert row_of(catalogue, "now")[3:5] == ("interrupted", 1)
 
@@ -96,7 +96,7 @@ def test_only_what_changed_is_told(tmp_path: Path) -> None:
     catalogue.poll()
     assert catalogue.change == change and catalogue.changed_since(change) == []
     header = RunHeader.read(tmp_path / "two")
-    (tmp_path / "two" / "run.json").write_bytes(header.with_(task_name="other").to_bytes())
+    (tmp_path / "two" / "run.json").write_bytes(header.replace(task_name="other").to_bytes())
     catalogue.poll()
     assert [(row.run, row.task) for row in catalogue.changed_since(change)] == [("two", "other")]
 

@@ -206,6 +206,6 @@ async def test_a_run_that_began_after_the_header_was_read_has_the_status_of_now(
     async with visiting(tmp_path) as visitor:
         mark = mark_in((await visitor.get("/run/")).body)
         async with visitor.events(f"/run/events?since={mark}") as events:
-            write_atomically(run / "run.json", RunHeader.read(run).with_(status="complete").to_bytes())
+            write_atomically(run / "run.json", RunHeader.read(run).replace(status="complete").to_bytes())
             await next_of(events, "figures")
             assert 'class="status complete"' in (await visitor.get("/run/figures")).body

@@ -104,7 +104,7 @@ def test_a_damaged_line_is_named_every_time_and_hides_no_other(tmp_path: Path) -
     assert names(reader) == ["a"]
     add(path, line("b") + b'{"no": 1}\n')
     for _ in range(2):
-        with pytest.raises(StoreError, match=r"x.jsonl:3: a line is an object with a rollout_id"):
+        with pytest.raises(StoreError, match=r"x.jsonl:3: expected an object with a text rollout_id"):
             reader.news()
     path.write_bytes(line("a") + line("b") + line("c"))
     assert names(reader) == ["b", "c"]

@@ -104,7 +104,7 @@ def test_the_header_is_that_of_now(tmp_path: Path) -> None:
     watch.poll_all()
     before = watch.change
     header = RunHeader.read(run)
-    (run / "run.json").write_bytes(header.with_(status="complete").to_bytes())
+    (run / "run.json").write_bytes(header.replace(status="complete").to_bytes())
     watch.poll_all()
     assert watch.header.status == "complete" and watch.change > before
 

@@ -32,7 +32,7 @@ def test_samples_count_where_both_have_a_score(difference: Difference) -> None:
     assert (difference.baseline_mean, difference.run_mean) == (0.625, 0.8125)
 
 
-def test_what_is_left_out_is_counted(difference: Difference) -> None:
+def test_left_out_samples_are_counted(difference: Difference) -> None:
     assert difference.left_out._asdict() == {
         "unscored_in_baseline": 1,
         "unscored_in_run": 1,
@@ -42,7 +42,7 @@ def test_what_is_left_out_is_counted(difference: Difference) -> None:
     }
 
 
-def test_what_flipped_is_named(difference: Difference) -> None:
+def test_flipped_samples_are_named(difference: Difference) -> None:
     # a passed in half of its rollouts before, which is no pass.
     assert [pair.sample_id for pair in difference.flipped("won")] == ["b", "a"]
     assert [pair.sample_id for pair in difference.flipped("lost")] == ["c"]
@@ -88,7 +88,7 @@ class TestRollouts:
         assert comparison_notes(comparison)[0].startswith(told)
 
     def test_none_in_both(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="of 1 that both scored, each rollout is unscored in one of them"):
+        with pytest.raises(ConfigError, match="each rollout of the 1 common samples is unscored in one of them"):
             self.found(tmp_path, {"c": [1.0, None]}, {"c": [None, 1.0]})
 
 
@@ -127,12 +127,12 @@ class TestVerdict:
 class TestNothingInCommon:
     def test_other_samples(self, tmp_path: Path) -> None:
         runs = make_run(tmp_path / "b", {"q1": [1.0]}), make_run(tmp_path / "a", {f"x{n}": [1.0] for n in range(9)})
-        with pytest.raises(ConfigError, match=r"no sample in common.*'x0', 'x1', 'x2' and 6 more, the other 'q1'"):
+        with pytest.raises(ConfigError, match=r"scored in both.*'x0', 'x1', 'x2' and 6 more, the second 'q1'"):
             compared(*runs)
 
     def test_the_same_samples_without_scores(self, tmp_path: Path) -> None:
         runs = make_run(tmp_path / "b", {"a": [1.0], "b": [None]}), make_run(tmp_path / "a", {"a": [None], "b": [1.0]})
-        with pytest.raises(ConfigError, match="of 2 that both ran, each is unscored in one of them"):
+        with pytest.raises(ConfigError, match="each of the 2 common samples is unscored in one of them"):
             compared(*runs)
 
 
@@ -159,7 +159,7 @@ class TestWhatElseDiffers:
             (
                 {"digests": {"dataset": "ffff" * 16}},
                 "dataset",
-                r"ffffffffffff…\): samples of one name may be different",
+                r"ffffffffffff…\): samples with the same id may be different",
             ),
             ({"task": {"pass_threshold": 0.5}}, "pass_threshold", r"differs \(1 and 0.5\)"),
             ({"task_name": "u"}, "task", r"\(t and u\)"),
@@ -168,7 +168,7 @@ class TestWhatElseDiffers:
             (
                 {"seed": 7},
                 "seed",
-                r"\(0 and 7\).*where worlds are drawn from it, samples of one name are other problems",
+                r"\(0 and 7\).*where environments .* samples with the same id are different problems",
             ),
             ({"versions": {"reward_kit": "0.1"}}, "version", "and 0.1"),
         ],
@@ -189,7 +189,7 @@ class TestWhatElseDiffers:
         (found,) = compared(before, after).differences
         (starts,) = found.mismatches
         assert (starts.what, starts.baseline, starts.run) == ("starts", {"b": ["two"]}, {"b": ["other"]})
-        assert starts.message.startswith("1 of 2 samples began in another state than in the baseline, such as b")
+        assert starts.message.startswith("1 of 2 samples started in another state than in the baseline, such as b")
 
     def test_another_reward(self, tmp_path: Path) -> None:
         runs = [make_run(tmp_path / name, {"a": [1.0]}) for name in ("b", "a")]
@@ -197,7 +197,7 @@ class TestWhatElseDiffers:
         (found,) = compared(*runs).differences
         assert [mismatch.what for mismatch in found.mismatches] == ["reward"]
 
-    def test_a_run_of_scores_is_not_asked_for_what_it_does_not_tell(self, tmp_path: Path) -> None:
+    def test_scoring_run_is_not_compared_on_missing_facts(self, tmp_path: Path) -> None:
         told = self.told(tmp_path, {"digests": {"dataset": "00"}, "seed": 3}, {"task_path": None, "data": "x.jsonl"})
         assert told == {}
 

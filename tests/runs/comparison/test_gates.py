@@ -53,7 +53,7 @@ class TestUnder:
         assert [under_gate(side, least).failed for least in (0.25, 0.2500001)] == [False, True]
         assert [under_gate(side, least, by_lower_bound=True).failed for least in (0.09, 0.1)] == [False, True]
 
-    def test_what_is_unscored_or_has_no_interval_falls(self, tmp_path: Path) -> None:
+    def test_unscored_or_unbounded_scores_fail_the_gate(self, tmp_path: Path) -> None:
         before, after = pair(tmp_path, [0.5])
         side = compared(before, after).sides[-1]
         assert not under_gate(side, 0.9).failed

@@ -84,7 +84,7 @@ class TestPolicies:
         with pytest.raises(ConfigError, match="both has several policies: ape, zebra; choose one with --policy"):
             read_sides([both, make_run(tmp_path / "other", ONE)])
 
-    def test_a_typo_is_told(self, both: Path) -> None:
+    def test_typo_is_reported(self, both: Path) -> None:
         with pytest.raises(ConfigError, match="--policy zebre: no run has it; did you mean 'zebra'"):
             read_sides([both], ["zebre"])
 
@@ -95,9 +95,9 @@ class TestPolicies:
 
 
 class TestRefused:
-    def test_a_folder_that_is_no_run_with_the_nearest_one(self, tmp_path: Path) -> None:
+    def test_folder_without_run_suggests_the_nearest(self, tmp_path: Path) -> None:
         run = make_run(tmp_path / "clock-1", ONE)
-        with pytest.raises(ConfigError, match=r"clok-1 is not the folder of a run.*did you mean '.*clock-1'"):
+        with pytest.raises(ConfigError, match=r"clok-1 is not a run folder.*did you mean '.*clock-1'"):
             read_sides([run, tmp_path / "clok-1"])
         with pytest.raises(ConfigError, match="`reward-kit runs list` names them"):
             read_sides([run, tmp_path / "nowhere" / "x"])
@@ -121,7 +121,7 @@ class TestRefused:
         run = make_run(tmp_path / "one", {"a": [0.5]})
         text = (run / "scores.jsonl").read_text().replace('"score": 0.5', f'"score": {value}', 1)
         (run / "scores.jsonl").write_text(text)
-        with pytest.raises(StoreError, match=r"scores\.jsonl:\d+: the score of a-p-0 is a finite number or null"):
+        with pytest.raises(StoreError, match=r"scores\.jsonl:\d+: the score of a-p-0 must be a finite number or null"):
             read_sides([run, make_run(tmp_path / "two", ONE)])
 
     def test_a_score_beyond_all_measure(self, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_rows_of_one_sample_are_drawn_together():
     [([1.0] * 9, range(9)), ([0.2, 0.8], ["a", "a"]), ([0.5], ["a"]), ([float("nan")] * 9, range(9))],
     ids=["no draw differs", "one sample", "one row", "not defined"],
 )
-def test_where_the_rows_say_nothing_there_is_no_interval(values, clusters):
+def test_undefined_rows_have_no_interval(values, clusters):
     assert bootstrap_bounds(mean_of(np.array(values)), clusters)[0] == (None, None)
 
 
@@ -125,11 +125,11 @@ class TestMeans:
         assert found == pytest.approx(tuple(np.quantile(means, [0.025, 0.975])), abs=1e-12)
 
     @pytest.mark.parametrize("values", [[0.5], [0.25] * 9], ids=["one", "all alike"])
-    def test_where_nothing_differs_there_is_no_interval(self, values):
+    def test_equal_values_have_no_interval(self, values):
         assert bootstrap_mean(values) == Bounds(None, None)
 
-    def test_what_has_no_mean_is_refused(self):
+    def test_undefined_mean_is_refused(self):
         with pytest.raises(ValueError, match="not finite"):
             bootstrap_mean([1.0, math.inf])
-        with pytest.raises(ValueError, match="2 values have 1 clusters"):
+        with pytest.raises(ValueError, match="got 2 values and 1 clusters"):
             bootstrap_mean([1.0, 2.0], ["a"])

@@ -122,10 +122,10 @@ class TestMeanInterval:
             ([None], ["a"], 0.95, "no value is scored"),
             ([1.0], [], 0.95, "argument 2 is shorter"),
             ([math.nan, 1.0], "ab", 0.95, "not finite"),
-            ([1.0], ["a"], 1.0, "confidence lies between 0 and 1"),
+            ([1.0], ["a"], 1.0, "confidence must be between 0 and 1"),
         ],
     )
-    def test_what_has_no_mean_is_refused(self, scores, clusters, confidence, why):
+    def test_undefined_mean_is_refused(self, scores, clusters, confidence, why):
         with pytest.raises(ValueError, match=why):
             mean_interval(scores, clusters, confidence)
 

@@ -12,7 +12,7 @@ KEPT = json.loads(FILE.read_text())
 
 
 @pytest.mark.parametrize("place", range(20))
-def test_what_scipy_and_statsmodels_said(place):
+def test_agrees_with_scipy_and_statsmodels(place):
     """`peers.json`: SciPy 1.17.1 and statsmodels 0.15.0."""
     found = ours(KEPT["data"][place])
     assert found.keys() == KEPT["figures"][place].keys()
