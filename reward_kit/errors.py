@@ -259,6 +259,14 @@ class Failure:
         frames = user_traceback(error.__cause__ or error)
         return cls(failure_class, type(error).__name__, safe_str(error), frames)
 
+    def to_exception(self) -> RewardKitError:
+        """Return an error that can be raised again: of the recorded type, and recorded as this failure."""
+        named: Any = globals().get(self.where)
+        kind = named if isinstance(named, type) and issubclass(named, RewardKitError) else RewardKitError
+        error = kind(self.message)
+        error.recorded = self
+        return error
+
     def to_line(self) -> str:
         """Return one line for logs and tables: the class, then the message."""
         return f"{self.failure_class}: {self.message}"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from reward_kit.agent.policy_interface import AgentPolicy as AgentPolicy
     from reward_kit.agent.policy_interface import EpisodeContext as EpisodeContext
     from reward_kit.agent.policy_interface import PolicyOutput as PolicyOutput
+    from reward_kit.agent.rl_rollout_worker import EpisodeGroup as EpisodeGroup
     from reward_kit.agent.rl_rollout_worker import RLRolloutWorker as RLRolloutWorker
     from reward_kit.agent.rl_rollout_worker import collect_group as collect_group
     from reward_kit.agent.samples import Sample as Sample
@@ -43,6 +44,7 @@ _HOMES = {
     "AgentPolicy": "policy_interface",
     "AgentTask": "policies.own_agent_policy",
     "EpisodeContext": "policy_interface",
+    "EpisodeGroup": "rl_rollout_worker",
     "ExpertPolicy": "policies.simple_policies",
     "HFAgentPolicy": "policies.hf_policy",
     "History": "models",

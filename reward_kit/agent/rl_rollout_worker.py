@@ -12,9 +12,10 @@ import datetime
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
@@ -31,14 +32,14 @@ from reward_kit.agent.policy_interface import (
     open_session,
 )
 from reward_kit.agent.samples import Prompt, Sample
-from reward_kit.agent.starts import CLOSE_SECONDS, EpisodeStart, GroupStart, close_quietly, environment_call
+from reward_kit.agent.starts import CLOSE_SECONDS, EpisodeStart, GroupStart, SharedEnvironment, environment_call
 from reward_kit.agent.tool_execution import Execution, Toolbox
 from reward_kit.environments.base import ForkableResource, hash_key
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.json_codec import to_json_value
 from reward_kit.episodes.record import EpisodeFacts, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, Failure, LimitError, PolicyError, RewardKitError, boundary
+from reward_kit.errors import ConfigError, Failure, LimitError, PolicyError, RewardKitError, boundary, type_name
 from reward_kit.models import Message, TaskDefinitionModel
 from reward_kit.providers.request_queue import WHILE_WAITING
 
@@ -48,15 +49,51 @@ if TYPE_CHECKING:
 logger = logging.getLogger("reward_kit.agent")
 
 
+class TaskLike(Protocol):
+    """A task with what its file names, such as `reward_kit.Task`."""
+
+    @property
+    def definition(self) -> TaskDefinitionModel: ...
+    @property
+    def samples(self) -> Sequence[Sample]: ...
+    @property
+    def tools(self) -> ToolRegistry | None: ...
+    @property
+    def user(self) -> SimulatedUser | None: ...
+
+
+class EpisodeGroup(list[list[StepData]]):
+    """The steps of the episodes of a group, in rollout order, as `system_apply_gigpo_to_batch_steps` takes them.
+
+    Attributes:
+        messages: (G,) the conversations.
+        failures: (G,) None, or why the episode failed. One that failed before its first step has no steps: score it
+            None, not 0.
+        ground_truth: of the sample.
+    """
+
+    def __init__(
+        self,
+        steps: Iterable[list[StepData]],
+        messages: Iterable[list[Message]],
+        failures: Iterable[Failure | None],
+        ground_truth: Any,
+    ) -> None:
+        super().__init__(steps)
+        self.messages, self.failures, self.ground_truth = list(messages), list(failures), ground_truth
+
+
 class RLRolloutWorker:
     """Collects episodes of one task with one policy. Its methods may run concurrently.
 
     Args:
-        task_definition: the task.
+        task_definition: the task: a `Task` with its samples, tools and user, a `TaskDefinitionModel`, or the class of a
+            resource.
         agent_policy: the agent. The worker opens and closes a session for each episode; it does not close the policy.
         max_episode_steps: overrides the task's.
-        environment: a resource that is already set up; episodes run in forks of it. By default the task's
-            `resource_type` is built.
+        environment: a resource that is set up already and that you close; episodes run in forks of its present state.
+            One that cannot be forked runs one episode at a time: the first in its present state, each later one after a
+            reset. By default the task's `resource_type` is built.
         tools: the task's own tools; `runs.tasks` loads them from `tools_module_path`.
         user: answers the agent's texts; `runs.users` makes it from the task's `user`.
         budget: shared by all episodes of a run; unlimited by default.
@@ -68,7 +105,7 @@ class RLRolloutWorker:
 
     def __init__(
         self,
-        task_definition: TaskDefinitionModel,
+        task_definition: TaskDefinitionModel | TaskLike | type[ForkableResource],
         agent_policy: AgentPolicy,
         max_episode_steps: int | None = None,
         environment: ForkableResource | None = None,
@@ -78,6 +115,18 @@ class RLRolloutWorker:
         budget: RunBudget | None = None,
         policy_label: str | None = None,
     ) -> None:
+        kind, sample = None, None
+        if isinstance(task_definition, type) and issubclass(task_definition, ForkableResource):
+            kind, task_definition = task_definition, TaskDefinitionModel(name=task_definition.__name__)
+        elif not isinstance(task_definition, TaskDefinitionModel):
+            task = task_definition
+            if not (hasattr(task, "definition") and hasattr(task, "samples")):
+                raise ConfigError(
+                    f"task_definition: expected a Task, a TaskDefinitionModel or a subclass of ForkableResource, got "
+                    f"{type_name(task)}; Task.from_file reads a task file"
+                )
+            task_definition, sample = task.definition, task.samples[0]
+            tools, user = tools or task.tools, user or task.user
         _check_loaded(task_definition, tools, user)
         if max_episode_steps is not None and max_episode_steps < 1:
             raise ConfigError(f"max_episode_steps is at least 1, got {max_episode_steps}")
@@ -85,33 +134,89 @@ class RLRolloutWorker:
         self.agent_policy = agent_policy
         self.max_episode_steps = max_episode_steps or task_definition.max_episode_steps
         self.environment = environment
+        self.sample = sample or Sample.from_task(task_definition)
         self.tools = tools
         self.user = user
         self.budget = budget or RunBudget()
         self.policy_label = policy_label or type(agent_policy).__name__
         self._prompt = Prompt(task_definition)
         self._regex = re.compile(task_definition.termination_regex) if task_definition.termination_regex else None
-        self._environment_lock = anyio.Lock()
-        has_tools = bool(task_definition.resource_type or task_definition.terminate_tool or tools is not None)
+        self._shared = SharedEnvironment(environment) if environment is not None else None
+        self._kind = kind
+        self._next_rollout: Counter[str] = Counter()  # by group id
+        self._first_keys: dict[str, str] = {}
+        has_tools = bool(kind or task_definition.resource_type or task_definition.terminate_tool or tools is not None)
         continues = has_tools or environment is not None or user is not None
         self._ends_on_text = (task_definition.on_text or ("continue" if continues else "end")) == "end"
 
-    async def run_episode(self, seed: int | None = None) -> tuple[list[StepData], list[Message], Any]:
-        """Collect one episode of the task itself, with the run's seed, by default 0.
+    async def run_episode(
+        self, seed: int | None = None, *, sample: Sample | None = None
+    ) -> tuple[list[StepData], list[Message], Any]:
+        """Collect the next episode of a sample. Repeated and concurrent calls are the rollouts of one group.
+
+        The n-th call with the same seed and sample is rollout n of their group: the same start and group id, and a
+        policy seed of its own. A new worker counts from 0 again.
+
+        Args:
+            seed: of the run, by default 0; it decides the start.
+            sample: the initial condition; by default the task's first.
 
         Returns:
-            The steps, the whole conversation, and the task's ground truth. A failure is logged and stored in the last
-            step's `step_info["failure"]`.
+            The steps, the whole conversation, and the ground truth. A failure after the first step is logged and stored
+            in the last step's `step_info["failure"]`.
+
+        Raises:
+            RewardKitError: the episode failed before its first step; of the type that the failure was.
         """
-        episode = await self.collect_episode(seed=seed)
+        async with self._own_group(seed, sample) as group:
+            steps, messages, failure, ground_truth = await self._next_episode(group)
+        if failure is not None and not steps:
+            raise failure.to_exception()
+        return steps, messages, ground_truth
+
+    async def run_group(self, size: int, seed: int | None = None, *, sample: Sample | None = None) -> EpisodeGroup:
+        """Collect the next `size` episodes of a sample, concurrently, all from one start.
+
+        Args:
+            size: the number of episodes, G.
+            seed: as for `run_episode`.
+            sample: as for `run_episode`.
+
+        Raises:
+            RewardKitError: every episode failed before its first step; of the type that the first failure was.
+        """
+        if size < 1:
+            raise ConfigError(f"size: a group has at least 1 episode, got {size}")
+        done: dict[int, tuple[list[StepData], list[Message], Failure | None, Any]] = {}
+
+        async def collect(index: int) -> None:
+            done[index] = await self._next_episode(group)
+
+        async with self._own_group(seed, sample) as group, anyio.create_task_group() as tasks:
+            for index in range(size):
+                tasks.start_soon(collect, index)
+        steps, messages, failures, ground_truths = zip(*(done[index] for index in range(size)), strict=True)
+        if not any(steps) and failures[0] is not None:
+            raise failures[0].to_exception()
+        return EpisodeGroup(steps, messages, failures, ground_truths[0])
+
+    def _own_group(self, seed: int | None, sample: Sample | None) -> GroupStart:
+        return self._group_start(sample or self.sample, seed or 0, self._first_keys)
+
+    async def _next_episode(self, group: GroupStart) -> tuple[list[StepData], list[Message], Failure | None, Any]:
+        """Return the steps, messages, failure and ground truth of the next rollout of `group`."""
+        index = self._next_rollout[group.group_id]
+        self._next_rollout[group.group_id] += 1
+        episode = await self.collect_episode(group, index)
         steps, facts = episode_steps(episode), get_facts(episode)
-        if failure := facts["failure"]:
-            logger.warning("episode %s failed: %s", episode.id_, failure["message"])
-            if steps:
-                steps[-1].step_info["failure"] = failure
+        failure = Failure.from_json(facts["failure"]) if facts["failure"] else None
+        if failure is not None:
+            logger.warning("episode %s failed: %s", episode.id_, failure.message)
         if steps:
             steps[-1].step_info["stop_reason"] = facts["stop_reason"]
-        return steps, list(episode.messages), facts["ground_truth"]
+            if failure is not None:
+                steps[-1].step_info["failure"] = facts["failure"]
+        return steps, list(episode.messages), failure, facts["ground_truth"]
 
     async def collect_episode(
         self, group: GroupStart | None = None, rollout_index: int = 0, *, seed: int | None = None
@@ -127,7 +232,7 @@ class RLRolloutWorker:
             The episode. Its `custom_data` holds the ids, seeds, stop reason and more: `EpisodeFacts`.
         """
         if group is None:
-            async with self.group(Sample.from_task(self.task_definition), seed or 0) as group:
+            async with self.group(self.sample, seed or 0) as group:
                 return await self.collect_episode(group, rollout_index)
         start = group.identity(rollout_index)
         clock = EpisodeClock(self.task_definition.limits.wall_time_s)
@@ -141,20 +246,23 @@ class RLRolloutWorker:
             logger.info("episode %s failed", start.rollout_id, exc_info=error)
             live.stop(StopReason.ERROR, Failure.from_exception(error))
         finally:
-            if live.start.resource is not None:
-                await close_quietly(live.start.resource)
+            await group.finish(live.start)
         live.record_facts(self.policy_label)
         return live.episode
 
     def group(self, sample: Sample, run_seed: int = 0) -> GroupStart:
         """Return the start that the episodes of `sample` share."""
+        return self._group_start(sample, run_seed)
+
+    def _group_start(self, sample: Sample, run_seed: int, first_keys: dict[str, str] | None = None) -> GroupStart:
         return GroupStart(
             self.task_definition,
             sample,
             run_seed,
             policy_label=self.policy_label,
-            environment=self.environment,
-            environment_lock=self._environment_lock,
+            environment=self._shared,
+            kind=self._kind,
+            first_keys=first_keys,
         )
 
     async def _run(self, live: LiveEpisode) -> None:
@@ -319,7 +427,7 @@ class RLRolloutWorker:
     def _check_termination(self, live: LiveEpisode, output: PolicyOutput, execution: Execution) -> StopReason | None:
         """Return the reason why the episode is over after this step; None if it continues."""
         action, task = output.action_structured, self.task_definition
-        text = output.raw_policy_output or action.get("content") or ""
+        texts = [text for text in (output.raw_policy_output, action.get("content")) if text]
         limits, seconds_left = task.limits, live.clock.left_s
         is_cut = (output.log_probs or {}).get("finish_reason") == "length"
         # A policy with a loop of its own may continue after a text.
@@ -330,8 +438,8 @@ class RLRolloutWorker:
             (StopReason.ENVIRONMENT_TERMINATED, execution.terminated),
             (StopReason.ENVIRONMENT_TRUNCATED, execution.truncated),
             (StopReason.TERMINATE_ACTION, action["type"] == "terminate" or execution.wants_end),
-            (StopReason.STOP_PHRASE, any(phrase in text for phrase in task.stop_phrases)),
-            (StopReason.TERMINATION_REGEX, self._regex is not None and self._regex.search(text) is not None),
+            (StopReason.STOP_PHRASE, any(phrase in text for phrase in task.stop_phrases for text in texts)),
+            (StopReason.TERMINATION_REGEX, self._regex is not None and any(map(self._regex.search, texts))),
             (StopReason.OUTPUT_LIMIT, is_answer and is_cut),
             (StopReason.ANSWERED, is_answer),
             (StopReason.COST_LIMIT, limits.cost is not None and live.cost >= limits.cost),

@@ -10,15 +10,15 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 import anyio
 
 from reward_kit.agent.samples import Sample, Seeds, derive_seeds, make_group_id, make_rollout_id
-from reward_kit.environments.base import ForkableResource
+from reward_kit.environments.base import ForkableResource, hash_key
 from reward_kit.environments.config import merged_config, resource_class
-from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, boundary
+from reward_kit.errors import EnvironmentFailure, RewardKitError, boundary
 from reward_kit.models import TaskDefinitionModel
 
 CLOSE_SECONDS = 60.0
@@ -86,6 +86,18 @@ async def _closing_on_error(resource: ForkableResource) -> AsyncIterator[None]:
         on_error.pop_all()
 
 
+@dataclass(slots=True)
+class SharedEnvironment:
+    """A resource that the user set up and closes. Episodes run in forks of its present state.
+
+    One that cannot be forked runs one episode at a time: the first in its present state, each later one after a reset.
+    """
+
+    resource: ForkableResource
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    was_used: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class EpisodeStart:
     """An episode's identity, seeds and private resource, which the episode owns; None if the task has tools only."""
@@ -109,9 +121,10 @@ class GroupStart:
         sample: of the group.
         run_seed: of the run.
         policy_label: distinguishes the groups of several policies on one sample.
-        environment: a resource that is already set up, used instead of the task's `resource_type`; it is reset and
-            forked, but not closed.
-        environment_lock: held while `environment` is used, by all groups that share it.
+        environment: used instead of the task's `resource_type`.
+        kind: the resource's class, instead of the task's `resource_type`.
+        first_keys: the state key of the first episode of each group id. An episode that starts in another state gets a
+            group id of its own, since it cannot be compared with the others.
     """
 
     def __init__(
@@ -121,12 +134,13 @@ class GroupStart:
         run_seed: int,
         *,
         policy_label: str = "",
-        environment: ForkableResource | None = None,
-        environment_lock: anyio.Lock | None = None,
+        environment: SharedEnvironment | None = None,
+        kind: type[ForkableResource] | None = None,
+        first_keys: dict[str, str] | None = None,
     ) -> None:
         self.group_id = make_group_id(run_seed, sample.id, policy_label)
         self._task, self._sample, self._run_seed, self._label = task, sample, run_seed, policy_label
-        self._environment, self._environment_lock = environment, environment_lock or anyio.Lock()
+        self._shared, self._kind, self._first_keys = environment, kind, first_keys
         self._base: ForkableResource | None = None
         self._key: str | None = None
         self._lock = anyio.Lock()
@@ -150,30 +164,31 @@ class GroupStart:
         return EpisodeStart(rollout_id, self.group_id, rollout_index, self._sample, seeds)
 
     async def episode(self, rollout_index: int) -> EpisodeStart:
-        """Return the start of the `rollout_index`-th episode. The caller closes its resource."""
-        start, given, task, sample = self.identity(rollout_index), self._environment, self._task, self._sample
-        if given is None and task.resource_type is None:
+        """Return the start of the `rollout_index`-th episode. The caller passes it to `finish`."""
+        start, shared, task, sample = self.identity(rollout_index), self._shared, self._task, self._sample
+        if shared is None and self._kind is None and task.resource_type is None:
             return start
-        kind = type(given) if given is not None else resource_class(task.resource_type or "")
+        kind = type(shared.resource) if shared is not None else self._kind or resource_class(task.resource_type or "")
         config = merged_config(kind, task.base_resource_config, sample.resource_config, sample.location)
         fork_kind = kind.fork_kind_for(config)
-        if fork_kind == "none":
-            if given is not None:
-                raise ConfigError(f"environment=: {kind.__name__} cannot be forked; name it as resource_type")
-            resource = await self._fresh(kind, config, start.seeds)
-        else:
+        if fork_kind != "none":
             # One fork at a time: resources need not support concurrent forks.
             async with self._lock:
                 if self._base is None:
-                    base = await (
-                        self._fresh(kind, config, start.seeds) if given is None else self._fork_environment(given)
-                    )
+                    made = self._fresh(kind, config, start.seeds) if shared is None else self._fork_shared(shared)
+                    base = await made
                     async with _closing_on_error(base):
                         self._key = await self._state_key(base)
                     self._base = base
                 with self._call(f"fork of {kind.__name__}"):
                     resource = await self._base.fork()
-        async with _closing_on_error(resource):
+        elif shared is None:
+            resource = await self._fresh(kind, config, start.seeds)
+        else:
+            resource = await self._take_turn(shared, start.seeds)
+        start = replace(start, resource=resource, fork=fork_kind, verified=fork_kind != "none")
+        async with AsyncExitStack() as on_error:
+            on_error.push_async_callback(self.finish, start)
             key = await self._state_key(resource)
             if self._key is not None and key != self._key:
                 raise EnvironmentFailure(
@@ -182,16 +197,48 @@ class GroupStart:
                 )
             with self._call(f"reseed_noise of {type(resource).__name__}"):
                 await resource.reseed_noise(start.seeds.noise)
-        return replace(start, resource=resource, fork=fork_kind, state_key=key, verified=fork_kind != "none")
+            on_error.pop_all()
+        return replace(start, group_id=self._group_of(key), state_key=key)
 
-    async def _fork_environment(self, environment: ForkableResource) -> ForkableResource:
-        """Return a fork of the shared environment, since other groups reset it."""
-        name = type(environment).__name__
-        async with self._environment_lock:
-            with self._call(f"reset of {name}"):
-                await environment.reset(self.identity(0).seeds.environment)
-            with self._call(f"fork of {name}"):
-                return await environment.fork()
+    async def finish(self, start: EpisodeStart) -> None:
+        """Close the resource of an episode, or hand a shared one to the next episode."""
+        shared = self._shared
+        if shared is not None and start.resource is shared.resource:
+            shared.lock.release()
+        elif start.resource is not None:
+            await close_quietly(start.resource)
+
+    def _group_of(self, key: str) -> str:
+        """Return the group id of an episode that starts in the state of this key."""
+        first = key if self._first_keys is None else self._first_keys.setdefault(self.group_id, key)
+        if key == first:
+            return self.group_id
+        logger.warning(
+            "group %s: this episode starts in state %s, the first one started in %s, so it gets a group of its own; "
+            "run_group(n) starts all episodes of a group in one state",
+            self.group_id,
+            key,
+            first,
+        )
+        return f"{self.group_id}-{hash_key(key)[:8]}"
+
+    async def _fork_shared(self, shared: SharedEnvironment) -> ForkableResource:
+        async with shared.lock:
+            with self._call(f"fork of {type(shared.resource).__name__}"):
+                return await shared.resource.fork()
+
+    async def _take_turn(self, shared: SharedEnvironment, seeds: Seeds) -> ForkableResource:
+        """Return the shared resource itself, held until `finish`."""
+        await shared.lock.acquire()
+        try:
+            if shared.was_used:
+                with self._call(f"reset of {type(shared.resource).__name__}"):
+                    await shared.resource.reset(seeds.environment)
+            shared.was_used = True
+        except BaseException:
+            shared.lock.release()
+            raise
+        return shared.resource
 
     async def _fresh(self, kind: type[ForkableResource], config: dict[str, object], seeds: Seeds) -> ForkableResource:
         with boundary(EnvironmentFailure, f"making a {kind.__name__}"):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from reward_kit.environments.sokoban import SokobanResource
     from reward_kit.environments.sqlite import SqliteResource
     from reward_kit.environments.textworld import TextworldResource
-    from reward_kit.environments.tools import Tool, ToolRegistry
+    from reward_kit.environments.tools import Tool, ToolRegistry, tool
     from reward_kit.environments.webshop import Purchase, ShoppingGoal, WebshopResource, match_purchase
 
 __all__ = [
@@ -76,6 +76,7 @@ __all__ = [
     "resource_class",
     "sample_arguments",
     "strict_tool",
+    "tool",
     "tool_spec",
 ]
 _MODULES = {
@@ -97,7 +98,7 @@ _MODULES = {
     "sokoban": "SokobanResource",
     "sqlite": "SqliteResource",
     "textworld": "TextworldResource",
-    "tools": "Tool ToolRegistry",
+    "tools": "Tool ToolRegistry tool",
     "webshop": "Purchase ShoppingGoal WebshopResource match_purchase",
 }
 __getattr__, __dir__ = lazy_modules(__name__, _MODULES)

@@ -78,6 +78,8 @@ class StateSnapshot:
 class ForkableResource(ABC):
     """A private, forkable environment. Subclass it, and run `reward-kit check module:Class` on the result.
 
+    A subclass defines `step` and `get_tools_spec`, or declares its tools as methods with `@tool`.
+
     Attributes:
         fork_kind: how `fork` works; see the module's docstring.
         deterministic: the same seed and actions give the same observations, rewards and state keys.

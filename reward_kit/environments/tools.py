@@ -19,7 +19,7 @@ import anyio.to_thread
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
-from reward_kit.environments.base import ForkableResource, ToolSpec, tool_spec
+from reward_kit.environments.base import ForkableResource, StepOutcome, ToolSpec, tool_spec
 from reward_kit.errors import ConfigError, ToolError, boundary, did_you_mean
 from reward_kit.validation import describe_validation_error
 
@@ -36,18 +36,22 @@ class Tool:
     arguments: type[BaseModel]
     resource_parameters: Mapping[str, type[ForkableResource]]
 
+    def parse(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments as the types of the function's signature; a ToolError names those that do not fit."""
+        try:
+            parsed = self.arguments.model_validate(dict(arguments))
+        except pydantic.ValidationError as error:
+            problems = "; ".join(describe_validation_error(error, self.arguments))
+            raise ToolError(f"tool {self.name!r}: {problems}") from None
+        return {name: getattr(parsed, name) for name in self.arguments.model_fields}
+
     async def call(self, arguments: Mapping[str, Any], resource: ForkableResource | None = None) -> Any:
         """Validate `arguments` and run the function; a synchronous one runs in a thread.
 
         Raises:
             ToolError: the arguments do not fit the schema, or the function raised.
         """
-        try:
-            parsed = self.arguments.model_validate(dict(arguments))
-        except pydantic.ValidationError as error:
-            problems = "; ".join(describe_validation_error(error, self.arguments))
-            raise ToolError(f"tool {self.name!r}: {problems}") from None
-        values = {name: getattr(parsed, name) for name in self.arguments.model_fields}
+        values = self.parse(arguments)
         for name, kind in self.resource_parameters.items():
             values[name] = resource.seen_by_tool(kind, name) if resource is not None else None
         with boundary(ToolError, f"tool {self.name!r}"):
@@ -111,7 +115,7 @@ class ToolRegistry:
         """
 
         def register(target: ToolFunction) -> ToolFunction:
-            made = _make_tool(target, name or target.__name__, description, parameters)
+            made = make_tool(target, name or target.__name__, description, parameters)
             if made.name in self._tools:
                 raise ConfigError(f"tool {made.name!r} is registered twice in registry {self.name!r}")
             self._tools[made.name] = made
@@ -138,14 +142,79 @@ class ToolRegistry:
         return [tool.spec for tool in self._tools.values()]
 
 
-def _make_tool(
-    function: ToolFunction, name: str, description: str | None, parameters: Mapping[str, Any] | None
+class tool:
+    """Declare a typed method of a `ForkableResource` as a tool; the class then needs no `step` and `get_tools_spec`.
+
+    The schema comes from the signature and the docstring, as in a `ToolRegistry`; the name is the method's. Arguments
+    are validated and converted to their annotations before the method runs. It returns an observation or a
+    `StepOutcome`, and may be a coroutine; `ToolError` and other exceptions have the meaning they have in `step`.
+
+    Example:
+        ```python
+        class Counter(ForkableResource):
+            @tool
+            async def add(self, number: int = 1) -> str:
+                '''Add to the count.'''
+                self.count += number
+                return f"the count is {self.count}"
+        ```
+    """
+
+    def __init__(self, method: ToolFunction) -> None:
+        self._method, self.__doc__ = method, method.__doc__
+
+    def __set_name__(self, owner: type[ForkableResource], name: str) -> None:
+        # Before the class is complete, so that the two methods no longer count as abstract.
+        if owner.step is ForkableResource.step:
+            owner.step = _call_method  # type: ignore[method-assign]
+        if owner.get_tools_spec is ForkableResource.get_tools_spec:
+            owner.get_tools_spec = _method_specs  # type: ignore[method-assign]
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self if instance is None else self._method.__get__(instance, owner)
+
+    @classmethod
+    def methods(cls, kind: type) -> dict[str, Tool]:
+        """Return the tools that a class and its bases declare as methods, by name, those of the bases first."""
+        if "_method_tools" not in vars(kind):
+            names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base))
+            members = {name: inspect.getattr_static(kind, name) for name in names}
+            kind._method_tools = {  # type: ignore[attr-defined]
+                name: make_tool(member._method, name, is_method=True)
+                for name, member in members.items()
+                if isinstance(member, cls)
+            }
+        return kind._method_tools  # type: ignore[attr-defined, no-any-return]
+
+
+async def _method_specs(self: ForkableResource) -> list[ToolSpec]:
+    return [known.spec for known in tool.methods(type(self)).values()]
+
+
+async def _call_method(self: ForkableResource, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
+    tools = tool.methods(type(self))
+    if action_name not in tools:
+        raise ToolError(f"unknown tool {action_name!r}{did_you_mean(action_name, tools)}")
+    result = tools[action_name].function(self, **tools[action_name].parse(action_params))
+    if inspect.isawaitable(result):
+        result = await result
+    return result if isinstance(result, StepOutcome) else StepOutcome(result)
+
+
+def make_tool(
+    function: ToolFunction,
+    name: str,
+    description: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    *,
+    is_method: bool = False,
 ) -> Tool:
+    """Return a typed function as a tool; of a method, the first parameter is not an argument."""
     hints = typing.get_type_hints(function, include_extras=True)
     summary, argument_docs = parse_docstring(inspect.getdoc(function) or "")
     fields: dict[str, Any] = {}
     resource_parameters: dict[str, type[ForkableResource]] = {}
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in list(inspect.signature(function).parameters.values())[is_method:]:
         annotation = hints.get(parameter.name, Any)
         if isinstance(annotation, type) and issubclass(annotation, ForkableResource):
             resource_parameters[parameter.name] = annotation

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from reward_kit.agent.samples import Prompt, Sample
+from reward_kit.agent.simulated_user import SimulatedUser
 from reward_kit.blocking import run_blocking
 from reward_kit.display_text import pluralize
 from reward_kit.environments.base import ForkableResource
@@ -23,7 +24,7 @@ from reward_kit.models import Message, TaskDefinitionModel
 from reward_kit.notebook_html import code, details, line, root, strong, table
 from reward_kit.providers.session import ProviderSession
 from reward_kit.runs.finished import FinishedRun
-from reward_kit.runs.plan import Control, RunArgs, RunPlan, begin_run, label_policies, plan_run
+from reward_kit.runs.plan import Control, RunArgs, RunPlan, begin_run, label_policies, make_user, plan_run
 from reward_kit.runs.run_folder import RunFolder
 from reward_kit.runs.runner import run
 from reward_kit.runs.scoring import data_origin, load_scoring_setup, scoring_run
@@ -307,6 +308,16 @@ class Task:
     def samples(self) -> Sequence[Sample]:
         """The samples, in dataset order."""
         return self._loaded.samples
+
+    @property
+    def tools(self) -> ToolRegistry | None:
+        """Its own tools, without those of its resource."""
+        return self._loaded.tools
+
+    @property
+    def user(self) -> SimulatedUser | None:
+        """A new simulated user, if the task has one."""
+        return make_user(self._loaded)
 
     def messages(self, sample: int = 0) -> list[Message]:
         """Return the initial messages of a sample, without those of its environment.

@@ -249,28 +249,6 @@ class TestGivenEnvironment:
         assert Counter.open_worlds == {world}
         await world.close()
 
-    async def test_concurrent_episodes_of_different_starts_do_not_disturb_each_other(self):
-        class Seeded(Counter):
-            async def reset(self, seed=None):
-                await asyncio.sleep(0)
-                await super().reset(seed)
-                await asyncio.sleep(0)
-
-            async def fork(self):
-                await asyncio.sleep(0)
-                return await super().fork()
-
-            async def state_key(self):
-                return f"{self.seed} {self.total}"
-
-        world = Seeded()
-        worker = worker_of([call(), {"type": "terminate"}], environment=world)
-        episodes = await asyncio.gather(*(worker.collect_episode(seed=seed) for seed in range(8)))
-        assert [failure(episode) for episode in episodes] == [None] * 8
-        keys = [episode.custom_data["start"]["state_key"] for episode in episodes]
-        assert keys == [f"{episode.custom_data['seeds']['environment']} 0" for episode in episodes]
-        await world.close()
-
 
 @pytest.mark.parametrize(
     "method", ["setup", "reset", "fork", "state_key", "get_observation", "get_tools_spec", "final_state"]

@@ -182,7 +182,7 @@ def test_autocast_is_near_and_leaves_the_weights_as_they_are() -> None:
 
 def test_a_sampled_token_that_nothing_predicts_is_refused() -> None:
     rows = bigram_rows([1.0], loss_mask=np.ones((1, 2)))
-    with pytest.raises(TrainingError, match="row 0: a sampled token stands first"):
+    with pytest.raises(TrainingError, match="row 0: the first token is a sampled one"):
         updated(rows)
 
 

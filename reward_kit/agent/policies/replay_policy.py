@@ -15,14 +15,13 @@ from typing import Any, Literal, NamedTuple
 
 import anyio.to_thread
 
-from reward_kit import errors
 from reward_kit.agent.models import read_log_probs
 from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, ToolAnswer
 from reward_kit.display_text import first_difference
 from reward_kit.environments.base import ToolSpec, hash_key
 from reward_kit.episodes.record import episode_from_record, get_attempt, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, Failure, PolicyError, RewardKitError, did_you_mean
+from reward_kit.errors import ConfigError, Failure, PolicyError, did_you_mean
 from reward_kit.models import Message
 from reward_kit.safe_input import complete_lines
 
@@ -185,11 +184,7 @@ class _ReplaySession(AgentPolicy):
         facts = get_facts(self._episode)
         failure = facts["failure"]
         if failure and failure["where"] not in _ENVIRONMENT_FAILURES and not self._has_diverged:
-            recorded = Failure.from_json(failure)
-            kind = getattr(errors, recorded.where, PolicyError)
-            error: RewardKitError = (kind if issubclass(kind, RewardKitError) else PolicyError)(recorded.message)
-            error.recorded = recorded  # recorded as the same failure again
-            raise error
+            raise Failure.from_json(failure).to_exception()
         ended = f"ended with {facts['stop_reason']} after {len(self._episode)} actions"
         self._report(f"the recorded episode {ended}, and this one goes on")
         return PolicyOutput({"type": "terminate"})

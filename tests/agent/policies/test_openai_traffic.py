@@ -84,7 +84,7 @@ def test_two_policies_of_a_run_that_disagree_on_the_rates_of_one_model_are_refus
     make_policy("openai", {**options, "requests_per_minute": 60}, traffic=shared)
     make_policy("openai", {**options, "model": "other"}, traffic=shared)
     make_policy("openai", options, traffic=shared)  # who gives none keeps to those that are there
-    with pytest.raises(ConfigError, match="two policies ask 'm' at http://a/v1"):
+    with pytest.raises(ConfigError, match="two policies use 'm' at http://a/v1"):
         make_policy("openai", {**options, "requests_per_minute": 90}, traffic=shared)
 
 

@@ -61,7 +61,7 @@ def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
         ),
         ({"early_stop": {"at_least": 1, "metric": "held_out/scor"}}, "metric", "did you mean 'held_out/score'?"),
         ({"checkpoints": {"best_by": "learner/loss"}}, "best_by", "not a figure that can decide"),
-        ({"evaluation": {"every": 1}}, "evaluation", "by one of task, dataset_path and hold_out; got none"),
+        ({"evaluation": {"every": 1}}, "evaluation", "exactly one of task, dataset_path and hold_out; got none"),
         ({"engine": "rya"}, "engine", "'local' or 'ray'"),
         ({"engine": {"type": "ray", "nodes": 2}}, "nodes", "engine.nodes: unknown key"),
         ({"engine": {"workers": 2}}, "engine", "workers has no effect without type: ray"),
@@ -69,7 +69,7 @@ def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
         (
             {"engine": "ray", "policy": {"type": "hf", "model": "m", "lockstep": True}},
             "lockstep",
-            "what lockstep promises cannot be kept",
+            "lockstep cannot make results reproducible",
         ),
     ],
 )

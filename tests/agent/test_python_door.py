@@ -1,0 +1,356 @@
+"""`RLRolloutWorker` as a user's own program uses it: groups, environments set up by hand, tools as methods."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import Any
+
+import pytest
+
+from reward_kit import Task
+from reward_kit.agent import AgentPolicy, PolicyOutput, RLRolloutWorker, ScriptedPolicy
+from reward_kit.environments import ForkableResource, StepOutcome, tool
+from reward_kit.errors import ConfigError, EnvironmentFailure, PolicyError, ProviderError
+from reward_kit.models import TaskDefinitionModel
+from reward_kit.rl_helpers import system_apply_gigpo_to_batch_steps
+
+GUESS = {"type": "tool_call", "name": "guess", "arguments": {"number": "1"}}
+END = {"type": "terminate"}
+
+
+class Dice(ForkableResource):
+    """A number from 1 to 6 to be guessed; `made` counts the instances, `closed` those closed."""
+
+    fork_kind = "native"
+    made = closed = 0
+
+    def __init__(self) -> None:
+        type(self).made += 1
+        self.number, self.guesses = 0, 0
+
+    async def setup(self, config: Any) -> None: ...
+
+    async def reset(self, seed: int | None = None) -> None:
+        self.number, self.guesses = random.Random(seed).randint(1, 6), 0
+
+    async def fork(self) -> ForkableResource:
+        twin = type(self)()
+        vars(twin).update(vars(self))
+        return twin
+
+    async def state_key(self) -> str:
+        return f"{self.number} after {self.guesses}"
+
+    async def get_observation(self) -> Any:
+        return "Guess a number from 1 to 6."
+
+    async def close(self) -> None:
+        type(self).closed += 1
+
+    @tool
+    async def guess(self, number: int, comment: str = "") -> StepOutcome:
+        """Guess the number.
+
+        Args:
+            number: from 1 to 6.
+            comment: anything.
+        """
+        assert type(number) is int
+        self.guesses += 1
+        return StepOutcome("right" if number == self.number else "wrong", terminated=number == self.number)
+
+    @tool
+    def peek(self) -> str:
+        """Look at the number."""
+        return f"it is {self.number}"
+
+
+class SoleDice(Dice):
+    fork_kind = "none"
+
+
+class SeededPolicy(AgentPolicy):
+    """Guesses once, at random with the episode's seed."""
+
+    def __init__(self, seeds: list[int]) -> None:
+        self.seeds = seeds
+
+    async def open(self, context: Any) -> AgentPolicy:
+        self.seeds.append(context.seed)
+        return _Guesser(random.Random(context.seed))
+
+    async def get_action(self, observation: Any, available_tools_specs: Any = None) -> PolicyOutput:
+        raise NotImplementedError
+
+
+class _Guesser(SeededPolicy):
+    def __init__(self, chances: random.Random) -> None:
+        self.chances = chances
+
+    async def get_action(self, observation: Any, available_tools_specs: Any = None) -> PolicyOutput:
+        done = any(message.role == "tool" for message in observation)
+        number = self.chances.randint(1, 6)
+        guess = {"type": "tool_call", "name": "guess", "arguments": {"number": number}}
+        return PolicyOutput({"type": "terminate"} if done else guess)
+
+
+class Unreachable(AgentPolicy):
+    """Fails before its first action, in every episode but those listed."""
+
+    def __init__(self, works: tuple[int, ...] = ()) -> None:
+        self.works = works
+
+    async def open(self, context: Any) -> AgentPolicy:
+        if context.rollout_index in self.works:
+            return ScriptedPolicy([END])
+        raise ProviderError("the endpoint does not answer")
+
+    async def get_action(self, observation: Any, available_tools_specs: Any = None) -> PolicyOutput:
+        raise NotImplementedError
+
+
+def group_ids(batch: Any) -> list[str]:
+    return [steps[0].step_info["group_id"] for steps in batch]
+
+
+def advantages(batch: Any) -> list[float]:
+    scores = [float("right" in str(steps[0].resulting_messages_history[-1].text)) for steps in batch]
+    assert 0 < sum(scores) < len(scores), "the seeds of this test give both outcomes"
+    credited = system_apply_gigpo_to_batch_steps(batch, scores, 0.5, 1.0, lambda history: "start")
+    return [steps[0].advantage for steps in credited]
+
+
+class TestGroups:
+    async def test_repeated_episodes_are_one_group_with_different_policy_seeds(self):
+        seeds: list[int] = []
+        worker = RLRolloutWorker(Dice, SeededPolicy(seeds))
+        batch = [(await worker.run_episode())[0] for _ in range(12)]
+        assert len(set(group_ids(batch))) == 1
+        assert len(set(seeds)) == 12
+        assert len({steps[0].step_info["state_key"] for steps in batch}) == 1
+        found = advantages(batch)
+        assert max(found) > 0 > min(found)
+
+    async def test_concurrent_episodes_are_one_group(self):
+        seeds: list[int] = []
+        worker = RLRolloutWorker(Dice, SeededPolicy(seeds))
+        results = await asyncio.gather(*(worker.run_episode() for _ in range(8)))
+        assert len(set(group_ids([steps for steps, _, _ in results]))) == 1
+        assert len(set(seeds)) == 8
+
+    async def test_each_seed_is_a_group_of_its_own(self):
+        worker = RLRolloutWorker(Dice, SeededPolicy([]))
+        batch = [(await worker.run_episode(seed=seed))[0] for seed in (0, 1, 0, 1)]
+        ids = group_ids(batch)
+        assert ids[0] == ids[2] != ids[1] == ids[3]
+
+    async def test_run_group_returns_what_the_estimator_takes(self):
+        Dice.made = Dice.closed = 0
+        group = await RLRolloutWorker(Dice, SeededPolicy([])).run_group(12)
+        assert Dice.made == Dice.closed == 13, "one start and its forks"
+        assert group.failures == [None] * 12
+        assert group.messages == [list(steps[-1].resulting_messages_history) for steps in group]
+        found = advantages(group)
+        assert max(found) > 0 > min(found)
+
+    async def test_run_group_goes_on_counting(self):
+        seeds: list[int] = []
+        worker = RLRolloutWorker(Dice, SeededPolicy(seeds))
+        batch = [*await worker.run_group(3), *await worker.run_group(2)]
+        assert len(set(group_ids(batch))) == 1
+        assert len(set(seeds)) == 5
+
+    async def test_a_new_worker_repeats_the_same_episodes(self):
+        first, second = [
+            [steps[0].action_taken for steps in await RLRolloutWorker(Dice, SeededPolicy([])).run_group(6)]
+            for _ in range(2)
+        ]
+        assert first == second
+
+    async def test_an_episode_with_another_start_gets_another_group(self, caplog):
+        class Drifting(Dice):
+            async def reset(self, seed: int | None = None) -> None:
+                self.number, self.guesses = type(self).made, 0
+
+        worker = RLRolloutWorker(Drifting, ScriptedPolicy([GUESS, END]))
+        with caplog.at_level(logging.WARNING):
+            batch = [(await worker.run_episode())[0] for _ in range(2)]
+        assert len(set(group_ids(batch))) == 2
+        assert "run_group(n) starts all episodes of a group in one state" in caplog.text
+        assert len(set(group_ids(await worker.run_group(3)))) == 1
+
+    async def test_several_event_loops(self):
+        worker = RLRolloutWorker(Dice, SeededPolicy([]))
+
+        def run() -> Any:
+            return asyncio.run(worker.run_episode())[0]
+
+        batch = [await asyncio.to_thread(run) for _ in range(2)]
+        assert len(set(group_ids(batch))) == 1
+
+
+class TestFailures:
+    async def test_a_policy_that_fails_before_its_first_step_raises(self):
+        with pytest.raises(ProviderError, match="the endpoint does not answer"):
+            await RLRolloutWorker(Dice, Unreachable()).run_episode()
+
+    async def test_a_failure_after_the_first_step_is_in_the_last_step(self):
+        class Stumbling(ScriptedPolicy):
+            async def get_action(self, observation: Any, available_tools_specs: Any = None) -> PolicyOutput:
+                if any(message.role == "tool" for message in observation):
+                    raise KeyError("no such plan")
+                return PolicyOutput(GUESS)
+
+        steps, _, _ = await RLRolloutWorker(Dice, Stumbling([])).run_episode()
+        assert "no such plan" in steps[-1].step_info["failure"]["message"]
+
+    async def test_a_group_keeps_the_episodes_that_worked(self):
+        group = await RLRolloutWorker(Dice, Unreachable(works=(1, 2))).run_group(3)
+        assert list(map(len, group)) == [0, 1, 1]
+        assert group.failures[0] is not None and group.failures[0].failure_class == "provider_error"
+        assert group.failures[1:] == [None, None]
+        credited = system_apply_gigpo_to_batch_steps(group, [None, 1.0, 0.0], 0.5, 1.0, lambda history: "start")
+        assert credited[0] == [] and credited[1][0].advantage > 0 > credited[2][0].advantage
+
+    async def test_a_group_without_any_step_raises(self):
+        with pytest.raises(ProviderError):
+            await RLRolloutWorker(Dice, Unreachable()).run_group(3)
+
+    async def test_a_bug_in_a_policy_is_a_policy_error(self):
+        class Buggy(AgentPolicy):
+            async def get_action(self, observation: Any, available_tools_specs: Any = None) -> PolicyOutput:
+                return self.missing  # type: ignore[attr-defined]
+
+        with pytest.raises(PolicyError, match="missing"):
+            await RLRolloutWorker(Dice, Buggy()).run_episode()
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        PolicyOutput({"type": "text", "content": "FINAL 7"}, raw_policy_output="<think>…</think>"),
+        PolicyOutput({"type": "text", "content": "seven"}, raw_policy_output="FINAL 7"),
+    ],
+    ids=["content", "raw"],
+)
+async def test_the_termination_regex_searches_the_raw_output_and_the_text(output):
+    class Fixed(AgentPolicy):
+        async def get_action(self, observation: Any, available_tools_specs: Any = None) -> PolicyOutput:
+            return output
+
+    task = TaskDefinitionModel(name="t", termination_regex=r"FINAL \d", on_text="continue", max_episode_steps=3)
+    steps, _, _ = await RLRolloutWorker(task, Fixed()).run_episode()
+    assert len(steps) == 1 and steps[0].step_info["stop_reason"] == "termination_regex"
+
+
+class TestEnvironmentByHand:
+    async def test_episodes_fork_its_present_state(self):
+        dice = Dice()
+        await dice.reset(0)
+        dice.number, dice.guesses = 1, 4
+        steps, _, _ = await RLRolloutWorker(_task(), ScriptedPolicy([GUESS]), environment=dice).run_episode()
+        assert steps[0].step_info["state_key"] == "1 after 4"
+        assert steps[0].step_info["terminated"]
+        assert dice.guesses == 4
+
+    async def test_a_change_between_episodes_begins_another_group(self):
+        dice = Dice()
+        await dice.reset(0)
+        worker = RLRolloutWorker(_task(), ScriptedPolicy([GUESS, END]), environment=dice)
+        batch = [(await worker.run_episode())[0]]
+        dice.guesses = 2
+        batch += await worker.run_group(2)
+        ids = group_ids(batch)
+        assert ids[0] != ids[1] == ids[2]
+
+    async def test_one_without_forks_runs_one_episode_at_a_time(self):
+        SoleDice.closed = 0
+        dice = SoleDice()
+        await dice.reset(0)
+        dice.guesses = 3
+        worker = RLRolloutWorker(_task(), ScriptedPolicy([GUESS, END]), environment=dice)
+        first, _, _ = await worker.run_episode()
+        assert first[0].step_info["state_key"].endswith("after 3"), "the present state"
+        results = await asyncio.gather(*(worker.run_episode() for _ in range(3)))
+        assert {steps[0].step_info["state_key"][1:] for steps, _, _ in results} == {" after 0"}
+        assert SoleDice.closed == 0, "its owner closes it"
+
+    async def test_one_without_forks_is_freed_when_an_episode_fails(self):
+        class Broken(SoleDice):
+            async def reset(self, seed: int | None = None) -> None:
+                raise OSError("gone")
+
+        worker = RLRolloutWorker(_task(), ScriptedPolicy([GUESS, END]), environment=Broken())
+        await worker.run_episode()
+        for _ in range(2):
+            with pytest.raises(EnvironmentFailure, match="gone"):
+                await worker.run_episode()
+
+    async def test_a_task_brings_its_samples_and_tools(self):
+        task = Task("dice", resource=Dice, dataset=[{"name": "Ada"}], initial_user_prompt="Hello {{ name }}")
+        _, messages, _ = await RLRolloutWorker(task, ScriptedPolicy([END])).run_episode()
+        assert messages[0].text == "Hello Ada"
+
+    def test_anything_else_is_refused(self):
+        with pytest.raises(ConfigError, match=r"expected a Task, a TaskDefinitionModel or a subclass"):
+            RLRolloutWorker("task.yaml", ScriptedPolicy([END]))  # type: ignore[arg-type]
+
+
+class TestToolMethods:
+    async def test_the_signature_gives_the_schema(self):
+        specs = {spec["function"]["name"]: spec["function"] for spec in await Dice().get_tools_spec()}
+        assert list(specs) == ["guess", "peek"]
+        assert specs["guess"]["description"] == "Guess the number."
+        assert specs["guess"]["parameters"]["required"] == ["number"]
+        assert specs["guess"]["parameters"]["properties"]["number"] == {
+            "type": "integer",
+            "description": "from 1 to 6.",
+        }
+
+    async def test_arguments_are_converted_and_wrong_ones_refused(self):
+        dice = Dice()
+        await dice.reset(0)
+        assert (await dice.step("guess", {"number": str(dice.number)})).terminated
+        assert (await dice.step("peek", {})).observation == f"it is {dice.number}"
+        for arguments in ({"number": "three"}, {}, {"number": 1, "colour": "red"}):
+            steps, messages, _ = await RLRolloutWorker(
+                Dice, ScriptedPolicy([{**GUESS, "arguments": arguments}, END])
+            ).run_episode()
+            assert messages[2].text.startswith("Error: tool 'guess': "), messages[2].text
+            assert steps[0].step_info["is_action_valid"] is False
+
+    async def test_an_unknown_tool_is_an_error_that_the_agent_reads(self):
+        _, messages, _ = await RLRolloutWorker(Dice, ScriptedPolicy([{**GUESS, "name": "ges"}, END])).run_episode()
+        assert messages[2].text == "Error: unknown tool 'ges'; did you mean 'guess'?"
+
+    async def test_a_subclass_keeps_and_overrides_tools(self):
+        class Loaded(Dice):
+            @tool
+            def peek(self) -> str:
+                """Peek."""
+                return "six, I swear"
+
+            @tool
+            def roll(self) -> str:
+                """Roll again."""
+                return "rolled"
+
+        names = [spec["function"]["name"] for spec in await Loaded().get_tools_spec()]
+        assert names == ["guess", "peek", "roll"]
+        assert (await Loaded().step("peek", {})).observation == "six, I swear"
+
+    def test_a_resource_without_tools_still_has_to_define_them(self):
+        class Bare(ForkableResource):
+            async def setup(self, config: Any) -> None: ...
+            async def reset(self, seed: int | None = None) -> None: ...
+            async def state_key(self) -> str:
+                return ""
+
+        with pytest.raises(TypeError, match="get_tools_spec"):
+            Bare()  # type: ignore[abstract]
+
+
+def _task() -> TaskDefinitionModel:
+    return TaskDefinitionModel(name="dice")
