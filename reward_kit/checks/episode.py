@@ -551,6 +551,8 @@ def check_prefixes(findings: Findings, tokens: EpisodeTokens) -> None:
         owner = next((span.step for span in tokens.spans if span.start <= at < span.stop), None)
         if length == len(prompt):
             what = f"the prompt ends after {length} of the {len(seen)} tokens that were there before"
+        elif length == len(seen):
+            what = "the prompt extends the tokens before it, so it belongs to the same segment"
         else:
             source = "which the observation gave" if owner is None else f"which step {owner} sampled"
             what = f"the prompt has {prompt[length]} where {seen[length]} stood, {source}"

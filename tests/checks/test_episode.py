@@ -328,6 +328,17 @@ def test_a_prompt_rewritten_outside_the_actions_is_a_warning() -> None:
     assert (finding.kind, finding.level) == ("drifted-prefix", "warning")
 
 
+def test_a_segment_that_extends_the_one_before_is_reported() -> None:
+    episode = SingleAgentEpisode("r")
+    episode.add_env_reset("o")
+    for step, prompt in enumerate(([1, 2], [1, 9, 5, 7])):
+        episode.tokens.add_turn(step, prompt, [5], [-1.0])
+        episode.add_env_step("o", {"type": "text", "content": ""}, None)
+    episode.tokens.ids[4] = 2  # 1 2 5 | 1 2 5 7 5
+    (finding,) = check_episode(episode)
+    assert finding.kind == "drifted-prefix" and "belongs to the same segment" in finding.message
+
+
 def test_unknown_logprobs_and_an_action_without_tokens_are_right() -> None:
     episode = SingleAgentEpisode("r")
     episode.add_env_reset("o")
