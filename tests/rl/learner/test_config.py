@@ -26,7 +26,7 @@ from tests.rl.learner.cases import Bigram, a_model, bigram_rows
         ({"clip_low": 1.0}, "clip_low is below 1"),
         ({"clip_low": 1.5, "loss": "cispo"}, "clip_low"),
         ({"clip_high": 0.0}, "clip_high above 0"),
-        ({"dual_clip": 1.0}, "dual_clip is above 1"),
+        ({"dual_clip": 1.0}, "dual_clip must be above 1"),
         ({"max_grad_norm": 0.0}, "max_grad_norm is above 0"),
         ({"temperature": 0.0}, "temperature is above 0"),
         ({"lr": -1.0}, "lr is at least 0"),
@@ -80,7 +80,7 @@ def test_defaults_are_those_of_the_loss() -> None:
     [
         (Bigram, {"kl_coefficient": 0.1}, {}, "needs a reference"),
         (Bigram, {"critic_warmup": 1}, {}, "value head"),
-        (Bigram, {"schedule": "cosine"}, {}, "give total_steps"),
+        (Bigram, {"schedule": "cosine"}, {}, "pass total_steps"),
         (Bigram, {"gradient_checkpointing": True}, {}, "no gradient checkpointing"),
         (lambda: Bigram().requires_grad_(False), {}, {}, "nothing in the module is trainable"),
         (lambda: PolicyWithValue(Bigram()), {}, {}, "a value head needs a causal language model"),
