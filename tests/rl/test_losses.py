@@ -281,14 +281,14 @@ ONES = torch.ones(2, 3)
         (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES.numpy()), "loss_mask must be a tensor, got"),  # type: ignore[arg-type]
         (
             lambda: ppo_clip_loss(ONES, ONES, ONES, 0.5 * ONES),
-            "loss_mask must be 0 or 1; pass factors per token as weights_BT",
+            "loss_mask must be 0 or 1; pass factors",
         ),
         (lambda: ppo_clip_loss(ONES, ONES, ONES, math.nan * ONES), "loss_mask must be 0 or 1"),
         (
             lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, global_batch=GlobalBatch(0, 0)),
             "global_batch must count the 6 tokens of these rows too",
         ),
-        (lambda: token_logprobs(torch.ones(2, 3, 4), torch.ones(2, 4).long()), r"got \(2, 3, 4\) of \(2, 4\)"),
+        (lambda: token_logprobs(torch.ones(2, 3, 4), torch.ones(2, 4).long()), r"got \(2, 3, 4\) and \(2, 4\)"),
         (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, clip_low=1.5), r"clip_low is in \[0, 1\]; got 1.5"),
         (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, clip_high=math.nan), "clip_high is a finite number"),
         (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, dual_clip=1.0), "dual_clip must be above 1, got 1"),
@@ -304,14 +304,14 @@ ONES = torch.ones(2, 3)
             lambda: decoupled_ppo_loss(ONES, ONES, ONES, ONES, ONES, beyond_cap="cut"),  # type: ignore[arg-type]
             "unknown beyond_cap 'cut'",
         ),
-        (lambda: decoupled_ppo_loss(ONES, ONES, ONES, ONES, ONES, cap=0.0), "cap is above 0; got 0"),
+        (lambda: decoupled_ppo_loss(ONES, ONES, ONES, ONES, ONES, cap=0.0), "cap must be above 0, got 0"),
         (
             lambda: truncated_importance_weights(ONES, ONES, ONES, level="step"),  # type: ignore[arg-type]
             "unknown level 'step'",
         ),
         (lambda: value_loss(ONES, ONES, ONES, ONES, clip=0.0), "clip must be above 0, or None"),
         (lambda: GlobalBatch(-1, 1), "tokens is at least 0; got -1"),
-        (lambda: GlobalBatch(1, 1, 0.0), "norm_length is above 0; got 0"),
+        (lambda: GlobalBatch(1, 1, 0.0), "norm_length must be above 0, got 0"),
     ],
 )
 def test_bad_input_gets_one_clear_error(call: Callable[[], object], message: str) -> None:

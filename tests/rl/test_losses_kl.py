@@ -137,7 +137,7 @@ ONES = torch.ones(1, 1)
         (lambda: kl_estimate(ONES, ONES, "k2+"), "unknown estimator 'k2\\+'; did you mean 'k"),  # type: ignore[arg-type]
         (lambda: penalised_rewards(ONES, ONES, ONES, ONES, coefficient=1.0, estimator="k3+"), "for rewards use 'k3'"),
         (lambda: penalised_rewards(ONES, ONES, ONES, ONES, coefficient=-1.0), "coefficient is at least 0"),
-        (lambda: AdaptiveKLCoefficient(0.1, target=0.0, horizon=1), "target is above 0; got 0"),
+        (lambda: AdaptiveKLCoefficient(0.1, target=0.0, horizon=1), "target must be above 0, got 0"),
         (
             lambda: AdaptiveKLCoefficient(0.1, target=1.0, horizon=1).update(2.0, -100),
             "samples is at least 0; got -100",

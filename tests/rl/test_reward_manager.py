@@ -401,7 +401,7 @@ def test_a_visual_scorer_is_asked_once_for_an_episode_and_its_failure_is_the_epi
     info = found["reward_extra_info"]
     assert info["is_scored"].tolist() == [True, True, False, False]
     assert info["failure_class"].tolist() == ["", "", "crash", "invalid_result"]
-    assert "KeyError: 2" in info["failure"][2] and "it gave None, which is not a finite number" in info["failure"][3]
+    assert "KeyError: 2" in info["failure"][2] and "it returned None, not a finite number" in info["failure"][3]
 
 
 # Examples

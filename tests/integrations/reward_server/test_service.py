@@ -300,7 +300,10 @@ class TestRefusals:
             (b"\xff\xfe{}", "the body is not UTF-8 text: byte 0"),
             (b"", "Expecting value"),
             (b'{"messages": [], "ground_truth": ' + b"9" * 5000 + b"}", "Exceeds the limit"),
-            (b'{"messages": [], "ground_truth": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "the body nests deeper"),
+            (
+                b'{"messages": [], "ground_truth": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+                "the body is nested too deeply",
+            ),
         ]
         for body, start in cases:
             found = await refusal(asker, body)
@@ -437,7 +440,7 @@ class TestLimits:
     async def test_a_conversation_may_not_have_more_messages_than_allowed(self) -> None:
         async with server(exact, max_messages=2) as asker:
             status, message = await refusal(asker, {"messages": [{"role": "user", "content": "x"}] * 3})
-        assert status == 422 and message.startswith("messages: 3 of them; a rollout has at most 2")
+        assert status == 422 and message.startswith("messages: 3 of them; a rollout may have at most 2")
 
     @pytest.mark.parametrize(
         ("options", "told"),

@@ -81,7 +81,7 @@ def test_defaults_are_those_of_the_loss() -> None:
         (Bigram, {"kl_coefficient": 0.1}, {}, "needs a reference"),
         (Bigram, {"critic_warmup": 1}, {}, "value head"),
         (Bigram, {"schedule": "cosine"}, {}, "pass total_steps"),
-        (Bigram, {"gradient_checkpointing": True}, {}, "no gradient checkpointing"),
+        (Bigram, {"gradient_checkpointing": True}, {}, "does not support gradient checkpointing"),
         (lambda: Bigram().requires_grad_(False), {}, {}, "nothing in the module is trainable"),
         (lambda: PolicyWithValue(Bigram()), {}, {}, "a value head needs a causal language model"),
     ],
