@@ -97,7 +97,7 @@ FAILED = {
     "its_own_claim": "assert 0.5 == 1.0",
 }
 REFUSED = {
-    "misspelt": "no option 'treshold'; did you mean 'threshold'?",
+    "misspelt": "unknown option 'treshold'; did you mean 'threshold'?",
     "no_file": "tsk\\x1b[2J.yaml",
     "no_number": "reward_kit(threshold='high'): expected a finite number",
     "both": "name either a task file, or reward= with data=",
