@@ -289,8 +289,8 @@ ONES = torch.ones(2, 3)
             "global_batch must count the 6 tokens of these rows too",
         ),
         (lambda: token_logprobs(torch.ones(2, 3, 4), torch.ones(2, 4).long()), r"got \(2, 3, 4\) and \(2, 4\)"),
-        (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, clip_low=1.5), r"clip_low is in \[0, 1\]; got 1.5"),
-        (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, clip_high=math.nan), "clip_high is a finite number"),
+        (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, clip_low=1.5), r"clip_low must be in \[0, 1\], got 1.5"),
+        (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, clip_high=math.nan), "clip_high must be a finite number"),
         (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, dual_clip=1.0), "dual_clip must be above 1, got 1"),
         (
             lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, aggregation="token_mean"),  # type: ignore[arg-type]
@@ -310,7 +310,7 @@ ONES = torch.ones(2, 3)
             "unknown level 'step'",
         ),
         (lambda: value_loss(ONES, ONES, ONES, ONES, clip=0.0), "clip must be above 0, or None"),
-        (lambda: GlobalBatch(-1, 1), "tokens is at least 0; got -1"),
+        (lambda: GlobalBatch(-1, 1), "tokens must be at least 0, got -1"),
         (lambda: GlobalBatch(1, 1, 0.0), "norm_length must be above 0, got 0"),
     ],
 )

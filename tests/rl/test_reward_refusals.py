@@ -74,7 +74,7 @@ def test_a_tokenizer_that_is_none() -> None:
         (None, {}, "unknown reward manager None; known: batch, dapo"),
         ("prime", {"max_concurrency": 1.5}, "max_concurrency must be a whole number of at least 1, got 1.5"),
         ("prime", {"max_concurrency": None}, "max_concurrency must be a whole number"),
-        ("prime", {"deadline_s": math.nan}, "deadline_s is a finite number; got nan"),
+        ("prime", {"deadline_s": math.nan}, "deadline_s must be a finite number, got nan"),
         ("dapo", {"max_response_length": 3.5, "overlong_buffer_len": 1}, "max_response_length must be a whole number"),
         (
             "dapo",
