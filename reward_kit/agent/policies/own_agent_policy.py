@@ -500,7 +500,7 @@ class _AgentSession(AgentPolicy):
         if not waiting.done():
             name = f"chatcmpl-{self._context.rollout_id}-{self._answers}"
             waiting.set_result(RecordedAnswer(completion, name, self._model))
-        # Stop shortly before the worker's deadline, so that the answer is recorded even if the agent works on it too long.
+        # Stop shortly before the worker's deadline, so that the answer is recorded even if the agent works too long.
         with anyio.CancelScope(deadline=anyio.current_effective_deadline() - _SPARE_SECONDS):
             await self._wait_for_agent()
         answer = completion.message.to_chat()

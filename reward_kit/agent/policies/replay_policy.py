@@ -206,7 +206,7 @@ class _ReplaySession(AgentPolicy):
                 raise PolicyError(f"{self._name}: the policy called {call['name']}, which needs an episode")
             answer = (await self._call_tool(call["name"], call["arguments"])).text
             if hash_key(answer) != call["answer"]:
-                self._report(f"{call['name']} {call['arguments']!r} returned another answer than recorded: {answer!r:.200}")
+                self._report(f"{call['name']} {call['arguments']!r} has another answer than recorded: {answer!r:.200}")
         action["results"] = [message.to_chat() for message in recorded.answers_to(step)]
         return action
 

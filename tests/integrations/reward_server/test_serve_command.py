@@ -140,9 +140,9 @@ class TestWhatIsRefused:
 
     def test_limits_that_cannot_be(self) -> None:
         told = refused("rewards.py:exact", "--max-batch", "9999")
-        assert told == "--max-batch is at most --max-pending, 4096; raise that too"
+        assert told == "--max-batch must be at most --max-pending, 4096; raise that too"
         told = refused("rewards.py:exact", "--max-held-mb", "1", "--max-body-mb", "2")
-        assert told == "--max-body-mb is at most --max-held-mb, 1; raise that too"
+        assert told == "--max-body-mb must be at most --max-held-mb, 1; raise that too"
         assert "'nan' is not a finite number" in refused("rewards.py:exact", "--deadline", "nan")
 
     def test_an_option_that_is_of_none_of_them(self) -> None:

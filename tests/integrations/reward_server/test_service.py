@@ -302,7 +302,7 @@ class TestRefusals:
             (b'{"messages": [], "ground_truth": ' + b"9" * 5000 + b"}", "Exceeds the limit"),
             (
                 b'{"messages": [], "ground_truth": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-                "nested too deeply",
+                "the body is nested too deeply",
             ),
         ]
         for body, start in cases:
