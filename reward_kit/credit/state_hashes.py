@@ -21,6 +21,7 @@ from reward_kit.credit.step_arrays import Batch, Codes
 from reward_kit.errors import ConfigError, boundary, did_you_mean, install_hint, type_name
 from reward_kit.loading import load_object
 
+_IDENTITY: Any = object.__hash__
 _KEYS = "return text, plain data, an array, a tensor, a model or a hashable value such as a date or a frozen dataclass"
 
 
@@ -73,7 +74,7 @@ def _key(value: Any) -> Hashable:
         return kind, frozenset((_key(key), _key(item)) for key, item in value.items())
     if is_dataclass(value) and not isinstance(value, type):
         return kind, tuple(_key(getattr(value, field.name)) for field in fields(value) if field.compare)
-    if kind.__hash__ == object.__hash__:
+    if kind.__hash__ is _IDENTITY:
         raise ConfigError(f"a state hash returned {type_name(value)}, which equals only itself; {_KEYS}")
     with boundary(ConfigError, f"a state hash returned {type_name(value)}; {_KEYS}"):
         hash(value)
