@@ -68,7 +68,7 @@ def command(
 ) -> None:
     """Compute the credit of each step of RUN: write credit.jsonl, replacing an earlier one, and show the extremes.
 
-    Its page, report.html, is rewritten with every step's credit. Default RUN: the newest.
+    Its page, report.html, is rewritten with every step's credit. Without RUN, the newest is taken.
 
     \b
     Examples:

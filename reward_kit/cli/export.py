@@ -81,7 +81,7 @@ def command(
 ) -> None:
     """Write RUN for other programs: tables of its episodes, scores and steps, or chats for fine-tuning.
 
-    Default RUN: the newest.
+    Without RUN, the newest is taken.
 
     \b
     Examples:

@@ -116,7 +116,7 @@ def command(data: Path | None, output: Path | None, only_failed: bool, **options
 
     A row may have `id`, `ground_truth` and `policy`. RUN is the folder of a run: its stored episodes are scored again
     without the model, in a new run, and changes are shown. RUN is not modified. Redacted texts are scored as stored.
-    Default RUN: the newest.
+    Without RUN, the newest is taken.
 
     \b
     Examples:
