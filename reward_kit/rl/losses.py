@@ -329,7 +329,7 @@ def effective_size_statistic(weights_N: Tensor) -> Statistic:
 
 
 class ClipRange(NamedTuple):
-    """How far a ratio may move from 1, and the factor c of the dual clip, or None."""
+    """Limits on how far a ratio may move from 1, and the factor c of the dual clip, or None."""
 
     low: float
     high: float
