@@ -334,10 +334,8 @@ def test_credit_of_older_scores_is_found(tmp_path: Path) -> None:
     rewrite(run / "scores.jsonl", lambda lines: lines[1].update(score=1.0, result={"score": 1.0}))
     done = invoke("check", str(run))
     assert done.exit_code == 1
-    assert (
-        f"the credit was computed from other scores than the run has now; assign it again with `reward-kit credit {run}`"
-        in (done.stdout)
-    )
+    text = "the credit was computed from other scores than the run has now; assign it again with"
+    assert f"{text} `reward-kit credit {run}`" in done.stdout
     invoke("credit", str(run))
     assert kinds_found(run) == []
 
