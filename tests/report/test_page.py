@@ -135,7 +135,7 @@ def test_ten_thousand_episodes_are_one_page_of_bounded_size(tmp_path: Path) -> N
     assert len(page.column("episodes", "rollout")) == 10_000
     assert path.stat().st_size < 4_000_000
     assert sum(tag == "rect" for tag, _ in page.tags) < MOST_BARS, "sums in place of bars"
-    assert "only the totals are drawn" in page.text
+    assert "only totals are drawn" in page.text
     assert page.figures["a"]["episodes"] + page.figures["b"]["episodes"] == 10_000
 
 
