@@ -212,7 +212,7 @@ class Question:
 
     @property
     def separates_answers(self) -> bool:
-        """Whether the right rollout earns more than wrong ones."""
+        """True if the right rollout earns more than wrong ones."""
         return self.gold_score is not None and self.floor is not None and self.gold_score > self.floor + LITTLE
 
     def answered(self, text: str | None, before: Sequence[Message] = ()) -> ScoringRequest:

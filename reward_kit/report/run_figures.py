@@ -280,7 +280,7 @@ class TableColumn(NamedTuple):
 
     @property
     def is_number(self) -> bool:
-        """Whether it is right-aligned."""
+        """True if it is right-aligned."""
         return self.kind not in _TEXTS
 
 
