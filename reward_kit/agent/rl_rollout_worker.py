@@ -348,7 +348,13 @@ class RLRolloutWorker:
         try:
             with live.clock.deadline(self._policy_seconds(live)) as scope, boundary(PolicyError, self.policy_label):
                 conversation = History(episode.messages, len(episode.messages))
-                output = await next_action(session, conversation, specs)
+                output = await next_action(
+                    session,
+                    conversation,
+                    specs,
+                    label=self.policy_label,
+                    has_acted=lambda: live.own_calls is not None,
+                )
         except LimitError as error:
             logger.info("episode %s: %s", episode.id_, error)
             live.stop(StopReason.CONTEXT_LIMIT)

@@ -86,13 +86,15 @@ async def _ask(endpoint: EndpointSettings) -> EndpointAnswer:
     import aiohttp
 
     url, key = endpoint.base_url, endpoint.api_key
+    path, question, query = url.partition("?")
+    models_url = f"{path}/models{question}{query}"
     headers = {"User-Agent": "reward-kit"} | ({"Authorization": f"Bearer {key}"} if key else {})
     limit = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     started = time.perf_counter()
     try:
         async with (
             aiohttp.ClientSession(timeout=limit, cookie_jar=aiohttp.DummyCookieJar(), headers=headers) as session,
-            session.get(f"{url}/models", allow_redirects=False) as response,
+            session.get(models_url, allow_redirects=False) as response,
         ):
             body = await read_prefix(response, MODEL_LIST_BYTES) if response.status == 200 else b""
             status, seconds, models = response.status, time.perf_counter() - started, None

@@ -26,7 +26,7 @@ BUILT_IN: dict[str, str] = {
     "scripted": "reward_kit.agent.policies.simple_policies:ScriptedPolicy",
 }
 # Parameters that the program fills in are not options of a task file.
-_NOT_OPTIONS = {"expert": {"resource"}, "human": {"reader", "writer"}}
+_NOT_OPTIONS = {"expert": {"resource"}, "human": {"reader", "writer"}, "openai": {"client", "http_client"}}
 _SHARED = "traffic"
 
 

@@ -26,8 +26,15 @@ import anyio
 import pydantic
 from aiohttp import web
 
-from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy, policy_output
-from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, get_tool_calls
+from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy
+from reward_kit.agent.policy_interface import (
+    Action,
+    AgentPolicy,
+    EpisodeContext,
+    PolicyOutput,
+    get_tool_calls,
+    policy_output,
+)
 from reward_kit.agent.tool_execution import NOT_EXECUTED
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, EpisodeError, PolicyError, RewardKitError, boundary, type_name
