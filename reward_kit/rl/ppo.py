@@ -6,6 +6,7 @@ in memory. `_N` counts the tokens that take part, `_M` actions.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -16,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from reward_kit.errors import ConfigError, RewardKitError, TrainingError, boundary
+from reward_kit.display_text import pluralize
+from reward_kit.errors import ConfigError, RewardKitError, TrainingError, boundary, type_name
 from reward_kit.rl.learner.config import LoRAOptions, OffPolicyLimits, PPOConfig, lr_factor
 from reward_kit.rl.learner.forward import LogprobModel, Scores
 from reward_kit.rl.learner.optimizer import (
@@ -56,6 +58,7 @@ from reward_kit.tokens import TokenBatch, micro_batches
 from reward_kit.tokens.columns import Array, Floats, Ints
 from reward_kit.torch_cpu import keep_freed_memory, no_denormals
 
+logger = logging.getLogger("reward_kit.rl")
 __all__ = ["LoRAOptions", "OffPolicyLimits", "OnFailure", "PPOConfig", "PPOLearner"]
 OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
 """Takes the batch that an update failed on, and facts about the failure."""
@@ -134,6 +137,8 @@ class PPOLearner:
         total_steps: int | None = None,
         on_failure: OnFailure | None = None,
     ) -> None:
+        if not isinstance(module, nn.Module):
+            raise ConfigError(f"module: expected a torch module, such as policy.module; got {type_name(module)}")
         self.module, self.total_steps, self.on_failure = module, total_steps, on_failure
         self.config = config = config.for_weights(next(module.parameters(), torch.empty(0)).dtype)
         self._context = DeviceContext.of(module, config, device)
@@ -203,6 +208,8 @@ class PPOLearner:
             if flat.count:
                 with no_denormals():
                     diagnostics = self._make_epochs(flat, rows, version)
+            else:
+                logger.warning("nothing is learned: %s", _why_empty(rows, flat))
         except BaseException:
             self._generator.set_state(order)
             raise
@@ -247,8 +254,7 @@ class PPOLearner:
         """
         flat = self._trainable_rows(rows)
         if not flat.count:
-            forced = f", and a constraint forced {flat.forced}" if flat.forced else ""
-            raise TrainingError(f"no token of these rows takes part{forced}, so the gradient is empty")
+            raise TrainingError(f"the gradient is empty: {_why_empty(rows, flat)}")
         flat = self._with_loss_columns(flat)
         gap = "recomputed" not in flat.columns
         with no_denormals():
@@ -557,6 +563,16 @@ def _gap(logprobs_N: Tensor, part: MicroBatch) -> Diagnostics:
         gap = gap[part.columns[CHOICE] > 0]
     most = Statistic("max", gap.amax().reshape(1) if len(gap) else gap.new_tensor([-torch.inf]))
     return Diagnostics({"logprob_gap": most, "logprob_gap_mean": mean_statistic(gap)})
+
+
+def _why_empty(rows: TokenBatch, flat: TrainingRows) -> str:
+    if not len(rows):
+        return (
+            "the episodes have no tokens; get_action has to return log_probs with prompt_ids, token_ids and logprobs "
+            "of what the policy sampled"
+        )
+    forced = f", and a constraint forced {flat.forced}" if flat.forced else ""
+    return f"no token of {pluralize(len(rows), 'row')} takes part{forced}"
 
 
 def _summary(steps: Sequence[_StepRecord], epochs: int, processes: Processes) -> dict[str, float]:

@@ -173,7 +173,8 @@ class Trainer:
 def trainable(policy: object) -> TrainablePolicy:
     """Return the policy, or raise `ConfigError` with the reason why it cannot be trained."""
     if not isinstance(policy, TrainablePolicy):
-        raise ConfigError(f"{type(policy).__name__} is not a TrainablePolicy")
+        missing = [name for name in ("module", "pad_token_id", "publish") if not hasattr(policy, name)]
+        raise ConfigError(f"{type(policy).__name__} is not a TrainablePolicy: it has no {' and no '.join(missing)}")
     if reason := getattr(policy, "untrainable_reason", None):
         raise ConfigError(f"{type(policy).__name__} cannot be trained as it samples: {reason}")
     return policy
