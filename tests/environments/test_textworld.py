@@ -86,7 +86,7 @@ async def play_the_expert(resource: Any, most: int = 100) -> tuple[float, Any]:
         ({"maker": "treasure_hunter", "options": {"level": 31}}, "must be 30 or less"),
         ({"game": "game.ulx"}, "cannot play Glulx games"),
         ({"game": "game.txt"}, "'game.txt' is not a game file"),
-        ({"game": "none.z8"}, "no file"),
+        ({"game": "none.z8"}, "does not exist"),
         ({"game": "../none.z8", "task_folder": "/tmp"}, "outside the task's folder"),
     ],
 )
