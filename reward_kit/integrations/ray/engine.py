@@ -33,7 +33,7 @@ from reward_kit.runs.plan import RunArgs, RunPlan, plan_run
 from reward_kit.runs.runner import RolloutWorker
 from reward_kit.runs.tasks import LoadedTask, load_tools
 
-_NOT_NEEDED = (TASK_FILE, "dataset", "reward", "redaction")
+_NOT_NEEDED = (TASK_FILE, "dataset", "reward", "redaction", "state hash")
 
 
 class RayEngine:
@@ -161,7 +161,7 @@ def divide_rates(definition: TaskDefinitionModel, processes: int) -> TaskDefinit
             if connections < 1:
                 raise ConfigError(
                     f"{section}.max_connections {given['max_connections']} cannot be shared by {processes} workers; "
-                    f"give no more of them with -E workers={given['max_connections']}"
+                    f"use at most -E workers={given['max_connections']}"
                 )
             shares["max_connections"] = int(connections)
         if shares:
