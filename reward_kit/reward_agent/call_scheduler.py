@@ -44,7 +44,7 @@ Finisher = Callable[[Sequence[ScoringRequest], Sequence[Scored]], Coroutine[Any,
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """Which failed calls an agent retries. A failed rollout is never retried.
+    """The policy for retrying failed calls. A failed rollout is never retried.
 
     Attributes:
         policy: attempts, time budget of each call, and the waits between: exponential with full jitter on top of the
