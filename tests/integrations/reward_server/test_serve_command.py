@@ -162,7 +162,7 @@ class TestWhatIsRefused:
 
 
 def test_a_reward_behind_http_is_checked_where_it_runs() -> None:
-    with pytest.raises(ConfigError, match="runs behind HTTP, and cannot be watched here"):
+    with pytest.raises(ConfigError, match="is served over HTTP; check"):
         program(("check", "http://127.0.0.1:1/v1/rewards/x"), prog_name="reward-kit", standalone_mode=False)
 
 
