@@ -80,7 +80,7 @@ def test_a_program_reads_the_report_as_json(folder: Path) -> None:
     ("arguments", "said"),
     [
         (("own.py:nobody",), "has no 'nobody'"),
-        (("own.py",), "own.py: name what to check in it: own.py:right, own.py:contains"),
+        (("own.py",), "own.py: name the object to check: own.py:right, own.py:contains"),
         (("own.py:right", "--ground-truth", "Paris"), "is not JSON"),
         (("own.py:right", "--gold", "Paris"), "--ground-truth"),
         (("own.py:right", "--data", "none.jsonl"), "none.jsonl does not exist"),

@@ -213,9 +213,9 @@ class TestRefused:
             ),
             (
                 ["--fail-on-regression", "runs/done"],
-                "'runs/done' is not a number; put --fail-on-regression behind the runs",
+                "'runs/done' is not a number; put --fail-on-regression after the runs",
             ),
-            (["runs/done", "runs/no", "--lower-bound"], "--lower-bound goes with --fail-under"),
+            (["runs/done", "runs/no", "--lower-bound"], "--lower-bound needs --fail-under"),
         ],
         ids=["typo", "margin", "bound"],
     )

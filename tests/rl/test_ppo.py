@@ -125,7 +125,7 @@ def test_a_batch_in_which_nothing_takes_part_makes_no_step() -> None:
         ("logprobs", np.nan, "has no log-probability"),
         ("advantages", np.inf, "the loss is"),
         ("advantages", np.nan, "the loss is nan"),
-        ("advantages", 1e38, "the gradient's norm is inf"),
+        ("advantages", 1e38, "the gradient norm is inf"),
     ],
 )
 def test_what_is_not_finite_stops_before_the_weights_change(key: str, value: float, message: str) -> None:

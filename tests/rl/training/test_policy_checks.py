@@ -34,7 +34,7 @@ def hf(model: Path, options: dict[str, Any]) -> dict[str, Any]:
         (
             {"top_p": 0.9},
             {},
-            "train.yaml: HFAgentPolicy cannot be trained as it samples: top_p and top_k leave tokens out",
+            "train.yaml: HFAgentPolicy cannot be trained with its sampling: top_p and top_k exclude tokens",
         ),
         ({"temperature": 0}, {}, "the policy samples greedily"),
         (
