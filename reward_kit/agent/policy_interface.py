@@ -199,35 +199,38 @@ async def next_action(
         LimitError: the conversation no longer fits the model.
     """
 
-    async def attempt() -> PolicyOutput | RewardKitError:
-        try:
-            with client_errors(f"the endpoint of {label}"):
-                try:
-                    return check_output(await _await_result(session.get_action(conversation, specs), "get_action"))
-                except RewardKitError as error:
-                    return error  # final: our own endpoints have retried
-        except TransientError as error:
-            if not has_acted():
-                raise
-            final = ProviderError(f"{error}; get_action had called tools, so it is not called again")
-            final.__cause__ = error
-            return final
+    async def act() -> PolicyOutput:
+        with client_errors(f"the endpoint of {label}"):
+            return check_output(await _await_result(session.get_action(conversation, specs), "get_action"))
+
+    try:
+        return await act()
+    except (TransientError, AccessError) as error:
+        if error.__cause__ is None or isinstance(error.__cause__, RewardKitError):
+            raise  # our own endpoints have retried
+        first = error
+    failures: list[ProviderError] = [first]
+
+    async def attempt() -> PolicyOutput:
+        if isinstance(first, TransientError) and has_acted():
+            raise ProviderError(f"{first}; get_action had called tools, so it is not called again") from first
+        if failures:
+            raise failures.pop()
+        return await act()
 
     traffic = CURRENT_PROVIDER_SESSION.get()
     permit = traffic.queue(label, "policy").permit(0) if traffic is not None else None
     try:
-        result, _ = await with_retries(attempt, RetryPolicy(), _JITTER, permit)
+        output, _ = await with_retries(attempt, RetryPolicy(), _JITTER, permit)
         if permit is not None:
             permit.answered()
+        return output
     except AccessError as error:
         await asyncio.sleep(0)  # a run that stops because of this may do so before it counts as a failure
         raise ProviderError(str(error)) from error
     finally:
         if permit is not None:
             permit.leave()
-    if isinstance(result, RewardKitError):
-        raise result
-    return result
 
 
 def policy_output(completion: ChatCompletion) -> PolicyOutput:
