@@ -83,14 +83,13 @@ class TestResults:
             (float("nan"), "nan"),
             (float("inf"), "inf"),
             (-float("inf"), "-inf"),
-            (True, "True"),
             ("0.5", "'0.5'"),
             ("nan", "'nan'"),
             (None, "None"),
             ([0.5], "[0.5]"),
             (1j, "1j"),
             (np.float32("nan"), "nan"),
-            (np.bool_(True), "True"),
+            (np.array([0.5, 1.0]), "array"),
         ],
     )
     def test_a_score_that_is_no_finite_number_is_refused_with_field_and_value(self, model, value, shown):
@@ -101,7 +100,7 @@ class TestResults:
     def test_an_integer_too_large_for_a_float_is_refused_like_infinity(self):
         assert "finite" in problems(EvaluateResult, {"score": 10**400})[0]
 
-    @pytest.mark.parametrize("value", [1, 0.5, -3, np.float32(0.5), np.int64(2)])
+    @pytest.mark.parametrize("value", [1, 0.5, -3, True, np.float32(0.5), np.int64(2), np.bool_(True), np.array(1)])
     def test_numbers_of_all_kinds_are_scores_and_become_floats(self, value):
         assert type(EvaluateResult(score=value).score) is float
 
