@@ -8,6 +8,7 @@ function stays an ordinary function, sync or async, and can be called directly. 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
@@ -356,10 +357,8 @@ def _converter(name: str, annotation: Any, what: str) -> Callable[[Any], Any]:
         except pydantic.ValidationError as error:
             problem = error
         if isinstance(value, str):  # a cell of a CSV file, or JSON in a column of text
-            try:
+            with contextlib.suppress(ValueError, RecursionError):
                 return adapter.validate_python(json.loads(value))
-            except (ValueError, RecursionError):
-                pass
         lines = (line.removeprefix("(top level): ") for line in describe_validation_error(problem))
         raise InvalidResultError(f"{what}: {'; '.join(lines)}") from None
 

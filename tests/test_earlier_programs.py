@@ -93,8 +93,13 @@ def test_removed_parts_of_reward_function_name_the_migration_page(mode: str) -> 
 
 
 def test_errors_of_rewards_are_value_errors() -> None:
-    with pytest.raises(ValueError, match="role"):
-        called(messages=[{"content": "without a role"}])
-    with pytest.raises(ValueError, match="mode"):
-        reward_function(mode="other")(specific)
-    assert issubclass(InvalidResultError, ValueError) and issubclass(ConfigError, ValueError)
+    @reward_function
+    def last(messages: list[Message], **kwargs) -> EvaluateResult:
+        return EvaluateResult(score=len(messages))
+
+    with pytest.raises(ValueError, match=r"reward 'last', messages: 0\.role: missing"):
+        last(messages=[{"content": "without a role"}])
+    with pytest.raises(ValueError, match="mode 'other' is unknown"):
+        reward_function(mode="other")(last)
+    assert issubclass(InvalidResultError, ValueError)
+    assert issubclass(ConfigError, ValueError)

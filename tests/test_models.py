@@ -111,7 +111,7 @@ class TestResults:
     def test_a_misspelt_key_names_the_nearest(self):
         assert problems(EvaluateResult, {"score": 1, "reson": "x"}) == ["reson: unknown key; did you mean 'reason'?"]
         # The earlier package ignored `success=`.
-        assert problems(MetricResult, {"score": 1, "reason": "", "success": True})[0].startswith("success: unknown key")
+        assert problems(MetricResult, {"score": 1, "reason": "", "succes": True})[0].startswith("succes: unknown key")
 
     def test_a_misspelt_key_deep_inside_names_the_nearest_of_its_own_model(self):
         data = {"score": 1, "metrics": {"accuracy": {"scor": 1, "score": 1, "reason": ""}}}
