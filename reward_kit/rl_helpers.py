@@ -43,7 +43,10 @@ def system_apply_gigpo_to_batch_steps(
         final_scores_for_rollouts: one score per trajectory, None if it is unscored.
         omega: the weight of A_E in the convex combination.
         gamma: the discount of G_k.
-        state_hashing_function: returns the key of the anchor state that steps share.
+        state_hashing_function: returns the key of the anchor state that steps share: any hashable value. It gets the
+            conversation that the policy saw before the action as a shared `History` (of a step without messages its
+            `observation_data`), or the whole `StepData` if its parameter is named `step`. See `gigpo_credit` for the
+            names of built-in ones; None is the recorded state key.
         default_step_reward: see `gigpo_credit`, also for the options below.
         group_ids: one per trajectory. None takes `step_info["group_id"]` of the steps; without any, all are one group.
         combination: "convex" or "additive".

@@ -25,13 +25,22 @@ from reward_kit.cli.options import (
     set_option,
 )
 from reward_kit.cli.outcome import note_console, note_page
+from reward_kit.cli.trust import require_trust_in, require_trust_in_file, trust_option
 from reward_kit.console import SafeConsole
 from reward_kit.display_text import truncate
 from reward_kit.errors import ConfigError, StoreError
-from reward_kit.runs.credit import RunCredit, assign_credit, extreme_steps, headline, write_section
+from reward_kit.runs.credit import (
+    RunCredit,
+    assign_credit,
+    extreme_steps,
+    headline,
+    reject_stored_code,
+    write_section,
+)
 from reward_kit.runs.run_folder import RunHeader, episode_at, is_open_elsewhere
 from reward_kit.runs.runner import write_page
-from reward_kit.runs.task_file import parse_override
+from reward_kit.runs.task_file import LocatedYaml, parse_override, parse_task
+from reward_kit.runs.tasks import credit_code, locate_credit
 from reward_kit.task_parts import CreditModel
 from reward_kit.validation import describe_validation_error
 
@@ -51,6 +60,7 @@ _DIGEST, _DIGEST_SHOWN = re.compile("[0-9a-f]{32,}"), 8
 )
 @set_option("An option of the estimator, or step_rewards.", ("-O", "--option", "options"))
 @newest_run_option()
+@trust_option
 @click.option("--top", type=WholeNumber(0), default=5, show_default=True, help="Best and worst steps to show.")
 @json_option("Print the facts, and the steps, as JSON on standard output.")
 def command(
@@ -75,7 +85,7 @@ def command(
             "(logs.episodes_every) stands in their lines, in episodes/, under training.credit"
         )
     asked = dict(parse_override(item, "-O") for item in options)
-    settings = _settings(header, estimator, asked)
+    settings = _trusted(run, header, _settings(header, estimator, asked), is_typed="state_hash" in asked)
     if is_open_elsewhere(run):
         raise StoreError(f"{run} is open in another process; wait for it to end")
     credit = assign_credit(run, settings)
@@ -107,6 +117,23 @@ def _settings(header: RunHeader, estimator: str | None, asked: Mapping[str, Any]
         return CreditModel.model_validate({**known, **asked})
     except pydantic.ValidationError as error:
         raise ConfigError("\n".join(f"-O {line}" for line in describe_validation_error(error))) from None
+
+
+def _trusted(run: Path, header: RunHeader, settings: CreditModel, *, is_typed: bool) -> CreditModel:
+    """Return the settings if the user trusts the functions that they name, on the command line or in the task file."""
+    if not (code := credit_code(settings)):
+        return settings
+    if is_typed:
+        require_trust_in(code)
+        return locate_credit(settings, Path.cwd())
+    path = Path(header.task_path or "")
+    if header.from_python is None and path.is_file():
+        require_trust_in_file(path, stored=header.overrides)
+        credit = parse_task(LocatedYaml(path), header.overrides).credit
+        if credit is not None and credit_code(locate_credit(credit, path.resolve().parent)) == code:
+            return settings
+    reject_stored_code(run, settings)
+    return settings
 
 
 def _show(credit: RunCredit, best: Sequence[Mapping[str, Any]], worst: Sequence[Mapping[str, Any]]) -> None:

@@ -411,7 +411,9 @@ def gigpo_credit(
         omega: in [0, 1] for "convex", None for "additive".
         gamma: in [0, 1].
         state_hash: a name of `STATE_HASHES`, which sees the whole step (None: "state_key"), such a name with options
-            as a mapping, a function of the step's `observation_data`, or a list of these, all of which have to agree.
+            as a mapping, a function or its "file.py:function", or a list of these, all of which have to agree. A
+            function gets the conversation before the action as a shared `History` (of a step without messages its
+            `observation_data`), or the `StepData` if a parameter is named `step`; it returns any hashable value.
         default_step_reward: the value of an unset base reward.
         combination: the rule, "convex" or "additive".
         step_weight: for "additive", None for "convex".

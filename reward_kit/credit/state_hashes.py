@@ -8,23 +8,29 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import chain, count
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeGuard
 
 import numpy as np
 from pydantic import BaseModel
 
-from reward_kit.agent.models import StepData
+from reward_kit.agent.models import History, StepData
 from reward_kit.credit.step_arrays import Batch, Codes
 from reward_kit.errors import ConfigError, boundary, did_you_mean, install_hint, type_name
+from reward_kit.loading import load_object
+
+_IDENTITY: Any = object.__hash__
+_KEYS = "return text, plain data, an array, a tensor, a model or a hashable value such as a date or a frozen dataclass"
 
 
 def typed_key(value: Any) -> Hashable:
     """Return `value` as a dictionary key that keeps type and shape apart: 1, 1.0, True and "1" are four keys.
 
     Raises:
-        ConfigError: it holds something that is neither plain data, an array, a tensor nor a model, or it holds itself.
+        ConfigError: it holds something that is neither plain data, an array, a tensor, a model, a dataclass nor a
+            hashable value such as a date, an enum member or a path, or it holds itself.
     """
     if type(value) is str:
         return value
@@ -66,9 +72,13 @@ def _key(value: Any) -> Hashable:
         return kind, frozenset(map(_key, value))
     if isinstance(value, Mapping):
         return kind, frozenset((_key(key), _key(item)) for key, item in value.items())
-    raise ConfigError(
-        f"a state hash returned {type_name(value)}; return text, plain data, an array, a tensor or a model"
-    )
+    if is_dataclass(value) and not isinstance(value, type):
+        return kind, tuple(_key(getattr(value, field.name)) for field in fields(value) if field.compare)
+    if kind.__hash__ is _IDENTITY:
+        raise ConfigError(f"a state hash returned {type_name(value)}, which equals only itself; {_KEYS}")
+    with boundary(ConfigError, f"a state hash returned {type_name(value)}; {_KEYS}"):
+        hash(value)
+    return kind, value
 
 
 def stable_text(key: Hashable) -> str:
@@ -82,7 +92,7 @@ def stable_text(key: Hashable) -> str:
     return repr(key)
 
 
-OneHash = str | Mapping[str, Any] | Callable[[Any], Any]
+OneHash = str | Mapping[str, Any] | Callable[..., Any]
 StateHash = OneHash | Sequence[OneHash] | None
 Reader = Callable[[StepData], tuple[str, Any]]
 DEFAULT = "state_key"
@@ -180,7 +190,7 @@ def _readable(value: Any, key: tuple[str, Hashable]) -> str:
 # Reading a specification
 
 
-def _prepared(state_hash: StateHash) -> NamedHash | Callable[[Any], Any]:
+def _prepared(state_hash: StateHash) -> NamedHash | Callable[..., Any]:
     if callable(state_hash):
         return state_hash
     if isinstance(state_hash, list | tuple):
@@ -192,7 +202,11 @@ def _prepared(state_hash: StateHash) -> NamedHash | Callable[[Any], Any]:
             f"a state hash is a name, a mapping with a name, a function, or a list of these; got {state_hash!r}"
         )
     if name not in STATE_HASHES:
-        raise ConfigError(f"unknown state hash {name!r}{did_you_mean(name, STATE_HASHES)}")
+        if _is_reference(state_hash):
+            return _load_function(name)
+        near = did_you_mean(name, STATE_HASHES)
+        own = "" if near.endswith("?") else "; your own function is file.py:function"
+        raise ConfigError(f"unknown state hash {name!r}{near}{own}")
     maker = STATE_HASHES[name]
     known = inspect.signature(maker).parameters
     for option in options:
@@ -202,6 +216,34 @@ def _prepared(state_hash: StateHash) -> NamedHash | Callable[[Any], Any]:
     if missing:
         raise ConfigError(f"state hash {name!r} needs {missing[0]!r}: {{name: {name}, {missing[0]}: …}}")
     return maker(**options)
+
+
+def _is_reference(one: Any) -> TypeGuard[str]:
+    """Return True for "file.py:function" and "package.module:function"."""
+    return isinstance(one, str) and ":" in one
+
+
+def _load_function(reference: str) -> Callable[..., Any]:
+    try:
+        function = load_object(reference)
+    except ConfigError as error:
+        raise ConfigError(f"state hash {reference!r}: {error}") from error
+    if not callable(function):
+        raise ConfigError(f"state hash {reference!r} is {type_name(function)}, not a function")
+    return function  # type: ignore[no-any-return]
+
+
+def hash_references(state_hash: Any) -> list[str]:
+    """Return the functions that a state hash names by `file.py:function` or `package.module:function`."""
+    return list(filter(_is_reference, state_hash if isinstance(state_hash, list | tuple) else [state_hash]))
+
+
+def locate_references(state_hash: Any, folder: Path) -> Any:
+    """Return the state hash with the files of its functions as absolute paths."""
+    if isinstance(state_hash, list | tuple):
+        return [locate_references(one, folder) for one in state_hash]
+    is_file = _is_reference(state_hash) and state_hash.rpartition(":")[0].endswith(".py")
+    return str((folder / state_hash).resolve()) if is_file else state_hash
 
 
 def _all_of(hashes: Sequence[OneHash]) -> NamedHash:
@@ -215,19 +257,34 @@ def _all_of(hashes: Sequence[OneHash]) -> NamedHash:
     return NamedHash(lambda step: ("all", [read(step) for read in readers]))
 
 
-def _reader_of(prepared: NamedHash | Callable[[Any], Any]) -> Reader:
+def _reader_of(prepared: NamedHash | Callable[..., Any]) -> Reader:
     if isinstance(prepared, NamedHash):
         return prepared.read
+    name = getattr(prepared, "__name__", type(prepared).__name__)
+    takes_step = _takes_step(prepared)
 
     def call(step: StepData) -> tuple[str, Any]:
-        name = getattr(prepared, "__name__", type(prepared).__name__)
         with boundary(ConfigError, f"the state hash {name!r}, step {step.system_step_index}"):
-            return "function", prepared(step.observation_data)
+            return "function", prepared(step=step) if takes_step else prepared(_seen(step))
 
     return call
 
 
-def _read(batch: Batch, prepared: NamedHash | Callable[[Any], Any]) -> Iterator[tuple[str, Any]]:
+def _takes_step(function: Callable[..., Any]) -> bool:
+    try:
+        parameter = inspect.signature(function).parameters.get("step")
+    except (TypeError, ValueError):  # some built-in functions have none
+        return False
+    return parameter is not None and parameter.kind is not parameter.POSITIONAL_ONLY
+
+
+def _seen(step: StepData) -> Any:
+    """Return the conversation that the policy saw before the action; the observation if the step has no messages."""
+    messages = step.resulting_messages_history
+    return History(messages, _before_action(step)) if messages else step.observation_data
+
+
+def _read(batch: Batch, prepared: NamedHash | Callable[..., Any]) -> Iterator[tuple[str, Any]]:
     """Return (S,) the source of each step's state, and the state."""
     return map(_reader_of(prepared), chain.from_iterable(batch))
 

@@ -11,7 +11,7 @@ from reward_kit.lazy import lazy_modules
 
 if TYPE_CHECKING:
     from reward_kit.episodes.allowed_ids import AllowedIds, Ids
-    from reward_kit.episodes.columns import Column
+    from reward_kit.episodes.columns import InfiniteLookbackBuffer
     from reward_kit.episodes.multi_agent_episode import MultiAgentEpisode
     from reward_kit.episodes.record import episode_from_record, episode_to_record, get_attempt
     from reward_kit.episodes.segments import ActionSpan, EpisodeTokens, Segment, TokenRow, Turn
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 __all__ = [
     "ActionSpan",
     "AllowedIds",
-    "Column",
     "EpisodeTokens",
     "Ids",
+    "InfiniteLookbackBuffer",
     "MultiAgentEpisode",
     "RaggedNumbers",
     "RaggedText",
@@ -37,7 +37,7 @@ __all__ = [
 ]
 _MODULES = {
     "allowed_ids": "AllowedIds Ids",
-    "columns": "Column",
+    "columns": "InfiniteLookbackBuffer",
     "multi_agent_episode": "MultiAgentEpisode",
     "record": "get_attempt episode_from_record episode_to_record",
     "segments": "ActionSpan EpisodeTokens Segment TokenRow Turn",

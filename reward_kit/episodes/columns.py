@@ -1,4 +1,4 @@
-"""`Column`: items by time step, read and written by RLlib's index grammar, with fills and one-hot vectors.
+"""`InfiniteLookbackBuffer`: items by time step, with RLlib's name and index grammar, fills and one-hot vectors.
 
 Gymnasium is never imported: any object with `shape` and `dtype`, `n`, `nvec` or `spaces` is a space here.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from reward_kit.episodes.storage import (
     is_compact,
     read_items,
     read_list,
+    slice_column,
     stacked,
     stacks,
 )
@@ -96,11 +97,11 @@ Indices = int | slice | Sequence[int] | None
 _SLICED = (list, np.ndarray)
 
 
-class Column(Generic[T]):
-    """Items by time step; the first `lookback` of them lie before index 0.
+class InfiniteLookbackBuffer(Generic[T]):
+    """Items by time step; the first `lookback` of them lie before index 0. The interface is RLlib's.
 
     Args:
-        data: the items, stored in any of the forms of `storage`.
+        data: the items: a list, which is kept and not copied, or a column of arrays; None for none yet.
         lookback: number of items before index 0.
         space: of an item, for fills and one-hot vectors.
         store: called with the new storage whenever `data` is replaced.
@@ -109,9 +110,9 @@ class Column(Generic[T]):
     __slots__ = ("data", "lookback", "space", "store")
 
     def __init__(
-        self, data: Any = (), lookback: int = 0, space: Any = None, store: Callable[[Any], None] | None = None
+        self, data: Any = None, lookback: int = 0, space: Any = None, store: Callable[[Any], None] | None = None
     ) -> None:
-        self.data: Any = list(data) if isinstance(data, tuple) else data
+        self.data: Any = [] if data is None else list(data) if isinstance(data, tuple) else data
         self.lookback = min(lookback, len(self.data))
         self.space, self.store = space, store
 
@@ -131,19 +132,19 @@ class Column(Generic[T]):
         return (self.data[i] for i in range(self.lookback, len(self.data)))
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Column):
+        if not isinstance(other, InfiniteLookbackBuffer):
             return NotImplemented
         return self.lookback == other.lookback and _same_items(self.data, other.data)
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        items = read_list(self.data)
-        return f"Column({items[: self.lookback]!r} <- lookback({self.lookback}) | {items[self.lookback :]!r})"
+        before, items = (read_list(self.data)[part] for part in (slice(self.lookback), slice(self.lookback, None)))
+        return f"InfiniteLookbackBuffer({before!r} <- lookback({self.lookback}) | {items!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without `store`, which belongs to an episode.
-        return Column, (self.data, self.lookback, self.space)
+        return InfiniteLookbackBuffer, (self.data, self.lookback, self.space)
 
     def __getitem__(self, indices: Indices) -> Any:
         return self.get(indices)
@@ -153,7 +154,10 @@ class Column(Generic[T]):
 
     def append(self, item: T) -> None:
         """Add one item at the end."""
-        self.extend([item])
+        if type(self.data) is list:
+            self.data.append(item)
+        else:
+            self.extend([item])
 
     def extend(self, items: Iterable[T]) -> None:
         """Add items at the end; compact storage is rewritten."""
@@ -170,6 +174,35 @@ class Column(Generic[T]):
         if not isinstance(self.data, list):
             self._replace(compact(items))
         return item
+
+    def concat(self, other: InfiniteLookbackBuffer[T]) -> None:
+        """Add the items of another buffer, without its lookback, at the end."""
+        self.extend(slice_column(other.data, other.lookback, len(other.data)))
+
+    def __add__(self, other: InfiniteLookbackBuffer[T] | list[T] | complex) -> InfiniteLookbackBuffer[T]:
+        """Return a new buffer: with the items of a list or another buffer added, or a number added to each number."""
+        buffer: InfiniteLookbackBuffer[Any] = InfiniteLookbackBuffer(read_list(self.data)[:], self.lookback, self.space)
+        if isinstance(other, InfiniteLookbackBuffer):
+            buffer.concat(other)
+        elif isinstance(other, list):
+            buffer.extend(other)
+        else:
+            buffer.data = [item + other if isinstance(item, int | float | complex) else item for item in buffer.data]
+        return buffer
+
+    def finalize(self) -> None:
+        """Store the items compactly, in place: numbers, and dicts and tuples of them, as arrays."""
+        self._replace(compact(self.data))
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what `from_state` makes an equal buffer from; the items themselves are shared."""
+        data = self.data[:] if isinstance(self.data, list) else self.data
+        return {"data": data, "lookback": self.lookback, "finalized": self.finalized, "space": self.space}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Return the buffer of a state that `get_state` gave."""
+        return cls(state["data"], state["lookback"], state["space"])
 
     def _replace(self, data: Any) -> None:
         self.data = data
@@ -212,7 +245,7 @@ def read(
     space: Any = None,
     as_one_hot: bool = False,
 ) -> Any:
-    """Return the item or items at `indices`; see `Column.get`."""
+    """Return the item or items at `indices`; see `InfiniteLookbackBuffer.get`."""
     kind = type(indices)
     # The short cuts are the reads of an environment runner and a learner in every step.
     if kind is int and not as_one_hot:

@@ -24,7 +24,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import pydantic
 
-from reward_kit.episodes.columns import Column, read, same_value
+from reward_kit.episodes.columns import InfiniteLookbackBuffer, read, same_value
 from reward_kit.episodes.json_codec import TAG, from_json_value, to_json_value
 from reward_kit.episodes.segments import EpisodeTokens
 from reward_kit.episodes.storage import compact, concat_columns, is_compact, read_list, slice_column
@@ -79,6 +79,19 @@ def check_rewards(rewards: Any, id_: str) -> None:
         return
     for step, reward in enumerate(rewards):
         check_reward(reward, id_, step)
+
+
+def copy_infos(infos: Any, id_: str, step: int, agent: Any = None) -> dict[str, Any] | None:
+    """Return the infos of an observation as a dict of its own, None for an empty one.
+
+    Raises:
+        EpisodeError: they are not a dict.
+    """
+    try:
+        return dict(infos) if infos else None
+    except (TypeError, ValueError):
+        whose = "infos" if agent is None else f"the infos of agent {agent!r}"
+        raise EpisodeError(f"episode {id_}, step {step}: {whose} are a dict; got {infos!r:.80}") from None
 
 
 def check_state(
@@ -201,7 +214,7 @@ class EpisodeData(EpisodeStatus):
         self._actions: Any = []
         self._rewards: Any = []
         self._lookback = 0
-        self.extra_model_outputs: dict[str, Column[Any]] = {}
+        self.extra_model_outputs: dict[str, InfiniteLookbackBuffer[Any]] = {}
         self.observation_space, self.action_space = observation_space, action_space
         self.is_terminated, self.is_truncated = terminated, truncated
         self.t = self.t_started = t_started or 0
@@ -224,8 +237,10 @@ class EpisodeData(EpisodeStatus):
             if self._lookback < 0:
                 raise EpisodeError(f"episode {self.id_}: a lookback cannot be negative, got {len_lookback_buffer}")
             given_infos = read_list(_given(infos)) or [None] * len(self._observations)
-            self._infos = [dict(info) if info else None for info in given_infos]
-            self.extra_model_outputs = {key: Column(_given(items), self._lookback) for key, items in outputs.items()}
+            self._infos = [copy_infos(info, self.id_, i) for i, info in enumerate(given_infos)]
+            self.extra_model_outputs = {
+                key: InfiniteLookbackBuffer(_given(items), self._lookback) for key, items in outputs.items()
+            }
             self.is_numpy = any(not isinstance(data, list) for data in self._stored())
             self.t += steps - self._lookback
             self.validate()
@@ -277,11 +292,16 @@ class EpisodeData(EpisodeStatus):
 
     # The tracks as columns, made on each access: what is appended to one or set in one is the episode's.
 
-    def _column(self, name: str, space: Any = None) -> Column[Any]:
-        return Column(getattr(self, name), self._lookback, space, partial(setattr, self, name))
+    def _column(self, name: str, space: Any = None) -> InfiniteLookbackBuffer[Any]:
+        return InfiniteLookbackBuffer(getattr(self, name), self._lookback, space, partial(self._set_track, name))
+
+    def _set_track(self, name: str, data: Any) -> None:
+        data = read_list(data) if name == "_infos" else data
+        setattr(self, name, data)
+        self.is_numpy = self.is_numpy or not isinstance(data, list)
 
     @property
-    def observations(self) -> Column[Any]:
+    def observations(self) -> InfiniteLookbackBuffer[Any]:
         """The track of observations."""
         return self._column("_observations", self.observation_space)
 
@@ -290,7 +310,7 @@ class EpisodeData(EpisodeStatus):
         self._observations = _given(items)
 
     @property
-    def infos(self) -> Column[dict[str, Any]]:
+    def infos(self) -> InfiniteLookbackBuffer[dict[str, Any]]:
         """The track of infos."""
         self._infos[:] = [{} if info is None else info for info in self._infos]
         return self._column("_infos")
@@ -300,7 +320,7 @@ class EpisodeData(EpisodeStatus):
         self._infos = read_list(_given(items))
 
     @property
-    def actions(self) -> Column[Any]:
+    def actions(self) -> InfiniteLookbackBuffer[Any]:
         """The track of actions."""
         return self._column("_actions", self.action_space)
 
@@ -309,7 +329,7 @@ class EpisodeData(EpisodeStatus):
         self._actions = _given(items)
 
     @property
-    def rewards(self) -> Column[float]:
+    def rewards(self) -> InfiniteLookbackBuffer[float]:
         """The track of rewards."""
         return self._column("_rewards")
 
@@ -391,7 +411,7 @@ class EpisodeData(EpisodeStatus):
             if was_list:
                 setattr(self, name, read_list(getattr(self, name)))
         self.extra_model_outputs = {
-            key: Column(read_list(data) if was_list else data, self._lookback, space)
+            key: InfiniteLookbackBuffer(read_list(data) if was_list else data, self._lookback, space)
             for (key, (data, space)), was_list in zip(outputs.items(), listed[3:], strict=True)
         }
 
@@ -455,7 +475,7 @@ class EpisodeData(EpisodeStatus):
         chunk.extra_model_outputs = {}
         for key in outputs:
             data = slice_column(outputs[key].data, begin, last)
-            chunk.extra_model_outputs[key] = Column(data, lookback, outputs[key].space)
+            chunk.extra_model_outputs[key] = InfiniteLookbackBuffer(data, lookback, outputs[key].space)
         chunk.id_, chunk.is_numpy = self.id_, self.is_numpy
         chunk.t_started, chunk.t = self.t_started + start, self.t_started + stop
         at_end = chunk.t == self.t
@@ -512,7 +532,7 @@ class EpisodeData(EpisodeStatus):
             data = [None] * before if mine is None else mine.data
             added = [None] * after if theirs is None else slice_column(theirs.data, begin, len(theirs.data))
             space = (mine or theirs).space  # type: ignore[union-attr]
-            self.extra_model_outputs[key] = Column(concat_columns(data, added), self._lookback, space)
+            self.extra_model_outputs[key] = InfiniteLookbackBuffer(concat_columns(data, added), self._lookback, space)
         self._actions = concat_columns(self._actions, slice_column(other._actions, begin, len(other._actions)))
         self._rewards = concat_columns(self._rewards, slice_column(other._rewards, begin, len(other._rewards)))
         self._earlier_s = self.get_duration_s() + other.get_duration_s()
@@ -593,7 +613,7 @@ class EpisodeData(EpisodeStatus):
             tracks = from_json_value(outputs)
         else:
             tracks = {from_json_value(key): _track_from(track, is_numpy) for key, track in outputs}
-        self.extra_model_outputs = {key: Column(data, lookback) for key, data in tracks.items()}
+        self.extra_model_outputs = {key: InfiniteLookbackBuffer(data, lookback) for key, data in tracks.items()}
         self._lookback, self.is_numpy = lookback, is_numpy
         self.messages = []
         for number, chat in enumerate(state["messages"]):
@@ -620,7 +640,7 @@ def _given(items: Any) -> Any:
     """Return compact storage as it is, anything else as a list of its own."""
     if items is None:
         return []
-    if isinstance(items, Column):
+    if isinstance(items, InfiniteLookbackBuffer):
         items = items.data
     return items if is_compact(items) else list(items)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from reward_kit.episodes.columns import same_value
-from reward_kit.episodes.episode_data import REWARD, check_reward, check_state
+from reward_kit.episodes.episode_data import REWARD, check_reward, check_state, copy_infos
 from reward_kit.episodes.json_codec import from_json_value, to_json_value
 from reward_kit.episodes.multi_agent_track import ALL, AgentID, AgentTrack, Move, MultiAgentRecord, add_rewards
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
@@ -228,6 +228,7 @@ class MultiAgentEpisode(MultiAgentRecord):
         """Begin with the first observations of some agents; a second call raises an EpisodeError."""
         if self.is_reset or self.is_done or self.env_t:
             raise EpisodeError(f"episode {self.id_}: add_env_reset comes first and once; it has {self.size()}")
+        self._check_infos(infos or _NOTHING, 0)
         for agent, observation in observations.items():
             self._enter(agent, observation, (infos or _NOTHING).get(agent))
         self._start_time = time.perf_counter()
@@ -265,7 +266,7 @@ class MultiAgentEpisode(MultiAgentRecord):
                 impossible; the message names the agent.
         """
         flags = Flags(terminateds or _NOTHING, truncateds or _NOTHING)
-        self._check_step(observations, actions, rewards, flags)
+        self._check_step(observations, actions, rewards, infos or _NOTHING, flags)
         is_flagged = True in flags.terminated.values() or True in flags.truncated.values()
         agents: dict[AgentID, Any] = {**observations, **actions, **rewards}
         if is_flagged:
@@ -308,7 +309,16 @@ class MultiAgentEpisode(MultiAgentRecord):
         if self._start_time is None:
             self._start_time = self._last_step_time
 
-    def _check_step(self, observations: ByAgent, actions: ByAgent, rewards: ByAgent, flags: Flags) -> None:
+    def _check_infos(self, infos: ByAgent, step: int) -> None:
+        if not isinstance(infos, Mapping):
+            raise EpisodeError(f"episode {self.id_}, step {step}: infos are a dict by agent; got {infos!r:.80}")
+        for agent, given in infos.items():
+            if type(given) is not dict:
+                copy_infos(given, self.id_, step, agent)
+
+    def _check_step(
+        self, observations: ByAgent, actions: ByAgent, rewards: ByAgent, infos: ByAgent, flags: Flags
+    ) -> None:
         """Check a step of several agents; each agent's own part is checked by its track."""
         if self.is_terminated or self.is_truncated:
             raise EpisodeError(f"episode {self.id_} is over and takes no further step; it has {self.size()}")
@@ -322,6 +332,7 @@ class MultiAgentEpisode(MultiAgentRecord):
         for agent, reward in rewards.items():
             if type(reward) is not float and reward is not None:
                 check_reward(reward, self.id_, len(self), agent)
+        self._check_infos(infos, len(self))
         # An environment may name agents that never entered, as going on or at the end of all; no other agent ends.
         if any(each.get(ALL) for each in flags):
             return

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from reward_kit.episodes.columns import Column, Indices, resolve_positions, same_value
+from reward_kit.episodes.columns import Indices, InfiniteLookbackBuffer, one_hot, resolve_positions, same_value
 from reward_kit.episodes.episode_data import EpisodeStatus
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.episodes.storage import compact
@@ -183,13 +183,13 @@ class AgentTrack:
         if wanted.what != "extra_model_outputs":
             hanging = (self.reward or 0.0) if wanted.what == "rewards" else self.action
             if wanted.one_hot_discrete and wanted.what == "actions":
-                hanging = Column([self.action], space=self.episode.action_space).get(0, one_hot_discrete=True)
+                hanging = one_hot(self.action, self.episode.action_space)
             return self._items(wanted, getattr(self.episode, f"get_{wanted.what}"), hanging, positions)
         outputs = {}
         for key in self.output_keys() if wanted.key is None else {wanted.key}.intersection(self.output_keys()):
             column = self.episode.extra_model_outputs.get(key)
             if column is None:  # known of the hanging action alone
-                column = Column([None] * (len(self.env_ts) - 1), self.episode.lookback)
+                column = InfiniteLookbackBuffer([None] * (len(self.env_ts) - 1), self.episode.lookback)
             outputs[key] = self._items(wanted, column.get, (self.outputs or {}).get(key), positions)
         return outputs.get(wanted.key, ABSENT) if wanted.key is not None else outputs or ABSENT
 
@@ -202,7 +202,7 @@ class AgentTrack:
         size = len(self.env_ts) if wanted.what in _SEEN else len(self.env_ts) - 1
         if isinstance(positions, Sequence) and size in positions:
             items = [self._items(wanted, get, hanging, position) for position in positions]
-            return Column(compact(items)).get() if self.episode.is_numpy else items
+            return InfiniteLookbackBuffer(compact(items)).get() if self.episode.is_numpy else items
         if not isinstance(positions, Sequence) and positions == size:
             return hanging
         lookback = self.episode.lookback
@@ -415,14 +415,15 @@ class MultiAgentRecord(EpisodeStatus):
         return {agent: track.episode.t_started for agent, track in self._tracks.items()}
 
     @property
-    def env_t_to_agent_t(self) -> dict[Any, Column[Any]]:
+    def env_t_to_agent_t(self) -> dict[Any, InfiniteLookbackBuffer[Any]]:
         """Each agent's own time by the environment's; "S" if it saw nothing."""
-        maps: dict[Any, Column[Any]] = {}
+        maps: dict[Any, InfiniteLookbackBuffer[Any]] = {}
         for agent, track in self._tracks.items():
             first_t = track.episode.t_started - track.episode.lookback
             own = {env_t: first_t + i for i, env_t in enumerate(track.env_ts)}
             times = range(self._first, self.env_t + 1)
-            maps[agent] = Column([own.get(env_t, self.SKIP_ENV_TS_TAG) for env_t in times], self._lookback)
+            steps = [own.get(env_t, self.SKIP_ENV_TS_TAG) for env_t in times]
+            maps[agent] = InfiniteLookbackBuffer(steps, self._lookback)
         return maps
 
     @property
@@ -670,7 +671,10 @@ class MultiAgentRecord(EpisodeStatus):
                 )
             values = {}
             for agent, track in tracks:
-                size, lookback = track.count(wanted.what), track.episode.lookback
+                # As in RLlib, a hanging step has an index, but is not one of all of the agent's steps.
+                has_all = indices is None and wanted.what not in _SEEN
+                size = len(track.env_ts) - 1 if has_all else track.count(wanted.what)
+                lookback = track.episode.lookback
                 values[agent] = track.read(wanted, _positions(wanted, indices, neg, size, lookback))
             return {agent: value for agent, value in values.items() if value is not ABSENT}
         # The environment's times: one of them, a list, or a range if they have no gaps.

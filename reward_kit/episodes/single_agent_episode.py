@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from reward_kit.episodes.columns import Column, Indices, read, resolve_positions, write
-from reward_kit.episodes.episode_data import REWARD, EpisodeData, check_reward
+from reward_kit.episodes.columns import Indices, InfiniteLookbackBuffer, read, resolve_positions, write
+from reward_kit.episodes.episode_data import REWARD, EpisodeData, check_reward, copy_infos
 from reward_kit.errors import EpisodeError, did_you_mean
 from reward_kit.models import Message
 
@@ -51,13 +51,18 @@ class SingleAgentEpisode(EpisodeData):
     # Building
 
     def add_env_reset(self, observation: Any, infos: Mapping[str, Any] | None = None) -> None:
-        """Begin with the environment's first observation; a second call raises an EpisodeError."""
+        """Begin with the environment's first observation.
+
+        Raises:
+            EpisodeError: the episode has begun before, or `infos` is not a dict.
+        """
         if self.is_reset or self.is_done:
             raise EpisodeError(f"episode {self.id_}: add_env_reset comes first and once; it has {self.size()}")
+        kept = copy_infos(infos, self.id_, 0)
         if self.is_numpy:
             self.to_lists()
         self._observations.append(observation)
-        self._infos.append(dict(infos) if infos else None)
+        self._infos.append(kept)
         self._start_time = perf_counter()
 
     def add_env_step(
@@ -92,10 +97,9 @@ class SingleAgentEpisode(EpisodeData):
             if self.is_done:
                 raise EpisodeError(f"episode {self.id_} is over and takes no further step; it has {self.size()}")
             self.to_lists()
-        try:
-            kept = dict(infos) if infos else None
-        except (TypeError, ValueError):
-            raise EpisodeError(f"{self._here()}: infos are a dict; got {infos!r:.80}") from None
+        kept = None
+        if infos:
+            kept = dict(infos) if type(infos) is dict else copy_infos(infos, self.id_, len(self))
         if type(reward) is not float:
             if reward is None:
                 reward, kept = 0.0, {**(kept or {}), REWARD: None}
@@ -108,11 +112,11 @@ class SingleAgentEpisode(EpisodeData):
             for key, value in outputs.items():
                 column = columns.get(key)
                 if column is None:
-                    column = columns[key] = Column([None] * len(self._rewards), self._lookback)
-                column.data.append(value)
+                    column = columns[key] = InfiniteLookbackBuffer([None] * len(self._rewards), self._lookback)
+                column.append(value)
             if len(outputs) < len(columns):
                 for key in columns.keys() - outputs.keys():
-                    columns[key].data.append(None)
+                    columns[key].append(None)
         self._observations.append(observation)
         self._actions.append(action)
         self._rewards.append(reward)
@@ -196,7 +200,7 @@ class SingleAgentEpisode(EpisodeData):
         """Return one extra model output by int, slice or list of ints; an unknown key raises a KeyError."""
         return self._output(key).get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
 
-    def _output(self, key: str) -> Column[Any]:
+    def _output(self, key: str) -> InfiniteLookbackBuffer[Any]:
         if key not in self.extra_model_outputs:
             raise KeyError(f"no extra model output {key!r}{did_you_mean(key, self.extra_model_outputs)}")
         return self.extra_model_outputs[key]

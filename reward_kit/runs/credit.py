@@ -10,6 +10,7 @@ import hashlib
 import heapq
 import json
 import operator
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from reward_kit.reward_agent.scoring import Scored
 from reward_kit.rl_processing import AlignedEpisode, CreditAssigner, CreditBatch
 from reward_kit.runs.files import read_json, write_atomically
 from reward_kit.runs.run_folder import RunFolder, placed_episodes, read_credit, read_scores
-from reward_kit.runs.tasks import make_assigner
+from reward_kit.runs.tasks import credit_code, make_assigner
 from reward_kit.task_parts import CreditModel
 from reward_kit.validation import describe_validation_error
 
@@ -70,7 +71,10 @@ def write_section(path: Path, credit: RunCredit) -> None:
 
 
 def credit_settings(path: Path) -> CreditModel | None:
-    """Return the settings of the last credit assignment of a run; None if there was none, or if it cannot be read."""
+    """Return the settings of the last credit assignment of a run; None if there was none, or if it cannot be read.
+
+    They are as untrusted as the run: `reject_stored_code` before they are used.
+    """
     try:
         section = read_json(path / "summary.json").get("credit")
         if section is None:
@@ -81,9 +85,20 @@ def credit_settings(path: Path) -> CreditModel | None:
         return None
 
 
+def reject_stored_code(path: Path, credit: CreditModel) -> None:
+    """Raise a ConfigError if stored settings name a function, which would be executed."""
+    if code := credit_code(credit):
+        option = shlex.quote(f"state_hash={json.dumps(code) if len(code) > 1 else code[0]}")
+        raise ConfigError(
+            f"the state hash of {path} is {code[0]!r}; a function named in a run's files is not executed. Give it: "
+            f"reward-kit credit {shlex.quote(str(path))} -O {option}"
+        )
+
+
 def scores_digest(path: Path, credit: CreditModel) -> str:
     """Return the `scores_sha256` of the run's current scores."""
-    return _digest(_stored(path, make_assigner(credit), keeps_steps=False))
+    plain = {key: value for key, value in credit.model_dump().items() if key != "state_hash"}  # it may name code
+    return _digest(_stored(path, make_assigner(CreditModel.model_validate(plain)), keeps_steps=False))
 
 
 def headline(section: Mapping[str, Any]) -> str:

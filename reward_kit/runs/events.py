@@ -93,7 +93,7 @@ class _ForwardHandler(logging.Handler):
 
 @contextlib.contextmanager
 def log_to_file(path: Path, redaction: Redaction) -> Iterator[None]:
-    """Write the log of a run during the block, besides the handlers that the program set up."""
+    """Write the log of a run during the block, in addition to the program's own handlers."""
     package = logging.getLogger("reward_kit")
     level, propagates, before = package.level, package.propagate, package.getEffectiveLevel()
     added = [log_handler(path, redaction), *([_ForwardHandler(before)] if propagates else [])]

@@ -27,6 +27,7 @@ from reward_kit.reward_calls import REFERENCE
 from reward_kit.runs.files import wrap_os_errors, write_atomically
 from reward_kit.runs.run_folder import RunFolder
 from reward_kit.runs.task_objects import source_text
+from reward_kit.task_parts import CreditModel
 from reward_kit.typed_interface import RewardSpec
 
 FOLDER = "inputs"
@@ -56,6 +57,7 @@ def find_inputs(
         "user": definition.user and definition.user.type,
     }
     files = {name: file for name, text in code.items() if text and (file := _file_of_code(text, folder))}
+    files |= hash_files(definition.credit, folder)
     blocks = (definition.policy, definition.user)
     configured = (definition.base_resource_config, *(block.options() for block in blocks if block is not None))
     texts = [text for text in _texts(configured) if len(text) < 256 and "\0" not in text]
@@ -72,6 +74,13 @@ def find_inputs(
             shown = file.relative_to(folder) if file.is_relative_to(folder) else file
             files[f"{'folder' if file.is_dir() else 'file'} {shown}"] = file
     return dict(sorted(files.items()))
+
+
+def hash_files(credit: CreditModel | None, folder: Path) -> dict[str, Path]:
+    """Return the files of the functions that a credit's state hash names, by names for a run's inputs."""
+    texts = _texts(credit.options().get("state_hash")) if credit is not None else ()
+    files = dict.fromkeys(file for text in texts if (file := _file_of_code(text, folder)))
+    return {f"state hash {i}" if i else "state hash": file for i, file in enumerate(files)}
 
 
 def own_modules(file: Path, module: str) -> tuple[Path, ...]:

@@ -316,7 +316,8 @@ async def run(
 
             settings = credit_settings(folder.path)
         folder.write_summary(summary)
-        credit, credit_error = _assign_credit(folder.path, settings) if settings is not None else (None, None)
+        is_stored = settings is not plan.definition.credit
+        credit, credit_error = (None, None) if settings is None else _assign_credit(folder.path, settings, is_stored)
         page, page_error = write_page(folder.path)
     return RunOutcome(
         path=folder.path,
@@ -334,11 +335,13 @@ async def run(
     )
 
 
-def _assign_credit(run: Path, settings: CreditModel) -> tuple[RunCredit | None, RewardKitError | None]:
-    """Assign credit; a failure does not fail the run."""
-    from reward_kit.runs.credit import assign_credit, write_section
+def _assign_credit(run: Path, settings: CreditModel, is_stored: bool) -> tuple[RunCredit | None, RewardKitError | None]:
+    """Assign credit; a failure does not fail the run. Stored settings execute no code."""
+    from reward_kit.runs.credit import assign_credit, reject_stored_code, write_section
 
     try:
+        if is_stored:
+            reject_stored_code(run, settings)
         credit = assign_credit(run, settings)
         write_section(run, credit)
     except RewardKitError as error:

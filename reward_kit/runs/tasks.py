@@ -119,7 +119,9 @@ def resolve_task(
     objects.reject_overrides(overrides)
     definition = parse_task(located, overrides, has_rows=objects.rows is not None)
     if definition.credit is not None:
-        make_located_assigner(located, definition.credit, overrides)
+        credit = locate_credit(definition.credit, folder)
+        make_located_assigner(located, credit, overrides)
+        definition = definition.model_copy(update={"credit": credit})
     definition = complete_resource_config(located, definition, folder)
     with error_context(located, "tools_module_path"):
         named = definition.tools_module_path
@@ -225,6 +227,24 @@ def _resolve_reward(
             client = client_options(reward.options.get("client")).model_copy(update={"api_key_env": NO_KEY})
             reward = replace(reward, options={**reward.options, "client": client})
     return reward, loaded.notes
+
+
+def locate_credit(credit: CreditModel, folder: Path) -> CreditModel:
+    """Return a `credit:` block with the files of its state hash as absolute paths."""
+    if not credit_code(credit):
+        return credit
+    from reward_kit.credit.state_hashes import locate_references
+
+    return credit.model_copy(update={"state_hash": locate_references(credit.options()["state_hash"], folder)})
+
+
+def credit_code(credit: CreditModel) -> list[str]:
+    """Return the functions that the state hash of a `credit:` block names, such as "hash.py:key"."""
+    if (state_hash := credit.options().get("state_hash")) is None:
+        return []
+    from reward_kit.credit.state_hashes import hash_references
+
+    return hash_references(state_hash)
 
 
 def make_assigner(credit: CreditModel) -> CreditAssigner:

@@ -136,7 +136,7 @@ def test_a_run_by_its_bare_name_or_by_one_of_its_files_is_answered_with_its_fold
     run.rename(tmp_path / "runs" / "lake-1")
     monkeypatch.chdir(tmp_path)
     for named in ("lake-1", "runs/lake-1/episodes.jsonl"):
-        with pytest.raises(ConfigError, match=r"not the folder of a run: .*; did you mean 'runs/lake-1'"):
+        with pytest.raises(ConfigError, match=r"is not a run folder: .*; did you mean 'runs/lake-1'"):
             call(named)
 
 
@@ -257,6 +257,55 @@ def test_the_credit_of_a_resumed_run_is_of_all_its_scores(tmp_path: Path) -> Non
     done = project.call("run", "--resume", str(run), "-T", "run_limits.steps=null", "--display", "none")
     assert done.returncode == 0, done.stderr
     assert (estimates(run), len(list(read_credit(run)))) == (before[0], 8) and before[1] < 8
+
+
+HASH = """
+import datetime
+
+def turn(history):
+    assert all(message.role != "assistant" for message in history[-1:]), "only what came before the action"
+    return datetime.timedelta(len(history))
+
+def action(step):
+    return step.action_taken["type"]
+"""
+
+
+def test_the_state_hash_is_a_function_of_a_file(tmp_path: Path) -> None:
+    project = uneven_project(tmp_path, credit={"gamma": 0.5, "state_hash": "hash.py:turn"})
+    (tmp_path / "hash.py").write_text(HASH)
+    done = project.call("run", "task.yaml", "--display", "none", "-T", "run_limits.steps=3", "--max-concurrency", "1")
+    assert done.returncode == 1, done.stderr
+    run = project.run_path()
+    assert (run / "inputs" / "state_hash.py").read_text() == HASH
+    resumed = project.call("run", "--resume", str(run), "-T", "run_limits.steps=null", "--display", "none")
+    assert resumed.returncode == 0, resumed.stderr
+    rows = list(read_credit(run))
+    assert len(rows) == 8 and {row["peers"] for row in rows} == {1}
+    assert {row["state_key"].partition(" #")[0] for row in rows} == {
+        "datetime.timedelta(days=1)",
+        "datetime.timedelta(days=3)",
+    }
+    again = project.call("credit", str(run), "-O", "state_hash=[hash.py:action, hash.py:turn]")
+    assert again.returncode == 0, again.stderr
+    assert estimates(run)[1]["state_hash"] == [f"{tmp_path}/hash.py:action", f"{tmp_path}/hash.py:turn"]
+    assert project.call("check", str(run)).returncode == 0
+    (tmp_path / "hash.py").write_text(HASH + "# changed\n")
+    refused = project.call("run", "--resume", str(run))
+    assert refused.returncode == 2 and "the state hash" in refused.stderr and "+# changed" in refused.stderr
+
+
+def test_the_command_line_names_the_function_too(tmp_path: Path) -> None:
+    project = uneven_project(tmp_path)
+    (tmp_path / "hash.py").write_text(HASH)
+    done = project.call("run", "task.yaml", "--display", "none", "-T", "credit.state_hash=hash.py:action")
+    assert done.returncode == 0, done.stderr
+    rows = list(read_credit(project.run_path()))
+    assert {row["state_key"] for row in rows} == {"tool_call", "text"}
+    wrong = project.call("run", "task.yaml", "-T", "credit.state_hash=hash.py:actions")
+    assert wrong.returncode == 2
+    assert "credit.state_hash: state hash 'hash.py:actions'" in wrong.stderr.replace(f"{tmp_path}/", "")
+    assert "hash.py has no 'actions'; did you mean 'action'?" in wrong.stderr
 
 
 @pytest.mark.parametrize(

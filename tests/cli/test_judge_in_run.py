@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.chat_server import ChatServer
 from tests.cli.project import Project, lines
-from tests.rewards.judges import block_of, fair, grades
+from tests.rewards.judges import data_block, fair, grades
 
 REWARD = """
 from reward_kit import with_options
@@ -38,7 +38,7 @@ async def test_a_run_is_judged_by_the_tasks_rubric_recorded_and_replayed(tmp_pat
             REWARD_KIT_RUN_SANDBOX="in_process",
         )
         assert done.returncode == 0, done.stderr
-        asked = [block_of(body)[1] for body in server.bodies]
+        asked = [data_block(body)[1] for body in server.bodies]
     # Six episodes of three questions and two ground truths, answered alike: three different requests.
     assert len(asked) == 3 and {data["answer"] for data in asked} == {"done"}
     assert "- manners: It is polite." in json.dumps(server.bodies[0])

@@ -118,6 +118,8 @@ def test_code_of_an_untrusted_folder_does_not_run(tmp_path: Path, state: Path, a
         ("redact", "world.py.hide"),
         ("resource_type", "./world.py:World"),
         ("reward_options", {"resources": ["world.py:judge"]}),
+        ("credit", {"state_hash": "world.py:key"}),
+        ("credit", {"state_hash": ["state_key", "world.py:key"]}),
     ],
 )
 def test_every_key_that_names_code_is_asked_about(tmp_path: Path, state: Path, key: str, value: Any) -> None:
@@ -299,6 +301,32 @@ class TestRunFolders:
         assert not has_run(project)
         assert call(project, *arguments, "-T", "redact=null").returncode == 0 and not has_run(project)
         assert call(project, *arguments, "-T", "redact=redact.py:hide").returncode == 0 and has_run(project)
+
+    def test_credit_runs_no_state_hash_that_a_received_run_names(self, tmp_path: Path, state: Path) -> None:
+        (tmp_path / "own").mkdir()
+        project = Project(tmp_path / "own", credit={"state_hash": "hash.py:key"})
+        (project.folder / "hash.py").write_text("def key(history):\n    return len(history)\n")
+        (project.folder / "evil.py").write_text(CANARY + "def key(history):\n    return 0\n")
+        assert call(project, "run", "task.yaml", "--trust").returncode == 0
+        (run,) = (project.folder / "runs").iterdir()
+        assert call(project, "credit", str(run)).returncode == 0, "the user has agreed to the task file's own function"
+        evil = {"state_hash": f"{project.folder}/evil.py:key"}
+        header, summary = (json.loads((run / name).read_text()) for name in ("run.json", "summary.json"))
+        header["task"]["credit"] = evil
+        summary["credit"]["options"] |= evil
+        (run / "run.json").write_text(json.dumps(header))
+        (run / "summary.json").write_text(json.dumps(summary))
+        refused = call(project, "credit", str(run), "--trust")
+        assert refused.returncode == 2 and "is not executed. Give it: reward-kit credit" in refused.stderr
+        assert "not agreed to yet" in call(project, "credit", str(run), "-O", "state_hash=evil.py:key").stderr
+        other = ("score", str(run), "--reward", "reward.py:right", "--trust", "-o", "again")
+        assert "no credit is assigned: a state hash named in run.json is not executed" in call(project, *other).stderr
+        assert call(project, "check", str(run)).returncode in (0, 1)
+        project.write_task(credit=None)
+        call(project, "run", "--resume", str(run), "--trust", "--force")
+        assert not has_run(project)
+        assert call(project, "credit", str(run), "-O", "state_hash=evil.py:key", "--trust").returncode == 0
+        assert has_run(project)
 
 
 class TestSandboxKeys:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
+import enum
 import subprocess
 import sys
+from dataclasses import dataclass, field
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path, PurePosixPath
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -36,12 +43,49 @@ def share(one: StepData, two: StepData, state_hash: object) -> bool:
 # Keys
 
 
+class Room(enum.Enum):
+    HALL = 1
+
+
+class Level(enum.IntEnum):
+    ONE = 1
+
+
+@dataclass(frozen=True)
+class Place:
+    room: object
+    turn: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True)
+class Square(Place):
+    pass
+
+
 APART = [1, 1.0, True, "1", None, b"1", np.int64(1), np.int32(1), [1], (1,), {1}, frozenset({1}), {"1": 1}, [["1", 1]]]
+APART += [Room.HALL, Level.ONE, Place(1), Place(1.0), Place(True), Square(1), (Place(1),), frozenset({Place(1)})]
+APART += [datetime.date(1, 1, 1), datetime.datetime(1, 1, 1), datetime.timedelta(1), datetime.time(1)]
+APART += [Path("1"), PurePosixPath("1"), Decimal(1), Fraction(1), UUID(int=1), range(1), complex(1)]
 
 
 @pytest.mark.parametrize("other", range(len(APART)))
 def test_keys_keep_types_apart(other):
     assert [typed_key(value) == typed_key(APART[other]) for value in APART].count(True) == 1
+
+
+def test_a_value_equals_its_equal():
+    copies = [Room(1), Place(1, turn=5), datetime.date.fromisoformat("0001-01-01"), Path("./1"), (Place(1), Room.HALL)]
+    originals = [Room.HALL, Place(1), datetime.date(1, 1, 1), Path("1"), (Place(1), Room.HALL)]
+    assert list(map(typed_key, copies)) == list(map(typed_key, originals))
+
+
+def test_a_value_without_a_hash_is_rejected():
+    class Unhashable:
+        __hash__ = None
+
+    for value in (Unhashable(), (datetime.date(1, 1, 1), Unhashable()), Place(Unhashable())):
+        with pytest.raises(ConfigError, match=r"a state hash returned an Unhashable; return text.*unhashable type"):
+            hash_steps([[step("s")]], lambda seen, value=value: value)
 
 
 def test_arrays_keep_their_shape_and_type_apart():
@@ -81,7 +125,7 @@ def test_reading_keys_does_not_import_torch():
 
 
 def test_unhashable_state_is_rejected():
-    with pytest.raises(ConfigError, match="returned an object; return text"):
+    with pytest.raises(ConfigError, match="returned an object, which equals only itself; return text"):
         typed_key([object()])
     endless: list[object] = []
     endless.append(endless)
@@ -208,7 +252,34 @@ def test_similarity_shares_a_state_among_near_texts():
     assert codes[0] == codes[1] != codes[2]
 
 
-def test_a_function_sees_the_observation_and_its_failure_names_it():
+def test_a_function_sees_the_conversation_before_the_action():
+    history = [Message(role="user", content="go"), Message(role="assistant", content="ok")]
+    history += [Message(role="tool", content="done", tool_call_id="1")]
+    seen = []
+    hash_steps([[step("done", history), step("done", History(history, 3))]], lambda messages: seen.append(messages))
+    assert [type(messages) for messages in seen] == [History, History]
+    assert all(list(messages) == history[:1] and messages[0] is history[0] for messages in seen)
+
+
+def test_a_function_with_a_parameter_called_step_sees_the_whole_step():
+    one, two = step("a", state_key="k", room="hall"), step("b", state_key="k", room="cellar")
+    assert share(one, two, lambda step: step.step_info["state_key"])
+    assert not share(one, two, lambda extra=None, *, step: step.step_info["room"])
+    assert not share(one, two, ["state_key", lambda step: step.step_info["room"]])
+
+
+def test_a_function_of_a_file_is_loaded(tmp_path):
+    (tmp_path / "hash.py").write_text("def key(step):\n    return step.step_info['room']\n\nroom = 'hall'\n")
+    one, two = step("a", room="hall"), step("b", room="hall")
+    assert share(one, two, f"{tmp_path}/hash.py:key")
+    assert not share(one, two, ["observation_text", f"{tmp_path}/hash.py:key"])
+    wrong = {"hash.py:keys": "did you mean 'key'", "no.py:key": "no such file", "hash.py:room": "is a str"}
+    for reference, problem in wrong.items():
+        with pytest.raises(ConfigError, match=f"state hash '.*{reference}'.* {problem}"):
+            check_state_hash(f"{tmp_path}/{reference}")
+
+
+def test_a_function_sees_the_observation_of_a_step_without_messages():
     assert share(step({"room": "hall", "t": 1}), step({"room": "hall", "t": 2}), lambda seen: seen["room"])
 
     def room(seen):

@@ -182,7 +182,7 @@ class TestConfiguration:
         [
             ({}, "composite resource: resources: missing"),
             ({"resources": []}, "at least 1 item"),
-            ({"resources": [DB, DB]}, "two resources are called 'db'; give one of them another name"),
+            ({"resources": [DB, DB]}, "two resources are called 'db'; rename one of them"),
             ({"resources": [{"type": "sqlite", "nam": "x"}]}, "resources.0.nam: unknown key; did you mean 'name'"),
             ({"resources": [{"type": "sqlite", "name": "a b"}]}, "the name 'a b' must be"),
             ({"resources": [{"type": "sqlite", "name": "resources"}]}, "the name 'resources' must be"),

@@ -167,7 +167,7 @@ async def test_a_game_is_played_to_its_end(tiny: None) -> None:
     assert (final["won"], final["lost"], final["score"], final["max_score"]) == (True, False, 2, 2)
     assert final["commands"] == ["go east", "dance", "go east", "take coin"] and final["facts"] == ["at Treasury"]
     await resource.close()
-    with pytest.raises(EnvironmentFailure, match="closed, or was not set up"):
+    with pytest.raises(EnvironmentFailure, match="closed or was not set up"):
         await resource.reset(0)
 
 

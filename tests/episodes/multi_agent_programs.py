@@ -151,15 +151,13 @@ def is_known(stage, key, theirs, ours, episode):
     if theirs == [] and not episode.agent_ids:
         return True  # We have a dict for each step nevertheless.
     if name == "get_rewards" and "'env_steps': False" in key[1]:
-        return True
+        return "'indices': None" not in key[1]
     if name == "get_return":
         return theirs[0] == ours[0]
     by_step = name in ("get_actions", "get_rewards", "get_extra_model_outputs")
-    return by_step and (
-        episode.env_t_started > 0
-        or stage == "joined"
-        or ("'env_steps': False" in key[1] and bool(episode.hanging_actions))
-    )
+    if by_step and "'env_steps': False" in key[1]:
+        return "'indices': None" not in key[1] and (stage == "joined" or bool(episode.hanging_actions))
+    return by_step and (episode.env_t_started > 0 or stage == "joined")
 
 
 def attempt(method, *given, **arguments):

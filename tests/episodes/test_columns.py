@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_kit.episodes.columns import Column, same_value
+from reward_kit.episodes.columns import InfiniteLookbackBuffer, same_value
 from reward_kit.episodes.storage import RaggedNumbers, RaggedText, compact
 
 MISSING = object()
@@ -51,7 +51,7 @@ fills = st.none() | st.just(-1)
 def test_an_int_means_what_the_model_says(column, index, as_lookback, fill):
     data, lookback = column
     expected = model_item(data, lookback, index, as_lookback, fill)
-    track = Column(data, lookback)
+    track = InfiniteLookbackBuffer(data, lookback)
     if expected is MISSING:
         with pytest.raises(IndexError, match=f"index {index} is out of range"):
             track.get(index, neg_index_as_lookback=as_lookback)
@@ -63,7 +63,7 @@ def test_an_int_means_what_the_model_says(column, index, as_lookback, fill):
 def test_a_list_of_ints_is_the_list_of_its_items(column, indices, as_lookback):
     data, lookback = column
     expected = [model_item(data, lookback, index, as_lookback, -1) for index in indices]
-    assert Column(data, lookback).get(indices, neg_index_as_lookback=as_lookback, fill=-1) == expected
+    assert InfiniteLookbackBuffer(data, lookback).get(indices, neg_index_as_lookback=as_lookback, fill=-1) == expected
 
 
 @given(columns, bounds, bounds, steps, st.booleans(), fills)
@@ -71,25 +71,25 @@ def test_a_slice_is_clipped_or_padded(column, start, stop, step, as_lookback, fi
     data, lookback = column
     part = slice(start, stop, step)
     expected = model_slice(data, lookback, part, as_lookback, fill)
-    assert Column(data, lookback).get(part, neg_index_as_lookback=as_lookback, fill=fill) == expected
+    assert InfiniteLookbackBuffer(data, lookback).get(part, neg_index_as_lookback=as_lookback, fill=fill) == expected
 
 
 @given(st.lists(st.integers(), max_size=6), bounds, bounds, steps)
 def test_without_lookback_and_fill_a_slice_is_pythons(data, start, stop, step):
-    assert Column(data, 0).get(slice(start, stop, step)) == data[start:stop:step]
+    assert InfiniteLookbackBuffer(data, 0).get(slice(start, stop, step)) == data[start:stop:step]
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=6), st.integers(0, 6), st.integers(-9, 9), st.booleans())
 def test_both_states_of_a_track_answer_alike(data, lookback, index, as_lookback):
     # RLlib's array state wraps round where its list state raises.
-    plain, packed = Column(list(data), lookback), Column(compact(data), lookback)
+    plain, packed = InfiniteLookbackBuffer(list(data), lookback), InfiniteLookbackBuffer(compact(data), lookback)
     kwargs = {"neg_index_as_lookback": as_lookback, "fill": -7.0}
     assert plain.get(index, **kwargs) == packed.get(index, **kwargs)
     assert plain == packed
 
 
 class TestColumn:
-    track = Column([10, 11, 12, 13], 2)
+    track = InfiniteLookbackBuffer([10, 11, 12, 13], 2)
 
     def test_lookback_is_not_counted_and_reached_by_negative_indices(self):
         assert len(self.track) == 2
@@ -123,7 +123,7 @@ class TestColumn:
             self.track.get(slice(0, 2, 0))
 
     def test_a_lookback_is_at_most_what_is_there(self):
-        assert Column([1, 2], 9).lookback == 2
+        assert InfiniteLookbackBuffer([1, 2], 9).lookback == 2
 
 
 floats = st.floats(allow_nan=True)

@@ -63,6 +63,26 @@ def test_a_reward_of_any_kind_of_number(reward: Any) -> None:
     assert (one.get_return(), many.get_return(), given.get_return()) == (2.0, 4.0, 1.0)
 
 
+def test_infos_of_a_reset_that_are_no_dict() -> None:
+    # RLlib's documentation begins an episode so; its class keeps whatever it is given.
+    episode = SingleAgentEpisode("e")
+    with pytest.raises(EpisodeError, match="episode e, step 0: infos are a dict; got 'info_0'"):
+        episode.add_env_reset("obs_0", "info_0")  # type: ignore[arg-type]
+    assert not episode.is_reset
+    with pytest.raises(EpisodeError, match="step 1: infos are a dict; got 'info_1'"):
+        SingleAgentEpisode("e", observations=[0, 1], actions=[0], rewards=[0.0], infos=[{}, "info_1"])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("infos", [{"bob": "info_1"}, "info_1"])
+def test_infos_of_several_that_are_no_dicts(infos: Any) -> None:
+    match = "episode m, step 1: .*infos.* are a dict.*; got 'info_1'"
+    refused(several(), lambda e: e.add_env_step({"bob": 2}, {"bob": 1}, {"bob": 0.0}, infos), match)
+    episode = MultiAgentEpisode("m")
+    with pytest.raises(EpisodeError, match=r"episode m, step 0: .*infos.* are a dict"):
+        episode.add_env_reset(observations={"bob": 0}, infos=infos)
+    assert not episode.is_reset
+
+
 @pytest.mark.parametrize(
     ("part", "match"),
     [

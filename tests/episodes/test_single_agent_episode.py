@@ -411,7 +411,7 @@ class TestColumns:
         episode.rewards = [3.0, 4.0, 5.0]
         episode.observations = episode.observations
         assert episode.get_return() == 9.0
-        assert repr(episode.rewards) == "Column([3.0] <- lookback(1) | [4.0, 5.0])"
+        assert repr(episode.rewards) == "InfiniteLookbackBuffer([3.0] <- lookback(1) | [4.0, 5.0])"
 
 
 class TestData:

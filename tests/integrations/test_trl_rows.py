@@ -157,7 +157,7 @@ async def test_what_trl_would_train_wrongly_is_refused(policy: HFAgentPolicy) ->
     unknown = episode.tokens.get_state()
     unknown["logprobs"][0] = [None]
     episode.tokens = type(episode.tokens).from_state(unknown)
-    with pytest.raises(ConfigError, match="did not say with which log-probabilities it sampled"):
+    with pytest.raises(ConfigError, match="recorded no log-probabilities"):
         rollout_output([episode], filler_id=PAD)
 
 

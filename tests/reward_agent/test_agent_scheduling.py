@@ -285,7 +285,7 @@ class TestCache:
 
     def test_a_reward_that_sees_more_than_the_key_is_refused(self):
         spec = reward_spec(reward_function(id="steps")(lambda messages, step_data: 1.0))
-        with pytest.raises(ConfigError, match="reward 'steps' asks for 'step_data'"):
+        with pytest.raises(ConfigError, match="reward 'steps' uses 'step_data'"):
             AsyncRewardAgent(spec, cache=ScoreCache())
 
 

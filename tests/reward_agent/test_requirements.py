@@ -112,5 +112,5 @@ class TestChecking:
 
     def test_a_text_is_no_list_of_texts(self, tmp_path):
         write(tmp_path, "'pydantic'", top="x = 1")
-        with pytest.raises(ConfigError, match=r"requirements is a list of texts, .* not 'pydantic'"):
+        with pytest.raises(ConfigError, match=r"requirements is a list of strings, .* not 'pydantic'"):
             load(tmp_path)

@@ -33,7 +33,7 @@ from reward_kit.runs.plan import RunArgs, RunPlan, plan_run
 from reward_kit.runs.runner import RolloutWorker
 from reward_kit.runs.tasks import LoadedTask, load_tools
 
-_NOT_NEEDED = (TASK_FILE, "dataset", "reward", "redaction")
+_NOT_NEEDED = (TASK_FILE, "dataset", "reward", "redaction", "state hash")
 
 
 class RayEngine:

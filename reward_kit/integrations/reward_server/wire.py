@@ -345,7 +345,7 @@ def _first_fault(text: str) -> str:
         return _Fault(f"the key {twice[0]!r:.60} is given twice") if twice else dict(pairs)
 
     def parse_float(number: str) -> Any:
-        return 0.0 if math.isfinite(float(number)) else _Fault(f"{number:.40} is beyond every float")
+        return 0.0 if math.isfinite(float(number)) else _Fault(f"{number:.40} is out of the range of floats")
 
     def parse_constant(name: str) -> Any:
         return _Fault(f"{name} is not JSON")

@@ -16,12 +16,14 @@ from reward_kit.agent.policies import make_policy, policy_class
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.samples import Sample, derive_seed
 from reward_kit.errors import ConfigError, did_you_mean
+from reward_kit.loading import user_module_name
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.learner.optimizer import add_adapters, check_critic, parameter_groups
 from reward_kit.rl.trainer import trainable
 from reward_kit.rl.training.config import TrainModel, unknown_keys
 from reward_kit.rl_processing import CreditAssigner
+from reward_kit.runs.inputs import hash_files, hash_path, own_modules
 from reward_kit.runs.plan import check_costs
 from reward_kit.runs.redaction import Redaction, known_secrets, load_hook
 from reward_kit.runs.task_file import (
@@ -32,7 +34,7 @@ from reward_kit.runs.task_file import (
     overridden_keys,
     validate_model,
 )
-from reward_kit.runs.tasks import LoadedTask, load_task, make_located_assigner, resolve_task
+from reward_kit.runs.tasks import LoadedTask, load_task, locate_credit, make_located_assigner, resolve_task
 from reward_kit.task_parts import CreditModel, PolicyModel
 
 TRAIN_FILE = "train file"
@@ -159,7 +161,8 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
         raise ConfigError("-T task=… names a task file; set single keys of it with -T task.KEY=…")
     else:
         task = resolve_task(located.part("task"), of_task, stored=stored_of_task)
-    credit = make_located_assigner(located, config.credit or task.definition.credit or CreditModel(), own)
+    own_credit = config.credit and locate_credit(config.credit, folder)
+    credit = make_located_assigner(located, own_credit or task.definition.credit or CreditModel(), own)
     samples, held_out = task.samples, None
     if (evaluation := config.evaluation) is not None and evaluation.hold_out is not None:
         if evaluation.hold_out >= len(samples):
@@ -183,6 +186,8 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
 
     source = f"{hashlib.sha256(located.source).hexdigest()} {sorted(overrides.items())}"
     digests = {**task.digests, TRAIN_FILE: hashlib.sha256(source.encode()).hexdigest()}
+    for name, file in hash_files(own_credit, folder).items():
+        digests |= {f"{name} {one.name}": hash_path(one) for one in own_modules(file, user_module_name(file))}
     if held_out is not None:
         digests |= {f"evaluation's {name}": digest for name, digest in held_out.task.digests.items()}
     definitions = [one.definition.model_dump(mode="json") for one in (task, held_out and held_out.task) if one]

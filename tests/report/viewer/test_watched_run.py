@@ -169,7 +169,7 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     with (run / "scores.jsonl").open("a") as file:
         file.write('{"rollout_id": "a", "score": "high"}\n')
     for _ in range(2):
-        with pytest.raises(StoreError, match="score of a is a finite number"):
+        with pytest.raises(StoreError, match="score of a must be a finite number"):
             watch.poll_all()
 
 
