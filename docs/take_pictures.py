@@ -159,7 +159,7 @@ def take_all(browser: Browser, runs: dict[str, Path], folder: Path) -> None:
     take(opened(browser, page["before"], PHONE), "report-phone")
     lake, household = (telling_step(runs[name]) for name in ("lake", "before"))
     at_step = opened(browser, page["chore"] + _hash_of(parting_step(runs["chore"])), TALL, scale=2)
-    at_step.get_by_label("the whole width").check()
+    at_step.get_by_label("full width").check()
     take(at_step, "credit", ".group-part > summary", ".group-part .tree")
     at_step = opened(browser, page["lake"] + _hash_of(lake), TALL)
     take(at_step, "tree", ".group-part")

@@ -9,69 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel
 
+from reward_kit.agent.message_actions import (
+    parse_action,
+)
 from reward_kit.agent.policy_interface import Action, get_tool_calls
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import type_name
 from reward_kit.models import FunctionCall, Message, ToolCall
-from reward_kit.safe_input import parse_json
-
-MAX_NESTING = 100
-"""Nesting levels of a call's arguments; deeper ones are a model's mistake, and could not be stored."""
-
-
-class RawToolCall(NamedTuple):
-    """A call as the model wrote it: `arguments` is text that should be a JSON object."""
-
-    name: str
-    arguments: str
-    id: str = ""
-
-
-def parse_action(message: Message) -> Action:
-    """Return an assistant message as an action. Absent parts are left out; content parts are joined to text."""
-    calls = [RawToolCall(call.function.name, call.function.arguments, call.id) for call in message.tool_calls or ()]
-    return action_from_parts(message.text, calls, message.reasoning_content)
-
-
-def action_from_parts(text: str, raw_calls: Sequence[RawToolCall], reasoning: str | None) -> Action:
-    """Return the action of an assistant message with these parts."""
-    calls: list[dict[str, Any]] = []
-    for call in raw_calls:
-        try:
-            # Some models write nothing at all for a tool without parameters.
-            arguments = parse_json(call.arguments) if call.arguments.strip() else {}
-        except (ValueError, RecursionError):
-            arguments = None
-        if isinstance(arguments, dict) and not _is_too_deep(call.arguments, arguments):
-            calls.append({"name": call.name, "arguments": arguments, "id": call.id})
-        else:  # kept verbatim; the worker answers with a tool error
-            calls.append({"name": call.name, "arguments_text": call.arguments, "id": call.id})
-    action: Action
-    if not calls:
-        action = {"type": "text", "content": text}
-    elif len(calls) == 1 and not text:
-        action = {"type": "tool_call", **calls[0]}
-    else:
-        action = {"type": "tool_calls", "calls": calls}
-        if text:
-            action["content"] = text
-    if reasoning:
-        action["reasoning_content"] = reasoning
-    return action
-
-
-def _is_too_deep(text: str, value: Any) -> bool:
-    if text.count("{") + text.count("[") <= MAX_NESTING:
-        return False
-    level = [value]
-    for _ in range(MAX_NESTING):
-        inside = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
-        level = [item for items in inside for item in items]
-    return any(isinstance(item, dict | list) for item in level)
 
 
 def assistant_message(action: Action, step: int) -> Message:

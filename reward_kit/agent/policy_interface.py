@@ -7,19 +7,30 @@ itself from `open` (the default), and is then closed with the run and not with e
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import numbers
+import random
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import pydantic
 
+from reward_kit.agent.message_actions import parse_action
 from reward_kit.environments.base import ForkableResource, ToolSpec
-from reward_kit.errors import PolicyError, boundary
+from reward_kit.errors import PolicyError, ProviderError, RewardKitError, boundary, type_name
 from reward_kit.models import Message
+from reward_kit.providers.faults import AccessError, TransientError, client_errors
+from reward_kit.providers.request_queue import RetryPolicy, with_retries
+from reward_kit.providers.session import CURRENT_PROVIDER_SESSION
+
+if TYPE_CHECKING:
+    from reward_kit.providers.completion import ChatCompletion
+
+_JITTER = random.Random(0)
 
 Action = dict[str, Any]
 """One of `{"type": "text", "content"}`, `{"type": "tool_call", "name", "arguments", "id"?, "content"?}`,
@@ -85,6 +96,26 @@ class PolicyOutput(NamedTuple):
     log_probs: dict[str, Any] | None = None
     value_estimate: float | None = None
 
+    @classmethod
+    def from_chat_completion(cls, completion: Any, *, value_estimate: float | None = None) -> PolicyOutput:
+        """Return the first choice of a chat completion as an output: its text or tool calls, reasoning and facts.
+
+        Args:
+            completion: a `ChatCompletion` of the openai package, or its JSON as a mapping.
+            value_estimate: V(s) in the units of the return, if the policy has a critic.
+
+        Raises:
+            PolicyError: it is another object.
+            ProviderError: it has no choice, or its message has no known form.
+        """
+        from reward_kit.providers.completion import RequestFacts, read_completion
+
+        data = completion.model_dump(warnings=False) if isinstance(completion, pydantic.BaseModel) else completion
+        if not isinstance(data, Mapping):
+            raise PolicyError(f"from_chat_completion takes a ChatCompletion or a mapping, got {type_name(completion)}")
+        read = read_completion(data, RequestFacts("the chat completion", str(data.get("model") or ""), None))
+        return policy_output(read)._replace(value_estimate=value_estimate)
+
 
 class AgentPolicy(ABC):
     """The base class of agents; subclass it to run your own agent in an episode.
@@ -133,17 +164,89 @@ class AgentPolicy(ABC):
 
 async def open_session(policy: AgentPolicy, context: EpisodeContext) -> AgentPolicy:
     """Open a session of `policy` for an episode; a wrong `open` raises a PolicyError."""
-    session = await _await_result(policy.open(context), "open")
+    try:
+        with client_errors(f"the endpoint of {type(policy).__name__}"):
+            session = await _await_result(policy.open(context), "open")
+    except (TransientError, AccessError) as error:
+        raise ProviderError(str(error)) from error
     if not hasattr(session, "get_action"):
         raise PolicyError(f"open returned {session!r:.80}; return the session, a policy for this one episode")
     return cast(AgentPolicy, session)
 
 
 async def next_action(
-    session: AgentPolicy, conversation: Sequence[Message], specs: list[ToolSpec] | None
+    session: AgentPolicy,
+    conversation: Sequence[Message],
+    specs: list[ToolSpec] | None,
+    *,
+    label: str = "the policy",
+    has_acted: Callable[[], bool] = lambda: False,
 ) -> PolicyOutput:
-    """Return the session's next action; a wrong `get_action` raises a PolicyError."""
-    return check_output(await _await_result(session.get_action(conversation, specs), "get_action"))
+    """Return the session's next action; a wrong `get_action` raises a PolicyError.
+
+    If a model client in it fails temporarily, `get_action` is called again with the same arguments, after waiting as
+    the run does for its own endpoints.
+
+    Args:
+        session: of the policy.
+        conversation: so far.
+        specs: of the tools.
+        label: the policy's name, for messages; its requests wait in one queue.
+        has_acted: whether `get_action` called tools, after which it is not called again.
+
+    Raises:
+        ProviderError: a model client failed to the end of the retries, or for good.
+        LimitError: the conversation no longer fits the model.
+    """
+
+    async def attempt() -> PolicyOutput | RewardKitError:
+        try:
+            with client_errors(f"the endpoint of {label}"):
+                try:
+                    return check_output(await _await_result(session.get_action(conversation, specs), "get_action"))
+                except RewardKitError as error:
+                    return error  # final: our own endpoints have retried
+        except TransientError as error:
+            if not has_acted():
+                raise
+            final = ProviderError(f"{error}; get_action had called tools, so it is not called again")
+            final.__cause__ = error
+            return final
+
+    traffic = CURRENT_PROVIDER_SESSION.get()
+    permit = traffic.queue(label, "policy").permit(0) if traffic is not None else None
+    try:
+        result, _ = await with_retries(attempt, RetryPolicy(), _JITTER, permit)
+        if permit is not None:
+            permit.answered()
+    except AccessError as error:
+        await asyncio.sleep(0)  # a run that stops because of this may do so before it counts as a failure
+        raise ProviderError(str(error)) from error
+    finally:
+        if permit is not None:
+            permit.leave()
+    if isinstance(result, RewardKitError):
+        raise result
+    return result
+
+
+def policy_output(completion: ChatCompletion) -> PolicyOutput:
+    """Return a chat completion as the output of a policy; `log_probs` holds only what the endpoint sent."""
+    message, usage = completion.message, completion.usage
+    facts: dict[str, Any] = {
+        "prompt_ids": completion.prompt_ids,
+        "token_ids": completion.token_ids,
+        "logprobs": completion.logprobs,
+    }
+    if usage:
+        facts["usage"] = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
+        if usage.cached_tokens:
+            facts["usage"]["cached_tokens"] = usage.cached_tokens
+        if usage.cost is not None:
+            facts["usage"]["cost"] = usage.cost
+    facts["finish_reason"] = completion.finish_reason
+    raw = message.text if message.text or not message.tool_calls else None
+    return PolicyOutput(parse_action(message), raw, {key: value for key, value in facts.items() if value is not None})
 
 
 async def _await_result(result: object, method: str) -> object:

@@ -66,6 +66,7 @@ class EpisodeGroup(list[list[StepData]]):
     """The steps of the episodes of a group, in rollout order, as `system_apply_gigpo_to_batch_steps` takes them.
 
     Attributes:
+        episodes: (G,) the records, for `build_rows`.
         messages: (G,) the conversations.
         failures: (G,) None, or why the episode failed. One that failed before its first step has no steps: score it
             None, not 0.
@@ -75,12 +76,13 @@ class EpisodeGroup(list[list[StepData]]):
     def __init__(
         self,
         steps: Iterable[list[StepData]],
-        messages: Iterable[list[Message]],
+        episodes: Iterable[SingleAgentEpisode],
         failures: Iterable[Failure | None],
-        ground_truth: Any,
     ) -> None:
         super().__init__(steps)
-        self.messages, self.failures, self.ground_truth = list(messages), list(failures), ground_truth
+        self.episodes, self.failures = list(episodes), list(failures)
+        self.messages = [list(episode.messages) for episode in self.episodes]
+        self.ground_truth = get_facts(self.episodes[0])["ground_truth"]
 
 
 class RLRolloutWorker:
@@ -169,10 +171,10 @@ class RLRolloutWorker:
             RewardKitError: the episode failed before its first step; of the type that the failure was.
         """
         async with self._own_group(seed, sample) as group:
-            steps, messages, failure, ground_truth = await self._next_episode(group)
+            steps, episode, failure = await self._next_episode(group)
         if failure is not None and not steps:
             raise failure.to_exception()
-        return steps, messages, ground_truth
+        return steps, list(episode.messages), get_facts(episode)["ground_truth"]
 
     async def run_group(self, size: int, seed: int | None = None, *, sample: Sample | None = None) -> EpisodeGroup:
         """Collect the next `size` episodes of a sample, concurrently, all from one start.
@@ -187,7 +189,7 @@ class RLRolloutWorker:
         """
         if size < 1:
             raise ConfigError(f"size: a group has at least 1 episode, got {size}")
-        done: dict[int, tuple[list[StepData], list[Message], Failure | None, Any]] = {}
+        done: dict[int, tuple[list[StepData], SingleAgentEpisode, Failure | None]] = {}
 
         async def collect(index: int) -> None:
             done[index] = await self._next_episode(group)
@@ -195,16 +197,16 @@ class RLRolloutWorker:
         async with self._own_group(seed, sample) as group, anyio.create_task_group() as tasks:
             for index in range(size):
                 tasks.start_soon(collect, index)
-        steps, messages, failures, ground_truths = zip(*(done[index] for index in range(size)), strict=True)
+        steps, episodes, failures = zip(*(done[index] for index in range(size)), strict=True)
         if not any(steps) and failures[0] is not None:
             raise failures[0].to_exception()
-        return EpisodeGroup(steps, messages, failures, ground_truths[0])
+        return EpisodeGroup(steps, episodes, failures)
 
     def _own_group(self, seed: int | None, sample: Sample | None) -> GroupStart:
         return self._group_start(sample or self.sample, seed or 0, self._first_keys)
 
-    async def _next_episode(self, group: GroupStart) -> tuple[list[StepData], list[Message], Failure | None, Any]:
-        """Return the steps, messages, failure and ground truth of the next rollout of `group`."""
+    async def _next_episode(self, group: GroupStart) -> tuple[list[StepData], SingleAgentEpisode, Failure | None]:
+        """Return the steps, the record and the failure of the next rollout of `group`."""
         index = self._next_rollout[group.group_id]
         self._next_rollout[group.group_id] += 1
         episode = await self.collect_episode(group, index)
@@ -216,7 +218,7 @@ class RLRolloutWorker:
             steps[-1].step_info["stop_reason"] = facts["stop_reason"]
             if failure is not None:
                 steps[-1].step_info["failure"] = facts["failure"]
-        return steps, list(episode.messages), failure, facts["ground_truth"]
+        return steps, episode, failure
 
     async def collect_episode(
         self, group: GroupStart | None = None, rollout_index: int = 0, *, seed: int | None = None
@@ -348,7 +350,13 @@ class RLRolloutWorker:
         try:
             with live.clock.deadline(self._policy_seconds(live)) as scope, boundary(PolicyError, self.policy_label):
                 conversation = History(episode.messages, len(episode.messages))
-                output = await next_action(session, conversation, specs)
+                output = await next_action(
+                    session,
+                    conversation,
+                    specs,
+                    label=self.policy_label,
+                    has_acted=lambda: live.own_calls is not None,
+                )
         except LimitError as error:
             logger.info("episode %s: %s", episode.id_, error)
             live.stop(StopReason.CONTEXT_LIMIT)

@@ -214,7 +214,7 @@ class UserSession:
         ]
         conversation = [*self._first, *(heard for _, heard in self._heard if heard is not None)]
         with _named_failures():
-            output = await next_action(self._policy, conversation, None)
+            output = await next_action(self._policy, conversation, None, label=WHO)
         action = output.action_structured
         if action["type"] not in ("text", "terminate"):
             raise PolicyError(f"{WHO} called a tool, but users have none: {action!r:.200}")

@@ -1,4 +1,4 @@
-"""Public door of the checkers of rewards, resources, episodes, rows and runs. Names load on first use."""
+"""Checkers for rewards, resources, episodes, rows and runs. Names load on first use."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Watch a reward's calls from within its process: inputs changed, files read, time and memory taken.
+"""Record a reward's calls from inside its process: changed inputs, files read, time and memory.
 
-In the sandbox this runs in the worker beside the reward, so it protects nothing and its report is untrusted.
+In the sandbox this runs in the same worker as the reward, so it protects nothing and its report is untrusted.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class CallRecorder:
     """Records what a reward does in each call.
 
     Attributes:
-        wants_memory: count the memory of the next call, which makes it slower.
-        wants_inputs: compare its inputs before and after.
-        observed: what the last call did; None if there was none.
+        wants_memory: measure the memory of the next call, which slows it down.
+        wants_inputs: compare its inputs before and after the call.
+        observed: the record of the last call; None before the first.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class CallRecorder:
         _install_hooks()
 
     def wrap(self, spec: RewardSpec) -> RewardSpec:
-        """Return the reward, watched, with the same parameters and results."""
+        """Return the reward with recording added; parameters and results stay the same."""
         function = spec.function
         if isinstance(function, type):
             score = function.score  # type: ignore[attr-defined]
@@ -116,12 +116,12 @@ class CallRecorder:
 
 
 class RecordedWorkerCalls(WorkerCalls):
-    """`WorkerCalls` whose answers report under `watched` what each call was seen to do."""
+    """`WorkerCalls` whose answers include the record of each call under `watched`."""
 
     _watch: CallRecorder | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer as `WorkerCalls`; the request's `watch` names what to record."""
+        """Answer like `WorkerCalls`; the request's `watch` says what to record."""
         watch, look = self._watching(), request.get("watch", {})
         watch.wants_memory, watch.wants_inputs = bool(look.get("memory")), bool(look.get("inputs"))
         watch.observed = None
@@ -139,7 +139,7 @@ class RecordedWorkerCalls(WorkerCalls):
 
 
 def _plain_text(value: Any) -> str:
-    """Return a value as text that is equal if the value is."""
+    """Return a text form of a value; equal values have equal texts."""
     try:
         return json.dumps(value, default=_plain)
     except (TypeError, ValueError, RecursionError):
@@ -161,7 +161,7 @@ def _change(before: str, now: str) -> str:
 
 
 def _install_hooks() -> None:
-    """Listen to the interpreter's audit events, once; a hook cannot be removed."""
+    """Install the audit hook once; it cannot be removed."""
     global _is_hooked
     if _is_hooked:
         return

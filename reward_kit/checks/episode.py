@@ -1,8 +1,8 @@
 """`check_episode` and `check_group`: the contract of episodes and their tokens as an executable checker.
 
-The checks find what trains a model on something it never did: a history that was tokenised again, a mask beside its
-tokens, the log-probability of another token, groups whose starts differ, stale weights. One fault is one finding: what
-only follows from it is not reported.
+The checks find data that would train a model on actions it never took: a re-tokenised history, a mask shifted against
+its tokens, log-probabilities of other tokens, groups with different starts, stale weights. Each fault is reported once,
+without its consequences.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from reward_kit.errors import EpisodeError, did_you_mean
 
 Array = npt.NDArray[Any]
 LogprobsOf = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]]
-"""(T,) ids -> (T,) log p(ids[t] | ids[:t]) under the weights that sampled; the first entry is not looked at."""
+"""(T,) ids -> (T,) log p(ids[t] | ids[:t]) under the weights that sampled; the first entry is ignored."""
 Credited = StepData | Mapping[str, Any]
 """A step with its credit: `StepData`, or a line of `credit.jsonl`."""
 
 LARGEST_ID = 2**31 - 1
 ROUNDING = 1e-4
-"""Most by which a log-probability may lie above 0: float32 and bfloat16 soft-maxes end a little above it."""
+"""Tolerance for log-probabilities above 0: float32 and bfloat16 soft-maxes can end slightly above it."""
 TOLERANCE = 1e-2
-"""Most by which a recomputed log-probability may differ from the recorded one."""
+"""Default tolerance between recomputed and recorded log-probabilities."""
 _FARTHEST_SHIFT = 8
 _SAME = 1e-9
 
@@ -55,12 +55,12 @@ def check_episode(
     Args:
         episode: the record.
         steps: its credited steps, or its lines of `credit.jsonl`; None if no credit was assigned.
-        scored: whether the episode has a score; None if that is not known.
-        token_logprobs: (T,) ids -> (T,) the log-probability of each id after those before it, under the weights that
-            sampled. With it a shifted or permuted track is found; without it only what the zeros betray.
-        tolerance: how far a recomputed log-probability may differ.
-        current_version: the weights in training; None if versions are only compared with one another.
-        max_staleness: how many versions behind them an action may have been sampled.
+        scored: whether the episode has a score; None if unknown.
+        token_logprobs: (T,) ids -> (T,) log-probabilities of each id given the ids before it, under the weights that
+            sampled. It reveals shifted or permuted log-probabilities; without it, only misplaced zeros show.
+        tolerance: allowed difference between recomputed and recorded log-probabilities.
+        current_version: version of the weights in training; None compares versions only with one another.
+        max_staleness: how many versions older an action's weights may be.
 
     Returns:
         The problems, or []. "error" breaks the contract.
@@ -92,7 +92,7 @@ def check_episode(
 def check_group(episodes: Sequence[SingleAgentEpisode]) -> list[Finding]:
     """Check that episodes are one group: unique ids, one group id, one sample and policy, one start, one seed.
 
-    Each is compared with the first. What is wrong inside an episode is for `check_episode` to find.
+    Each is compared with the first. `check_episode` checks the episodes themselves.
     """
     checks = BatchChecks()
     findings = [finding for episode in episodes for finding in checks.add(episode)]
@@ -102,7 +102,7 @@ def check_group(episodes: Sequence[SingleAgentEpisode]) -> list[Finding]:
             own = Findings.about_episode(episode.id_)
             own.error(
                 "mixed-groups",
-                f"its group id is {group_id!r} and that of {episodes[0].id_} {expected!r}; groups were cut by "
+                f"its group id is {group_id!r}, but {episodes[0].id_} has {expected!r}; groups were split by "
                 "position, and an episode before them is missing",
             )
             findings += own
@@ -110,7 +110,7 @@ def check_group(episodes: Sequence[SingleAgentEpisode]) -> list[Finding]:
 
 
 def _check_end(findings: Findings, episode: SingleAgentEpisode) -> None:
-    """Check that an episode ended as its stop reason says, with a failure if something broke."""
+    """Check that an episode ended as its stop reason says, with a failure if there was an error."""
     facts = get_facts(episode)
     reason, failure = facts.get("stop_reason"), facts.get("failure")
     if episode.is_terminated and episode.is_truncated:
@@ -120,15 +120,15 @@ def _check_end(findings: Findings, episode: SingleAgentEpisode) -> None:
     if reason is not None and reason not in list(StopReason):
         problem = f"unknown stop reason {reason!r}{did_you_mean(str(reason), list(StopReason))}"
     elif reason is not None and StopReason(reason).is_terminal != episode.is_terminated:
-        marked = "terminated" if episode.is_terminated else "truncated" if episode.is_truncated else "as going on"
+        marked = "terminated" if episode.is_terminated else "truncated" if episode.is_truncated else "unfinished"
         effect = "ends the task" if StopReason(reason).is_terminal else "cuts it off"
-        problem = f"it stopped by {reason!r}, which {effect}, and is marked {marked}; one of them was changed by hand"
+        problem = f"its stop reason {reason!r} {effect}, but it is marked {marked}; one of them was edited"
     elif reason is not None and not episode.is_done:
-        problem = f"it stopped by {reason!r} and is marked as going on; its end was not recorded"
+        problem = f"it has the stop reason {reason!r} but is marked as unfinished; its end was not recorded"
     elif failure and reason != StopReason.ERROR:
-        problem = f"it carries a failure ({failure.get('where')}), and its stop reason is {reason!r}"
+        problem = f"it has a failure ({failure.get('where')}), but its stop reason is {reason!r}"
     elif reason == StopReason.ERROR and not failure:
-        problem = "it stopped by 'error' and carries no failure; what broke is unknown"
+        problem = "its stop reason is 'error' but it has no failure; the cause is unknown"
     if problem:
         findings.error("stop-reason", problem)
 
@@ -139,13 +139,13 @@ def _check_messages(findings: Findings, episode: SingleAgentEpisode) -> None:
     if not messages and not turns:
         return
     if len(turns) != len(episode):
-        text = f"{len(episode)} actions and {len(turns)} assistant turns"
+        text = f"{len(episode)} actions but {len(turns)} assistant turns"
         findings.error("assistant-turns", text, step=min(len(turns), len(episode)))
         return
     for t, turn in enumerate(turns):
         if not 0 <= turn < len(messages) or (t and turn <= turns[t - 1]) or messages[turn].role != "assistant":
             role = messages[turn].role if 0 <= turn < len(messages) else "missing"
-            findings.error("assistant-turns", f"its turn points at message {turn}, which is {role}", step=t)
+            findings.error("assistant-turns", f"its assistant turn points to message {turn}, which is {role}", step=t)
             return
     for t, turn in enumerate(turns):
         _check_turn(findings, episode, t, messages[turn].tool_calls or [])
@@ -157,21 +157,21 @@ def _check_turn(findings: Findings, episode: SingleAgentEpisode, t: int, tool_ca
         text = "a second assistant message follows before the next action"
         findings.error("two-assistant-messages", text, step=t)
     called = [call.function.name for call in tool_calls]
-    # An episode made by hand may have actions of any form.
+    # Hand-made episodes may have actions of any form.
     is_ours = isinstance(action, dict) and "type" in action
     if is_ours and called != (done := [str(call.get("name")) for call in get_tool_calls(action)]):
-        text = f"the action calls {json.dumps(done)} and its message {json.dumps(called)}"
+        text = f"the action calls {json.dumps(done)}, but its message calls {json.dumps(called)}"
         findings.error("action-and-message", text, step=t)
     calls = [call.id for call in tool_calls]
     answered = [message.tool_call_id for message in answers if message.role == "tool"]
     missing = [call for call in calls if call not in answered]
     stray = [answer for answer in answered if answer is not None and answer not in calls]
     twice = [call for call in dict.fromkeys(calls) if answered.count(call) > calls.count(call)]
-    may_end = False  # on a call: a transcript may, and an agent that was stopped
+    may_end = False  # on an unanswered call: transcripts and stopped agents may
     if t == len(episode) - 1:
         own = "own_account" in episode.extra_model_outputs and episode.get_extra_model_outputs("own_account", t)
         may_end = bool(own) or get_facts(episode).get("stop_reason") == StopReason.RECORDED
-    if len(missing) > answered.count(None) and not may_end:  # an answer without an id can be to any call
+    if len(missing) > answered.count(None) and not may_end:  # an answer without an id may match any call
         findings.error("unanswered-call", f"no tool message answers the call {missing[0]!r}", step=t)
     elif stray:
         text = f"a tool message answers {stray[0]!r}, which this action did not call (it called {calls or 'nothing'})"
@@ -182,7 +182,7 @@ def _check_turn(findings: Findings, episode: SingleAgentEpisode, t: int, tool_ca
 
 
 def _credit_row(step: Credited) -> dict[str, Any]:
-    """Return the credit of a step under the names of `credit.jsonl`; only `StepData` has rewards beside it."""
+    """Return the credit of a step under the keys of `credit.jsonl`; only `StepData` also has rewards."""
     if not isinstance(step, StepData):
         return {name: step.get(name) for name in ("step", "group_id", "A", "A_E", "return_to_go")}
     info = step.step_info
@@ -198,7 +198,7 @@ def _check_credit(
     if (order := [row["step"] for row in rows]) != list(range(len(episode))):
         findings.error(
             "credit-steps",
-            f"{len(episode)} steps and credit for {len(rows)} of them, in the order {order[:8]}; the credit belongs to "
+            f"{len(episode)} steps but {len(rows)} with credit, in the order {order[:8]}; the credit belongs to "
             "another episode, or to an earlier attempt",
         )
         return
@@ -206,23 +206,23 @@ def _check_credit(
     group = facts.get("group_id")
     for t, row in enumerate(rows):
         if group is not None and row["group_id"] not in (None, group):
-            text = f"credited in group {row['group_id']!r}, and the episode is of {group!r}"
+            text = f"credited in group {row['group_id']!r}, but the episode is in {group!r}"
             findings.error("group-id", text, step=t)
             break
         own = row.get("environment_reward", rewards[t])
         if own != rewards[t] and not (own != own and rewards[t] != rewards[t]):  # two NaN are alike
-            text = f"the step has the environment's reward {own} and the record {rewards[t]}"
+            text = f"the step has the environment reward {own}, but the record has {rewards[t]}"
             findings.error("environment-reward", text, step=t)
             break
     credited = [t for t, row in enumerate(rows) if row["A"] is not None]
     if scored is False or facts.get("failure"):
         for t in credited[:1]:
-            text = f"the episode is unscored and the step has the advantage {rows[t]['A']:.4g}"
+            text = f"the episode is unscored, but the step has the advantage {rows[t]['A']:.4g}"
             findings.error("advantage-unscored", text, step=t)
         return
     if 0 < len(credited) < len(rows):
         first = next(t for t, row in enumerate(rows) if row["A"] is None)
-        findings.error("credit-missing", f"the step has no advantage and {len(credited)} others have", step=first)
+        findings.error("credit-missing", f"the step has no advantage, but {len(credited)} others do", step=first)
         return
     if not scored and not credited and all(row["return_to_go"] is None for row in rows):
         return
@@ -234,13 +234,13 @@ def _check_credit(
     known = [(t, row["A_E"]) for t, row in enumerate(rows) if row["A_E"] is not None]
     for t, value in known:
         if abs(value - known[0][1]) > _SAME * max(1.0, abs(value)):
-            text = f"A_E is {value:.6g} here and {known[0][1]:.6g} in step {known[0][0]}"
+            text = f"A_E is {value:.6g} here but {known[0][1]:.6g} in step {known[0][0]}"
             findings.error("episode-advantage-varies", text, step=t)
             return
 
 
 class _Member(NamedTuple):
-    """The facts of a group's first episode, with which the others are compared."""
+    """Facts of a group's first episode, to compare the others with."""
 
     rollout_id: str
     sample: Any
@@ -251,43 +251,43 @@ class _Member(NamedTuple):
 
 _MIXED = {
     "sample": ("mixed-groups", "their scores are compared although the tasks differ"),
-    "policy": ("mixed-groups", "the baseline of one policy is another's"),
+    "policy": ("mixed-groups", "the baseline would mix policies"),
     "start_state": ("mixed-starts", "the resource was reset with another seed, or a fork does not copy its state"),
     "environment_seed": ("mixed-seeds", "the seed of the environment belongs to the group"),
 }
-"""The facts that a group shares: the kind of finding if they differ, and the consequence or cause."""
+"""Facts that a group shares: the kind of finding if they differ, and its consequence or cause."""
 
 
 class BatchChecks:
-    """Compares episodes one after another and keeps a line of each group, so that a run may have any length."""
+    """Compares episodes one at a time; memory grows with the number of groups only."""
 
     def __init__(self) -> None:
         self._seen: set[Hashable] = set()
         self._groups: dict[str, _Member] = {}
 
     def add(self, episode: SingleAgentEpisode) -> list[Finding]:
-        """Return what is wrong with an episode beside those that were added before."""
+        """Return problems of an episode relative to those added before."""
         findings, facts = Findings.about_episode(episode.id_), get_facts(episode)
         if (name := (episode.id_, facts.get("attempt") or 0)) in self._seen:
-            text = "another episode of the batch has this id, by which scores and credit are joined"
+            text = "another episode of the batch has this id; scores and credit are joined by id"
             findings.error("duplicate-rollout", text)
             return findings
         self._seen.add(name)
         start, seeds = facts.get("start") or {}, facts.get("seeds") or {}
         key, first_key = start.get("state_key"), episode.get_infos(0).get("state_key") if len(episode) else None
         if None not in (key, first_key) and key != first_key:
-            findings.error("start-moved", f"it starts from the state {key} and acts first in {first_key}", step=0)
+            findings.error("start-moved", f"it starts in the state {key} but first acts in {first_key}", step=0)
         member = _Member(episode.id_, facts.get("sample_id"), facts.get("policy"), key, seeds.get("environment"))
         group_id = facts.get("group_id")
         if group_id is None or (first := self._groups.setdefault(group_id, member)) is member:
             return findings
-        for fact, (kind, cause) in _MIXED.items():  # the first difference explains the rest
+        for fact, (kind, cause) in _MIXED.items():  # only the first difference is reported
             own, other = getattr(member, fact), getattr(first, fact)
             if own == other or (None in (own, other) and kind != "mixed-groups"):
                 continue
             findings.error(
                 kind,
-                f"its {fact.replace('_', ' ')} is {own!r} and that of {first.rollout_id} {other!r}, both in group "
+                f"its {fact.replace('_', ' ')} is {own!r}, but {first.rollout_id} has {other!r}, both in group "
                 f"{group_id!r}; {cause}",
                 level="warning" if kind == "mixed-starts" and start.get("verified") is False else "error",
             )
@@ -305,16 +305,16 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CheckedTokens:
-    """A sequence that a model saw."""
+    """A sequence of tokens that a model saw."""
 
     ids: Array  # (T,) everything it saw and sampled
     action_mask: Array  # (T,) 1 where the policy sampled
     logprobs: Array | None  # (T,) 0.0 if `action_mask` is 0, NaN where unknown; None if they were not recorded
     actions: tuple[Action, ...] = ()  # in order; () if only the mask is known
-    first: int = 0  # the position of `ids[0]` in the ids that messages count in
+    first: int = 0  # offset of `ids[0]` in the positions that messages report
 
     def spans(self) -> tuple[Action, ...]:
-        """Return its actions; if they are not known, the runs of the mask, counted from 0."""
+        """Return its actions, or if unknown the runs of the mask, numbered from 0."""
         if self.actions:
             return self.actions
         edges = np.flatnonzero(np.diff(np.concatenate([[0], (self.action_mask == 1).astype(np.int8), [0]])))
@@ -322,7 +322,7 @@ class CheckedTokens:
         return tuple(map(Action, range(len(starts)), starts, stops))
 
     def step_at(self, token: int) -> int | None:
-        """Return the action that a token belongs to; None off the actions, and if the actions are not known."""
+        """Return the step whose action contains a token; None outside actions or if actions are unknown."""
         return next((action.step for action in self.actions if action.start <= token < action.stop), None)
 
 
@@ -343,7 +343,7 @@ def segment_rows(tokens: EpisodeTokens) -> Iterator[CheckedTokens]:
 def check_tokens(
     findings: Findings, row: CheckedTokens, *, token_logprobs: LogprobsOf | None = None, tolerance: float = TOLERANCE
 ) -> None:
-    """Check one sequence; what follows from a fault that was found is not reported again."""
+    """Check one sequence; consequences of a reported fault are not reported."""
     before = len(findings)
     _check_form(findings, row)
     if row.logprobs is None or len(findings) > before:
@@ -357,44 +357,44 @@ def check_tokens(
 
 
 def _check_form(findings: Findings, row: CheckedTokens) -> None:
-    """Check that lengths, ids and mask are sound enough for the rest to make sense."""
+    """Check lengths, ids and mask, which all other checks rely on."""
     for name, values in (("action mask", row.action_mask), ("logprobs", row.logprobs)):
         if values is not None and len(values) != len(row.ids):
-            cause = "they are written by different code, or one of them leaves the prompt out"
+            cause = "different code wrote them, or one of them omits the prompt"
             text = f"{len(row.ids)} token ids but {len(values)} entries of {name}; {cause}"
             findings.error("length-mismatch", text)
     wrong = np.flatnonzero((row.ids < 0) | (row.ids > LARGEST_ID))
     for at in wrong[:1].tolist():
-        text = f"{row.ids[at]} is not a token id ({len(wrong)} such)"
+        text = f"{row.ids[at]} is not a token id ({len(wrong)} tokens)"
         findings.error("token-id", text, step=row.step_at(at), token=row.first + at)
     wrong = np.flatnonzero((row.action_mask != 0) & (row.action_mask != 1))
     for at in wrong[:1].tolist():
-        text = f"the action mask is {row.action_mask[at]} ({len(wrong)} such)"
+        text = f"the action mask is {row.action_mask[at]} ({len(wrong)} tokens)"
         findings.error("mask-values", text, token=row.first + at)
 
 
 def _check_off_actions(findings: Findings, row: CheckedTokens, logprobs: Array) -> None:
-    """Check that the log-probability is 0.0 off the actions, where nothing was sampled."""
+    """Check that the log-probability is 0.0 outside the actions, where nothing was sampled."""
     mask, known = row.action_mask == 1, logprobs != 0
     stray = np.flatnonzero(known & ~mask)
     if not len(stray):
         return
     at = int(stray[0])
     if not (known & mask).any() and mask.any():
-        text = "every log-probability stands where the mask is 0 and none where it is 1"
+        text = "every log-probability is where the mask is 0 and none where it is 1"
         findings.error("inverted-mask", text, token=row.first + at)
     elif distance := _displacement(mask, known):
         side, step = "after" if distance > 0 else "before", row.actions[0].step if row.actions else None
-        text = f"the log-probabilities stand {abs(distance)} {side} the tokens that the mask calls actions"
+        text = f"the log-probabilities are {abs(distance)} tokens {side} the actions of the mask"
         findings.error("shifted-mask", text, step=step, token=row.first + at)
     else:
-        text = f"the log-probability is {logprobs[at]:.4g} where the policy sampled nothing ({len(stray)} such)"
+        text = f"the log-probability is {logprobs[at]:.4g} where the policy sampled nothing ({len(stray)} tokens)"
         findings.error("logprob-off-action", text, token=row.first + at)
 
 
 def _displacement(mask: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]) -> int:
-    """Return by how many positions `known` is `mask` moved to the right, 0 if it is not; the edges do not count."""
-    # A track that moved leaves a gap in the mask; without one, something was added and nothing moved.
+    """Return how many positions `known` is shifted right of `mask`, 0 if it is not shifted; edges are ignored."""
+    # A shift leaves a gap in the mask; without a gap, values were added and nothing moved.
     if not (mask & ~known).any():
         return 0
     for size in range(1, min(_FARTHEST_SHIFT, len(mask) - 1) + 1):
@@ -414,16 +414,16 @@ def _check_values(findings: Findings, row: CheckedTokens, logprobs: Array) -> No
         if infinite.any():
             kind, at = "logprob-not-finite", int(np.argmax(infinite))
             text = (
-                f"the log-probability is {part[at]}; a token with no chance cannot be sampled: the distribution was "
+                f"the log-probability is {part[at]}; a token of probability 0 cannot be sampled: the distribution was "
                 "masked or cut (top-k, grammar) after sampling"
             )
         elif unknown.any() and not unknown.all():
             kind, at = "logprob-not-finite", int(np.argmax(unknown))
             counts = f"{int(unknown.sum())} of the action's {len(part)}"
-            text = f"{counts} log-probabilities are NaN; an action's are all known or all unknown"
+            text = f"{counts} log-probabilities are NaN; within an action, all must be known or all unknown"
         elif positive.any():
             kind, at = "logprob-positive", int(np.argmax(positive))
-            text = f"the log-probability is {part[at]:.4g}, and cannot be above 0"
+            text = f"the log-probability is {part[at]:.4g}; it must not be above 0"
         else:
             continue
         findings.error(kind, text, step=step if row.actions else None, token=row.first + start + at)
@@ -435,7 +435,7 @@ def _check_recomputed(
     """Compare the recorded log-probabilities with the model's own."""
     own = np.asarray(token_logprobs(row.ids.astype(np.int64)), dtype=np.float64)
     if own.shape != row.ids.shape:
-        text = f"token_logprobs returned shape {own.shape} for {len(row.ids)} ids; return one number for each id"
+        text = f"token_logprobs returned shape {own.shape} for {len(row.ids)} ids; return one number per id"
         findings.error("length-mismatch", text)
         return
     at = np.flatnonzero((row.action_mask == 1) & ~np.isnan(logprobs))
@@ -450,21 +450,21 @@ def _check_recomputed(
         moved = np.roll(expected, distance)[kept]
         if len(moved) > 1 and np.all(np.abs(recorded[kept] - moved) <= tolerance):
             side = "before" if distance > 0 else "after"
-            cause = f"they are those of the token {abs(distance)} {side}: the track is shifted"
+            cause = f"they match the token {abs(distance)} {side}: the log-probabilities are shifted"
             break
     else:
         if np.all(np.abs(np.sort(recorded) - np.sort(expected)) <= tolerance):
-            cause = "they are those of other tokens of the sequence: the track is permuted"
+            cause = "they match other tokens of the sequence: the log-probabilities are permuted"
         else:
             kind = "logprob-differs"
             cause = (
-                "they come from other weights, or from another distribution than was sampled from (temperature, "
+                "they come from other weights, or not from the distribution that was sampled (temperature, "
                 "top-p, a missing system prompt)"
             )
     worst = int(np.argmax(differs))
     findings.error(
         kind,
-        f"the recorded log-probability is {recorded[worst]:.4f} and the model's own {expected[worst]:.4f} "
+        f"the recorded log-probability is {recorded[worst]:.4f}, but the model gives {expected[worst]:.4f} "
         f"({int(differs.sum())} of {len(at)} differ by more than {tolerance:g}); {cause}",
         step=row.step_at(int(at[worst])),
         token=row.first + int(at[worst]),
@@ -477,20 +477,20 @@ def _bounds(tokens: EpisodeTokens) -> list[tuple[int, int]]:
 
 
 def _has_sound_segments(findings: Findings, tokens: EpisodeTokens, steps: int | None) -> bool:
-    """Check segments and spans; `steps` is the length of the episode, None if it is a part of one."""
+    """Check segments and spans; `steps` is the length of the episode, None for a part of one."""
     before = len(findings)
     if len(tokens.logprobs) != len(tokens.ids):
-        text = f"{len(tokens.ids)} token ids but {len(tokens.logprobs)} log-probabilities; 0.0 stands off the actions"
+        text = f"{len(tokens.ids)} token ids but {len(tokens.logprobs)} log-probabilities; use 0.0 outside the actions"
         findings.error("length-mismatch", text)
-    # Segments follow one another from the first id to the last, and each has a reason to begin.
+    # Segments cover all ids in order, and each states why it begins.
     if tokens.ids and (not tokens.segments or tokens.segments[0].start != 0):
-        findings.error("segment", "the first segment does not begin at token 0; ids were cut off at the front", token=0)
+        findings.error("segment", "the first segment does not begin at token 0; the first ids are missing", token=0)
     for number, (segment, (start, stop)) in enumerate(zip(tokens.segments, _bounds(tokens), strict=True)):
         if not 0 <= segment.prompt_length <= stop - start:
-            text = f"segment {number} has {stop - start} tokens and a prompt of {segment.prompt_length}"
-            findings.error("segment", f"{text}; segments were joined or cut without their lengths", token=start)
+            text = f"segment {number} has {stop - start} tokens but a prompt of {segment.prompt_length}"
+            findings.error("segment", f"{text}; segments were joined or cut without new lengths", token=start)
         if not segment.reason:
-            findings.error("segment", f"segment {number} has no reason why the context was rewritten", token=start)
+            findings.error("segment", f"segment {number} does not say why the context was rewritten", token=start)
     if len(findings) == before:
         _check_spans(findings, tokens, steps)
     return len(findings) == before
@@ -512,7 +512,7 @@ def _check_spans(findings: Findings, tokens: EpisodeTokens, steps: int | None) -
         ends += [(per_segment[number][-1].stop - stop, stop) for number, (_, stop) in enumerate(bounds)]
         moved = {distance for distance, _ in ends}
         if len(moved) == 1 and (distance := moved.pop()):
-            text = f"every action lies {abs(distance)} {'after' if distance > 0 else 'before'} what was sampled"
+            text = f"every action is shifted by {distance:+} against its sampled tokens"
             findings.error("shifted-mask", text, step=tokens.spans[0].step, token=tokens.spans[0].start)
             return
     for number, (first, stop) in enumerate(bounds):
@@ -521,24 +521,24 @@ def _check_spans(findings: Findings, tokens: EpisodeTokens, steps: int | None) -
             findings.error("segment", text, token=tokens.segments[number].start)
         elif outside := [span for span in spans if not first <= span.start <= span.stop <= stop]:
             span = outside[0]
-            place = f"{span.start}:{span.stop}, outside the completion of its segment, {first}:{stop}"
+            place = f"{span.start}:{span.stop}, outside its segment's completion {first}:{stop}"
             findings.error("action-span", f"the action is at {place}", step=span.step, token=span.start)
         elif (span := spans[0]).start != first:
-            text = f"the prompt ends at {first} and the first action begins at {span.start}; it is missing in the mask"
+            text = f"the prompt ends at {first} and the first action begins at {span.start}; the mask misses one"
             findings.error("action-span", text, step=span.step, token=first)
         elif (span := spans[-1]).stop != stop:
-            text = f"{stop - span.stop} tokens follow the last action of segment {number}; it is missing in the mask"
+            text = f"{stop - span.stop} tokens follow the last action of segment {number}; the mask misses an action"
             findings.error("action-span", text, step=span.step, token=span.stop)
     for one, two in pairwise(tokens.spans):
         if two.step <= one.step or two.start < one.stop:
-            findings.error("action-span", f"the action overlaps or precedes that of step {one.step}", step=two.step)
+            findings.error("action-span", f"the action overlaps or precedes step {one.step}", step=two.step)
     if steps is not None and tokens.spans and not 0 <= (last := tokens.spans[-1].step) < steps:
-        text = f"there are tokens of this step, and the episode has {steps}; an action was sampled and never taken"
+        text = f"this step has tokens, but the episode has {steps} steps; an action was sampled and never taken"
         findings.error("action-span", text, step=last)
 
 
 def check_prefixes(findings: Findings, tokens: EpisodeTokens) -> None:
-    """Find contexts that were rewritten without a reason: most often the history was tokenised again."""
+    """Find contexts that were rewritten without a reason, most often by tokenising the history again."""
     ids = np.array(tokens.ids, dtype=np.int64)
     bounds = _bounds(tokens)
     for number, segment in enumerate(tokens.segments[1:], 1):
@@ -550,10 +550,10 @@ def check_prefixes(findings: Findings, tokens: EpisodeTokens) -> None:
         at = bounds[number - 1][0] + length
         owner = next((span.step for span in tokens.spans if span.start <= at < span.stop), None)
         if length == len(prompt):
-            what = f"the prompt ends after {length} of the {len(seen)} tokens that were there before"
+            what = f"the prompt ends after {length} of the {len(seen)} earlier tokens"
         else:
-            source = "which the observation gave" if owner is None else f"which step {owner} sampled"
-            what = f"the prompt has {prompt[length]} where {seen[length]} stood, {source}"
+            source = "from the observation" if owner is None else f"sampled in step {owner}"
+            what = f"the prompt has {prompt[length]} instead of {seen[length]}, {source}"
         findings.error(
             "drifted-prefix",
             what,
@@ -564,7 +564,7 @@ def check_prefixes(findings: Findings, tokens: EpisodeTokens) -> None:
 
 
 def first_mismatch(one: Array, two: Array) -> int:
-    """Return the length of the longest beginning that two arrays share."""
+    """Return the length of the longest common prefix of two arrays."""
     shared = min(len(one), len(two))
     differs = np.flatnonzero(one[:shared] != two[:shared])
     return int(differs[0]) if len(differs) else shared
@@ -577,7 +577,7 @@ def _check_versions(
     known = [span for span in spans if span.policy_version != UNKNOWN_VERSION]
     unknown = next((span for span in spans if span.policy_version == UNKNOWN_VERSION), None)
     if unknown is not None and (known or current_version is not None):
-        findings.error("unknown-version", "the weights that sampled it were not recorded", step=unknown.step)
+        findings.error("unknown-version", "the version that sampled it was not recorded", step=unknown.step)
     for one, two in pairwise(known):
         if two.policy_version < one.policy_version:
             text = f"sampled by version {two.policy_version} after version {one.policy_version}, by an old engine"
@@ -587,6 +587,6 @@ def _check_versions(
         return
     for span in known:
         if not current_version - max_staleness <= span.policy_version <= current_version:
-            versions = f"sampled by version {span.policy_version} and the trainer has version {current_version}"
+            versions = f"sampled by version {span.policy_version}, but the trainer has version {current_version}"
             findings.error("stale-version", f"{versions} (at most {max_staleness} behind)", step=span.step)
             return

@@ -15,39 +15,39 @@ FAIL_ON = (*LEVELS, "never")
 _EXAMPLE_CHARS = 400
 CAUSES = {
     "action-and-message": "the message was rewritten, or belongs to another step",
-    "advantage-unscored": "a missing score counted as 0: unscored is None and takes no part",
-    "assistant-turns": "each action appends exactly one assistant message, and rewards find it by its turn",
-    "call-answered-twice": "an answer was recorded again, by a retry perhaps; endpoints refuse such a conversation",
-    "concatenated-prompts": "give the first prompt, the rest as completion, and env_mask",
-    "credit-missing": "all steps of a scored episode are credited, those of an unscored one are not",
+    "advantage-unscored": "a missing score counted as 0; unscored episodes have None and are left out",
+    "assistant-turns": "each action appends exactly one assistant message, which rewards find by its turn",
+    "call-answered-twice": "an answer was recorded twice, perhaps by a retry; endpoints reject such a conversation",
+    "concatenated-prompts": "pass the first prompt, the rest as completion, and env_mask",
+    "credit-missing": "a scored episode needs credit on all steps, an unscored one on none",
     "credit-not-finite": "a score was NaN, or a spread of 0 was divided by",
-    "credit-off-action": "an observation would be learnt: the credit was spread over the whole completion",
-    "credit-varies": "an action has one: it was discounted or normalised per token, or lies beside its action",
+    "credit-off-action": "observations would be trained on: the credit was spread over the whole completion",
+    "credit-varies": "credit is constant within an action: it was discounted or normalised per token, or is misaligned",
     "drifted-prefix": "the history was tokenised again (keep the ids), or its template rewrites it (segment_reason)",
     "duplicate-rollout": "a row was repeated to fill a batch, or two runs share a seed",
-    "environment-reward": "rewards moved by one step, or were changed after the episode",
-    "episode-advantage-varies": "it is one number for the whole trajectory: the baseline was taken over steps",
-    "group-id": "its baseline is another's",
+    "environment-reward": "rewards are off by one step, or were changed after the episode",
+    "episode-advantage-varies": "it must be one number per episode: the baseline was computed over steps",
+    "group-id": "its baseline would come from another group",
     "inverted-mask": "1 means that the policy sampled the token",
-    "logprob-off-action": "0.0 stands there: the prompt was scored too, or an action is missing in the mask",
+    "logprob-off-action": "it must be 0.0: the prompt was scored too, or an action is missing from the mask",
     "logprob-positive": "a negative log-likelihood, a logit or a probability was recorded",
     "lost-episodes": "lines of episodes.jsonl were lost",
-    "mask-on-prompt": "what was not sampled in this step would be learnt",
-    "mask-outside": "a mask was made on another axis, or is the other way round",
-    "mask-values": "a mask is 1 where the policy sampled and else 0",
-    "reward-misplaced": "it was put at the end of an observation, of the padded row, or on every token",
-    "reward-not-finite": "it would spread to every sum and baseline: leave it None",
-    "shifted-mask": "one of them was made for next-token targets, or lacks a begin-of-sequence token",
+    "mask-on-prompt": "tokens not sampled in this step would be trained on",
+    "mask-outside": "a mask was built for another axis, or is inverted",
+    "mask-values": "a mask must be 1 where the policy sampled and 0 elsewhere",
+    "reward-misplaced": "it was placed at the end of an observation or padded row, or on every token",
+    "reward-not-finite": "it would make every sum and baseline not finite: use None",
+    "shifted-mask": "one of them is for next-token targets, or lacks the begin-of-sequence token",
     "stale-version": "drop it, or correct for it with importance weights",
-    "start-moved": "something acted between the fork and the first action, or the key covers time, ids or noise",
-    "terminated-and-truncated": "a critic must know whether the future is worth nothing (terminated) or was cut off",
-    "token-id": "padding, or a label of -100, was taken for a token",
-    "two-assistant-messages": "two sampled messages are two steps, and a retry that was thrown away is not a step",
-    "two-versions": "weights were swapped inside a forward loop, and no policy has these probabilities",
-    "unanswered-call": "the answer was dropped, or its tool_call_id changed; endpoints refuse such a conversation",
-    "unknown-version": "how far off policy it is is unknown; return policy_version with every action",
+    "start-moved": "the state changed between fork and first action, or the key contains time, ids or noise",
+    "terminated-and-truncated": "a critic needs one: value 0 after the end (terminated) or a bootstrap (truncated)",
+    "token-id": "padding or a label of -100 was used as a token",
+    "two-assistant-messages": "two sampled messages are two steps; a discarded retry is not a step",
+    "two-versions": "weights were swapped during generation, so no single policy has these probabilities",
+    "unanswered-call": "the answer was dropped, or its tool_call_id changed; endpoints reject such a conversation",
+    "unknown-version": "its staleness is unknown; return policy_version with every action",
 }
-"""The likely cause of a kind of finding, or its effect, which ends each of its messages."""
+"""The likely cause or effect of each kind of finding, appended to its messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,13 @@ class Finding:
     """A single problem.
 
     Attributes:
-        level: "error" breaks the contract, or makes a wrong number; "warning" may be meant; "info" is worth knowing.
+        level: "error" breaks the contract or gives a wrong number; "warning" may be intended; "info" is informative.
         kind: names the fault, such as "drifted-prefix"; stable, for scripts.
-        message: where it is, what is wrong and the likely cause.
-        rollout_id: of the episode; None if no single one is at fault.
+        message: location, problem and likely cause.
+        rollout_id: the episode; None if no single episode is at fault.
         step: the action, from 0; None if no action is at fault.
-        token: the position in the token ids that the message counts in; None if no token is at fault.
-        evidence: lines that show it, such as the rollouts of a reward.
+        token: the position in the token ids; None if no token is at fault.
+        evidence: lines that demonstrate it, such as a reward's rollouts.
     """
 
     level: Level
@@ -74,7 +74,7 @@ class Finding:
 
 
 class Findings(list[Finding]):
-    """The findings about one thing, in the order in which they were made; `subject` opens each message."""
+    """Findings about one subject, in order; each message starts with `subject`."""
 
     def __init__(self, subject: str, rollout_id: str | None = None) -> None:
         super().__init__()
@@ -83,13 +83,13 @@ class Findings(list[Finding]):
 
     @classmethod
     def about_episode(cls, rollout_id: str) -> Findings:
-        """Return an empty collector for the episode of this id."""
+        """Return an empty list of findings for an episode id."""
         return cls(f"episode {rollout_id}", rollout_id)
 
     def error(
         self, kind: str, message: str, *, step: int | None = None, token: int | None = None, level: Level = "error"
     ) -> None:
-        """Add a finding; its message gets the place before it, and the entry of `CAUSES` after it."""
+        """Add a finding; its location goes before the message, its entry of `CAUSES` after it."""
         place = [self.subject]
         place += [f"step {step}"] if step is not None else []
         place += [f"token {token}"] if token is not None else []
@@ -103,10 +103,10 @@ class Report:
 
     Attributes:
         target: what was checked, as the user named it.
-        unit: what is counted in `checked`: "episode", "record".
-        checked: how many of them were looked at.
-        findings: in the order in which they were added; of each kind at most `examples`.
-        counts: of all findings, by level and kind.
+        unit: the unit of `checked`, such as "episode" or "record".
+        checked: how many were checked.
+        findings: in order of addition, at most `examples` of each kind.
+        counts: the number of findings by level and kind.
         examples: how many findings of one kind are kept; None for all.
     """
 
@@ -118,7 +118,7 @@ class Report:
     examples: int | None = 3
 
     def add(self, findings: Iterable[Finding]) -> None:
-        """Count findings, and keep the first of each kind."""
+        """Count findings and keep the first few of each kind."""
         for finding in findings:
             key = (finding.level, finding.kind)
             self.counts[key] += 1
@@ -134,7 +134,7 @@ class Report:
         return sum(count for (known, _), count in self.counts.items() if known == level)
 
     def exit_code(self, fail_on: str) -> int:
-        """Return 1 if there is a finding of this level or a worse one; `fail_on` is one of `FAIL_ON`."""
+        """Return 1 if there is a finding of this level or worse; `fail_on` is one of `FAIL_ON`."""
         failing = LEVELS[: FAIL_ON.index(fail_on) + 1] if fail_on != "never" else ()
         return int(any(self.count(level) for level in failing))
 
@@ -160,7 +160,7 @@ class Report:
         yield f"{self.target}: {self.verdict()} in {pluralize(self.checked, self.unit)}"
 
     def verdict(self) -> str:
-        """Return the counts of errors and warnings as a text."""
+        """Return the counts of errors and warnings as text."""
         return ", ".join(pluralize(self.count(level), level) for level in LEVELS[:2])
 
     def _most_frequent(self) -> Iterator[tuple[Level, str, int, list[Finding]]]:

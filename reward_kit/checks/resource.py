@@ -1,7 +1,7 @@
-"""Check a resource: drive it with random actions, and report what breaks its contract with the probable cause.
+"""Check a resource with random actions, and report contract violations with the likely cause.
 
-Written in the manner of Gymnasium's `env_checker`. Run it on its own, not beside other work in one process: while it
-runs, the directory for temporary files is a private one, to see what is left there.
+Modelled on Gymnasium's `env_checker`. Do not run it beside other work in one process: it redirects the directory for
+temporary files to a private one, to see which files are left there.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, T
 from reward_kit.processes import remove_folder, temporary_folder, temporary_root
 
 _MOST_WALKS = 12
-"""Walks for states that return. Three are enough, unless episodes end early."""
+"""Random walks that look for recurring states. Three are enough, unless episodes end early."""
 _COMPARED_PARTS = ("state_key()", "get_observation()", "the digest of final_state()")
 Snapshot = tuple[str, Any, str | None]
-"""The state key, the observation and the digest of the final state, which `_COMPARED_PARTS` names."""
+"""The state key, the observation and the digest of the final state; see `_COMPARED_PARTS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class ActionOutcome:
         return self.outcome is not None and (self.outcome.terminated or self.outcome.truncated)
 
     def difference(self, other: ActionOutcome) -> str:
-        """Return where another run of the same action differs; "" if it does not."""
+        """Return how another outcome of the same action differs; "" if equal."""
         pairs: list[tuple[str, Any, Any]] = [("the refusal", self.refused, other.refused)]
         if self.outcome is not None and other.outcome is not None:
             for name in ("observation", "reward", "terminated", "truncated"):
@@ -102,7 +102,7 @@ class Probe:
         self.error(message, "warning")
 
     def compare(self, before: Snapshot, after: Snapshot, message: str, parts: int = 2) -> None:
-        """Record an error for each of the first `parts` that differ; `message` has `{part}` and `{difference}`."""
+        """Record an error for each differing part of the first `parts`; `message` has `{part}` and `{difference}`."""
         for part, old, new in zip(_COMPARED_PARTS[:parts], before, after, strict=False):
             if difference := first_difference(old, new):
                 self.error(message.format(part=part, difference=difference))
@@ -136,10 +136,10 @@ class Probe:
                 with boundary(EnvironmentFailure, "close"):
                     await resource.close()
             except RewardKitError as error:
-                self.error(f"{error}; close() must not fail, not even if the episode did")
+                self.error(f"{error}; close() must not fail, even after a failed episode")
 
     async def act(self, resource: ForkableResource, action: Action) -> ActionOutcome:
-        """Take one action and look at everything."""
+        """Take one action and check its outcome and the state after it."""
         outcome: Any = None
         try:
             with boundary(EnvironmentFailure, f"step {action}"):
@@ -150,13 +150,13 @@ class Probe:
             raise EnvironmentFailure(f"step {action} returned {type(outcome).__name__}; return a StepOutcome")
         for name, value in (("observation", outcome.observation), ("info", dict(outcome.info))):
             if problem := not_json(value):
-                self.error(f"the {name} of {action} is not JSON-safe: {problem}; convert it before it is returned")
+                self.error(f"the {name} of {action} is not JSON-safe: {problem}; convert it before returning it")
         reward = outcome.reward
         if reward is not None and (not isinstance(reward, int | float) or not math.isfinite(reward)):
             self.error(f"the reward of {action} is {reward!r}; it must be a finite float, or None")
         for name, flag in (("terminated", outcome.terminated), ("truncated", outcome.truncated)):
             if not isinstance(flag, bool):
-                self.error(f"{name} of {action} is {flag!r}, not a bool; NumPy's bool must be converted")
+                self.error(f"{name} of {action} is {flag!r}, not a bool; convert NumPy bools")
         return ActionOutcome(action, outcome, None, *await self.snapshot(resource))
 
     async def snapshot(self, resource: ForkableResource) -> Snapshot:
@@ -178,13 +178,13 @@ class Probe:
     async def walk(
         self, resource: ForkableResource, rng: random.Random, count: int, beside: ForkableResource | None = None
     ) -> list[ActionOutcome]:
-        """Take up to `count` random actions, until the episode ends or one also moves the resource `beside` it."""
+        """Take up to `count` random actions; stop when the episode ends or an action also changes `beside`."""
         seen: list[ActionOutcome] = []
         key = await beside.state_key() if beside else ""
         for _ in range(count):
             with boundary(EnvironmentFailure, "admissible_actions"):
                 admissible = await resource.admissible_actions()
-            # Also inadmissible ones: an agent's actions need not make sense.
+            # Include inadmissible actions: agents take them too.
             if admissible and rng.random() < 0.5:
                 chosen = rng.choice(list(admissible))
                 action = Action(chosen["name"], chosen["arguments"])
@@ -201,7 +201,7 @@ class Probe:
         return seen
 
     async def unfinished(self, rng: random.Random, count: int) -> ForkableResource:
-        """Return a resource after up to `count` random actions whose episode goes on: one that ended shows little."""
+        """Return a resource after up to `count` random actions whose episode has not ended."""
         resource = await self.resource()
         walked = await self.walk(resource, rng, count)
         if not walked or not walked[-1].is_last:
@@ -211,7 +211,7 @@ class Probe:
         return resource
 
     async def repeat(self, resource: ForkableResource, walked: list[ActionOutcome]) -> str:
-        """Take the same actions; return the first that differs and how, or ""."""
+        """Repeat the actions; return the first difference, or ""."""
         for number, before in enumerate(walked):
             if difference := before.difference(await self.act(resource, before.action)):
                 return f"step {number}, {before.action}: {difference}"
@@ -228,7 +228,7 @@ def not_json(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value with tuples as lists, which is how JSON brings them back."""
+    """Return a value with tuples as lists, as JSON returns them."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
@@ -237,25 +237,25 @@ def _plain(value: Any) -> Any:
 async def check_resource(
     resource_class: type[ForkableResource], config: Mapping[str, Any], *, seed: int = 0, steps: int = 20
 ) -> list[Finding]:
-    """Check what a resource declares, with random actions that fit its tools.
+    """Check a resource's contract with random actions that fit its tools.
 
     Args:
-        resource_class: the class, which is made without arguments.
-        config: what `setup` gets.
-        seed: of the resets and of the random actions.
+        resource_class: a class that takes no arguments.
+        config: passed to `setup`.
+        seed: seeds the resets and the random actions.
         steps: the length of each random walk.
 
     Returns:
         The problems, or []. "error" breaks the contract.
 
     Raises:
-        ConfigError: `setup` refuses the configuration.
+        ConfigError: `setup` rejected the configuration.
     """
     probe = Probe(resource_class, config, seed, steps)
     for name, method in vars(ForkableResource).items():
         own = inspect.unwrap(getattr(resource_class, name))
         if inspect.iscoroutinefunction(method) and not inspect.iscoroutinefunction(own):
-            probe.warn(f"{name} is a plain function, and it is awaited; write `async def {name}`")
+            probe.warn(f"{name} is a plain function, but it is awaited; write `async def {name}`")
     async with _watched_folders(probe), ServerPool():
         try:
             await probe.resource()
@@ -267,7 +267,7 @@ async def check_resource(
         else:
             for check in (_check_config, _check_tools):
                 await _run(check, probe)
-            # The random actions of all other checks come from the tools' specifications.
+            # All other checks draw random actions from the tools' specifications.
             if not any(finding.level == "error" for finding in probe.findings):
                 for check in _CHECKS:
                     await _run(check, probe)
@@ -296,7 +296,7 @@ async def _check_config(probe: Probe) -> None:
     except RewardKitError as error:
         probe.warn(f"{error}; raise ConfigError and name the key")
         return
-    probe.warn("setup accepts the unknown key 'no_such_key'; a misspelt key would be ignored in silence")
+    probe.warn("setup accepts the unknown key 'no_such_key'; misspelt keys would be ignored silently")
 
 
 async def _check_tools(probe: Probe) -> None:
@@ -305,7 +305,7 @@ async def _check_tools(probe: Probe) -> None:
         probe.error(f"get_tools_spec() returned {type(specs).__name__}; return a list of tools")
         return
     if not specs:
-        probe.warn(f"get_tools_spec() returned {specs!r}; without tools an agent can do nothing here")
+        probe.warn(f"get_tools_spec() returned {specs!r}; without tools an agent cannot act")
     names = []
     for spec in specs:
         function = spec.get("function") if isinstance(spec, Mapping) else None
@@ -317,17 +317,17 @@ async def _check_tools(probe: Probe) -> None:
             probe.error(f"the tool {str(spec)[:200]} {problem}: the OpenAI form is {form}")
             continue
         if not function.get("description"):
-            probe.warn(f"tool {name!r} has no description; an agent chooses by it")
+            probe.warn(f"tool {name!r} has no description; agents choose tools by it")
         parameters = function.get("parameters", {"type": "object"})
         if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
             probe.error(f"tool {name!r}: parameters must be a JSON schema of type object, got {parameters!r}")
             continue
         for required in parameters.get("required", ()):
             if required not in parameters.get("properties", {}):
-                probe.error(f"tool {name!r}: {required!r} is required and missing in its properties")
+                probe.error(f"tool {name!r}: required argument {required!r} is missing from its properties")
         names.append(name)
     for name in {name for name in names if names.count(name) > 1}:
-        probe.error(f"two tools are called {name!r}; an agent cannot tell them apart")
+        probe.error(f"two tools have the name {name!r}; rename one")
 
 
 async def _check_reset(probe: Probe) -> None:
@@ -336,13 +336,13 @@ async def _check_reset(probe: Probe) -> None:
     one, two = await probe.resource(), await probe.resource()
     first = await probe.snapshot(one)
     text = (
-        "differ in {part}{difference}; reset() must draw all randomness from its seed and clear everything that a walk "
-        "changed"
+        "differ in {part}{difference}; reset() must draw all randomness from its seed and undo all changes of the "
+        "previous episode"
     )
-    probe.compare(first, await probe.snapshot(two), f"two resources that were reset with one seed {text}")
+    probe.compare(first, await probe.snapshot(two), f"two resources reset with the same seed {text}")
     await probe.walk(one, random.Random(probe.seed), probe.steps)
     await one.reset(probe.seed)
-    again = "a resource and the same resource, reset again with its seed after a walk"
+    again = "a resource and the same resource, reset again with the same seed after a random walk"
     probe.compare(first, await probe.snapshot(one), f"{again} {text}")
 
 
@@ -355,10 +355,10 @@ async def _check_pure(probe: Probe) -> None:
     await resource.expert_action()
     for part, old, new in zip(_COMPARED_PARTS, before, await probe.snapshot(resource), strict=True):
         if old != new:
-            # A resource that acts on the outside may see it change; a deterministic one has no such excuse.
+            # External state may change on its own; a deterministic resource must not.
             probe.error(
-                f"{part} changes when nothing was done but looking; state_key, get_observation, get_tools_spec, "
-                "admissible_actions, expert_action and final_state must not change the state nor contain the time",
+                f"{part} changes without an action; state_key, get_observation, get_tools_spec, "
+                "admissible_actions, expert_action and final_state must not change the state or contain the time",
                 "error" if probe.is_deterministic else "warning",
             )
 
@@ -367,14 +367,14 @@ async def _check_determinism(probe: Probe) -> None:
     walked = await probe.walk(await probe.resource(), random.Random(probe.seed), probe.steps)
     if walked and all(seen.refused is not None for seen in walked):
         probe.warn(
-            f"every random action was refused (the last: {walked[-1].refused}); these checks prove little. Offer "
+            f"every random action was refused (the last: {walked[-1].refused}); these checks prove little. Define "
             "admissible_actions(), or schemas with enum and bounds"
         )
     if not probe.is_deterministic:
-        probe.warn("deterministic = False: what depends on equal runs was not checked")
+        probe.warn("deterministic = False: checks that need repeatable runs were skipped")
     elif difference := await probe.repeat(await probe.resource(), walked):
         probe.error(
-            f"the same seed and actions gave another result at {difference}; draw randomness from the seed of "
+            f"the same seed and actions gave different results at {difference}; draw randomness from the seed of "
             "reset(), leave out the time, or declare deterministic = False"
         )
 
@@ -392,24 +392,24 @@ async def _check_refusals(probe: Probe) -> None:
         except ToolError:
             continue
         except RewardKitError as error:
-            probe.error(f"{error}; raise ToolError, or the episode ends instead of letting the agent try again")
+            probe.error(f"{error}; raise ToolError, so that the agent can try again; other errors end the episode")
         else:
-            probe.error(f"{what} ({action}) was accepted; raise ToolError, so that the agent learns of its mistake")
+            probe.error(f"{what} ({action}) was accepted; raise ToolError, so that the agent sees its mistake")
     if await probe.snapshot(resource) != before and probe.is_deterministic:
-        probe.error("a refused call changed the state; check everything before anything is changed")
+        probe.error("a refused call changed the state; validate all arguments before changing anything")
     key = (await probe.snapshot(resource))[0]
     for seen in await probe.walk(resource, random.Random(probe.seed + 1), probe.steps):
         if seen.refused is not None and seen.key != key and probe.is_deterministic:
             probe.error(
-                f"{seen.action} raised ToolError and changed the state key; a refused call must leave the state as it "
-                "was, and the key must not count calls"
+                f"{seen.action} raised ToolError but changed the state key; a refused call must not change the state, "
+                "and the key must not count calls"
             )
         key = seen.key
 
 
 async def _check_fork(probe: Probe) -> None:
     if probe.resource_class.fork_kind_for(probe.config) == "none":
-        probe.warn("fork_kind = 'none': forks were not checked; the episodes of a group are not known to start equal")
+        probe.warn("fork_kind = 'none': forks were not checked; the episodes of a group may start in different states")
         return
     rng = random.Random(probe.seed)
     origin = await probe.unfinished(rng, max(1, probe.steps // 2))
@@ -417,16 +417,16 @@ async def _check_fork(probe: Probe) -> None:
     twin, still = await probe.fork(origin), await probe.fork(origin)
     text = "a fork differs from its origin in {part}{difference}; fork() must copy all of the state"
     probe.compare(before, await probe.snapshot(twin), text)
-    shares = "fork() shares something that it must copy"
+    shares = "fork() shares state that it must copy"
     walked = await probe.walk(twin, rng, probe.steps, beside=origin)
     if await probe.snapshot(origin) != before:
-        probe.error(f"what was done in a fork is seen in its origin; {shares}")
-    # The fork's fork is older than the walk, so it must not have moved either.
+        probe.error(f"actions in a fork change its origin; {shares}")
+    # The fork's fork was made before the walk, so it must not have changed either.
     if (await probe.snapshot(still))[:2] != before[:2]:
-        probe.error(f"what was done in one fork is seen in another; {shares}")
+        probe.error(f"actions in one fork change another; {shares}")
     await _check_future(probe, origin, walked)
     if (await probe.snapshot(still))[:2] != before[:2]:
-        probe.error(f"what was done in the origin is seen in its fork; {shares}")
+        probe.error(f"actions in the origin change its fork; {shares}")
     await twin.close()
     probe.opened.remove(twin)
     await _check_future(probe, still, walked)
@@ -435,8 +435,8 @@ async def _check_fork(probe: Probe) -> None:
 async def _check_future(probe: Probe, resource: ForkableResource, walked: list[ActionOutcome]) -> None:
     if probe.is_deterministic and (difference := await probe.repeat(resource, walked)):
         probe.error(
-            f"a fork and its origin have different futures at {difference}; fork() must copy everything that decides "
-            "the future, random generators included, and closing a fork must not touch the others"
+            f"a fork and its origin diverge under the same actions at {difference}; fork() must copy all state, "
+            "including random generators, and closing a fork must not affect the others"
         )
 
 
@@ -451,19 +451,19 @@ async def _check_checkpoint(probe: Probe) -> None:
     walked = await probe.walk(resource, rng, probe.steps)
     for attempt in ("", " a second time"):
         await resource.restore(saved)
-        # A resource that acts on the outside cannot put its observation back, but it can put back its key.
+        # A resource with external state cannot restore its observation, but it can restore its key.
         text = (
-            f"after restore(){attempt}, {{part}} is not what it was at checkpoint(){{difference}}; a checkpoint must "
-            "hold all of the state, and what happens later must not change it"
+            f"after restore(){attempt}, {{part}} differs from checkpoint(){{difference}}; a checkpoint must "
+            "hold all of the state, and later actions must not change it"
         )
         probe.compare(before, await probe.snapshot(resource), text, parts=2 if probe.is_deterministic else 1)
         difference = await probe.repeat(resource, walked)
         if difference and probe.is_deterministic:
-            probe.error(f"after restore(){attempt} the same actions give another result at {difference}")
+            probe.error(f"after restore(){attempt} the same actions give different results at {difference}")
 
 
 async def _check_key_of_returning_states(probe: Probe) -> None:
-    """Check that a state that returns has the key it had: a key that counts steps never does."""
+    """Check that a recurring state has the same key, which a key that counts steps never has."""
     cause = "state_key() must leave out the time, step counts, session ids and noise"
     keys: dict[str, set[str]] = {}
     taken = 0
@@ -471,7 +471,7 @@ async def _check_key_of_returning_states(probe: Probe) -> None:
         resource = await probe.resource()
         parts = resource.parts.values() if isinstance(resource, CompositeResource) else ()
         if None in [await part.final_state() for part in parts]:
-            return  # the final state does not cover all parts
+            return  # final_state() does not cover everything
         start = await probe.snapshot(resource)
         walked = await probe.walk(resource, random.Random(probe.seed + number), 2 * probe.steps)
         taken += len(walked)
@@ -483,12 +483,12 @@ async def _check_key_of_returning_states(probe: Probe) -> None:
         # Constant observations prove nothing.
         often = len(accepted) >= 8 and 1 < len(observations) <= len(accepted) // 2
         if not keys and often and len({seen.key for seen in accepted}) == len(accepted):
-            probe.warn(f"observations return and keys never do; either much of the state is hidden, or not so: {cause}")
+            probe.warn(f"observations recur but keys never do; unless much of the state is hidden, {cause}")
         await probe.close_all()
         if taken >= 6 * probe.steps:
             break
     if any(len(own) > 1 for own in keys.values()):
-        probe.error(f"states with one observation and one final state have different keys; {cause}")
+        probe.error(f"states with equal observation and final state have different keys; {cause}")
 
 
 async def _check_actions_offered(probe: Probe) -> None:
@@ -510,7 +510,7 @@ async def _check_actions_offered(probe: Probe) -> None:
     for action in offered[:10]:
         seen = await probe.act(await probe.resource(), action)
         if seen.refused is not None:
-            probe.error(f"{action} is offered by admissible_actions() or expert_action() and refused: {seen.refused}")
+            probe.error(f"{action} comes from admissible_actions() or expert_action() but was refused: {seen.refused}")
 
 
 async def _check_final_state(probe: Probe) -> None:
@@ -518,10 +518,10 @@ async def _check_final_state(probe: Probe) -> None:
     walked = await probe.walk(one, random.Random(probe.seed), probe.steps)
     first, again = (await probe.snapshot(one))[2], (await probe.snapshot(one))[2]
     if first != again:
-        probe.error("final_state() gives other bytes each time it is asked; sort what has no order, leave out the time")
+        probe.error("final_state() returns different bytes on each call; sort unordered data and leave out the time")
     await probe.repeat(two, walked)
     if probe.is_deterministic and first != (await probe.snapshot(two))[2]:
-        probe.error("two resources that did the same have different final states; leave out times, paths and ids")
+        probe.error("two resources with the same actions have different final states; leave out times, paths and ids")
 
 
 async def _check_close(probe: Probe) -> None:
@@ -531,8 +531,8 @@ async def _check_close(probe: Probe) -> None:
     with boundary(EnvironmentFailure, "close"):
         await resource.close()
     for closed, when, cause in (
-        (resource, "a second time", "after a failure close() may come twice"),
-        (probe.resource_class(), "before setup", "if setup fails, close() is called all the same"),
+        (resource, "a second time", "close() may be called twice after a failure"),
+        (probe.resource_class(), "before setup", "close() is called even if setup fails"),
     ):
         try:
             with boundary(EnvironmentFailure, f"closing {when}"):
@@ -543,7 +543,7 @@ async def _check_close(probe: Probe) -> None:
 
 @asynccontextmanager
 async def _watched_folders(probe: Probe) -> AsyncIterator[None]:
-    """Report what is left in the working directory and among the temporary files."""
+    """Report files left in the working directory and the temporary directory."""
     private, before = temporary_folder("check-"), tempfile.tempdir
     here, ours = _names(Path.cwd()), _names(temporary_root())
     tempfile.tempdir = str(private)

@@ -1,8 +1,8 @@
-"""Check a reward with every probe, and prove a task before it costs anything.
+"""Check a reward with every probe, and prove a task before spending money on it.
 
-A task is proved if a right episode earns a pass and doing nothing earns nothing. For each sample the first present of
-these is right: its row's `gold_actions` (a list of actions), its `gold_answer` (a text), the policy that the user
-names, the resource's own expert.
+A task is proved if its reference solution passes and doing nothing scores 0. The reference solution of a sample is the
+first available of: its row's `gold_actions` (a list of actions), its `gold_answer` (text), the policy that the user
+names, the resource's expert.
 """
 
 from __future__ import annotations
@@ -67,70 +67,70 @@ PROBES: tuple[tuple[str, Probe, bool], ...] = (
     ("time and memory", reward_behavior.cost, False),
     ("growth of time", reward_behavior.growth, False),
     ("regular expressions", reward_behavior.patterns, False),
-    ("the same score in the end", reward_behavior.still, False),
+    ("the same score at the end", reward_behavior.still, False),
     ("the range of scores", reward_exploits.scores, False),
     ("what it reads", reward_behavior.reads, False),
     ("changed inputs", reward_behavior.changes_inputs, False),
 )
-"""Each probe with its name; True if it compares scores, which have to be steady for that."""
+"""Each probe with its name, and whether it needs reproducible scores."""
 _NOISE = ("nondeterministic", "hidden-state")
 _NOT_COMPARED = "scores of the same rollout differ, so nothing can be compared"
 _WORST = 5
 _CHECKED_SAMPLES = 4
-"""The reward is checked on the ends of the first samples of a task."""
+"""How many of a task's samples the check of its reward uses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The reward to check, and what is known of it."""
+    """The reward to check, and the user's inputs for it."""
 
     reference: str  # `file.py:function` or `package.module:function`
     choice: SandboxChoice = field(default_factory=lambda: SandboxChoice(reward_time_s=10.0))
     folder: Path | None = None  # what a file path is relative to
     given: Given = field(default_factory=Given)  # ground truths, right answers and transcripts
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the reward itself, which are fixed
+    options: Mapping[str, Any] = field(default_factory=dict)  # fixed options of the reward
     against: str | None = None  # a second reward to compare with
     pass_threshold: float = 1.0
     seed: int = 0
 
 
 def load(plan: Plan) -> tuple[LoadedReward, LoadedReward | None]:
-    """Load the reward and the one that it is compared with. Call it outside of an event loop."""
+    """Load the reward and the reward to compare with. Call it outside an event loop."""
     loaded = load_reward(plan.reference, plan.folder, plan.choice, plan.options)
     reward, given = loaded.reward, plan.given
     check_parameters(reward)
     has_ends = bool(given.ends) or any(rollout.final_state is not None for rollout in given.rollouts)
     if "state" in (reward.parameters or ()) and not has_ends:
         raise ConfigError(
-            f"reward {reward.id!r} judges the final state of a resource, which only an episode has: check the task "
+            f"reward {reward.id!r} scores the final state of a resource, which only episodes have: check the task "
             "file (reward-kit check task.yaml), or give the episodes of a run (--data runs/…/episodes.jsonl)"
         )
     if given.golds and not given.truths and reward.parameters is not None and takes_truth(reward.parameters):
         raise ConfigError(
-            f"reward {reward.id!r} takes a ground_truth: give one --ground-truth JSON for each --gold TEXT"
+            f"reward {reward.id!r} takes a ground_truth: pass one --ground-truth JSON for each --gold TEXT"
         )
     other = load_reward(plan.against, plan.folder, plan.choice) if plan.against else None
     for one in (loaded, other):
         if one is not None and asks_models(one.reward):
             raise ConfigError(
-                f"reward {one.reward.id!r} asks a model, which costs money, and a check asks a few hundred questions: "
-                "measure how it agrees with people instead (reward-kit calibrate)"
+                f"reward {one.reward.id!r} asks a model, which costs money, and a check makes a few hundred calls: "
+                "measure its agreement with people instead (reward-kit calibrate)"
             )
     return loaded, other
 
 
 def asks_models(reward: Reward) -> bool:
-    """Return whether a reward asks models; in a sandbox it cannot."""
+    """Return whether a reward asks models; sandboxed rewards cannot."""
     resources = reward.resources.values() if isinstance(reward, RewardSpec) else ()
     return any(getattr(resource, "asks_models", False) for resource in resources)
 
 
 def is_reward(target: str) -> bool:
-    """Return whether a target names a reward, a function or a class with `score`; by reading it, not by running it."""
+    """Return whether a target names a reward, by reading its file without running it."""
     if ":" not in target:
         return False
     if is_address(target):
-        raise ConfigError(f"{target} runs behind HTTP, and cannot be watched here: check FILE.py:FUNCTION there")
+        raise ConfigError(f"{target} is served over HTTP; check FILE.py:FUNCTION on its server")
     location, name = split_reference(target)
     if location.startswith("reward_kit.rewards"):
         return True
@@ -150,7 +150,7 @@ async def check_reward(
         plan: what to check.
         loaded: as `load` returns it.
         other: as `load` returns it.
-        tell: called with the name of each probe, for a display of progress.
+        tell: called with the name of each probe, to show progress.
     """
     source, origin, limit_s = SourceFacts(), loaded.reward.origin, plan.choice.reward_time_s
     if origin is not None:
@@ -158,19 +158,16 @@ async def check_reward(
     async with bench_for(loaded.reward, limit_s) as bench:
         report = RewardReport(plan.reference, level=bench.level, seed=plan.seed)
         chance = random.Random(plan.seed)
-        tell("how it wants an answer")
+        tell("expected answer form")
         needs_truth = takes_truth(loaded.reward.parameters)
         questions = await learned(plan.given, source.ground_truth, bench, chance, takes_truth=needs_truth)
         if not questions:
-            # Nothing can be checked, which is not a pass: the form of its ground truths is unknown, or it never scores.
+            # Nothing can be checked, which is not a pass: its ground truths have an unknown form, or it never scores.
             (first, *_) = build_questions(Given(), source.ground_truth, takes_truth=True)
             seen = await bench.see(first.answered("The answer is 42."))
-            text = (
-                "not one rollout could be scored with a ground truth made up for it: ground truths of this form are "
-                "not known; give --ground-truth JSON"
-            )
+            text = "no rollout could be scored with a generated ground truth; its form is unknown: pass --ground-truth"
             report.note("never-scores", "error", text, [evidence(f"ground truth {truth_text(first.truth)!r}", seen)])
-            report.cannot("everything else", "it needs a ground truth that the reward can read; --ground-truth JSON")
+            report.cannot("everything else", "needs a ground truth that the reward can read; pass --ground-truth JSON")
             return report
         context = CheckContext(bench, report, source, chance, questions, plan.given.rollouts)
         compared: dict[str, list[Finding]] = {}
@@ -183,7 +180,7 @@ async def check_reward(
             await probe(context)
             if is_comparing:
                 compared[name] = report.findings[before:]
-        if any(map(report.has, _NOISE)):  # state that is kept from call to call may have shown late
+        if any(map(report.has, _NOISE)):  # kept state may show late
             for name, findings in compared.items():
                 report.drop(findings)
                 report.cannot(name, _NOT_COMPARED)
@@ -195,7 +192,7 @@ async def check_reward(
 
 
 async def _compare(context: CheckContext, other: Bench, name: str, threshold: float) -> None:
-    """Score the user's rollouts, and made ones if they are few, with a second reward."""
+    """Compare scores with a second reward, on the user's rollouts and, if they are few, on generated ones."""
     pairs, unscored = [], 0
     requests = [*context.rollouts, *(question.gold for question in context.questions if question.gold is not None)]
     for question in context.questions if len(context.rollouts) < 20 else ():
@@ -211,7 +208,7 @@ async def _compare(context: CheckContext, other: Bench, name: str, threshold: fl
         else:
             pairs.append((left, right, request))
     if len(pairs) < 2:
-        context.report.cannot(f"agreement with {name}", f"{len(pairs)} rollouts were scored by both")
+        context.report.cannot(f"agreement with {name}", f"only {len(pairs)} rollouts were scored by both")
         return
     lefts, rights = np.array([left for left, _, _ in pairs]), np.array([right for _, right, _ in pairs])
     figures = {
@@ -229,17 +226,17 @@ async def _compare(context: CheckContext, other: Bench, name: str, threshold: fl
     for left, right, request in sorted(pairs, key=lambda pair: -abs(pair[0] - pair[1]))[:_WORST]:
         if left != right:
             text = f'"{quoted(request.messages[-1].text, 70)}"' if request.messages else "no messages"
-            lines.append(f"{left:.4g} against {right:.4g}: {text}")
-    text = f"differs from {name}; the worst of {len(pairs)} rollouts"
+            lines.append(f"{left:.4g} vs. {right:.4g}: {text}")
+    text = f"differs from {name}; largest differences in {len(pairs)} rollouts"
     context.report.note("disagrees", "info", text, lines, most=_WORST)
 
 
 _Right = tuple[str, AgentPolicy]
-"""A policy that is right, with its name."""
+"""A reference solution: a policy, with its name."""
 
 
 class End(NamedTuple):
-    """The end of an episode of a proof, as the reward saw it."""
+    """The end of an episode, as the reward saw it."""
 
     request: ScoringRequest
     scored: Scored
@@ -247,7 +244,7 @@ class End(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The score and its reason, or the reason why it is missing."""
+        """The score and its reason, or why it is unscored."""
         if self.scored.score is None:
             return f"unscored ({self.scored.failure.message if self.scored.failure else 'no reason'})"
         reason = self.scored.result.reason if self.scored.result is not None else None
@@ -259,8 +256,8 @@ class SampleProof:
     """The proof of one sample."""
 
     sample: Sample
-    by: str = ""  # "gold_actions", "gold_answer", the name of a policy, "expert"; "" if nothing is known to be right
-    gold: End | None = None  # how the right episode ended; None if nothing is known to be right
+    by: str = ""  # "gold_actions", "gold_answer", the name of a policy, "expert"; "" without a reference solution
+    gold: End | None = None  # the end of the reference solution's episode; None without one
     nothing: End | None = None
     problems: list[str] = field(default_factory=list)
 
@@ -271,21 +268,21 @@ class SampleProof:
             if score is None or score < min(1.0, pass_threshold) - LITTLE:
                 steps = len(self.gold.request.assistant_turns)
                 end = f"; the episode ended with {self.gold.stop_reason} after {steps} steps"
-                self.problems.append(f"what is right ({self.by}) does not score 1: {self.gold.text}{end}")
+                self.problems.append(f"the reference solution ({self.by}) does not score 1: {self.gold.text}{end}")
         if self.nothing is not None and (self.nothing.scored.score is None or self.nothing.scored.score > LITTLE):
             self.problems.append(f"doing nothing does not score 0: {self.nothing.text}")
 
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """The proof of a task's samples, and the check of its reward on their ends."""
+    """The proof of a task's samples, and the check of its reward on their episodes."""
 
     task: LoadedTask
     proofs: Sequence[SampleProof]
     reward: RewardReport
 
     def exit_code(self, fail_on: str) -> int:
-        """Return 1 if a sample has a problem, or the reward a finding of this level or a worse one."""
+        """Return 1 if a sample has a problem, or the reward a finding of this level or worse."""
         has_problems = any(proof.problems for proof in self.proofs)
         return 1 if has_problems and fail_on != "never" else self.reward.exit_code(fail_on)
 
@@ -304,7 +301,7 @@ class TaskReport:
         return {"task": str(self.task.path), "samples": samples, "reward": self.reward.to_json()}
 
     def lines(self) -> Iterator[str]:
-        """Yield the report for a terminal: the reward first, whose verdict counts its own findings alone."""
+        """Yield the report for a terminal: the reward's own report first, then the samples."""
         yield from self.reward.lines()
         for proof in self.proofs:
             where = proof.sample.where or proof.sample.id
@@ -312,8 +309,8 @@ class TaskReport:
         count = len(self.proofs)
         if unknown := sum(proof.gold is None for proof in self.proofs):
             yield (
-                f"not checked: that what is right scores 1, for {unknown} of {count} samples: what is right is not "
-                "known; give rows a gold_answer or gold_actions, the resource an expert_action, or name --gold-policy"
+                f"not checked: that a reference solution scores 1, for {unknown} of {count} samples: they have none; "
+                "give rows a gold_answer or gold_actions, the resource an expert_action, or pass --gold-policy"
             )
         wrong = sum(len(proof.problems) for proof in self.proofs)
         right = sum(proof.gold is not None and not proof.problems for proof in self.proofs)
@@ -321,8 +318,8 @@ class TaskReport:
         by = ", ".join(sorted({proof.by for proof in self.proofs if proof.by})) or "unknown"
         errors = f"{pluralize(wrong, 'error')}; " if wrong else ""
         yield (
-            f"{self.task.path}: {errors}of {pluralize(count, 'sample')}, what is right ({by}) scores 1 and nothing "
-            f"scores 0 on {right}; nothing scores 0 on {nothing}"
+            f"{self.task.path}: {errors}{pluralize(count, 'sample')}; reference solution ({by}) scores 1 and doing "
+            f"nothing 0 on {right}; doing nothing scores 0 on {nothing}"
         )
 
 
@@ -342,9 +339,9 @@ async def check_task(
     seed: int = 0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> TaskReport:
-    """Prove a task's samples, and check its reward on the ends of those episodes; see `prove` for the arguments."""
+    """Prove a task's samples, and check its reward on their episodes; see `prove` for the arguments."""
     proofs = await prove(task, samples, user, policy, seed=seed, tell=lambda proof: tell(f"sample {proof.sample.id}"))
-    assert task.reward is not None  # else nothing was proved
+    assert task.reward is not None  # `prove` checked it
     definition, first = task.definition, proofs[:_CHECKED_SAMPLES]
     ends = [(one.gold.request, one.nothing.request) for one in proofs if one.gold and one.nothing and not one.problems]
     rollouts = [end.request for one in first for end in (one.gold, one.nothing) if end and not end.request.failure]
@@ -369,22 +366,22 @@ async def prove(
     max_concurrency: int = 8,
     tell: Callable[[SampleProof], None] = lambda _: None,
 ) -> list[SampleProof]:
-    """Run and score, for each sample, what is right and doing nothing.
+    """Run and score, for each sample, the reference solution and doing nothing.
 
     Args:
-        task: with a reward.
-        samples: those to prove.
-        user: the task's simulated user, which must be free of cost.
-        policy: what is right if a sample does not have it, with its name; by default the expert of the resource.
-        seed: of the episodes.
+        task: a task with a reward.
+        samples: the samples to prove.
+        user: the task's simulated user, which must not cost money.
+        policy: the reference solution of samples without their own, with its name; by default the resource's expert.
+        seed: the seed of the episodes.
         max_concurrency: samples in flight.
-        tell: called with each sample that is done.
+        tell: called with each finished sample.
 
     Raises:
         ConfigError: the task has no reward, or its user costs money.
     """
     if task.reward is None:
-        raise ConfigError(f"{task.path}: the task names no reward, so there is nothing to prove")
+        raise ConfigError(f"{task.path}: the task has no reward to prove; set reward")
     if user is not None and not user.is_free:
         raise ConfigError(f"{task.path}: its user is a model, which costs money")
     rights = [_right(task, sample, policy) for sample in samples]
@@ -413,7 +410,7 @@ async def prove(
 
 
 def _right(task: LoadedTask, sample: Sample, policy: _Right | None) -> _Right | None:
-    """Return a policy that is known to be right, with its name."""
+    """Return the reference solution of a sample, with its name."""
     for key, form in (("gold_actions", "a list of actions"), ("gold_answer", "a text")):
         if (given := sample.row.get(key)) is None:
             continue

@@ -1,4 +1,4 @@
-"""Probes of how a reward behaves: steady scores, odd rollouts, time and memory, regular expressions, and what it reads.
+"""Probes of a reward's behavior: reproducible scores, odd rollouts, time and memory, regular expressions, inputs.
 
 Each public function is one probe: it calls the reward through a `CheckContext` and adds findings to the report.
 """
@@ -34,12 +34,12 @@ from reward_kit.reward_agent.scoring import ScoringRequest
 _REPEATS = 3
 _FRESH_EVERY = 3
 _LATE_CALLS = 100
-_KEPT = "the score depends on what was scored before: something is kept from call to call"
+_KEPT = "the score depends on earlier calls: the reward keeps state between calls"
 _Scores = list[float | None]
 
 
 async def steady(context: CheckContext) -> None:
-    """Score the same rollouts again and again, forwards and backwards, and in fresh workers."""
+    """Score the same rollouts repeatedly, in both orders and in fresh workers."""
     question, bench = context.first, context.bench
     texts = [*clearly_different()[1:8], " ".join(question.written(value) for value in question.wrong)]
     for known in context.known:
@@ -53,7 +53,7 @@ async def steady(context: CheckContext) -> None:
     rollouts += context.rollouts[:8]
 
     async def in_worker(worker: int) -> list[_Scores]:
-        """Return the scores of the same calls in the same order, in a further interpreter."""
+        """Return the scores of the same calls in the same order in one worker."""
         return [[(await bench.see(one, worker=worker)).score for _ in range(_REPEATS)] for one in rollouts]
 
     here = await in_worker(0)
@@ -61,14 +61,14 @@ async def steady(context: CheckContext) -> None:
     for rollout, scores in zip(reversed(rollouts), reversed(here), strict=True):
         scores.append((await bench.see(rollout)).score)
     why = f" (its file uses {', '.join(context.source.chance)})" if context.source.chance else ""
-    by_chance = f"the same rollout gets different scores{why}; a group's advantages become noise"
+    by_chance = f"the same rollout gets different scores{why}; advantages within a group become noise"
     if not bench.is_confined:
-        missing = "it runs in this process, which has no fresh worker; --sandbox warm has"
-        context.report.cannot("what it keeps from call to call, against a fresh worker", missing)
+        missing = "the reward runs in this process; use --sandbox warm for fresh workers"
+        context.report.cannot("state kept between calls, compared with a fresh worker", missing)
         lines = [_line(rollout, scores) for rollout, scores in zip(rollouts, here, strict=True) if _differ(scores)]
         context.report.note("nondeterministic", "error", by_chance, lines)
         return
-    # A fresh worker costs fifty calls, so that some rollouts stand for all of them unless something moves.
+    # A fresh worker costs as much as fifty calls, so only some rollouts get one unless scores differ.
     fresh = {}
     for index in range(0, len(rollouts), _FRESH_EVERY):
         fresh[index] = (await bench.see(rollouts[index], is_fresh=True)).score
@@ -82,12 +82,12 @@ async def steady(context: CheckContext) -> None:
     one, other = await in_worker(1), await in_worker(2)
     moved = [i for i in range(len(rollouts)) if _differ([*here[i], fresh[i], *one[i], *other[i]])]
     lines = [_line(rollouts[i], here[i], fresh[i], one[i], other[i]) for i in moved]
-    # Two other interpreters make the same calls: equal scores there show memory, steady ones the order of a set.
+    # Two other interpreters make the same calls: equal scores there indicate kept state, constant ones set order.
     if not any(_differ(pair) for left, right in zip(one, other, strict=True) for pair in zip(left, right, strict=True)):
         context.report.note("hidden-state", "error", _KEPT, lines)
     elif not any(_differ(scores) for scores in (*here, *one, *other)):
         text = (
-            "the score differs between interpreters and not within one: it depends on the order of a set or on hash(); "
+            "the score differs between interpreters but not within one: it depends on the order of a set or on hash(); "
             "sort, or use hashlib"
         )
         context.report.note("depends-on-hash-seed", "error", text, lines)
@@ -96,7 +96,7 @@ async def steady(context: CheckContext) -> None:
 
 
 async def still(context: CheckContext) -> None:
-    """Score the first rollouts again, after all other calls and a hundred more."""
+    """Score the first rollouts again after all other calls and a hundred more."""
     if any(context.report.has(code) for code in ("nondeterministic", "hidden-state", "depends-on-hash-seed")):
         return
     for _ in range(_LATE_CALLS):
@@ -105,12 +105,12 @@ async def still(context: CheckContext) -> None:
     for rollout, first in context.early:
         last = (await context.bench.see(rollout)).score
         if _differ([first, last]):
-            lines.append(f"{_line(rollout, [first])} at first, {_words([last])} after some hundreds of calls")
+            lines.append(f"{_line(rollout, [first])} at first, {_words([last])} after several hundred calls")
     context.report.note("hidden-state", "error", _KEPT, lines)
 
 
 def _differ(scores: Sequence[float | None]) -> bool:
-    """Return whether scores differ; scored beside unscored differs too."""
+    """Return whether scores differ, or only some are missing."""
     known = [score for score in scores if score is not None]
     return 0 < len(known) < len(scores) or bool(known and max(known) - min(known) > LITTLE)
 
@@ -143,9 +143,9 @@ _NEVER = "\x01\x02"
 
 
 def attacks(patterns: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield each repeat of each pattern: the pattern, and a short and a long text that go through it and then fail.
+    """Yield each repeat of each pattern: the pattern, and a short and a long text that match it and then fail.
 
-    A pattern with a repeat inside of a repeat may take exponential time on the short one.
+    Nested repeats may take exponential time on the short text.
     """
     done = set()
     for pattern in patterns:
@@ -153,7 +153,7 @@ def attacks(patterns: Iterable[str]) -> Iterator[tuple[str, str, str]]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 tree = parser.parse(pattern)
-        except (re.error, RecursionError, OverflowError):  # reported where it is compiled
+        except (re.error, RecursionError, OverflowError):  # compiling it reports the error
             continue
         for prefix, body in _loops(tree, ""):
             if body and (prefix, body) not in done:
@@ -163,7 +163,7 @@ def attacks(patterns: Iterable[str]) -> Iterator[tuple[str, str, str]]:
 
 
 def _loops(tree: Any, prefix: str) -> Iterator[tuple[str, str]]:
-    """Yield the text that leads to each unbounded repeat, and one round of it."""
+    """Yield the text that leads to each unbounded repeat, and one iteration of it."""
     for code, argument in tree:
         if code in _REGEX_REPEATS:
             _, most, body = argument
@@ -179,7 +179,7 @@ def _loops(tree: Any, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def _example(tree: Any, rounds: int = 0) -> str:
-    """Return a text that a part of an expression matches, with at least `rounds` rounds of each repeat."""
+    """Return a text that part of an expression matches, with at least `rounds` iterations of each repeat."""
     return "".join(_one(code, argument, rounds) for code, argument in tree)
 
 
@@ -217,7 +217,7 @@ _WORDS = {"file": "files opened", "environment": "environment variables", "netwo
 
 
 async def runs_answers(context: CheckContext) -> None:
-    """Check that code in an answer, or in a question, is not run in the process that scores."""
+    """Check that code in an answer or question is not run in the scoring process."""
     code = f"__import__('{_CANARY}')"
     texts = {
         code,
@@ -235,12 +235,12 @@ async def runs_answers(context: CheckContext) -> None:
         seen = await context.see(name, request)
         if any(kind == "code" and _CANARY in what for kind, what in seen.events):
             lines.append(f"{subject} was compiled as Python")
-    text = "runs what a model writes as Python, beside the reward itself; parse it, or run it in a sandbox of its own"
+    text = "runs model-written text as Python in the reward's process; parse it, or run it in a separate sandbox"
     context.report.note("evaluates-answer", "error", text, lines)
 
 
 async def reads(context: CheckContext) -> None:
-    """Report all that was opened, asked for and started in any call; for information, it prevents nothing."""
+    """Report files, network and programs used in any call; this prevents nothing."""
     names: dict[str, list[str]] = defaultdict(list)
     for kind, what in context.events:
         if kind in _WORDS:
@@ -251,10 +251,10 @@ async def reads(context: CheckContext) -> None:
         [f"{kind}: {what}" for kind in kinds for what in names[kind][:3]]
         for kinds in (("network", "process"), ("file", "environment"))
     )
-    text = "asks for the network or starts programs in its calls; where it is confined that may be refused"
+    text = "uses the network or starts programs; a sandbox may refuse that"
     context.report.note("reaches-out", "info", text, outward, most=6)
     if not outward:
-        text = "its score may depend on files or variables of the machine"
+        text = "its score may depend on the machine's files or environment variables"
         context.report.note("reads-outside", "info", text, inward, most=6)
 
 
@@ -267,7 +267,7 @@ _MUCH_MB = 200.0
 
 
 async def cost(context: CheckContext) -> None:
-    """Measure time and memory of an ordinary call, and of one on a long answer."""
+    """Measure time and memory of a call on an ordinary and on a long answer."""
     question = context.first
     request = question.gold or question.answered("The answer is 42.")
     seen = [await context.bench.see(request) for _ in range(_CALLS)]
@@ -290,7 +290,7 @@ async def cost(context: CheckContext) -> None:
 
 
 async def growth(context: CheckContext) -> None:
-    """Score answers of twice the length: they may take twice the time, not four times."""
+    """Check that answers of twice the length take about twice the time, not four times."""
     question = context.first
     pieces = _PIECES
     if question.truth is not None and question.form is not None and question.wrong:
@@ -301,9 +301,9 @@ async def growth(context: CheckContext) -> None:
             continue
         double, line = await _at(context, piece, 2), ""
         if _is_late(seen) or _is_late(double):
-            line = f"{name}, {_LENGTH:,} or {2 * _LENGTH:,} characters: does not come back in time"
+            line = f"{name}, {_LENGTH:,} or {2 * _LENGTH:,} characters: does not return in time"
         elif double.cpu_s > _WORTH_S:
-            # A busy machine slows single calls, so that the fastest of several counts.
+            # A busy machine slows single calls: use the fastest of several.
             once = min([seen.cpu_s, *[(await _at(context, piece, 1)).cpu_s for _ in range(2)]])
             twice = min([double.cpu_s, *[(await _at(context, piece, 2)).cpu_s for _ in range(2)]])
             if twice > _STEEP * once:
@@ -311,7 +311,7 @@ async def growth(context: CheckContext) -> None:
                     f"{name}: {1000 * once:.0f} ms on {_LENGTH:,} characters, {1000 * twice:.0f} ms on {2 * _LENGTH:,}"
                 )
         if line:
-            text = "its time grows faster than the answer: a long one holds up the batch"
+            text = "its time grows faster than the answer's length: a long answer holds up the batch"
             context.report.note("slow-growth", "error", text, [line])
             return
 
@@ -331,7 +331,7 @@ _PIECES = {
     "quotes": '"',
     "sentences with numbers": "Then 12 and 7 make 19. ",
 }
-"""Pieces of long answers, each with its name."""
+"""Pieces to repeat into long answers, by name."""
 
 
 async def _at(context: CheckContext, piece: str, times: int) -> CallOutcome:
@@ -340,13 +340,13 @@ async def _at(context: CheckContext, piece: str, times: int) -> CallOutcome:
 
 
 async def patterns(context: CheckContext) -> None:
-    """Try the reward's own regular expressions on texts on which they may never finish."""
+    """Try the reward's regular expressions on texts that may cause catastrophic backtracking."""
     found, first, bench = context.source.patterns, context.first, context.bench
     if not found:
         return
     if not bench.is_confined:
-        why = "it runs in this process, where nothing can stop an expression; --sandbox warm can"
-        context.report.cannot("whether its regular expressions come back", why)
+        why = "the reward runs in this process, which cannot interrupt a match; use --sandbox warm"
+        context.report.cannot("time of its regular expressions", why)
         return
 
     async def attack(text: str) -> CallOutcome:
@@ -360,10 +360,7 @@ async def patterns(context: CheckContext) -> None:
             if pattern not in exponential and _is_late(await attack(text)):
                 name, line = quoted(pattern, 60), quoted(text, 50)
                 exponential[pattern] = f"{name}: {over} {len(text)} characters: {line}"
-    text = (
-        "a regular expression takes exponential time on a short text that a model may write; repeat nothing that "
-        "repeats"
-    )
+    text = "a regular expression takes exponential time on a short text that a model may write; do not nest repeats"
     context.report.note("catastrophic-regex", "error", text, exponential.values())
     slow: dict[str, str] = {}
     for pattern, short, long in tried:
@@ -375,7 +372,7 @@ async def patterns(context: CheckContext) -> None:
         slow[pattern] = f"{quoted(pattern, 40)}: {took} on {len(part):,} characters, {over} {len(long):,}"
     text = (
         "a regular expression takes quadratic time or more on a long text that a model may write; let no two "
-        r"repeats beside each other match the same signs (\s*.*?\s*: strip() afterwards), or bound them"
+        r"adjacent repeats match the same characters (\s*.*?\s*: strip() afterwards), or bound them"
     )
     context.report.note("slow-regex", "error", text, slow.values())
 
@@ -397,7 +394,7 @@ _FAULT = "raises-on-faults"
 
 
 async def odd(context: CheckContext) -> None:
-    """Score odd histories and odd answers: none may raise, since a model could then escape a bad score."""
+    """Score odd histories and answers: none may raise, or a model could escape a bad score."""
     report, first = context.report, context.first
     tried = [
         (history.name, with_messages(first.blank, history.messages), "raises" if history.is_models else _FAULT)
@@ -414,27 +411,27 @@ async def odd(context: CheckContext) -> None:
         seen = await context.see(name, request)
         if seen.failure is not None:
             broken[_kind_of(seen.failure, otherwise)].append((name, seen))
-        # A zero whose reason names an error is not a judgement.
+        # A zero whose reason names an error is an error.
         reason = seen.result.reason if seen.result is not None and seen.score is not None else None
         if reason and seen.score is not None and seen.score <= LITTLE and _ERROR_WORDS.search(reason):
             zeros.append(f"{name}: {reason[:100]}")
         if name in long_names and seen.cpu_s > _SLOW_S:
-            text = f"takes {seen.cpu_s:.1f} s on {name}; a model that rambles holds up the batch"
+            text = f"takes {seen.cpu_s:.1f} s on {name}; one long answer holds up the batch"
             report.note("slow", "warning", text)
     for kind, (level, text) in _BROKEN.items():
         if cases := broken.get(kind):
             count = pluralize(len({name for name, _ in cases}), "rollout")
             report.note(kind, level, text.format(n=count), [evidence(*case) for case in cases], most=6)
-    lines = [f"line {line}: a score is returned where any exception is caught" for line in context.source.zeros]
+    lines = [f"line {line}: a broad except returns a score" for line in context.source.zeros]
     text = (
-        "an exception becomes a score: what could not be judged counts as wrong; let it raise, or return "
-        "is_score_valid=False, and the rollout is unscored"
+        "an exception becomes a score, so errors count as wrong answers; let it raise or return "
+        "is_score_valid=False to leave the rollout unscored"
     )
     report.note("swallowed-exception", "warning", text, [*lines, *zeros], most=6)
 
 
 def _kind_of(failure: Failure, otherwise: str) -> str:
-    """Return the kind of mistake that left a rollout unscored."""
+    """Return the kind of error that left a rollout unscored."""
     if failure.failure_class == "timeout":
         return "hangs"
     if failure.where == "AlignmentError":
@@ -451,43 +448,43 @@ def _kind_of(failure: Failure, otherwise: str) -> str:
 _BROKEN: dict[str, tuple[Level, str]] = {
     "raises": (
         "error",
-        "raises on {n} that a model brings about; what is unscored is out of reach of a bad score",
+        "raises on {n} that a model can cause; a model could avoid bad scores by being unscored",
     ),
-    _FAULT: ("warning", "raises on {n} that only a fault brings about"),
-    "hangs": ("error", "does not come back in time on {n}"),
+    _FAULT: ("warning", "raises on {n} that only a bug can cause"),
+    "hangs": ("error", "does not return in time on {n}"),
     "misaligned-steps": (
         "error",
-        "gives step_outputs that fit no step on {n}; index steps by assistant_turns",
+        "returns step_outputs for missing steps on {n}; index steps by assistant_turns",
     ),
-    "not-finite": ("error", "makes a score that is not a finite number on {n}"),
+    "not-finite": ("error", "returns a score that is not finite on {n}"),
     "invalid-result": ("error", "returns no valid result on {n}"),
     "large-result": (
         "info",
-        "its result outgrows sandbox.limits.result_kb on {n}; cut what the reason repeats of an answer",
+        "its result exceeds sandbox.limits.result_kb on {n}; quote less of the answer in the reason",
     ),
     "unscored": ("info", "declares {n} unscored"),
 }
 
 
 async def missing_truth(context: CheckContext) -> None:
-    """Check that a sample is unscored if its ground truth is missing, and earns nothing if it cannot be read."""
+    """Check that a missing ground truth leaves a sample unscored, and that an unreadable one earns nothing."""
     question = context.first
     if context.bench.parameters is not None and "ground_truth" not in context.bench.parameters:
         return
     if question.truth is None or not question.separates_answers:
-        context.report.cannot("what a missing ground truth gets", "no answer is known to earn more than a wrong one")
+        context.report.cannot("a missing ground truth", "no known answer earns more than a wrong one")
         return
     wrong = question.written(question.wrong[0]) if question.wrong else "I do not know."
     right = question.written(question.truth)
     answers = {"wrong": wrong, "the right one": right, "no words": "", "no answer": "I do not know."}
     if isinstance(question.truth, str):
         lines = []
-        for truth in ("", "\\frac{{", "n/a"):  # no parser reads them, so that no answer is right
+        for truth in ("", "\\frac{{", "n/a"):  # no parser reads them, so no answer is right
             for text in (wrong, answers["no answer"]):
                 seen = await context.bench.see(replace(question.answered(text), ground_truth=truth))
                 if (seen.score or 0.0) > (question.floor or 0.0) + LITTLE:
                     lines.append(evidence(f"ground_truth {truth!r}", seen, text))
-        text = "a ground truth that cannot be read makes any answer right; leave such a rollout unscored"
+        text = "an unreadable ground truth makes any answer right; leave such a rollout unscored"
         context.report.note("unreadable-truth-earns", "error", text, lines)
     lines, earns = [], False
     for name, text in answers.items():
@@ -496,15 +493,15 @@ async def missing_truth(context: CheckContext) -> None:
             lines.append(evidence(f"ground_truth None, answer: {name}", seen, text))
             earns = earns or seen.score > (question.floor or 0.0) + LITTLE
     if earns:
-        text = "a rollout without a ground truth earns a reward: nothing is compared with nothing"
+        text = "a rollout without a ground truth earns a reward; raise instead, which leaves it unscored"
         context.report.note("missing-truth-earns", "error", text, lines)
     else:
-        text = "a rollout without a ground truth scores 0, as a wrong answer does; raise, and it is unscored"
+        text = "a rollout without a ground truth scores 0 like a wrong answer; raise instead, which leaves it unscored"
         context.report.note("missing-truth-is-zero", "warning", text, lines, most=2)
 
 
 async def changes_inputs(context: CheckContext) -> None:
-    """Check that no call changed its inputs; runs after all other probes."""
+    """Check that no call changed its inputs; run it after all other probes."""
     lines = [f"{name}{how}" for name, how in context.changed.items()]
-    text = "changes what it is given; the next reward of the same rollout judges something else"
+    text = "changes its inputs; the next reward of the same rollout would score changed data"
     context.report.note("mutates-input", "error", text, lines, most=8)

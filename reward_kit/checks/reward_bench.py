@@ -1,4 +1,4 @@
-"""Parts of a reward check: watched reward calls, questions with known answers, and the report."""
+"""Parts of a reward check: recorded reward calls, questions with known answers, and the report."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from reward_kit.sandbox.outcome import Outcome
 from reward_kit.typed_interface import RewardSpec
 
 LITTLE = 1e-6
-"""Scores nearer than this are one."""
+"""Scores closer than this count as equal."""
 _PLAIN_CALLS = "from reward_kit.reward_agent.sandbox_worker import WorkerCalls\n"
 _WATCHED_CALLS = "from reward_kit.checks.call_recorder import RecordedWorkerCalls as WorkerCalls\n"
 ATTACK_CPU_S = 1.0
-"""CPU time after which a call that may never return is ended."""
+"""CPU time limit of a call that may never return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +50,22 @@ class CallOutcome:
     score: float | None  # None if the rollout is unscored
     failure: Failure | None = None  # why it is unscored
     result: EvaluateResult | None = None
-    wall_s: float = 0.0  # of the call alone, as the worker counted; 0 if it did not return
+    wall_s: float = 0.0  # of the call alone, measured in the worker; 0 if it did not return
     cpu_s: float = 0.0  # likewise
-    peak_mb: float = 0.0  # MiB that the call held at most, if that was asked for
+    peak_mb: float = 0.0  # peak memory of the call in MiB, if requested
     changed: Mapping[str, str] = field(default_factory=dict)  # the inputs that it changed, and how
-    events: tuple[tuple[str, str], ...] = ()  # what it opened, asked for and started, as (kind, what)
+    events: tuple[tuple[str, str], ...] = ()  # files, variables, network and programs used, as (kind, name)
 
     @property
     def text(self) -> str:
-        """The score for people, or the reason why it is missing."""
+        """The score as text, or why it is unscored."""
         if self.score is not None:
             return f"{self.score:.4g}"
         return f"unscored ({self.failure.message if self.failure else 'no reason'})"
 
 
 class LocalBench(InProcessScorer):
-    """Calls a reward in this process, where there is one worker, which is never fresh and cannot be ended."""
+    """Calls a reward in this process, which is never fresh and cannot be killed."""
 
     is_confined = False
     level = "in_process"
@@ -76,7 +76,7 @@ class LocalBench(InProcessScorer):
         super().__init__(self._watch.wrap(spec), deadline_s)
 
     async def see(self, request: ScoringRequest, *, memory: bool = False, **_: object) -> CallOutcome:
-        """Make one call, as `SandboxedBench`; only `memory` has an effect."""
+        """Make one call like `SandboxedBench.see`; only `memory` has an effect."""
         self._watch.observed, self._watch.wants_memory = None, memory
         scored = await self.score(request)
         return _seen(scored, self._watch.observed)
@@ -90,7 +90,7 @@ class SandboxedBench(SandboxedScorer):
     def __init__(self, reward: SandboxedReward) -> None:
         source = reward.program.source
         if _PLAIN_CALLS not in source:
-            raise ConfigError(f"reward {reward.id!r}: its program cannot be watched")
+            raise ConfigError(f"reward {reward.id!r} runs an external program, which cannot be checked")
         watched = replace(reward.program, source=source.replace(_PLAIN_CALLS, _WATCHED_CALLS, 1))
         watched = replace(watched, imports=(*watched.imports, "reward_kit.checks.call_recorder"))
         super().__init__(replace(reward, program=watched), slots=2)
@@ -112,15 +112,15 @@ class SandboxedBench(SandboxedScorer):
 
         Args:
             request: the rollout.
-            worker: which of several, each with an interpreter of its own.
-            memory: count its memory, which makes the call slower.
-            is_fresh: use a worker in which nothing was called before.
-            cpu_s: end the call after so much work.
+            worker: the index of a worker; each has its own interpreter.
+            memory: measure its memory, which slows the call down.
+            is_fresh: use a new worker.
+            cpu_s: CPU time limit of the call.
         """
         limits = self._base.limits
         if cpu_s is not None:
             limits = replace(limits, cpu_s=min(cpu_s, limits.cpu_s))
-        # A worker is found by its limits too, so that a slightly longer one has a worker of its own.
+        # Workers are keyed by their limits too: a slightly longer limit gives another worker.
         limits = replace(limits, wall_s=limits.wall_s + worker / 1024)
         self._reward = replace(self._base, limits=limits, level="isolated" if is_fresh else self._base.level)
         self._look, self._observed = {"memory": memory, "inputs": not memory and cpu_s is None}, None
@@ -141,16 +141,16 @@ Bench = LocalBench | SandboxedBench
 
 
 def bench_for(reward: Reward, deadline_s: float | None) -> Bench:
-    """Return the bench that calls a reward and records what it does, to be used as an async context manager."""
+    """Return the bench that calls a reward and records its calls; use it as an async context manager."""
     if isinstance(reward, RewardSpec):
         return LocalBench(reward, deadline_s)
     if isinstance(reward, SandboxedReward):
         return SandboxedBench(reward)
-    raise ConfigError(f"reward {reward.id!r} runs behind HTTP, and cannot be watched here: check it there")
+    raise ConfigError(f"reward {reward.id!r} is served over HTTP; check it on its server")
 
 
 def _seen(scored: Scored, watched: Any) -> CallOutcome:
-    """Return what is known of a call; the worker's own report is untrusted."""
+    """Return the outcome of a call; the worker's report is untrusted."""
     watched = watched if isinstance(watched, dict) else {}
     numbers = {}
     for name in ("wall_s", "cpu_s", "peak_mb"):
@@ -174,7 +174,7 @@ def _seen(scored: Scored, watched: Any) -> CallOutcome:
 _TEXTS = ("42", "1000", "Paris", "A")
 _CALL = {"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}
 _OTHERS: tuple[Any, ...] = (_CALL, ["red", "green", "blue"])
-"""Truths for an annotation without a kind, if the reward cannot read texts."""
+"""Ground truths to try for an unknown annotation if the reward cannot read texts."""
 _BY_ANNOTATION: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("list[int]", ([3, 1, 2],)),
     ("list[float]", ([3.5, 1.0, 2.0],)),
@@ -191,58 +191,58 @@ _BY_ANNOTATION: tuple[tuple[str, tuple[Any, ...]], ...] = (
 
 @dataclass(slots=True)
 class Question:
-    """A question with its ground truth, and what was learnt of the reward on it."""
+    """A question with its ground truth, and the reward's known scores on it."""
 
-    blank: ScoringRequest  # the rollout before the answer; its end and its facts are those of doing nothing
+    blank: ScoringRequest  # the rollout before the answer, as if the agent did nothing
     truth: Any = None  # the ground truth; None if the reward takes none
     gold: ScoringRequest | None = None  # a right rollout; None if none is known
-    is_given: bool = False  # the gold is known to be right; else it was found by trying
-    is_truth_given: bool = True  # the truth is the user's; else it was made up for the annotation
-    form: Form | None = None  # how an answer is written; None if not known, or if no text is the answer
+    is_given: bool = False  # the gold comes from the user; otherwise it was found by trying
+    is_truth_given: bool = True  # the truth comes from the user; otherwise it was generated from the annotation
+    form: Form | None = None  # how an answer is written; None if unknown or if the answer is not text
     wrong: Sequence[Any] = ()
     gold_seen: CallOutcome | None = None
-    floor: float | None = None  # the most that a wrong answer of the same form got; None if none was scored
+    floor: float | None = None  # the best score of a wrong answer of the same form; None if none was scored
     was_scored: bool = False
-    alike: str = ""  # a form in which a wrong answer earned as much as the truth, with what it earned, or ""
+    alike: str = ""  # a form in which a wrong answer earned as much as the truth, with its score, or ""
 
     @property
     def gold_score(self) -> float | None:
-        """The score of the right rollout; None if it has none, or none is known."""
+        """The score of the right rollout; None if unscored or unknown."""
         return self.gold_seen.score if self.gold_seen is not None else None
 
     @property
     def separates_answers(self) -> bool:
-        """The right rollout earns more than wrong ones."""
+        """True if the right rollout earns more than wrong ones."""
         return self.gold_score is not None and self.floor is not None and self.gold_score > self.floor + LITTLE
 
     def answered(self, text: str | None, before: Sequence[Message] = ()) -> ScoringRequest:
-        """Return the rollout in which this is the answer, after `before`."""
+        """Return the rollout with this answer, after the messages `before`."""
         return with_messages(self.blank, (*self.blank.messages, *before, said(text)))
 
     def written(self, value: Any) -> str:
-        """Return a value in the form in which the reward wants it."""
+        """Return a value in the form that the reward expects."""
         return self.form.write(truth_text(value)) if self.form is not None else truth_text(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Answers, truths and rollouts that the user gives with the reward."""
+    """Answers, ground truths and rollouts from the user."""
 
     truths: Sequence[Any] = ()
-    golds: Sequence[str] = ()  # right answers: one for each truth; any number if the reward takes no truth
-    rollouts: Sequence[ScoringRequest] = ()  # transcripts; a `gold_answer` of their row is right
-    ends: Sequence[tuple[ScoringRequest, ScoringRequest]] = ()  # a right rollout, and one of doing nothing
+    golds: Sequence[str] = ()  # right answers: one per truth; any number if the reward takes no truth
+    rollouts: Sequence[ScoringRequest] = ()  # transcripts; the `gold_answer` of their row counts as right
+    ends: Sequence[tuple[ScoringRequest, ScoringRequest]] = ()  # a right rollout, and one that does nothing
 
     def __post_init__(self) -> None:
         if self.golds and self.truths and len(self.golds) != len(self.truths):
             raise ConfigError(
                 f"{len(self.truths)} ground truths and {len(self.golds)} right answers: "
-                "give one --gold for each --ground-truth"
+                "pass one --gold for each --ground-truth"
             )
 
 
 def build_questions(given: Given, annotation: str, *, takes_truth: bool, most: int = 4) -> list[Question]:
-    """Return the questions for a reward, before anything is learnt."""
+    """Return the questions for a reward, without scores."""
     if given.ends:
         pairs = given.ends[:most]
         return [Question(_before_answer(nothing), right.ground_truth, right, True) for right, nothing in pairs]
@@ -283,9 +283,9 @@ def _before_answer(rollout: ScoringRequest) -> ScoringRequest:
 async def learned(
     given: Given, annotation: str, bench: Bench, chance: random.Random, *, takes_truth: bool
 ) -> list[Question]:
-    """Return the questions with the scores of answers to them; [] if the reward reads no invented ground truth.
+    """Return the questions with the scores of their answers; [] if the reward reads no generated ground truth.
 
-    The parameters that `build_questions` has too are passed to it; `chance` draws the wrong answers.
+    Shared parameters go to `build_questions`; `chance` draws the wrong answers.
     """
     questions = build_questions(given, annotation, takes_truth=takes_truth)
     for question in questions:
@@ -300,7 +300,7 @@ async def learned(
 
 
 async def _learn(question: Question, bench: Bench, chance: random.Random) -> None:
-    """Find out how the reward wants an answer, and what it gives for right and wrong ones."""
+    """Find the answer form that the reward expects, and its scores for right and wrong answers."""
     question.wrong = wrong_values(question.truth, chance) if question.truth is not None else ()
     if question.gold is None and is_tool_call(question.truth):
         messages = (*question.blank.messages, tool_answer(question.truth))
@@ -321,7 +321,7 @@ async def _learn(question: Question, bench: Bench, chance: random.Random) -> Non
             continue
         tried.floor = await _floor(tried, bench)
         if tried.floor is None:
-            continue  # an unscored wrong answer is another finding, and proves nothing about this form
+            continue  # an unscored wrong answer is a separate finding and says nothing about this form
         if not tried.separates_answers:
             question.alike = f"{tried.written(question.truth)[:60]}: {tried.gold_score:.4g}, wrong ones too"
         else:
@@ -337,14 +337,14 @@ async def _learn(question: Question, bench: Bench, chance: random.Random) -> Non
 
 
 async def _floor(question: Question, bench: Bench) -> float | None:
-    """Return the most that a wrong answer earns in the same form."""
+    """Return the best score of a wrong answer in the same form."""
     texts = [question.written(value) for value in question.wrong] or ["I do not know."]
     seen = [await bench.see(question.answered(text)) for text in texts]
     return max((one.score for one in seen if one.score is not None), default=None)
 
 
 def _given_form(gold: ScoringRequest, truth: Any) -> Form | None:
-    """Return the form of a right answer that the user gave, if the truth stands in it once."""
+    """Return the form of the user's right answer if it contains the truth once."""
     if truth is None:
         return None
     text = gold.messages[-1].text if gold.messages else ""
@@ -364,24 +364,24 @@ class RewardReport(Report):
     examples: int | None = None
     level: str = ""
     seed: int = 0
-    unchecked: dict[str, str] = field(default_factory=dict)  # the checks that were not possible, with what is missing
+    unchecked: dict[str, str] = field(default_factory=dict)  # checks that were not possible, with the reason
     facts: dict[str, Any] = field(default_factory=dict)  # measurements by name
 
     def note(
         self, kind: str, level: Level, message: str, evidence: Iterable[str] | None = None, *, most: int = 4
     ) -> None:
-        """Add a finding with the first `most` lines of its evidence; one that has to have evidence needs a line."""
+        """Add a finding with at most `most` lines of evidence; if evidence is required, no lines means no finding."""
         lines = tuple(dict.fromkeys(evidence or ()))[:most]
         if lines or evidence is None:
             self.add([Finding(level, kind, message, evidence=lines)])
 
     def drop(self, findings: Sequence[Finding]) -> None:
-        """Take findings back."""
+        """Remove findings."""
         self.findings = [finding for finding in self.findings if finding not in findings]
         self.counts = Counter((finding.level, finding.kind) for finding in self.findings)
 
     def cannot(self, check: str, why: str) -> None:
-        """Record a check that is not possible; the first reason counts."""
+        """Record a check that is not possible; the first reason is kept."""
         self.unchecked.setdefault(check, why)
 
     def to_json(self) -> dict[str, Any]:
@@ -409,7 +409,7 @@ class RewardReport(Report):
             yield f"{'fact:':9}{name}: {text}"
         for check, why in self.unchecked.items():
             yield f"{'not checked:':13}{check}: {why}"
-        left = f", {pluralize(len(self.unchecked), 'question')} could not be asked" if self.unchecked else ""
+        left = f", {pluralize(len(self.unchecked), 'check')} not possible" if self.unchecked else ""
         yield f"{self.target}: {self.verdict()}{left} (run {self.level}, seed {self.seed})"
 
     def _worst_first(self) -> list[Finding]:
@@ -417,7 +417,7 @@ class RewardReport(Report):
 
 
 def quoted(text: str, limit: int) -> str:
-    """Return a text on one line, cut to about `limit` characters, without what a terminal would act on."""
+    """Return a text on one line, cut to about `limit` characters, without terminal control sequences."""
     return one_line(truncate(text, limit))
 
 
@@ -433,12 +433,12 @@ class CheckContext:
     rollouts: Sequence[ScoringRequest] = ()
     scores: dict[str, CallOutcome] = field(default_factory=dict)  # by the name of the rollout
     events: dict[tuple[str, str], None] = field(default_factory=dict)
-    changed: dict[str, str] = field(default_factory=dict)  # inputs that it changed, with how
+    changed: dict[str, str] = field(default_factory=dict)  # the inputs that it changed, and how
     early: list[tuple[ScoringRequest, float | None]] = field(default_factory=list)  # first scores
 
     @property
     def first(self) -> Question:
-        """The question that most probes ask: one whose right answer is known to earn more, before others."""
+        """The question that most probes use, preferably one whose right answer earns more than wrong ones."""
         return next((question for question in self.questions if question.separates_answers), self.questions[0])
 
     @property
@@ -447,7 +447,7 @@ class CheckContext:
         return [question for question in self.questions if question.separates_answers]
 
     async def see(self, name: str, request: ScoringRequest) -> CallOutcome:
-        """Make one call and keep what was seen."""
+        """Make one call and keep its outcome."""
         self.scores[name] = seen = await self.bench.see(request)
         self.events.update(dict.fromkeys(seen.events))
         for what, how in seen.changed.items():
@@ -456,7 +456,7 @@ class CheckContext:
 
 
 def takes_truth(parameters: frozenset[str] | None) -> bool:
-    """Return whether a reward with these parameters is given the ground truth; None stands for any parameters."""
+    """Return whether a reward with these parameters takes the ground truth; None means any parameters."""
     return parameters is None or bool(parameters & {"ground_truth", "ground_truths"})
 
 

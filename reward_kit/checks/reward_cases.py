@@ -1,4 +1,4 @@
-"""Cases for a reward check: odd rollouts, and right, wrong and nearly right answers to a ground truth."""
+"""Cases for a reward check: odd rollouts, and right, wrong and almost right answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MEGABYTE = 1 << 20
 
 
 class OddHistory(NamedTuple):
-    """A history that a reward may not expect; `is_models` if a model's output alone can cause it."""
+    """A history that a reward may not expect; `is_models` if model output alone can cause it."""
 
     name: str
     messages: tuple[Message, ...]
@@ -27,13 +27,13 @@ class OddHistory(NamedTuple):
 
 
 def with_messages(request: ScoringRequest, messages: Sequence[Message]) -> ScoringRequest:
-    """Return the request of a rollout with these messages and the same end."""
+    """Return the request with other messages and the same end."""
     episode = request.episode and _episode(request.rollout_id, messages)
     return replace(request, messages=tuple(messages), assistant_turns=_turns(messages), episode=episode)
 
 
 def make_request(messages: Sequence[Message], ground_truth: Any = None, **facts: Any) -> ScoringRequest:
-    """Return a rollout of these messages, with the steps that a transcript of them has."""
+    """Return a rollout with these messages and the steps derived from them."""
     return ScoringRequest(
         rollout_id="check",
         messages=tuple(messages),
@@ -56,23 +56,23 @@ def _episode(rollout_id: str, messages: Sequence[Message]) -> SingleAgentEpisode
 
 
 def user(text: str) -> Message:
-    """Return a message of the user."""
+    """Return a user message."""
     return Message(role="user", content=text)
 
 
 def said(content: str | list[dict[str, Any]] | None, **more: Any) -> Message:
-    """Return a message of the assistant."""
+    """Return an assistant message."""
     return Message(role="assistant", content=content, **more)
 
 
 def calling(name: str, arguments: Any, call_id: str = "call_1") -> dict[str, Any]:
-    """Return a tool call in the form of chat endpoints; arguments that are a text stay as they are."""
+    """Return a tool call in the form of chat endpoints; text arguments stay as they are."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
 
 
 def odd_histories(prompt: Sequence[Message]) -> Iterator[OddHistory]:
-    """Yield histories after `prompt` that break rewards, each from a published mistake or a habit of a provider."""
+    """Yield continuations of `prompt` that break rewards, each from a published bug or a provider's behavior."""
     asked = tuple(prompt) or (user(QUESTION),)
     call = calling("look_up", {"key": "value"})
     answer = Message(role="tool", tool_call_id="call_1", content="found")
@@ -84,7 +84,7 @@ def odd_histories(prompt: Sequence[Message]) -> Iterator[OddHistory]:
     yield OddHistory("an answer in parts", (*asked, said([{"type": "text", "text": text} for text in ("one ", "two")])))
     yield OddHistory("an answer with an image", (*asked, said([{"type": "image_url", "image_url": {"url": "data:,"}}])))
     yield OddHistory("only a tool call", (*asked, said(None, tool_calls=[call])))
-    yield OddHistory("ends with a tool's answer", (*asked, said(None, tool_calls=[call]), answer))
+    yield OddHistory("ends with a tool result", (*asked, said(None, tool_calls=[call]), answer))
     yield OddHistory("a tool call that is not JSON", (*asked, said(None, tool_calls=[calling("look_up", '{"key": ')])))
     yield OddHistory(
         "a tool call whose arguments are null", (*asked, said(None, tool_calls=[calling("look_up", "null")]))
@@ -104,7 +104,7 @@ def odd_texts() -> Iterator[tuple[str, str]]:
     yield from {
         "spaces": " \n\t ",
         "a lone surrogate": "\ud83d answer",
-        "right-to-left and zero-width signs": "\u202e42\u202c\u200b\u200d\ufeff",
+        "right-to-left and zero-width characters": "\u202e42\u202c\u200b\u200d\ufeff",
         "a NUL": "4\x002",
         "a combining flood": "a" + "\u0301" * 500,
         "superscript and full-width digits": "\u00b2 \uff11\uff12",
@@ -120,9 +120,9 @@ def odd_texts() -> Iterator[tuple[str, str]]:
         "a lone comma": ",",
         "format marks": "{0} {name} %s %d {",
         "a Python expression": "__import__('os').getpid()",
-        "JSON that is no object": "null",
+        "JSON that is not an object": "null",
         "JSON of the wrong kind": '{"answer": {"answer": []}}',
-        "regular expression marks": "(?P<a>[*+\\",
+        "regular expression syntax": "(?P<a>[*+\\",
     }.items()
 
 
@@ -133,7 +133,7 @@ def long_texts() -> Iterator[tuple[str, str]]:
 
 
 def clearly_different() -> tuple[str, ...]:
-    """Return answers that no reward should score all alike."""
+    """Return answers that a reward should not all score the same."""
     return (
         "",
         "I do not know.",
@@ -156,7 +156,7 @@ _WORDS = ("a zebra", "no", "yesterday", "Reykjavik", "green", "seven", "nobody",
 
 
 class Form(NamedTuple):
-    """A way to write an answer: its name, and a function that puts the text around it."""
+    """A way to write an answer: its name, and a function that adds the text around it."""
 
     name: str
     write: Callable[[str], str]
@@ -176,7 +176,7 @@ FORMS = (
     Form("a JSON block", lambda text: f"```json\n{text}\n```"),
     Form("JSON with an answer", lambda text: json.dumps({"answer": text})),
 )
-"""In the order in which they are tried on a reward whose form is not known."""
+"""Tried in this order on a reward whose expected form is unknown."""
 
 
 def truth_text(truth: Any) -> str:
@@ -185,7 +185,7 @@ def truth_text(truth: Any) -> str:
 
 
 def truth_positions(truth: Any, text: str) -> Iterator[tuple[int, int]]:
-    """Yield the positions of a ground truth in a text; for a number, those of equal numbers, as 8.0 in "8.00"."""
+    """Yield the positions of a ground truth in a text; for a number also of equal numbers, as 8.0 in "8.00"."""
     if is_number(truth):
         yield from (match.span() for match in _NUMBERS.finditer(text) if _value(match[0]) == _value(truth))
     elif written := truth_text(truth):
@@ -193,14 +193,14 @@ def truth_positions(truth: Any, text: str) -> Iterator[tuple[int, int]]:
 
 
 def is_number(truth: Any) -> bool:
-    """Return whether a ground truth is a number, or a text that is one."""
+    """Return whether a ground truth is a number, or the text of one."""
     if isinstance(truth, bool):
         return False
     return isinstance(truth, int | float) or (isinstance(truth, str) and bool(_NUMBER.match(truth.strip())))
 
 
 def is_choice(truth: Any) -> bool:
-    """Return whether a ground truth is the letter of a multiple choice."""
+    """Return whether a ground truth is a multiple-choice letter."""
     return isinstance(truth, str) and bool(_SINGLE_LETTER.match(truth.strip()))
 
 
@@ -221,7 +221,7 @@ def _calls(truth: Any) -> list[Any]:
 
 
 def tool_answer(truth: Any) -> Message:
-    """Return the message that makes the calls of a ground truth."""
+    """Return the assistant message with the tool calls of a ground truth."""
     made = []
     for index, call in enumerate(_calls(truth)):
         inner = call.get("function") if isinstance(call.get("function"), Mapping) else call
@@ -230,7 +230,7 @@ def tool_answer(truth: Any) -> Message:
 
 
 def wrong_values(truth: Any, chance: random.Random) -> list[Any]:
-    """Return values that are nothing like the ground truth, of its kind if it has one."""
+    """Return clearly wrong values, of the same kind as the ground truth if known."""
     if isinstance(truth, bool):
         return [not truth]
     if is_choice(truth):
@@ -248,7 +248,7 @@ def wrong_values(truth: Any, chance: random.Random) -> list[Any]:
 
 
 def near_values(truth: Any) -> list[Any]:
-    """Return values that look like the ground truth and are wrong."""
+    """Return wrong values that resemble the ground truth."""
     if isinstance(truth, bool) or is_choice(truth):
         return []
     if is_number(truth):
@@ -276,7 +276,7 @@ def equal_forms(truth: Any) -> Iterator[tuple[str, str]]:
         yield "with a dollar sign", f"${text}"
     elif isinstance(truth, str) and text:
         if text.swapcase() != text:
-            yield "in other case", text.swapcase()
+            yield "in a different case", text.swapcase()
         yield "in bold", f"**{text}**"
     if text:
         yield "with a full stop", f"{text}."
@@ -284,7 +284,7 @@ def equal_forms(truth: Any) -> Iterator[tuple[str, str]]:
 
 
 def options(truth: Any, wrong: Sequence[Any]) -> list[str]:
-    """Return the ground truth among others that it could be."""
+    """Return the ground truth among other possible answers."""
     if is_choice(truth):
         return list("ABCDEFGHIJ"[: max(4, "ABCDEFGHIJ".index(truth.strip()) + 2)])
     if is_number(truth) and isinstance(value := _value(truth), int):

@@ -1,4 +1,4 @@
-"""Check rows: a batch of training rows, and by the same rules TRL's rollout dicts and verifiers' traces."""
+"""Check batches of training rows, TRL's rollout dicts and verifiers' traces by the same rules."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def check_rows(
     current_version: int | None = None,
     max_staleness: int = 0,
 ) -> list[Finding]:
-    """Check that rows hold what `build_rows` promises.
+    """Check that rows meet the contract of `build_rows`.
 
     Args:
-        batch: the rows, each of one segment.
-        episodes: those that the rows are of. Their spans tell actions apart that follow one another without an
-            observation; without them each run of the action mask counts as one action.
-        token_logprobs: the sampler's own log-probabilities of a sequence, to recompute them.
-        current_version: the weights in training; None takes `meta_info["policy_version"]`, if it is there.
-        max_staleness: how many versions behind them a token may have been sampled.
+        batch: the rows, one per segment.
+        episodes: the episodes of the rows. Their spans separate consecutive actions without an observation between
+            them; without `episodes` each run of the action mask counts as one action.
+        token_logprobs: the sampler's log-probabilities of a sequence, to recompute them.
+        current_version: version of the weights in training; None uses `meta_info["policy_version"]` if present.
+        max_staleness: how many versions older a token's weights may be.
 
     Returns:
         The problems, or [].
@@ -56,7 +56,7 @@ def check_rows(
         ConfigError: the batch has no `input_ids` or `action_mask`.
     """
     if missing := [key for key in ("input_ids", "action_mask") if key not in batch.batch and len(batch)]:
-        raise ConfigError(f"rows are proved by their input_ids and action_mask; this batch has no {missing[0]!r}")
+        raise ConfigError(f"the batch has no {missing[0]!r}; rows need input_ids and action_mask")
     known = {episode.id_: episode for episode in episodes or ()}
     version = batch.meta_info.get("policy_version") if current_version is None else current_version
     findings: list[Finding] = []
@@ -79,12 +79,12 @@ def check_rows(
 
 
 def _check_masks(findings: Findings, row: Mapping[str, Array]) -> None:
-    """Check that every mask and value lies on the axis of the ids, and that masks are 0 and 1 and nested."""
+    """Check that masks and values have the length of the ids, and that masks are nested and 0 or 1."""
     size = len(row["input_ids"])
     for key in (*_MASKS, *_VALUES):
         if key in row and len(row[key]) != size:
             sizes = f"{key} has {len(row[key])} entries and input_ids {size}"
-            findings.error("length-mismatch", f"{sizes}; it lies on the axis of the completion alone")
+            findings.error("length-mismatch", f"{sizes}; it covers the completion only")
     for key in _MASKS:
         if key in row and len(wrong := np.flatnonzero((row[key] != 0) & (row[key] != 1))):
             findings.error("mask-values", f"{key} is {row[key][wrong[0]]}", token=int(wrong[0]))
@@ -92,12 +92,12 @@ def _check_masks(findings: Findings, row: Mapping[str, Array]) -> None:
         return
     for outer, inner in pairwise(_MASKS):
         if inner in row and outer in row and len(stray := np.flatnonzero((row[inner] == 1) & (row[outer] == 0))):
-            text = f"{inner} is 1 where {outer} is 0 ({len(stray)} such)"
+            text = f"{inner} is 1 where {outer} is 0 ({len(stray)} tokens)"
             findings.error("mask-outside", text, token=int(stray[0]))
 
 
 def _attended(row: Mapping[str, Array]) -> slice:
-    """Return the part of a row that is not padding; the whole if nothing is attended."""
+    """Return the part of a row that is not padding, or the whole row if nothing is attended."""
     attended = np.flatnonzero(row.get("attention_mask", np.ones(len(row["input_ids"]))) == 1)
     return slice(int(attended[0]), int(attended[-1]) + 1) if len(attended) else slice(0, 0)
 
@@ -127,7 +127,7 @@ def _check_row(
             continue
         values = row[key]
         if len(stray := np.flatnonzero((values != 0) & (tokens.action_mask == 0))):
-            text = f"{key} is {values[stray[0]]:.4g} on a token that the policy did not sample ({len(stray)} such)"
+            text = f"{key} is {values[stray[0]]:.4g} on a token that the policy did not sample ({len(stray)} tokens)"
             findings.error("credit-off-action", text, token=int(stray[0]))
         for step, start, stop in spans:
             credit, kind = values[start:stop], ""
@@ -135,7 +135,7 @@ def _check_row(
                 kind, text = "credit-not-finite", f"{key} is {credit[~np.isfinite(credit)][0]} on an action"
             elif np.ptp(credit) > 0:
                 kind = "credit-varies"
-                text = f"{key} goes from {credit.min():.4g} to {credit.max():.4g} within one action"
+                text = f"{key} varies from {credit.min():.4g} to {credit.max():.4g} within one action"
             elif "loss_mask" in row and credit[0] != 0 and not row["loss_mask"][start:stop].any():
                 kind = "advantage-unscored"
                 text = f"{key} is {credit[0]:.4g} on an action outside the loss"
@@ -145,25 +145,25 @@ def _check_row(
         last = np.zeros(len(rewards), dtype=bool)
         last[[action.stop - 1 for action in spans]] = True
         if len(stray := np.flatnonzero((rewards != 0) & ~last)):
-            text = f"a step reward of {rewards[stray[0]]:.4g} is not on an action's last token ({len(stray)} such)"
+            text = f"a step reward of {rewards[stray[0]]:.4g} is not on an action's last token ({len(stray)} tokens)"
             findings.error("reward-misplaced", text, token=int(stray[0]))
 
 
 def _check_versions(
     findings: Findings, versions: Array, tokens: CheckedTokens, current: int | None, max_staleness: int
 ) -> None:
-    """Check that an action has one version, which is known and not older than the trainer allows."""
+    """Check that each action has one known version within `max_staleness`."""
     for step, start, stop in tokens.spans():
         part = versions[start:stop]
         if len(part) and part.min() != part.max():
-            text = f"versions {part.min()} and {part.max()} sampled one action"
+            text = f"one action was sampled by versions {part.min()} and {part.max()}"
             findings.error("two-versions", text, step=step if tokens.actions else None, token=start)
             return
     sampled = versions[tokens.action_mask == 1]
     if (sampled < 0).any() and (current is not None or (sampled >= 0).any()):
-        findings.error("unknown-version", "the weights that sampled some of its actions were not recorded")
+        findings.error("unknown-version", "the version of the weights that sampled some actions was not recorded")
     elif current is not None and len(off := sampled[(sampled > current) | (sampled < current - max_staleness)]):
-        versions_text = f"sampled by version {off[0]} and the trainer has version {current}"
+        versions_text = f"sampled by version {off[0]}, but the trainer has version {current}"
         findings.error("stale-version", f"{versions_text} (at most {max_staleness} behind)")
 
 
@@ -174,39 +174,37 @@ FORMATS: tuple[str, ...] = get_args(ForeignFormat)
 def check_trl_rollout(
     rollout: Mapping[str, Any], *, what: str = "rollout", token_logprobs: LogprobsOf | None = None
 ) -> list[Finding]:
-    """Check what a `rollout_func` returns to TRL's `GRPOTrainer`.
+    """Check the dict that a `rollout_func` returns to TRL's `GRPOTrainer`.
 
-    `prompt_ids`, `completion_ids`, `logprobs` and the optional `env_mask` (1 on the model's tokens, 0 on those of the
-    environment) are lists of one list per prompt; one row alone is taken as well. The form cannot show where one action
-    ends and the next begins, credit, versions, starts, or a drifted prefix: it holds one sequence for an episode and
-    not what the model saw in each turn. A row whose `score` is None is unscored, and may be masked entirely.
+    `prompt_ids`, `completion_ids`, `logprobs` and the optional `env_mask` (1 on the model's tokens, 0 on environment
+    tokens) hold one list per prompt; a single row is accepted too. The format has one sequence per episode, not the
+    model's input in each turn, so boundaries of adjacent actions, credit, versions, starts and drifted prefixes cannot
+    be checked. A row whose `score` is None is unscored, and may be masked entirely.
 
     Args:
         rollout: the dict.
-        what: names it in messages.
-        token_logprobs: the sampler's own log-probabilities of a sequence.
+        what: its name in messages.
+        token_logprobs: the sampler's log-probabilities of a sequence.
 
     Raises:
-        ConfigError: it is not such a dict.
+        ConfigError: the dict has another format.
     """
     columns: dict[str, list[Array]] = {}
     for key in ("prompt_ids", "completion_ids", "logprobs", "env_mask"):
         if (given := rollout.get(key)) is None:
             continue
-        with boundary(ConfigError, f"{what}: {key!r} is a list of lists of numbers"):
+        with boundary(ConfigError, f"{what}: {key!r} must be a list of lists of numbers"):
             rows = [given] if len(given) and not hasattr(given[0], "__len__") else given
             kind = np.float64 if key == "logprobs" else np.int64
             columns[key] = [np.array([np.nan if x is None else x for x in row], dtype=kind) for row in rows]
             if any(array.ndim != 1 for array in columns[key]):
-                raise ValueError("they are nested deeper: keep the log-probability of the sampled token alone")
+                raise ValueError("they are nested deeper: keep only the log-probability of the sampled token")
     if not {"prompt_ids", "completion_ids"} <= columns.keys():
-        raise ConfigError(
-            f"{what}: a rollout of TRL has 'prompt_ids' and 'completion_ids'; this has {', '.join(rollout)}"
-        )
+        raise ConfigError(f"{what}: a TRL rollout needs 'prompt_ids' and 'completion_ids', got {', '.join(rollout)}")
     findings = Findings(what)
     if len({len(column) for column in columns.values()}) > 1:
         sizes = ", ".join(f"{len(column)} {key}" for key, column in columns.items())
-        findings.error("length-mismatch", f"{sizes}; each key has one list per prompt, in the order of the prompts")
+        findings.error("length-mismatch", f"{sizes}; each key needs one list per prompt, in the order of the prompts")
         return findings
     scores = rollout.get("score")
     for number in range(len(columns["prompt_ids"])):
@@ -220,19 +218,19 @@ def check_trl_rollout(
 def _check_trl_row(findings: Findings, row: Mapping[str, Array], token_logprobs: LogprobsOf | None) -> None:
     prompt, completion, logprobs = row["prompt_ids"], row["completion_ids"], row.get("logprobs")
     if not len(completion):
-        text = "the completion is empty, which TRL refuses; return at least the end token"
+        text = "the completion is empty, which TRL rejects; return at least the end token"
         findings.error("empty-completion", text)
         return
-    # Prompts of all turns in a row: the second begins with the first and goes on with the first action, with which the
-    # completion begins. At least four tokens have to agree, as a prompt may repeat itself.
+    # Concatenated prompts: the second repeats the first and continues with the first action, which also begins the
+    # completion. Require four equal tokens, since a prompt may repeat itself.
     for size in range(1, len(prompt) // 2 + 1):
         if prompt[size] != prompt[0] or not np.array_equal(prompt[:size], prompt[size : 2 * size]):
             continue
         agreeing = first_mismatch(prompt[2 * size :], completion)
         if agreeing and size + agreeing >= 4:
             text = (
-                f"the prompt begins again after {size} tokens and goes on with the completion's: the prompts of all "
-                "turns were joined (as OpenEnv's build_harness_rollout_func does), which the model never saw"
+                f"the prompt repeats after {size} tokens and continues like the completion: the prompts of all turns "
+                "were joined (as OpenEnv's build_harness_rollout_func does), which the model never saw"
             )
             findings.error("concatenated-prompts", text, token=size)
             return
@@ -242,7 +240,7 @@ def _check_trl_row(findings: Findings, row: Mapping[str, Array], token_logprobs:
     sequence = CheckedTokens(np.concatenate([prompt, completion]), np.concatenate([pad, mask]), joined)
     check_tokens(findings, sequence, token_logprobs=token_logprobs)
     if not findings and not (mask == 1).any():
-        findings.error("inverted-mask", "env_mask is 0 on every token, so nothing is learnt")
+        findings.error("inverted-mask", "env_mask is 0 on every token, so nothing is trained")
 
 
 def check_verifiers_trace(
@@ -250,19 +248,19 @@ def check_verifiers_trace(
 ) -> list[Finding]:
     """Check one trace of verifiers: a state with a `trajectory` (v0), or a trace with `nodes` (v1).
 
-    v0 holds for each step the whole prompt and what was sampled, so a drifted prefix shows; it has no reason for a
-    rewritten context, so one that was rewritten on purpose shows as drifted too. v1 holds the messages as a tree, each
-    with the tokens that it adds and compact log-probabilities of the sampled ones alone. There a drifted prefix is one
-    more branch and looks like a compaction; nor can a track be displaced against its mask, or credit stand on an
-    observation. Neither form holds policy versions or starts.
+    v0 stores the whole prompt and the sampled tokens of each step, so drifted prefixes are found; contexts rewritten on
+    purpose are reported too, since it has no field for the reason. v1 stores messages as a tree, each with the tokens
+    that it adds and log-probabilities of the sampled tokens only. There a drifted prefix is another branch and looks
+    like a compaction, and shifted log-probabilities or credit on observations cannot occur. Neither stores policy
+    versions or starts.
 
     Args:
-        trace: the dict, as JSON has it.
-        what: names it in messages.
-        token_logprobs: the sampler's own log-probabilities of a sequence.
+        trace: the dict, as read from JSON.
+        what: its name in messages.
+        token_logprobs: the sampler's log-probabilities of a sequence.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the trace has neither format.
     """
     findings = Findings(what)
     try:
@@ -272,7 +270,7 @@ def check_verifiers_trace(
             elif "trajectory" in trace:
                 _check_trajectory(findings, trace["trajectory"], token_logprobs)
             else:
-                raise ConfigError(f"{what}: a trace of verifiers has 'trajectory' (v0) or 'nodes' (v1)")
+                raise ConfigError(f"{what}: a verifiers trace needs 'trajectory' (v0) or 'nodes' (v1)")
     except RewardKitError as error:
         raise ConfigError(str(error)) from error
     return findings
@@ -281,11 +279,11 @@ def check_verifiers_trace(
 def _check_trajectory(
     findings: Findings, steps: Sequence[Mapping[str, Any]], token_logprobs: LogprobsOf | None
 ) -> None:
-    """Check every step on its own, then the sequence that they are together."""
+    """Check each step, then their joint sequence."""
     tokens = EpisodeTokens()
     for number, step in enumerate(steps):
         if (own := step.get("tokens")) is None:
-            text = "the step has no tokens, so nothing about them is proved"
+            text = "the step has no tokens to check"
             findings.error("no-tokens", text, step=number, level="warning")
             continue
         before = len(findings)
@@ -304,26 +302,26 @@ def _check_trajectory(
 
 
 def _check_turn(findings: Findings, number: int, turn: Mapping[str, Any]) -> None:
-    """Check that lengths fit, ids are ids, and the masks are 0 on the prompt and 1 on what was sampled."""
+    """Check lengths and ids, and that masks are 0 on the prompt and 1 on sampled tokens."""
     prompt, completion = turn["prompt_ids"], turn["completion_ids"]
     for key, ids in (("prompt_mask", prompt), ("completion_mask", completion), ("completion_logprobs", completion)):
         if turn.get(key) is not None and len(turn[key]) != len(ids):
             text = f"{len(ids)} {key.partition('_')[0]}_ids but {len(turn[key])} {key}"
             findings.error("length-mismatch", text, step=number)
     if wrong := [token for token in (*prompt, *completion) if not 0 <= token <= LARGEST_ID]:
-        findings.error("token-id", f"{wrong[0]} is not a token id ({len(wrong)} such)", step=number)
+        findings.error("token-id", f"{wrong[0]} is not a token id ({len(wrong)} tokens)", step=number)
     on_prompt, on_completion = turn.get("prompt_mask") or (), turn.get("completion_mask") or ()
     if any(value not in (0, 1) for value in (*on_prompt, *on_completion)):
         findings.error("mask-values", "a mask has values other than 0 and 1", step=number)
     elif any(on_prompt):
-        text = "prompt_mask is 1 on tokens of the prompt; earlier actions are learnt in their own steps, once"
+        text = "prompt_mask is 1 on prompt tokens; earlier actions are trained once, in their own steps"
         findings.error("mask-on-prompt", text, step=number)
     elif on_completion and not any(on_completion):
-        findings.error("inverted-mask", "completion_mask is 0 on everything that was sampled", step=number)
+        findings.error("inverted-mask", "completion_mask is 0 on every sampled token", step=number)
 
 
 def _check_nodes(findings: Findings, nodes: Sequence[Mapping[str, Any]], token_logprobs: LogprobsOf | None) -> None:
-    """Check every node on its own, then every branch as the sequence that it is."""
+    """Check each node, then the sequence of each branch."""
     for number, node in enumerate(nodes):
         findings += _node_findings(f"{findings.subject}, node {number}", number, node)
     if findings:
@@ -334,7 +332,7 @@ def _check_nodes(findings: Findings, nodes: Sequence[Mapping[str, Any]], token_l
         branch = Findings(f"{findings.subject}, branch to node {leaf}")
         check_tokens(branch, _branch(nodes, leaf), token_logprobs=token_logprobs)
         for finding in branch:
-            # Branches share their beginnings; a fault there is reported once.
+            # Branches share prefixes; report a fault there once.
             if (key := (finding.kind, finding.step, finding.token)) not in seen:
                 seen.add(key)
                 findings.append(finding)
@@ -344,23 +342,23 @@ def _node_findings(subject: str, number: int, node: Mapping[str, Any]) -> Findin
     findings = Findings(subject)
     parent, ids, mask = node.get("parent"), node.get("token_ids") or [], node.get("mask") or []
     if parent is not None and not 0 <= parent < number:
-        findings.error("tree", f"its parent is {parent}; a message follows one that was there before it")
+        findings.error("tree", f"its parent is {parent}; a parent must come before its children")
     if len(mask) != len(ids):
         findings.error("length-mismatch", f"{len(ids)} token ids but {len(mask)} entries of mask")
     sampled = sum(map(bool, mask))
     for key in ("logprobs", "advantages"):
         if (values := node.get(key)) and len(values) != sampled:
-            text = f"{sampled} sampled tokens but {len(values)} {key}; one is expected for each true entry of mask"
+            text = f"{sampled} sampled tokens but {len(values)} {key}; expected one for each true entry of mask"
             findings.error("length-mismatch", text)
     if sampled and not node.get("sampled"):
-        findings.error("mask-on-prompt", "its mask marks sampled tokens, and no model call produced this message")
+        findings.error("mask-on-prompt", "its mask marks sampled tokens, but no model call produced this message")
     if node.get("advantages") and not np.isfinite(node["advantages"]).all():
         findings.error("credit-not-finite", "an advantage is not finite")
     return findings
 
 
 def _branch(nodes: Sequence[Mapping[str, Any]], leaf: int) -> CheckedTokens:
-    """Return the sequence from a root to a leaf, its log-probabilities at their tokens."""
+    """Return the sequence from a root to a leaf, with log-probabilities at their tokens."""
     path: list[Mapping[str, Any]] = []
     index: int | None = leaf
     while index is not None:
@@ -379,9 +377,9 @@ _CHECKS: dict[str, Callable[..., list[Finding]]] = {"trl": check_trl_rollout, "v
 
 
 def check_foreign_file(path: Path, form: str) -> Iterator[list[Finding]]:
-    """Yield the findings of each record of a file: a JSON object, a list of them, or one a line in a `.jsonl` file.
+    """Yield the findings of each record of a file: a JSON object, a list of them, or one per line of a `.jsonl` file.
 
-    A record that is not of this form (one of `FORMATS`) is a finding, and those behind it are read all the same.
+    A record of another form (`form` is one of `FORMATS`) is a finding, and reading continues.
     """
     if form not in _CHECKS:
         raise ConfigError(f"unknown format {form!r}{did_you_mean(form, _CHECKS)}")
@@ -390,7 +388,7 @@ def check_foreign_file(path: Path, form: str) -> Iterator[list[Finding]]:
         try:
             record = value if text is None else _parsed(text, f"{path.parent / what}")
             if not isinstance(record, Mapping):
-                raise ConfigError(f"{what}: a record is a mapping, this one is {type_name(record)}")
+                raise ConfigError(f"{what}: a record must be a mapping, got {type_name(record)}")
             findings = _CHECKS[form](record, what=what)
             is_of_form = True
         except ConfigError as error:
@@ -398,11 +396,11 @@ def check_foreign_file(path: Path, form: str) -> Iterator[list[Finding]]:
             findings = [Finding("error", "unreadable", str(error))]
         yield findings
     if refused is not None and not is_of_form:
-        raise refused  # the whole file is of another form
+        raise refused  # the whole file has another form
 
 
 def _records(path: Path) -> Iterator[tuple[str, str | None, Any]]:
-    """Yield each record as its name, its text and its value; the text is None if the value was parsed already."""
+    """Yield the name, text and value of each record; the text is None if the value is already parsed."""
     try:
         with path.open(encoding="utf-8-sig") as lines:
             if path.suffix == ".jsonl":

@@ -1,4 +1,4 @@
-"""Check a run, or a file of another trainer's rollouts: every episode with its score and its credit, one at a time."""
+"""Check the episodes of a run with their scores and credit, or a file of another trainer's rollouts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SAME = 1e-9
 
 
 def is_run(target: str) -> bool:
-    """Return whether a target is, or was meant as, a run's folder: it has a separator or is in `runs`."""
+    """Return whether a target is meant as a run's folder: it has a separator or is in `runs`."""
     path = Path(target)
     if path.exists() or ":" in target or path.suffix:
         return path.is_dir()
@@ -34,15 +34,15 @@ def is_run(target: str) -> bool:
 
 
 def is_foreign_file(target: str) -> bool:
-    """Return whether a target is a file of records, which need not exist."""
+    """Return whether a target is the path of a file of records; it need not exist."""
     return target.endswith((".json", ".jsonl"))
 
 
 def check_file(path: Path, form: str | None) -> Report:
-    """Check a file of TRL's rollouts or of verifiers' traces."""
+    """Check a file of TRL rollouts or verifiers traces."""
     if form is None:
-        of_run = f"; a run is checked by its folder, {path.parent}" if path.name == _EPISODES else ""
-        raise ConfigError(f"{path}: say whose rollouts these are: --format {' or --format '.join(FORMATS)}{of_run}")
+        of_run = f"; to check a run, pass its folder {path.parent}" if path.name == _EPISODES else ""
+        raise ConfigError(f"{path}: unknown format; pass --format {' or --format '.join(FORMATS)}{of_run}")
     report = Report(str(path), "record")
     for findings in check_foreign_file(path, form):
         report.checked += 1
@@ -51,26 +51,26 @@ def check_file(path: Path, form: str | None) -> Report:
 
 
 def check_run(run: Path, progress: Callable[[int, float], None] = lambda number, share: None) -> Report:
-    """Check every episode of a run with its score and its credit, one at a time.
+    """Check every episode of a run with its score and credit.
 
     Args:
-        run: its folder.
-        progress: called with the number of each line of `episodes.jsonl` and the share of the file that was read.
+        run: the run's folder.
+        progress: called with each line number of `episodes.jsonl` and the share of the file read.
 
     Raises:
         ConfigError: the run does not exist.
-        StoreError: a file of it cannot be read.
+        StoreError: a file of the run cannot be read.
     """
     _require_run(run)
     report, credit, groups = Report(str(run)), _CreditLines(run), BatchChecks()
-    # Of scores one bit is kept, of credit the positions of its lines.
+    # Memory holds one bit per score, and the offsets of credit lines.
     is_scored = {(one["rollout_id"], get_attempt(one)): one.get("score") is not None for one in read_scores(run)}
     size, read, seen = (run / _EPISODES).stat().st_size, 0, set()
     for number, (_, line) in enumerate(placed_lines(run / _EPISODES), 1):
         read += len(line)
         progress(number, read / size)
         try:
-            with boundary(EpisodeError, "it cannot be read as an episode"):
+            with boundary(EpisodeError, "cannot be read as an episode"):
                 record = json.loads(line)
                 episode = episode_from_record(record)
                 findings, attempt = Findings.about_episode(episode.id_), operator.index(get_attempt(record))
@@ -100,26 +100,26 @@ def _require_run(run: Path) -> None:
         return
     if (run / FILE).is_file() and RunHeader.read(run).training is not None:
         raise ConfigError(
-            f"{run} is a run of `reward-kit train`: it keeps figures, checkpoints and a model, and no {_EPISODES} "
-            f"to check. Let its model act, and check that run: reward-kit run TASK -T policy.model={run / 'model'}"
+            f"{run} is a run of `reward-kit train`, which has no {_EPISODES} to check. Evaluate its model, and check "
+            f"that run: reward-kit run TASK -T policy.model={run / 'model'}"
         )
     if run.is_dir():
         inside = [entry.name for entry in sorted(run.iterdir()) if (entry / _EPISODES).is_file()]
         newest = f"; name one of the runs in it, such as {run / inside[-1]}" if inside else ""
         raise ConfigError(f"{run} is not a run: it has no {_EPISODES}{newest}")
-    if (Path("runs") / run / _EPISODES).is_file():  # runs are in this folder by default
+    if (Path("runs") / run / _EPISODES).is_file():  # the default folder of runs
         raise ConfigError(f"no run {run}; did you mean {str(Path('runs') / run)!r}?")
     near = did_you_mean(run.name, (entry.name for entry in run.parent.iterdir())) if run.parent.is_dir() else ""
     raise ConfigError(f"no run {run}{near if near.endswith('?') else ''}")
 
 
 def _check_record(findings: Findings, run: Path, record: Mapping[str, Any], episode: SingleAgentEpisode) -> None:
-    """Check the facts of a line beside the episode itself."""
+    """Check the fields of a line against the episode."""
     if record.get("num_steps", len(episode)) != len(episode) or len(record["steps"]) != len(episode):
         findings.error(
             "track-lengths",
-            f"the line has num_steps {record.get('num_steps')}, lists {len(record['steps'])} steps, and {len(episode)} "
-            "can be read; the final observation or a step is missing",
+            f"the line has num_steps {record.get('num_steps')} and lists {len(record['steps'])} steps, but "
+            f"{len(episode)} can be read; the final observation or a step is missing",
         )
         return
     recorded, summed = record.get("environment_return"), environment_return(episode)
@@ -127,7 +127,7 @@ def _check_record(findings: Findings, run: Path, record: Mapping[str, Any], epis
     if recorded is not None and summed is not None:
         is_same = math.isclose(recorded, summed, rel_tol=_SAME, abs_tol=_SAME)
     if not is_same:
-        text = f"the line has a return of {recorded} and its steps' rewards come to {summed}"
+        text = f"the line has a return of {recorded}, but the rewards of its steps sum to {summed}"
         findings.error("environment-reward", text)
     state = record.get("final_state")
     try:
@@ -135,11 +135,11 @@ def _check_record(findings: Findings, run: Path, record: Mapping[str, Any], epis
     except StoreError:
         is_there = False
     if not is_there:
-        findings.error("final-state", "its final state is not in states/; the run was copied without it")
+        findings.error("final-state", "its final state is not in states/; copy it with the run")
 
 
 def _check_header(run: Path, rollouts: int | None) -> Findings:
-    """Check `run.json`, if it exists; `rollouts` is how many episodes can be read, None if some cannot."""
+    """Check `run.json` if it exists; `rollouts` counts the readable episodes, None if some cannot be read."""
     findings = Findings(FILE)
     if not (run / FILE).is_file():
         return findings
@@ -149,13 +149,13 @@ def _check_header(run: Path, rollouts: int | None) -> Findings:
         findings.error("unreadable", f"{error}; the file was edited, or written by another version")
         return findings
     if header.status == "complete" and rollouts is not None and rollouts < header.total:
-        text = f"the run is marked complete with {header.total} episodes, and there are {rollouts}"
+        text = f"the run is marked complete with {header.total} episodes, but has {rollouts}"
         findings.error("lost-episodes", text)
     return findings
 
 
 def _check_summary(run: Path) -> Findings:
-    """Check that the credit of a run, if it has some, is that of the scores which it has now."""
+    """Check that a run's credit, if any, was computed from its current scores."""
     findings, has_lines = Findings(SUMMARY), (run / CREDIT).is_file()
     if not (run / SUMMARY).is_file():
         return findings
@@ -166,27 +166,27 @@ def _check_summary(run: Path) -> Findings:
         findings.error("unreadable", f"{error}; the file was edited")
         return findings
     if section is None and has_lines:
-        text = f"it has no section `credit`, and there is a {CREDIT}; of which scores that is is unknown: {again}"
+        text = f"it has no section `credit`, so the scores behind {CREDIT} are unknown; {again}"
         findings.error("credit-scores", text, level="warning")
     elif section is not None and not has_lines:
-        findings.error("credit-steps", f"it has a section `credit`, and there is no {CREDIT}: it was lost")
+        findings.error("credit-steps", f"it has a section `credit`, but {CREDIT} is missing")
     if section is None or not has_lines:
         return findings
     try:
         settings = credit_settings(run)
         digest = scores_digest(run, settings) if settings is not None else None
     except RewardKitError as error:
-        findings.error("credit-scores", f"the scores that were credited cannot be read: {error}")
+        findings.error("credit-scores", f"the credited scores cannot be read: {error}")
         return findings
     if digest is None:
         findings.error("unreadable", "the section `credit` cannot be read; the file was edited")
     elif digest != section.get("scores_sha256"):
-        findings.error("credit-scores", f"the credit is of other scores than the run has now; {again}")
+        findings.error("credit-scores", f"the credit was computed from other scores than the run has now; {again}")
     return findings
 
 
 class _CreditLines:
-    """Index of the lines of each episode in a run's `credit.jsonl`; they stand together, of its last attempt."""
+    """Index of each episode's lines in `credit.jsonl`, which are consecutive; the last attempt counts."""
 
     def __init__(self, run: Path) -> None:
         self._weights = _combination_weights(run)
@@ -201,7 +201,7 @@ class _CreditLines:
                 record = json.loads(line)
                 rollout_id, attempt = str(record["rollout_id"]), operator.index(get_attempt(record))
             except (ValueError, KeyError, TypeError, AttributeError):
-                self._is_damaged = True  # which is a finding about that line
+                self._is_damaged = True  # a finding reports the line
             else:
                 self._attempts[rollout_id] = max(attempt, self._attempts.get(rollout_id, 0))
         last, offset = None, 0
@@ -213,7 +213,7 @@ class _CreditLines:
                 last, offset = rollout_id, offset + len(line)
 
     def read(self, rollout_id: str, attempt: int) -> list[dict[str, Any]] | None:
-        """Return the lines of one episode; None if it has none, or if another attempt of it counts."""
+        """Return the lines of one episode; None if it has none or another attempt counts."""
         if rollout_id not in self._offsets or self._attempts.get(rollout_id) != attempt:
             return None
         rows: list[dict[str, Any]] = []
@@ -227,7 +227,7 @@ class _CreditLines:
         return rows
 
     def check_combination(self, findings: Findings, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Find the first step whose A is not what its A_E and A_S come to."""
+        """Find the first step whose A is not the weighted sum of its A_E and A_S."""
         if self._weights is None:
             return
         on_episode, on_step = self._weights
@@ -239,22 +239,22 @@ class _CreditLines:
             if not math.isclose(expected, recorded, rel_tol=_SAME, abs_tol=_SAME):
                 findings.error(
                     "credit-combination",
-                    f"A is {recorded:.6g}, and {on_episode:g} A_E + {on_step:g} A_S is {expected:.6g}; a line was "
-                    f"changed by hand, or {SUMMARY} has the options of other credit",
+                    f"A is {recorded:.6g}, but {on_episode:g} A_E + {on_step:g} A_S is {expected:.6g}; a line was "
+                    f"edited, or {SUMMARY} has the options of other credit",
                     step=row["step"],
                 )
                 return
 
     def strays(self) -> list[Finding]:
-        """Return credit of episodes that the run does not have; unknown if a line of its episodes cannot be read."""
+        """Find credit of episodes that the run does not have; skipped if a line of its episodes cannot be read."""
         findings = Findings(CREDIT)
         for rollout_id in () if self._is_damaged else sorted(self._offsets.keys() - self._attempts.keys()):
-            findings.error("credit-steps", f"it credits {rollout_id}, of which {_EPISODES} has no line: it was lost")
+            findings.error("credit-steps", f"it credits {rollout_id}, but {_EPISODES} has no line for it")
         return findings
 
 
 def _combination_weights(run: Path) -> tuple[float, float] | None:
-    """Return the weights of A_E and A_S in A; None if the run has no credit, or they are unknown."""
+    """Return the weights of A_E and A_S in A; None if the run has no credit or they are unknown."""
     if (settings := credit_settings(run)) is None:
         return None
     if settings.estimator != "gigpo":
@@ -268,9 +268,9 @@ def _combination_weights(run: Path) -> tuple[float, float] | None:
 
 
 def _credit_line(line: bytes, place: str) -> dict[str, Any]:
-    with boundary(ConfigError, f"{place}: the line is not the credit of a step"):
+    with boundary(ConfigError, f"{place}: not the credit of a step"):
         row: dict[str, Any] = json.loads(line.rstrip())
         for name in ("A", "A_E", "A_S", "return_to_go"):
             if not isinstance(row.get(name), int | float | None):
-                raise ConfigError(f"{place}: {name} is a number, or null where unscored; got {row[name]!r}")
+                raise ConfigError(f"{place}: {name} must be a number, or null if unscored; got {row[name]!r}")
         return {"rollout_id": row["rollout_id"], **row}

@@ -1,4 +1,4 @@
-"""Facts of a reward's source text, which is parsed and never run: annotations, words, patterns, swallowed errors."""
+"""Facts from a reward's parsed source, which is never run: annotations, words, patterns, swallowed errors."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _BROAD = {"Exception", "BaseException"}
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
-    """The facts of the text of a reward."""
+    """Facts about the source of a reward."""
 
     ground_truth: str = ""  # the annotation of `ground_truth`, "" if it is missing
     words: tuple[str, ...] = ()  # the string literals of the file, without docstrings
-    patterns: tuple[str, ...] = ()  # the texts among them that are used as regular expressions
-    zeros: tuple[int, ...] = ()  # lines at which a broad `except` of the reward, or of what it calls, makes a score
-    chance: tuple[str, ...] = ()  # modules it imports whose values differ from call to call
-    has_sets: bool = False  # it builds sets or asks for hashes, whose order and value differ between interpreters
+    patterns: tuple[str, ...] = ()  # the literals used as regular expressions
+    zeros: tuple[int, ...] = ()  # lines where a broad `except` of the reward or its helpers makes a score
+    chance: tuple[str, ...] = ()  # imported modules whose values differ between calls
+    has_sets: bool = False  # uses sets or hashes, which differ between interpreters
 
 
 def read_facts(text: str, name: str) -> SourceFacts:
-    """Read the text of a reward's file; `name` is the reward in it, dotted for a method.
+    """Read the source of a reward's file; `name` is the reward, dotted for a method.
 
-    A text that is not Python has no facts: that is reported when it is loaded.
+    A text that is not Python has no facts; loading it reports the error.
     """
     if (tree := _parse(text)) is None:
         return SourceFacts()
@@ -62,7 +62,7 @@ def read_facts(text: str, name: str) -> SourceFacts:
 
 
 def kind_in(text: str, name: str) -> str:
-    """Return what a text defines under a name: "reward", "class" for a class without `score`, or "" if unknown."""
+    """Return the kind of a definition: "reward", "class" for a class without `score`, or "" if unknown."""
     if (tree := _parse(text)) is None:
         return ""
     definition = find_definition(name, tree.body)
@@ -73,7 +73,7 @@ def kind_in(text: str, name: str) -> str:
 
 
 def rewards_in(text: str) -> list[str]:
-    """Return the rewards that a text defines: what is decorated as one, else what takes `messages`."""
+    """Return the names of decorated rewards, or without any, of functions that take `messages`."""
     if (tree := _parse(text)) is None:
         return []
     known = [node for node in definitions(tree.body) if not node.name.startswith("_")]
@@ -102,12 +102,12 @@ def _truth_annotation(tree: ast.Module, name: str) -> str:
 
 
 def _reached(tree: ast.Module, name: str) -> list[ast.AST]:
-    """Return the reward, and the functions and classes of its file that it uses, directly or not."""
+    """Return the reward, and the functions and classes of its file that it uses directly or indirectly."""
     if (first := find_definition(name, tree.body)) is None:
         return [tree]
     known = {node.name: node for node in definitions(tree.body)}
     reached: list[ast.AST] = [first]
-    for part in reached:  # which grows
+    for part in reached:  # grows during the loop
         names = {node.id for node in ast.walk(part) if isinstance(node, ast.Name)}
         reached += [known[one] for one in names if one in known and known[one] not in reached]
     return reached

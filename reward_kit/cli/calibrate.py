@@ -1,4 +1,4 @@
-"""`reward-kit calibrate`: how far an LLM judge, or any reward, agrees with people."""
+"""`reward-kit calibrate`: the agreement of an LLM judge, or any reward, with human labels."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _columns(command: Any) -> Any:
     help="The reward, or reward_kit.rewards:NAME.",
 )
 @set_option("An option of the reward.", ("-O", "--option", "options"))
-@click.option("--data", type=click.Path(path_type=Path), help="The transcripts that rollout_id names.")
+@click.option("--data", type=click.Path(path_type=Path), help="Transcripts for the rollout_id column.")
 @click.option(
     "--pairs",
     type=click.Choice(["scores", "judge"]),
@@ -67,12 +67,12 @@ def _columns(command: Any) -> Any:
     type=click.FloatRange(0, 1),
     default=0.5,
     show_default=True,
-    help="For yes/no labels: the score from which on the answer is yes.",
+    help="For yes/no labels: the lowest score that counts as yes.",
 )
 @click.option("--levels", metavar="X,Y,…", help="All possible labels, if some do not occur in the file.")
 @sandbox_options()
 @click.option("--max-concurrency", type=WholeNumber(1), default=16, show_default=True, help="Calls in flight.")
-@click.option("--seed", type=WholeNumber(0), default=0, show_default=True, help="Seed of the intervals.")
+@click.option("--seed", type=WholeNumber(0), default=0, show_default=True, help="Seed of the bootstrap.")
 @click.option(
     "--resamples",
     type=WholeNumber(0),
@@ -81,7 +81,7 @@ def _columns(command: Any) -> Any:
     help="Bootstrap resamples; 0: no intervals.",
 )
 @click.option("--worst", type=WholeNumber(0), default=5, show_default=True, help="Disagreements to show.")
-@json_option("Print it as JSON on standard output.")
+@json_option("Print the result as JSON on standard output.")
 @_columns
 @trust_option
 def command(
@@ -100,7 +100,7 @@ def command(
     as_json: bool,
     **columns: str,
 ) -> None:
-    """Score what people have labelled, and show how far the scores agree with them.
+    """Score human-labelled answers, and show how far the scores agree with the labels.
 
     LABELS is a CSV with `id`, `label` and `prompt`, `response`, or `messages` as JSON, or `rollout_id` with --data. For
     pairs it has `winner` (A, B or tie), `prompt`, `response_a` and `response_b`.
@@ -114,9 +114,7 @@ def command(
     try:
         known = tuple(float(part) for part in levels.split(",")) if levels is not None else None
     except ValueError:
-        raise click.UsageError(
-            f"--levels {levels!r}: write numbers with commas between them, such as 1,2,3,4,5"
-        ) from None
+        raise click.UsageError(f"--levels {levels!r}: write numbers separated by commas, such as 1,2,3,4,5") from None
     settings = Settings(threshold, known, seed, resamples)
     names = LabelColumns(**{name.removesuffix("_column"): value for name, value in columns.items()})
     rows = read_labels(labels, names, data=data, pairs=pairs)
@@ -146,7 +144,7 @@ def command(
 def _loaded(
     reward: str, name: str, confinement: Mapping[str, Any], options: tuple[str, ...]
 ) -> tuple[Reward, float | None]:
-    """The reward with its options, and how long a call may take."""
+    """Return the reward with its options, and the time limit of a call."""
     given = {"reward_options": apply_overrides({}, dict(parse_override(item, "-O") for item in options))}
     try:
         keys = {"name": name, "reward_function_path": reward, **given}

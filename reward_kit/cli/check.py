@@ -1,4 +1,4 @@
-"""`reward-kit check`: a task file, a reward or a resource before it costs anything, and a run after it did."""
+"""`reward-kit check`: check a task file, a reward or a resource before a run, or the run afterwards."""
 
 from __future__ import annotations
 
@@ -58,26 +58,26 @@ _TARGETS_OF_OPTION = {
     "seed": ("reward", "task file", "resource"),
     "form": ("file of rollouts",),
 }
-"""For which kind of target an option is."""
+"""The kinds of targets that an option applies to."""
 _SECONDS_BETWEEN = 5.0
 
 
 @click.command(name="check")
 @click.argument("target", shell_complete=complete_targets)
-@set_option("Resource: a key of its config.", ("-c", "--config", "config"))
-@set_option("Reward: an option of it.", ("-O", "--option", "options"))
+@set_option("Resource: set a key of its config.", ("-c", "--config", "config"))
+@set_option("Reward: set an option.", ("-O", "--option", "options"))
 @click.option(
     "--steps",
     type=WholeNumber(1),
     default=20,
     show_default=True,
-    help="How many random actions to try on a resource.",
+    help="Resource: number of random actions to try.",
 )
 @click.option(
-    "--data", type=click.Path(path_type=Path), help="Reward: transcripts to try it on, as `score` takes them."
+    "--data", type=click.Path(path_type=Path), help="Reward: transcripts to try it on, in the format of `score`."
 )
-@click.option("--ground-truth", multiple=True, metavar="JSON", help="Reward: a ground truth; may be given again.")
-@click.option("--gold", multiple=True, metavar="TEXT", help="Reward: a right answer, one for each ground truth.")
+@click.option("--ground-truth", multiple=True, metavar="JSON", help="Reward: a ground truth; may be repeated.")
+@click.option("--gold", multiple=True, metavar="TEXT", help="Reward: a correct answer for each ground truth.")
 @click.option(
     "--against",
     metavar="FILE.py:FUNCTION",
@@ -87,7 +87,7 @@ _SECONDS_BETWEEN = 5.0
 @click.option(
     "--sandbox",
     type=click.Choice(["in_process", "warm", "isolated"]),
-    help="Reward, task file: where the reward runs; default: warm for a file of your own.",
+    help="Reward, task file: where the reward runs; default: warm for your own file.",
 )
 @click.option("--read-path", multiple=True, metavar="PATH", help="Reward: a file or folder that it may read.")
 @click.option(
@@ -99,7 +99,7 @@ _SECONDS_BETWEEN = 5.0
     help="Reward: seconds for one call.",
 )
 @click.option(
-    "--limit", type=WholeNumber(1), default=10, show_default=True, help="Task file: how many samples to prove."
+    "--limit", type=WholeNumber(1), default=10, show_default=True, help="Task file: number of samples to check."
 )
 @click.option(
     "--gold-policy",
@@ -112,25 +112,24 @@ _SECONDS_BETWEEN = 5.0
     type=click.Choice(FAIL_ON),
     default="error",
     show_default=True,
-    help="Reward, task file, run, rollouts: from which findings on to exit with 1.",
+    help="Reward, task file, run, rollouts: lowest level of findings that exits with 1.",
 )
-@json_option("Reward, task file, run, rollouts: print what was found as JSON.")
-@click.option("--format", "form", type=click.Choice(FORMATS), help="File of rollouts: of which trainer.")
-@click.option("--seed", default=0, show_default=True, help="For everything random.")
+@json_option("Reward, task file, run, rollouts: print the findings as JSON.")
+@click.option("--format", "form", type=click.Choice(FORMATS), help="File of rollouts: the trainer that wrote it.")
+@click.option("--seed", default=0, show_default=True, help="Seed of all random choices.")
 @click.option("--no-run", is_flag=True, help="Task file: read it and its dataset, show what would run, run nothing.")
 @trust_option
 def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more: Any) -> None:
     """Check TARGET: a task file, a reward, a resource (a built-in name, module:Class or file.py:Class), or a run.
 
-    A task is proved on its first samples: what is right (a row's gold_actions or gold_answer, a policy, or the
-    resource's expert) scores 1, and doing nothing scores 0. Then its reward is checked on the ends of those episodes.
+    A task is checked on its first samples: a correct solution (a row's gold_actions or gold_answer, a policy, or the
+    resource's expert) must score 1, and doing nothing 0. Then its reward is checked on the ends of those episodes.
 
     A reward (file.py:function or package.module:function) is tried on odd, wrong, cheating and long rollouts, in
-    its sandbox. A resource is driven with random actions; what it declares about forking, determinism and state keys is
-    proved.
+    its sandbox. A resource gets random actions, which test its claims about forking, determinism and state keys.
 
-    A run (its folder) is read episode by episode: tokens, masks, log-probabilities, messages, ends, groups and credit
-    are what a trainer takes them for. A .json or .jsonl file of another trainer's rollouts is read so by --format.
+    A run (its folder) is checked episode by episode: tokens, masks, log-probabilities, messages, ends, groups and
+    credit. With --format, a .json or .jsonl file of another trainer's rollouts is checked likewise.
     Exit codes: 0 nothing found, 1 findings, 2 wrong usage.
 
     \b
@@ -149,7 +148,7 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
         if more["no_run"]:
             _, samples = read_task(Path(target))
             code = plan_file_code(Path(target))
-            echo(f"{target}: the file is ok as far as reading shows. {pluralize(len(samples), 'sample')}.")
+            echo(f"{target}: the file is ok as far as can be read. {pluralize(len(samples), 'sample')}.")
             echo("\n".join(["It would run:", *describe_code(code)]) if code.files else "It names no code to run.")
             echo("Nothing was run.")
             return
@@ -183,7 +182,7 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
 
 
 def _print_report(report: Report | TaskReport, fail_on: str, as_json: bool) -> None:
-    """Print what was found, and exit with its code."""
+    """Print the findings, and exit with their code."""
     if as_json:
         echo_json(report.to_json(), indent=2)
     else:
@@ -211,7 +210,7 @@ def _check_task(path: Path, options: Mapping[str, Any], seed: int) -> None:
         echo(note, err=True)
     if not anyio.run(check_resource_starts, task.definition, task.samples, task.located) and task.tools is None:
         kind = task.definition.resource_type
-        echo(f"warning: resource {kind!r} offers no tools, and an agent can only write texts", err=as_json)
+        echo(f"warning: resource {kind!r} has no tools, so an agent can only write text", err=as_json)
     episodes = len(task.samples) * task.rollouts_per_sample
     reward = f"scored by {task.reward.id}" if task.reward else "not scored"
     by = f"by {', '.join(named.label for named in plan.policies)}" if plan.policies else "by the policy that you name"
@@ -220,7 +219,7 @@ def _check_task(path: Path, options: Mapping[str, Any], seed: int) -> None:
     if task.reward is None:
         return
     if why := why_not_free(task, plan.user):
-        echo(f"not checked: that what is right scores 1 and nothing scores 0: {why}", err=as_json)
+        echo(f"not checked: a correct solution scores 1 and doing nothing scores 0: {why}", err=as_json)
         return
     policy, name = None, options["gold_policy"]
     if name is not None:
@@ -241,7 +240,7 @@ def _check_reward(target: str, options: Mapping[str, Any], seed: int) -> None:
         try:
             truths.append(json.loads(text))
         except ValueError as error:
-            raise ConfigError(f"--ground-truth {text!r} is not JSON: {error}; quote a text: '\"Paris\"'") from None
+            raise ConfigError(f"--ground-truth {text!r} is not JSON: {error}; quote text: '\"Paris\"'") from None
     plan = Plan(
         target,
         SandboxChoice(options["sandbox"], read_paths=options["read_path"], reward_time_s=options["deadline"]),
@@ -261,7 +260,7 @@ def _check_reward(target: str, options: Mapping[str, Any], seed: int) -> None:
 
 @contextmanager
 def _status_line() -> Iterator[Callable[[str], None]]:
-    """Show what is being asked on one line of a terminal; without a terminal show nothing."""
+    """Show the current check on one line of a terminal; without a terminal show nothing."""
     is_shown = sys.stderr.isatty()
 
     def show(what: str) -> None:
@@ -278,7 +277,7 @@ def _status_line() -> Iterator[Callable[[str], None]]:
 def _check_resource(target: str, config: dict[str, Any], steps: int, seed: int) -> None:
     if target.endswith(".py") and Path(target).is_file():
         rewards = [f"{target}:{name}" for name in rewards_in(read_source(Path(target)))]
-        raise ConfigError(f"{target}: name what to check in it: {', '.join(rewards) or 'file.py:function'}")
+        raise ConfigError(f"{target}: name the object to check: {', '.join(rewards) or 'file.py:function'}")
     if Path(target).exists():
         raise ConfigError(f"{target} is neither a task file (.yaml) nor a resource (a name, or file.py:Class)")
     kind = resource_class(target)

@@ -1,4 +1,4 @@
-"""`reward-kit compare`: whether a run is better than another, how sure that is, and gates for CI."""
+"""`reward-kit compare`: differences between runs with confidence intervals, and gates for CI."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from reward_kit.runs.comparison_table import comparison_notes, comparison_table
 
 
 class _Margin(Number):
-    """The largest loss; the message explains that a run after the option is taken for its value."""
+    """The largest allowed loss; the message explains that a run after the option is read as its value."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             float(value)
         except ValueError:
-            self.fail(f"{value!r} is not a number; put --fail-on-regression behind the runs, or write =0", param, ctx)
+            self.fail(f"{value!r} is not a number; put --fail-on-regression after the runs, or write =0", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -41,7 +41,7 @@ class _Margin(Number):
     "policies",
     multiple=True,
     metavar="NAME",
-    help="Of a run with several policies, the one to compare; may be repeated.",
+    help="In runs with several policies: one to compare; may be repeated.",
 )
 @newest_run_option("the two newest runs are")
 @click.option(
@@ -57,8 +57,8 @@ class _Margin(Number):
 )
 @click.option("--fail-under", type=Number(), metavar="X", help="Exit 1 if the mean score of the last run is below X.")
 @click.option("--lower-bound", is_flag=True, help="With --fail-under: the lower bound of its interval, not the mean.")
-@click.option("--seed", type=WholeNumber(0), default=0, show_default=True, help="Of the bootstrap and permutations.")
-@click.option("--display", type=click.Choice(["rich", "plain"]), help="The table; default by terminal.")
+@click.option("--seed", type=WholeNumber(0), default=0, show_default=True, help="Seed of the resampling.")
+@click.option("--display", type=click.Choice(["rich", "plain"]), help="Table style; default by terminal.")
 @json_option("Print the comparison as JSON on standard output.")
 def command(
     runs: tuple[Path, ...],
@@ -72,9 +72,9 @@ def command(
     display: str | None,
     as_json: bool,
 ) -> None:
-    """Set each RUN beside the first, the baseline, on the samples that they share. RUN is a folder of `run` or `score`.
+    """Compare each RUN with the first, the baseline, on their common samples. RUN is a folder of `run` or `score`.
 
-    One RUN alone is compared by its policies. Without RUN, the two newest of a task are compared, the older one first.
+    With one RUN, its policies are compared. Without RUN, the two newest of a task are compared, the older first.
 
     \b
     Examples:
@@ -84,7 +84,7 @@ def command(
       reward-kit compare runs/both --policy openai/small --policy openai/large
     """
     if lower_bound and fail_under is None:
-        raise click.UsageError("--lower-bound goes with --fail-under")
+        raise click.UsageError("--lower-bound needs --fail-under")
     comparison = compare(read_sides(runs or two_newest(log_dir), policies), seed)
     gates = regression_gates(comparison, fail_on_regression) if fail_on_regression is not None else []
     if fail_under is not None:

@@ -1,4 +1,4 @@
-"""`reward-kit credit`: what each step of a run was worth, by any estimator, from the scores that the run has."""
+"""`reward-kit credit`: the value of each step of a run, by any estimator, from the run's scores."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ _DIGEST, _DIGEST_SHOWN = re.compile("[0-9a-f]{32,}"), 8
     "--estimator",
     metavar="NAME",
     shell_complete=complete_estimators,
-    help="Default: that of the task's `credit:` block, else gigpo.",
+    help="Default: from the task's `credit:` block, else gigpo.",
 )
-@set_option("An option of the estimator, or step_rewards.", ("-O", "--option", "options"))
+@set_option("Set an option of the estimator, or step_rewards.", ("-O", "--option", "options"))
 @newest_run_option()
 @trust_option
 @click.option("--top", type=WholeNumber(0), default=5, show_default=True, help="Best and worst steps to show.")
-@json_option("Print the facts, and the steps, as JSON on standard output.")
+@json_option("Print the summary and the steps as JSON on standard output.")
 def command(
     run: Path | None, estimator: str | None, options: tuple[str, ...], log_dir: Path, top: int, as_json: bool
 ) -> None:
     """Compute the credit of each step of RUN: write credit.jsonl, replacing an earlier one, and show the extremes.
 
-    Its page, report.html, is written again too, with every step's credit beside it. Without RUN, the newest is taken.
+    Its page, report.html, is rewritten with every step's credit. Without RUN, the newest is taken.
 
     \b
     Examples:
@@ -81,8 +81,8 @@ def command(
     header = RunHeader.read_folder(run)
     if header.training is not None:
         raise ConfigError(
-            f"{run} is a training run, which has no episodes.jsonl; the credit of the episodes that it kept "
-            "(logs.episodes_every) stands in their lines, in episodes/, under training.credit"
+            f"{run} is a training run, which has no episodes.jsonl; the credit of its kept episodes "
+            "(logs.episodes_every) is in their lines in episodes/, under training.credit"
         )
     asked = dict(parse_override(item, "-O") for item in options)
     settings = _trusted(run, header, _settings(header, estimator, asked), is_typed="state_hash" in asked)
@@ -106,7 +106,7 @@ def command(
 
 
 def _settings(header: RunHeader, estimator: str | None, asked: Mapping[str, Any]) -> CreditModel:
-    """Return the task's settings with those of the command line laid over; another estimator has its own options."""
+    """Return the task's settings, overridden by the command line; another estimator drops the task's options."""
     if "estimator" in asked:
         raise ConfigError("-O estimator: write --estimator NAME")
     try:
@@ -137,7 +137,7 @@ def _trusted(run: Path, header: RunHeader, settings: CreditModel, *, is_typed: b
 
 
 def _show(credit: RunCredit, best: Sequence[Mapping[str, Any]], worst: Sequence[Mapping[str, Any]]) -> None:
-    # A file or a pipe is as wide as the table needs; a person's terminal is what it is.
+    # A file or a pipe is as wide as the table needs; a terminal has a fixed width.
     console = SafeConsole(width=None if SafeConsole().is_terminal else 160)
     console.print(Text(headline(credit.section), "bold"))
     table = Table(box=None, show_header=False)
@@ -172,14 +172,14 @@ def _steps_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
         figures = ["–" if value is None else f"{value + 0.0:+.3f}" for value in values]  # -0.0 is no worse than 0.0
         peers = "–" if row["peers"] is None else str(row["peers"])
         key, action = str(row["state_key"]), _short(action_text(row["action"]), _LONGEST_ACTION)
-        # The beginning of a digest distinguishes states, and leaves room for the action.
+        # The start of a digest suffices to distinguish states.
         state = f"{key[:_DIGEST_SHOWN]}…" if _DIGEST.fullmatch(key) else _short(key, _LONGEST_STATE)
         table.add_row(*figures, peers, *map(Text, (row["rollout_id"], str(row["step"]), state, action)))
     return table
 
 
 def action_text(action: Mapping[str, Any]) -> str:
-    """Return an action for people: the text, or the calls."""
+    """Return an action in readable form: the text, or the calls."""
     texts = []
     for call in action.get("calls") or ([action] if "name" in action else []):
         given = call.get("arguments")
@@ -190,5 +190,5 @@ def action_text(action: Mapping[str, Any]) -> str:
 
 
 def _short(text: str, length: int) -> str:
-    """Return untrusted text on one line, without characters that would act on the terminal."""
+    """Return untrusted text on one line, without terminal control characters."""
     return truncate(_UNPRINTABLE.sub(" ", text), length)

@@ -1,7 +1,7 @@
-"""`reward-kit doctor`: what confines code on this machine, which packages are there, which endpoints answer.
+"""`reward-kit doctor`: the sandbox of this machine, installed packages, and endpoints.
 
-An endpoint is asked as cheaply as can be, by one GET of `/models`, which is free. A key goes to the origins that it is
-configured for (`providers/keys.py`) and nowhere else, not after a redirect either, and is never shown.
+An endpoint gets one GET of `/models`, which is free. A key is sent only to the origins that it is configured for
+(`providers/keys.py`), not after a redirect either, and is never shown.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from reward_kit.sandbox.host import STRENGTHS, best_strength, probe
 
 _TIMEOUT_S = 10.0
 _KEY, _URL = "OPENAI_API_KEY", "OPENAI_BASE_URL"
-NO_ENDPOINT = f"none configured: set {_KEY}, and {_URL} for a server of your own, or try one with --base-url URL"
+NO_ENDPOINT = f"none configured: set {_KEY}, and {_URL} for your own server, or try one with --base-url URL"
 
 
 class EndpointAnswer(NamedTuple):
-    """The answer of one endpoint: "ok" or the kind of trouble in one word, and the same in words.
+    """The answer of one endpoint: "ok" or the kind of problem in one word, and a description.
 
-    `seconds` passed until the whole answer was there, None if none came; `models` is None if their number is unknown.
+    `seconds` is the time until the complete answer, None without one; `models` is None if their number is unknown.
     """
 
     base_url: str
@@ -57,7 +57,7 @@ class EndpointAnswer(NamedTuple):
 
 
 async def ask_endpoints(base_urls: Sequence[str]) -> list[EndpointAnswer]:
-    """Ask the endpoint that the environment names, if any, and those that are given, all at once."""
+    """Query the endpoint of the environment, if any, and these endpoints concurrently."""
     endpoints, answers = [], []
     in_file = read_dotenv(Path.cwd())
     if any(os.environ.get(name) or in_file.get(name) for name in (_KEY, _URL)):
@@ -72,7 +72,7 @@ async def ask_endpoints(base_urls: Sequence[str]) -> list[EndpointAnswer]:
 
 
 def configured_keys() -> list[dict[str, Any]]:
-    """Return the variables that hold a key and are set, where, and the origins that each may go to; no value."""
+    """Return the set key variables, their source, and the origins that each key may be sent to; no values."""
     dotenv = {name: value for name, value in read_dotenv(Path.cwd()).items() if value}
     shell = {name: value for name, value in os.environ.items() if value}
     found = []
@@ -86,13 +86,15 @@ async def _ask(endpoint: EndpointSettings) -> EndpointAnswer:
     import aiohttp
 
     url, key = endpoint.base_url, endpoint.api_key
+    path, question, query = url.partition("?")
+    models_url = f"{path}/models{question}{query}"
     headers = {"User-Agent": "reward-kit"} | ({"Authorization": f"Bearer {key}"} if key else {})
     limit = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     started = time.perf_counter()
     try:
         async with (
             aiohttp.ClientSession(timeout=limit, cookie_jar=aiohttp.DummyCookieJar(), headers=headers) as session,
-            session.get(f"{url}/models", allow_redirects=False) as response,
+            session.get(models_url, allow_redirects=False) as response,
         ):
             body = await read_prefix(response, MODEL_LIST_BYTES) if response.status == 200 else b""
             status, seconds, models = response.status, time.perf_counter() - started, None
@@ -120,7 +122,7 @@ async def _ask(endpoint: EndpointSettings) -> EndpointAnswer:
 
 
 def _describe_error(error: Exception) -> tuple[str, str]:
-    """Return the word and the words for an error of aiohttp; its own text is not shown."""
+    """Return the kind and description of an aiohttp error, without its own text."""
     import aiohttp
 
     if isinstance(error, aiohttp.ClientConnectorDNSError):
@@ -143,7 +145,7 @@ _CONFINEMENT = {
 }
 _ENOUGH_DESCRIPTORS = 1024
 _FOR_CONTRIBUTORS = ("dev", "docs")
-_ELSEWHERE = "serve the reward from a Linux container and name its URL with --reward, see docs/guides/serve.md"
+_ELSEWHERE = "serve the reward from a Linux container and pass its URL as --reward, see docs/guides/serve.md"
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+).*?extra\s*==\s*['\"]([A-Za-z0-9._-]+)['\"]")
 
 
@@ -157,12 +159,12 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+).*?extra\s*==\s*['\"]([A-Za-z0-9._-
     help="Ask this OpenAI-compatible endpoint as well; may be repeated.",
 )
 def command(as_json: bool, base_urls: tuple[str, ...]) -> int:
-    """Show what this machine offers, what is missing, and which model endpoints answer.
+    """Check the sandbox, packages and model endpoints of this machine.
 
-    Each level of the sandbox is tried in a throw-away process, so what is shown is what a run would get. Endpoints are
-    the one of OPENAI_BASE_URL and OPENAI_API_KEY, and those of --base-url; each is asked for its list of models, once.
-    A key goes only to the origins that it is configured for, which are listed under Keys. The exit code is 1 where
-    model-written code cannot be confined, and where an endpoint of --base-url does not answer, else 0.
+    Each sandbox level is tried in a temporary process, so the result is what a run would get. Endpoints are the one of
+    OPENAI_BASE_URL and OPENAI_API_KEY, and those of --base-url; each is asked once for its list of models. A key is
+    sent only to the origins that it is configured for, listed under Keys. The exit code is 1 if model-written code
+    cannot be confined or an endpoint of --base-url does not answer, else 0.
 
     \b
     Examples:
@@ -222,7 +224,7 @@ async def _examine(base_urls: Sequence[str]) -> dict[str, Any]:
 
 
 def _kernel() -> dict[str, Any]:
-    """Return what the kernel's own switches say; the strengths of the sandbox are what was tried."""
+    """Return the kernel's settings that limit the sandbox."""
     if sys.platform != "linux":
         return {}
     most = _read("/proc/sys/user/max_user_namespaces")

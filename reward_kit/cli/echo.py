@@ -1,4 +1,4 @@
-"""The one way in which a command prints: nothing that it quotes acts on the terminal."""
+"""Printing for all commands: control characters in quoted text are escaped."""
 
 from __future__ import annotations
 

@@ -40,13 +40,13 @@ _UNREADABLE = "episodes.jsonl: {} cannot be read as an episode"
 
 @click.command(name="export")
 @click.argument("run", required=False, type=click.Path(path_type=Path), shell_complete=complete_runs)
-@click.option("--format", "form", type=click.Choice(["parquet", "csv", CHATS]), required=True, help="What is written.")
+@click.option("--format", "form", type=click.Choice(["parquet", "csv", CHATS]), required=True, help="Output format.")
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Where to; a folder for several tables; - is standard output. Default: RUN/export/.",
+    help="Output file, or a folder for several tables; - is standard output. Default: RUN/export/.",
 )
 @newest_run_option()
 @click.option(
@@ -54,12 +54,12 @@ _UNREADABLE = "episodes.jsonl: {} cannot be read as an episode"
     "tables",
     type=click.Choice(list(TABLES)),
     multiple=True,
-    help="Of Parquet and CSV: which; may be repeated. Default: all.",
+    help="Parquet, CSV: the table to write; may be repeated. Default: all.",
 )
-@click.option("--min-score", type=Number(), metavar="X", help="Episodes with a score of at least X.")
-@click.option("--only-passed", is_flag=True, help="Episodes that passed, by the run's own threshold.")
-@click.option("--policy", "policies", multiple=True, metavar="NAME", help="Episodes of this policy; may be repeated.")
-@click.option("--raw", is_flag=True, help="Of CSV: texts as they are, also where a spreadsheet would compute them.")
+@click.option("--min-score", type=Number(), metavar="X", help="Only episodes with a score of at least X.")
+@click.option("--only-passed", is_flag=True, help="Only episodes that passed.")
+@click.option("--policy", "policies", multiple=True, metavar="NAME", help="Only this policy; may be repeated.")
+@click.option("--raw", is_flag=True, help="CSV: write text unchanged, even if a spreadsheet would evaluate it.")
 @click.option(
     "--tools",
     type=click.Path(path_type=Path),
@@ -168,7 +168,7 @@ def _write_tables(
 
 
 def _require_any(results: Iterator[Result], selection: Selection) -> Iterator[Result]:
-    """The results, of which there must be some."""
+    """Return the results, or raise an error if there are none."""
     is_empty = True
     for result in results:
         is_empty = False
@@ -211,7 +211,7 @@ def _write_chats(
         echo(f"the format cannot store: {name} ({times:,} times)", err=True)
     _report_left_out(selection.left_out)
     if unfit:
-        echo(f"{sum(unfit.values()):,} episodes cannot be written in it: {reasons()}", err=True)
+        echo(f"{sum(unfit.values()):,} episodes cannot be written in this format: {reasons()}", err=True)
 
 
 def _tools(run: Path, header: RunHeader, selection: Selection, given: Path | None) -> Sequence[Mapping[str, Any]]:
@@ -230,7 +230,7 @@ def _tools(run: Path, header: RunHeader, selection: Selection, given: Path | Non
         found = load_task_tools(header)
     if found.changed:
         changed = ", ".join(found.changed)
-        echo(f"the tools may be others than in the run, since these changed: {changed}", err=True)
+        echo(f"the tools may differ from the run's, since these changed: {changed}", err=True)
     return found.tools
 
 

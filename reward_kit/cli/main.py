@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 _PREFIX = "REWARD_KIT"
-COMPLETE_VARIABLE = "_REWARD_KIT_COMPLETE"  # set by the script of a shell, when it asks
+COMPLETE_VARIABLE = "_REWARD_KIT_COMPLETE"  # set by the shell's completion script
 _SETUP = "setup"
 GROUPS: dict[str, dict[str, str]] = {
     "Evaluate": {
@@ -34,24 +34,24 @@ GROUPS: dict[str, dict[str, str]] = {
         "calibrate": "Compare a reward, such as an LLM judge, with human labels.",
     },
     "Train": {
-        "train": "Train a policy from a train file, with everything on disk that a resume needs.",
+        "train": "Train a policy from a train file, resumable from its checkpoints.",
         "serve": "Serve reward functions over HTTP, to trainers on other machines.",
     },
     "Setup": {
-        "init": "Write a small project that works, to be changed into your own.",
-        "doctor": "Show what this machine offers, and what is missing.",
+        "init": "Write a small working project to start from.",
+        "doctor": "Check the sandbox, packages and endpoints of this machine.",
         "runs": "List runs, and remove old ones.",
     },
 }
 """The visible commands with their summaries, in the groups of `--help`."""
 HIDDEN = {
     "schema": "Print the JSON schema of task files or train files, for your editor.",
-    "completion": "Print the script by which your shell completes commands at TAB.",
+    "completion": "Print your shell's script for TAB completion.",
 }
 """Commands that `--help` leaves out."""
 VERBS = {name: summary for group in (*GROUPS.values(), HIDDEN) for name, summary in group.items()}
 _MODULES = {"init": _SETUP, "schema": _SETUP, "completion": _SETUP}
-"""The module of a command, if it is not the command's own; the command is then its function of that name."""
+"""The module of a command without its own module; the command is its function of that name."""
 _ALIASES = {
     "rescore": "score RUN",
     "explain": "train --dry-run",
@@ -69,13 +69,13 @@ _ALIASES = {
     **dict.fromkeys(("info", "status", "env"), "doctor"),
     **dict.fromkeys(("list", "ls", "logs", "prune", "clean"), "runs"),
 }
-"""The command for a word of another program, or of an earlier release."""
+"""Commands for the words of other programs and earlier releases."""
 
 
 EXIT_CODES = {
-    0: "It worked, and every gate was passed.",
+    0: "Success; every gate passed.",
     1: "A gate failed: `--fail-under`, `--fail-on-error`, a limit of the run, findings of `check` or `doctor`.",
-    2: "Wrong usage or configuration: an option, a task file, a path. Nothing was run.",
+    2: "Wrong usage or configuration, such as an option, a task file or a path. Nothing was run.",
     3: "The run itself failed, or every episode ended with an error.",
     130: "Stopped by Ctrl-C or SIGTERM; finished work is kept, and `--resume` continues.",
 }
@@ -104,7 +104,7 @@ class LazyGroup(click.Group):
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             meant = _ALIASES.get(args[0])
             near = f"; did you mean {meant!r}?" if meant else did_you_mean(args[0], VERBS)
-            context.fail(f"no command {args[0]!r}{near}")
+            context.fail(f"unknown command {args[0]!r}{near}")
         return super().resolve_command(context, args)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
@@ -129,13 +129,13 @@ def module_of(name: str) -> str:
 
 
 def _verbose() -> click.Option:
-    """`-v`, which may stand before and behind the verb."""
+    """`-v`, before or after the command."""
     return click.Option(
         ["-v", "--verbose"],
         count=True,
         expose_value=False,
         callback=_show_logs,
-        help="Show what is going on, on standard error; -vv shows more.",
+        help="Log progress on standard error; -vv logs more.",
     )
 
 
@@ -158,7 +158,7 @@ def _with_common_options(command: click.Command, prefix: str) -> click.Command:
         option.envvar = option.envvar or f"{prefix}_{longest.removeprefix('--')}".replace("-", "_").upper()
     if options:
         example = max(options[0].opts, key=len)
-        command.epilog = f"Options may stand in the environment too: {example} as {options[0].envvar}."
+        command.epilog = f"Options can also be set in the environment: {example} as {options[0].envvar}."
     command.params.append(_verbose())
     return command
 
@@ -200,7 +200,7 @@ def main() -> None:
 
 
 def _find_own_error(group: ExceptionGroup[Exception]) -> RewardKitError:
-    """Return the first of our errors that task groups wrapped; a group without one is a bug, and is shown whole."""
+    """Return the first of our errors wrapped by task groups; a group without one is a bug and is shown in full."""
     ours: Exception | None = group.subgroup(RewardKitError)
     while isinstance(ours, ExceptionGroup):
         ours = ours.exceptions[0]
@@ -210,7 +210,7 @@ def _find_own_error(group: ExceptionGroup[Exception]) -> RewardKitError:
 
 
 def _leave(code: int) -> NoReturn:
-    """Exit, also where a user's function hangs in a thread, for which the interpreter would wait for ever."""
+    """Exit even if a user's function hangs in a thread, which the interpreter would wait for."""
     if threading.active_count() > 1:
         logging.shutdown()
         sys.stdout.flush()

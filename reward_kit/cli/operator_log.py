@@ -1,7 +1,7 @@
-"""Logs of the package on standard error, if they are asked for.
+"""Logs of the package on standard error, if enabled.
 
-`REWARD_KIT_LOG=info:providers=debug` and `-v` say what; without them nothing is printed. `REWARD_KIT_LOG_FORMAT=json`
-makes each record one JSON object. Secrets are blotted out as in the files of a run.
+`REWARD_KIT_LOG=info:providers=debug` and `-v` enable them. `REWARD_KIT_LOG_FORMAT=json` makes each record one JSON
+object. Secrets are redacted as in the files of a run.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ LEVELS = {
 }
 ROOT, EVENTS = "reward_kit", "reward_kit.events"
 FORMATS = ("text", "json")
-# What every record has; the rest of it was given as `extra`.
+# Attributes of every record; the others were passed as `extra`.
 _STANDARD_FIELDS = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 
 
 @dataclass(frozen=True, slots=True)
 class LogFilter:
-    """The level from which on records are shown, and levels of single loggers and those below them."""
+    """The minimum level of shown records, and minimum levels of single loggers and their children."""
 
     base: int
     named: Mapping[str, int] = field(default_factory=dict)
 
     def level_of(self, name: str) -> int:
-        """Return the level of a logger: its own, or that of the nearest one above it."""
+        """Return the level of a logger: its own, or its nearest parent's."""
         while name:
             if name in self.named:
                 return self.named[name]
@@ -65,7 +65,7 @@ def parsed(text: str) -> LogFilter:
         known = sorted({*parts, "events"})
         if bare.partition(".")[0] not in known:
             near = did_you_mean(bare, known)
-            raise ConfigError(f"{VARIABLE}={text}: no part of the package is called {name.strip()!r}{near}")
+            raise ConfigError(f"{VARIABLE}={text}: unknown part of the package {name.strip()!r}{near}")
         named[f"{ROOT}.{bare}"] = _level(level, text)
     return LogFilter(_level(base, text), named)
 
@@ -74,12 +74,12 @@ def _level(text: str, whole: str) -> int:
     name = text.strip().lower()
     if name not in LEVELS:
         known = ", ".join(LEVELS)
-        raise ConfigError(f"{VARIABLE}={whole}: no level {name!r}, there are {known}{did_you_mean(name, LEVELS)}")
+        raise ConfigError(f"{VARIABLE}={whole}: unknown level {name!r}; known: {known}{did_you_mean(name, LEVELS)}")
     return LEVELS[name]
 
 
 class OperatorHandler(logging.StreamHandler[Any]):
-    """Writes to standard error what is asked for, each record as one line of text or of JSON."""
+    """Writes the enabled records to standard error, each as one line of text or JSON."""
 
     def __init__(self, wanted: LogFilter, form: str, redaction: Redaction) -> None:
         super().__init__(sys.stderr)
@@ -87,11 +87,11 @@ class OperatorHandler(logging.StreamHandler[Any]):
         self._redactions = [redaction]
 
     def add_redaction(self, redaction: Redaction) -> None:
-        """Keep more out, such as what a task says is secret."""
+        """Redact more, such as the secrets of a task."""
         self._redactions.append(redaction)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return True if the record is asked for."""
+        """Return True if the record is enabled."""
         return record.levelno >= self._wanted.level_of(record.name)
 
     def format(self, record: logging.LogRecord) -> str:
@@ -126,15 +126,15 @@ def is_on() -> bool:
 
 
 def begin(verbose: int) -> None:
-    """Show logs as the environment and `-v` ask for it: one `-v` is info, two are debug. A later call shows more."""
+    """Show the logs that the environment and `-v` enable: one `-v` is info, two are debug. A later call shows more."""
     global _shown
-    if logging.lastResort is not None:  # prints warnings of loggers without a handler, also those of other packages
+    if logging.lastResort is not None:  # prints warnings of loggers without a handler, including other packages'
         logging.lastResort.setFormatter(SafeFormatter())
     logging.getLogger(EVENTS).setLevel(LEVELS["off"])
     asked = os.environ.get(VARIABLE, "").strip()
     form = os.environ.get(FORMAT_VARIABLE, "").strip().lower() or "text"
     if form not in FORMATS:
-        raise ConfigError(f"{FORMAT_VARIABLE}={form}: there are {' and '.join(FORMATS)}{did_you_mean(form, FORMATS)}")
+        raise ConfigError(f"{FORMAT_VARIABLE}={form}: expected {' or '.join(FORMATS)}{did_you_mean(form, FORMATS)}")
     if not asked and not verbose:
         return
     wanted = parsed(asked or "off")
@@ -149,7 +149,7 @@ def begin(verbose: int) -> None:
     _shown = OperatorHandler(wanted, form, Redaction(known_secrets()))
     root.addHandler(_shown)
     root.propagate = False
-    # The loggers make what is asked for; the log of a run still gets everything from info on.
+    # The loggers emit the enabled levels; the log of a run still gets everything from info on.
     root.setLevel(min(wanted.base, logging.INFO))
     for name, level in wanted.named.items():
         logging.getLogger(name).setLevel(min(level, logging.INFO))
@@ -157,6 +157,6 @@ def begin(verbose: int) -> None:
 
 
 def add_redaction(redaction: Redaction) -> None:
-    """Keep more out of what is shown, if anything is."""
+    """Redact more in the log, if it is on."""
     if _shown is not None:
         _shown.add_redaction(redaction)

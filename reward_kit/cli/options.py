@@ -1,6 +1,6 @@
-"""The options that several commands share, their values, and what a shell completes them with.
+"""The options that several commands share, their values, and their shell completion.
 
-Nothing here imports what a command needs to work, so help and completion stay fast.
+Heavy modules are not imported here, so help and completion stay fast.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from reward_kit.errors import ConfigError
 LATEST = "latest"
 """The value of `--resume` without a run."""
 _MOST_RUNS = 50
-_NO_RUN = "no run in {}; make one with `reward-kit run`, name one, or name its folder with --log-dir"
-_COMPLETABLE = re.compile(r"[\w@%+=:,./-]+")  # bash inserts a value as it is, so a shell must not act on it
+_NO_RUN = "no run in {}; start one with `reward-kit run`, name one, or pass its folder with --log-dir"
+_COMPLETABLE = re.compile(r"[\w@%+=:,./-]+")  # bash inserts a value unquoted, so it must not contain shell syntax
 
 
 class SectionedCommand(click.Command):
@@ -52,7 +52,7 @@ class SectionedCommand(click.Command):
 
 
 class Number(click.FloatRange):
-    """A finite number within bounds: NaN is below nothing, so it would pass every gate."""
+    """A finite number within bounds; NaN would pass every gate."""
 
     name = "number"
 
@@ -118,12 +118,12 @@ def sandbox_options(default: str | None = None) -> Callable[[Any], Any]:
     return click.option(
         "--sandbox",
         type=click.Choice(["in_process", "warm", "isolated"]),
-        help=f"How the reward is confined; default: {first}warm for a file of your own.",
+        help=f"How the reward is confined; default: {first}warm for your own file.",
     )
 
 
 def sandbox_keys(sandbox: str | None) -> dict[str, Any]:
-    """Return the dotted task key that `--sandbox` sets; none unless it is given."""
+    """Return the dotted task key that `--sandbox` sets; empty without it."""
     return {"sandbox.level": sandbox} if sandbox else {}
 
 
@@ -131,8 +131,8 @@ def sandbox_keys(sandbox: str | None) -> dict[str, Any]:
 
 
 def newest_run_option(what: str = "the newest run is") -> Callable[[Any], Any]:
-    """Return `--log-dir` of a command that reads a run."""
-    return log_dir_option(f"Where {what} looked for, when no RUN is named.")
+    """Return `--log-dir` for a command that reads a run."""
+    return log_dir_option(f"Where {what} looked for if no RUN is named.")
 
 
 def run_or_newest(run: Path | None, log_dir: Path, *, except_for: Path | None = None, training: bool = False) -> Path:
@@ -160,7 +160,7 @@ def two_newest(log_dir: Path) -> tuple[Path, Path]:
     earlier = [path for path in found[1:] if RunHeader.read(path).task_name == name]
     if not earlier:
         raise ConfigError(
-            f"{log_dir} has one run of task {name!r}, {newest}; name the runs to compare, or that one for its policies"
+            f"{log_dir} has one run of task {name!r}, {newest}; name the runs to compare, or this one for its policies"
         )
     echo(f"the two newest runs of task {name!r}: {earlier[0]} (the baseline) and {newest}", err=True)
     return earlier[0], newest
@@ -173,15 +173,15 @@ def report_hidden_secrets(overrides: Mapping[str, Any], given: Mapping[str, Any]
     hidden = list(hidden_keys(overrides))
     if missing := [key for key in hidden if key not in given]:
         keys = " ".join(f"-T {key}=…" for key in missing)
-        echo(f"{keys} is a secret, or holds one, and was not stored; give it again{otherwise}", err=True)
+        echo(f"{keys} is or contains a secret, which was not stored; pass it again{otherwise}", err=True)
     return hidden
 
 
-# Completion: each value is looked up when the shell asks
+# Completion: values are looked up on each request of the shell
 
 
 def complete_runs(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Offer the runs of the folder that is typed, or of the folder for runs; the newest first."""
+    """Offer the runs of the typed folder, or of the default folder, newest first."""
     folder, slash, _ = typed.rpartition("/")
     place = Path(f"{folder}{slash}" or context.params.get("log_dir") or "runs")
     changed: dict[Path, float] = {}
@@ -223,7 +223,7 @@ def complete_estimators(context: click.Context, parameter: click.Parameter, type
 
 
 def complete_targets(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Offer what can be checked: runs, built-in resources, rewards, files."""
+    """Offer targets to check: runs, built-in resources, rewards, files."""
     from reward_kit.environments.config import BUILT_IN
 
     runs = complete_runs(context, parameter, typed)[1:]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = "interrupted"
 GRACE_VARIABLE = "REWARD_KIT_STOP_GRACE_S"
-"""The environment variable with the seconds that an interrupted run has to finish what is in flight."""
+"""The environment variable with the seconds that an interrupted run may take to finish episodes in flight."""
 _STOP_GRACE_S = 60.0
 _OPEN_FILES = 65_536
 logger = logging.getLogger("reward_kit.cli")
@@ -54,7 +54,7 @@ def display_kind(asked: str | None) -> DisplayKind:
 async def interruptible(
     control: Control, say: Callable[[str], None], traffic: ProviderSession | None, grace_s: float | None = None
 ) -> AsyncIterator[None]:
-    """Finish what is in flight on the first Ctrl-C or SIGTERM, and stop at once on the second.
+    """Finish episodes in flight on the first Ctrl-C or SIGTERM, and stop at once on the second.
 
     While an endpoint is down nothing in flight can finish, so the first one stops at once.
 
@@ -62,12 +62,12 @@ async def interruptible(
         control: of the run.
         say: shows a note.
         traffic: of the run's endpoints, if it has any.
-        grace_s: seconds to finish what is in flight, which may wait for a stuck server; None for no limit.
+        grace_s: seconds to finish episodes in flight; None for no limit.
     """
 
     def stop_now() -> None:
         control.finish(INTERRUPTED)
-        say("stopping now; what was in flight runs again on resume")
+        say("stopping now; episodes in flight run again on resume")
         control.scope.cancel()
 
     async def stop_later(seconds: float) -> None:
@@ -82,7 +82,7 @@ async def interruptible(
                     continue
                 control.finish(INTERRUPTED)
                 most = "" if grace_s is None else f", for at most {grace_s:g} s"
-                say(f"finishing what is in flight{most}; Ctrl-C again stops now")
+                say(f"finishing episodes in flight{most}; Ctrl-C again stops now")
                 if grace_s is not None:
                     tasks.start_soon(stop_later, grace_s)
 
@@ -93,7 +93,7 @@ async def interruptible(
 
 
 def log_to(path: Path, redaction: Redaction) -> None:
-    """Send what the package logs, full tracebacks among it, to a file, without secrets."""
+    """Write the package's log with full tracebacks to a file, without secrets."""
     operator_log.add_redaction(redaction)
     logger = logging.getLogger("reward_kit")
     logger.addHandler(log_handler(path, redaction))
@@ -103,7 +103,7 @@ def log_to(path: Path, redaction: Redaction) -> None:
 
 
 def allow_many_connections() -> None:
-    """Allow as many open files as the system does; the usual soft limit is too low for a thousand episodes."""
+    """Raise the limit of open files to the system's maximum; the usual one is too low for a thousand episodes."""
     if sys.platform == "win32":
         return
     import resource
@@ -111,22 +111,22 @@ def allow_many_connections() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = hard if hard != resource.RLIM_INFINITY else _OPEN_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):  # macOS has a bound of its own
+        with contextlib.suppress(ValueError, OSError):  # macOS has another bound
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, _OPEN_FILES), hard))
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The end of a command: what it shows, and what its exit code depends on.
+    """The output at the end of a command, and the inputs of its exit code.
 
     Attributes:
         title: of the table.
         expected: the number of episodes.
         fail_under: the gate on mean scores.
         as_json: print the summary as JSON instead of the table.
-        resume_command: what continues an incomplete run; None if nothing can.
-        further: makes more keys of `summary.json` of the run's rows.
-        shown: makes what is shown below the table of the run's rows.
+        resume_command: continues an incomplete run; None if it cannot continue.
+        further: computes more keys of `summary.json` from the run's rows.
+        shown: renders the text below the table from the run's rows.
     """
 
     title: str
@@ -249,7 +249,7 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
         note.print(line, style="yellow")
     if control.is_failure:
         return 3
-    # Ctrl-C after the last episode began changed nothing; a passed limit on errors is a gate all the same.
+    # Ctrl-C after the last episode began changed nothing; an exceeded limit on errors is still a gate.
     stopped = control.stop_reason if missing or control.stop_reason != INTERRUPTED else None
     if stopped == INTERRUPTED:
         return 130
@@ -275,7 +275,7 @@ def note_console() -> Console:
 
 
 def note_page(page: Path | None, error: Exception | None) -> None:
-    """Show where the page of a run is, or why it has none."""
+    """Show the path of a run's page, or why it has none."""
     if error is not None:
         note_console().print(f"No report was written: {error}", style="red")
     elif page is not None:

@@ -1,6 +1,6 @@
 """`reward-kit run`: from a task file to scored, resumable episodes on disk.
 
-The way of a run, in reading order: `parse_task` and `resolve_task` (`runs/tasks.py`), `plan_run` and `begin_run`
+In reading order: `parse_task` and `resolve_task` (`runs/tasks.py`), `plan_run` and `begin_run`
 (`runs/plan.py`), `run` (`runs/runner.py`).
 """
 
@@ -110,24 +110,24 @@ class RunOptions:
     help="random, expert, human, scripted, replay:RUN or file.py:Class; repeat to compare.",
 )
 @click.option("--base-url", help="The OpenAI-compatible endpoint of the --models (else OPENAI_BASE_URL).")
-@click.option("--record", type=click.Path(path_type=Path), metavar="FILE", help="Keep every answer of a model in FILE.")
+@click.option("--record", type=click.Path(path_type=Path), metavar="FILE", help="Record model answers in FILE.")
 @click.option(
-    "--replay", type=click.Path(path_type=Path), metavar="FILE", help="Take answers from FILE instead of a model."
+    "--replay", type=click.Path(path_type=Path), metavar="FILE", help="Replay answers from FILE, not a model."
 )
 @click.option("-n", "--rollouts", type=WholeNumber(1), help="Episodes of each sample.")
 @click.option("--limit", type=WholeNumber(1), help="Run the first N samples only.")
 @click.option("--sample-id", "sample_ids", multiple=True, help="Run this sample only; may be repeated.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Everything random derives from it.")
-@set_option("Set a key of the task (dotted for inner).")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of everything random.")
+@set_option("Set a key of the task (dotted if nested).")
 @sandbox_options("the task's")
 @trust_option
 @click.option("--max-concurrency", type=WholeNumber(1), default=16, show_default=True, help="Episodes in flight.")
 @click.option("--max-cost", type=Number(0, min_open=True), metavar="X", help="Stop at X US dollars.")
 @click.option("--fail-under", type=Number(), metavar="X", help="Exit 1 if a mean score is below X.")
-@click.option("--fail-on-error", type=Number(0), metavar="X", help="Stop once more than X episodes broke.")
+@click.option("--fail-on-error", type=Number(0), metavar="X", help="Stop after more than X episodes with an error.")
 @resume_options
-@click.option("--only-failed", is_flag=True, help="With --resume: run again what broke, and nothing else.")
-@click.option("--force", is_flag=True, help="With --resume: go on though the task's files changed.")
+@click.option("--only-failed", is_flag=True, help="With --resume: run only episodes with an error again.")
+@click.option("--force", is_flag=True, help="With --resume: continue although the task's files changed.")
 @display_option()
 @json_option()
 @click.option("--dry-run", is_flag=True, help="Check everything, show what would run, write nothing.")
@@ -138,13 +138,13 @@ class RunOptions:
     show_default=True,
     help="Where episodes are collected: in this process, or on a Ray cluster.",
 )
-@click.option("--address", metavar="HOST:PORT|auto", help="Of the Ray cluster; default: one on this machine.")
+@click.option("--address", metavar="HOST:PORT|auto", help="Address of the Ray cluster; default: one on this machine.")
 @set_option(
-    "Of the Ray workers: workers, cpus, gpus, reward_workers, ship, env, worker_wait_s.",
+    "Set an option of the Ray workers: workers, cpus, gpus, reward_workers, ship, env, worker_wait_s.",
     ("-E", "--engine-option", "engine_options"),
 )
 def command(**options: Any) -> None:
-    """Run TASK, a YAML file: collect episodes, score them, write them down, show a table.
+    """Run TASK, a YAML file: collect episodes, score and store them, show a table.
 
     \b
     Examples:
@@ -160,7 +160,7 @@ def command(**options: Any) -> None:
         if asked.resume is not None:
             path, header, args, stored = _prepare_resume(asked, overrides)
         elif asked.only_failed or asked.force:
-            raise click.UsageError(f"{'--only-failed' if asked.only_failed else '--force'} goes with --resume")
+            raise click.UsageError(f"{'--only-failed' if asked.only_failed else '--force'} needs --resume")
         elif asked.task is None:
             raise click.UsageError("name a task file, or give --resume")
         else:
@@ -169,7 +169,7 @@ def command(**options: Any) -> None:
             given = {one.name: getattr(asked, one.name) for one in fields(RunArgs) if hasattr(asked, one.name)}
             args = RunArgs(**{**given, "task_path": asked.task, "overrides": overrides})
         traffic = _traffic(asked)
-        # In a dry run, a judge learns from the traffic that no request will be made.
+        # In a dry run, this marks to a judge that no request will be made.
         token = CURRENT_PROVIDER_SESSION.set(traffic if traffic.is_dry_run else None)
         try:
             task = load_task(args.task_path, args.overrides, stored=stored)
@@ -215,19 +215,19 @@ def command(**options: Any) -> None:
 
 
 def _keys_for_trust(policies: Sequence[str], base_url: str | None) -> dict[str, Any]:
-    """Return the options other than -T that name code or an endpoint, as keys for the question of trust."""
+    """Return the options other than -T that name code or an endpoint, as keys for the trust prompt."""
     return {"--policy": list(policies), **({"--base-url": base_url} if base_url is not None else {})}
 
 
 def _prepare_resume(asked: RunOptions, overrides: Mapping[str, Any]) -> tuple[Path, RunHeader, RunArgs, set[str]]:
-    """Return the folder, header and arguments of a run that goes on, and the keys that only its `run.json` gives."""
+    """Return the folder, header and arguments of a resumed run, and the keys that only its `run.json` has."""
     context = click.get_current_context()
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if parameter.name in _KEPT_BY_RESUME and source is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"{parameter.opts[0]} cannot be changed by --resume; start a new run")
         if parameter.name in _KEPT_BY_RESUME and source is ParameterSource.ENVIRONMENT:
-            echo(f"{parameter.opts[0]} of the environment is not used: a resume keeps what was decided", err=True)
+            echo(f"{parameter.opts[0]} from the environment is ignored: a resume keeps the run's options", err=True)
     if asked.resume != LATEST:
         path = Path(asked.resume or "")
     else:
@@ -235,7 +235,7 @@ def _prepare_resume(asked: RunOptions, overrides: Mapping[str, Any]) -> tuple[Pa
     header = read_resumable_header(path)
     if asked.base_url is None and is_hidden(header.base_url):
         raise ConfigError(
-            f"the run's endpoint was {header.base_url}, of which a secret was not stored; give --base-url"
+            f"the run's endpoint {header.base_url} contains a secret that was not stored; pass --base-url"
         )
     hidden = report_hidden_secrets(header.overrides, overrides, ", or set it in the environment")
     args = RunArgs.from_header(header).with_changes(overrides, asked.base_url, hidden)
@@ -248,21 +248,21 @@ def _prepare_resume(asked: RunOptions, overrides: Mapping[str, Any]) -> tuple[Pa
 
 
 def _refuse_changes(path: Path, header: RunHeader, task: LoadedTask, force: bool) -> None:
-    """Reject or report changed inputs of a run that goes on: its results belong together only if they are the same."""
+    """Reject or report changed inputs of a resumed run: its results are only comparable with the same inputs."""
     changes = "\n".join(differences(path, header.digests, task.digests, task.inputs))
     if changes and not force:
         raise ConfigError(
-            f"{path} cannot go on, because its results would not belong together:\n{changes}\n"
-            "Start a new run, undo the change, or go on all the same with --force"
+            f"{path} cannot be resumed, because its inputs changed:\n{changes}\n"
+            "Start a new run, undo the change, or continue anyway with --force"
         )
     if changes:
-        echo(f"--force: {path} goes on, though its results may not belong together:\n{changes}", err=True)
+        echo(f"--force: {path} continues although its inputs changed:\n{changes}", err=True)
 
 
 def _with_run_limits(
     task: LoadedTask, header: RunHeader | None, overrides: Mapping[str, Any], max_cost: float | None
 ) -> LoadedTask:
-    """Return the task with the run's limits: those of the file, of the run so far, of -T and of --max-cost."""
+    """Return the task with the run's limits, from the file, the run so far, -T and --max-cost."""
     limits = dict(header.run_limits) if header is not None else {}
     limits |= {key.partition(".")[2]: value for key, value in overrides.items() if key.startswith("run_limits.")}
     limits |= {"cost": max_cost} if max_cost is not None else {}
@@ -294,11 +294,11 @@ def _show_plan(plan: RunPlan, as_json: bool) -> None:
 
 
 def _traffic(asked: RunOptions) -> ProviderSession:
-    """Return what all requests of this run share, with the recording that answers come from; a dry run makes none."""
+    """Return the shared state of all requests of this run, with its recording, if any; a dry run sends none."""
     if asked.record is not None and asked.replay is not None:
-        raise click.UsageError("give --record or --replay, not both")
+        raise click.UsageError("use either --record or --replay")
     if asked.engine == "local" and (asked.address is not None or asked.engine_options):
-        raise click.UsageError(f"{'--address' if asked.address is not None else '-E'} goes with --engine ray")
+        raise click.UsageError(f"{'--address' if asked.address is not None else '-E'} needs --engine ray")
     if asked.engine == "ray" and (asked.record is not None or asked.replay is not None):
         option = "--record" if asked.record is not None else "--replay"
         raise click.UsageError(f"{option} requires --engine local: answers of several workers have no fixed order")
@@ -310,7 +310,7 @@ def _traffic(asked: RunOptions) -> ProviderSession:
 
 
 def without_model_weights(task: LoadedTask) -> LoadedTask:
-    """Return the task as the driver of a cluster needs it: a model of your own is made without weights."""
+    """Return the task for the driver of a cluster, where your own model is created without weights."""
     policy = task.definition.policy
     if policy is None or policy.type != "hf":
         return task

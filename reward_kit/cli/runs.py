@@ -29,12 +29,12 @@ class StoredRun:
     Attributes:
         path: its folder.
         task: the task's name.
-        status: "running", "complete", "interrupted" or "failed"; "killed" where it says running and no process has it
-            open; "unreadable" where its `run.json` is damaged.
+        status: "running", "complete", "interrupted" or "failed"; "killed" if it should be running but no process has it
+            open; "unreadable" if its `run.json` is damaged.
         started_at: when it began, in UTC.
         size: bytes on disk.
         total: how many episodes it has when it is complete.
-        scores: the mean score of each policy, where it has a summary.
+        scores: the mean score of each policy, if there is a summary.
     """
 
     path: Path
@@ -59,7 +59,7 @@ def remove(run: StoredRun) -> None:
     if is_open_elsewhere(run.path):
         raise StoreError(f"{run.path} is open in another process; wait for it to end")
     if run.path.is_symlink():
-        raise StoreError(f"{run.path} is a symbolic link, and what it leads to stays; remove the link itself")
+        raise StoreError(f"{run.path} is a symbolic link; remove the link itself")
     try:
         shutil.rmtree(run.path)
     except OSError as error:
@@ -136,11 +136,11 @@ def list_(log_dir: Path, as_json: bool) -> None:
 @command.command(name="prune")
 @_LOG_DIR
 @click.option("--keep", type=WholeNumber(0), metavar="N", help="Keep the newest N runs of each task.")
-@click.option("--older-than", metavar="AGE", help="Remove only what is older, such as 30d, 12h or 90m.")
+@click.option("--older-than", metavar="AGE", help="Remove only runs older than this, such as 30d, 12h or 90m.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 def prune(log_dir: Path, keep: int | None, older_than: str | None, yes: bool, dry_run: bool) -> None:
-    """Remove runs by number, by age, or where both hold. A run that is open in a process stays.
+    """Remove runs by number, by age, or by both. A run that is open in a process stays.
 
     \b
     Examples:

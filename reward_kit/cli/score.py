@@ -94,7 +94,7 @@ class ScoreArgs:
     shell_complete=complete_rewards,
     help="The reward function.",
 )
-@set_option("An option of the reward.", ("-O", "--option", "options"))
+@set_option("Set an option of the reward.", ("-O", "--option", "options"))
 @sandbox_options()
 @set_option("Set sandbox.KEY, limits.reward_time_s or redact, as in a task file.")
 @click.option("--pass-threshold", type=Number(), help="A score of this or more passes; default 1, or the run's.")
@@ -107,16 +107,16 @@ class ScoreArgs:
     metavar="FOLDER",
     help="The new run's folder; one that this command began is continued. Default: a new one in --log-dir.",
 )
-@click.option("--only-failed", is_flag=True, help="With -o: score again what the reward failed on.")
-@log_dir_option("Where the new run's folder is made; without DATA, also where the newest run is looked for.")
+@click.option("--only-failed", is_flag=True, help="With -o: score only unscored episodes again.")
+@log_dir_option("Parent of the new run's folder; without DATA, also where the newest run is looked for.")
 @display_option()
 @json_option()
 def command(data: Path | None, output: Path | None, only_failed: bool, **options: Any) -> None:
     """Score DATA with a reward function: a JSONL, CSV or YAML file whose rows have `messages`. Or score RUN again.
 
     A row may have `id`, `ground_truth` and `policy`. RUN is the folder of a run: its stored episodes are scored again
-    without the model, in a run of its own, and what changed is shown. RUN stays as it is. Texts that were redacted are
-    scored as they are stored. Without RUN, the newest is taken.
+    without the model, in a new run, and changes are shown. RUN is not modified. Redacted texts are scored as stored.
+    Without RUN, the newest is taken.
 
     \b
     Examples:
@@ -132,7 +132,7 @@ def command(data: Path | None, output: Path | None, only_failed: bool, **options
     if data is None or data.is_dir():
         sys.exit(_score_run(run_or_newest(data, args.log_dir, except_for=output), args, output, only_failed))
     if output is not None or only_failed:
-        raise click.UsageError(f"{'-o' if output is not None else '--only-failed'} goes with RUN, the folder of a run")
+        raise click.UsageError(f"{'-o' if output is not None else '--only-failed'} needs RUN, the folder of a run")
     ready = _load_reward(data_origin(data), args)
     scored = scoring_run(data, ready, args.reward, args.log_dir)
     ending = Ending(scored.title, scored.plan.total, args.fail_under, args.as_json)
@@ -153,14 +153,14 @@ def _load_reward(origin: ScoreOrigin, args: ScoreArgs) -> ScoringSetup:
 def _score_run(run: Path, args: ScoreArgs, output: Path | None, only_failed: bool) -> int:
     source = open_source_run(run)
     ready = _load_reward(run_origin(source.header) or ScoreOrigin({"name": source.header.task_name}, Path.cwd()), args)
-    # The model's costs and limits were those of the run; here nothing but the reward runs.
+    # Costs and limits of the model do not apply; only the reward runs.
     definition = ready.definition.model_copy(update={"run_limits": type(ready.definition.run_limits)()})
     ready = ready._replace(definition=definition)
     check_reward(ready.reward, checked_facts(source))
     plan = RunPlan(definition, reward=ready.reward, given=len(source.index.episodes), redaction=ready.redaction)
     folder = _open_folder(source, args, ready, plan, output)
     if only_failed and output is None:
-        raise ConfigError("--only-failed scores again what an earlier scoring failed on; name its folder with -o")
+        raise ConfigError("--only-failed continues an earlier scoring; pass its folder with -o")
     if not (folder.path / "episodes.jsonl").exists():
         hidden = copy_results(source, folder.path, ready.redaction)
         if source.redact:
@@ -220,7 +220,7 @@ def _open_folder(
         )
         return RunFolder.create(path, header, ready.redaction)
     if not (path / FILE).is_file():
-        raise ConfigError(f"-o {path}: this exists, and is not a run; name a folder that does not exist yet")
+        raise ConfigError(f"-o {path} exists and is not a run; name a new folder")
     if is_open_elsewhere(path):
         raise StoreError(f"{path} is open in another process; wait for it to end")
     begun = RunHeader.read(path).rescored_from or {}

@@ -53,7 +53,7 @@ _EXAMPLE = '{"messages": [{"role": "assistant", "content": "42"}], "ground_truth
     type=WholeNumber(1),
     default=4096,
     show_default=True,
-    help="Rollouts of a reward that may wait; beyond it the answer is 429.",
+    help="Maximum waiting rollouts of a reward; beyond it the answer is 429.",
 )
 @click.option(
     "--max-batch", type=WholeNumber(1), help="Most rollouts in a request.  [default: 1024, or --max-pending if less]"
@@ -72,10 +72,10 @@ _EXAMPLE = '{"messages": [{"role": "assistant", "content": "42"}], "ground_truth
     default=10.0,
     show_default=True,
     metavar="S",
-    help="Until a first head is there.",
+    help="Time limit for the first head.",
 )
 @click.option(
-    "--body-timeout", type=Number(0.001), default=60.0, show_default=True, metavar="S", help="Until a body is there."
+    "--body-timeout", type=Number(0.001), default=60.0, show_default=True, metavar="S", help="Time limit for a body."
 )
 @click.option(
     "--shutdown-timeout",
@@ -83,13 +83,13 @@ _EXAMPLE = '{"messages": [{"role": "assistant", "content": "42"}], "ground_truth
     default=30.0,
     show_default=True,
     metavar="S",
-    help="At the end: for what is in flight.",
+    help="At the end: time for requests in flight.",
 )
 @trust_option
 def command(rewards: tuple[str, ...], **given: Any) -> None:
     """Serve reward functions over HTTP. Every request needs a key; rewards run in their sandbox.
 
-    `POST /v1/rewards/NAME/score` scores a rollout, `…/score_batch` several; /openapi.json says the rest. A task names a
+    `POST /v1/rewards/NAME/score` scores a rollout, `…/score_batch` several; see /openapi.json. A task names a
     served reward by its URL: `reward_function_path: http://HOST:8700/v1/rewards/NAME`. Ctrl-C ends it once everything
     in flight is answered.
 
@@ -112,7 +112,7 @@ def command(rewards: tuple[str, ...], **given: Any) -> None:
 
 
 def _limits(given: dict[str, Any]) -> ServerOptions:
-    """Return the options of the server; a limit that is left out is at most the one that it is part of."""
+    """Return the options of the server; an unset limit defaults to at most the limit that contains it."""
     from reward_kit.integrations.reward_server.options import AT_LEAST, ServerOptions
 
     usual = {field.name: field.default for field in fields(ServerOptions)}
@@ -121,12 +121,12 @@ def _limits(given: dict[str, Any]) -> ServerOptions:
             given[smaller] = min(usual[smaller], given[larger])
         if given[smaller] > given[larger]:
             flags = [f"--{name.replace('_', '-')}" for name in (smaller, larger)]
-            raise ConfigError(f"{flags[0]} is at most {flags[1]}, {given[larger]:g}; raise that too")
+            raise ConfigError(f"{flags[0]} must be at most {flags[1]}, {given[larger]:g}; raise that too")
     return ServerOptions(**{name if name in usual else f"{name}_s": value for name, value in given.items()})
 
 
 def _keys(file: Path | None) -> tuple[Keys, str]:
-    """Return the keys, and the one that was made for this start, "" if keys were given."""
+    """Return the keys, and the key generated for this start, "" if keys were configured."""
     from reward_kit.integrations.reward_server.options import Keys, new_key, read_keys
     from reward_kit.runs.redaction import Redaction
 
@@ -151,7 +151,7 @@ async def _serve(named: Sequence[NamedReward], keys: Keys, made: str, options: S
             async with serving(named, keys, options) as running:
                 _show_addresses(named, running.address, made, options.host)
                 await anext(signals)
-                echo("Answering what is in flight; Ctrl-C again stops now.", err=True)
+                echo("Answering requests in flight; Ctrl-C again stops now.", err=True)
                 tasks.start_soon(stop_at_next)
             tasks.cancel_scope.cancel()
 

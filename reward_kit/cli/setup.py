@@ -1,4 +1,4 @@
-"""`reward-kit init`, `schema` and `completion`: what a project, an editor and a shell need."""
+"""`reward-kit init`, `schema` and `completion`: files for a project, an editor and a shell."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _SCHEMA = "task.schema.json"
 def init(directory: Path) -> None:
     """Write a small working project into DIR: a task, its samples, a tool, a reward, an agent, tests, a CI workflow.
 
-    Nothing that is there is overwritten.
+    Existing files are never overwritten.
 
     \b
     Example: reward-kit init my_evaluation
@@ -57,7 +57,7 @@ def init(directory: Path) -> None:
     texts = {to: (starter / name).read_text(encoding="utf-8") for name, to in _FILES.items()}
     texts[_SCHEMA] = task_schema()
     if directory.exists() and not directory.is_dir():
-        raise ConfigError(f"{directory} is a file; name a folder, which may be a new one")
+        raise ConfigError(f"{directory} is a file; name a folder, new or existing")
     if existing := [name for name in texts if (directory / name).exists()]:
         raise ConfigError(f"{directory} has {', '.join(existing)} already; name an empty or a new folder")
     for name, text in texts.items():
@@ -152,4 +152,4 @@ def completion(shell: str) -> None:
     assert kind is not None  # the three are click's own
     program = click.get_current_context().find_root().command
     script = kind(program, {}, _PROGRAM, COMPLETE_VARIABLE)
-    echo(script.source_template % script.source_vars(), nl=False)  # without asking which bash is here
+    echo(script.source_template % script.source_vars(), nl=False)  # without checking the version of bash

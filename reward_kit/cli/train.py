@@ -1,4 +1,4 @@
-"""`reward-kit train`: from a train file to a better policy, with everything on disk that a resume needs."""
+"""`reward-kit train`: train a policy from a train file, with resumable runs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from reward_kit.errors import requires_extra
 
 @click.command(name="train")
 @click.argument("config", required=False, type=click.Path(path_type=Path))
-@set_option("Set a key of the train file (dotted for inner; task.KEY for one of the task).")
+@set_option("Set a key of the train file (dotted if nested; task.KEY for the task).")
 @resume_options
-@click.option("--force", is_flag=True, help="With --resume: continue though the files changed.")
+@click.option("--force", is_flag=True, help="With --resume: continue although the files changed.")
 @display_option()
 @json_option()
 @click.option(
@@ -24,7 +24,7 @@ from reward_kit.errors import requires_extra
 )
 @trust_option
 def command(**given: Any) -> None:
-    """Train a policy as CONFIG, a YAML file, says. Ctrl-C stops after the update at hand; --resume goes on.
+    """Train a policy from CONFIG, a YAML file. Ctrl-C stops after the current update; --resume continues.
 
     \b
     Examples:

@@ -65,7 +65,7 @@ def run_train(args: TrainArgs) -> None:
 
 
 def _run_first(args: TrainArgs, group: ProcessGroup | None) -> int:
-    # What a user's code prints must not mix with the summary on standard output.
+    # Output of the user's code must not mix with the summary on standard output.
     with contextlib.redirect_stdout(sys.stderr):
         overrides = dict(parse_override(item) for item in args.overrides)
         path: Path | None = None
@@ -76,7 +76,7 @@ def _run_first(args: TrainArgs, group: ProcessGroup | None) -> int:
         elif args.config is None:
             raise click.UsageError("name a train file, or give --resume")
         elif args.force:
-            raise click.UsageError("--force goes with --resume")
+            raise click.UsageError("--force needs --resume")
         else:
             plan = load_plan(args.config, overrides)
         check_policy(plan)
@@ -118,14 +118,14 @@ def _plan_to_resume(args: TrainArgs, given: dict[str, object]) -> tuple[Path, Tr
     if changes.refused:
         problem = f"{path} cannot be resumed, because these changed: {', '.join(changes.refused)}"
         if not args.force:
-            raise ConfigError(f"{problem}. Start a new run, undo the change, or continue all the same with --force")
+            raise ConfigError(f"{problem}. Start a new run, undo the change, or continue anyway with --force")
         echo(f"--force: {problem}", err=True)
     if given:
         plan = load_plan(train_file, {**before, **given}, stored=stored)
     if header.status == "complete" and training.updates >= plan.config.updates:
         done = pluralize(training.updates, "update")
         more = shlex.join(["reward-kit", "train", "--resume", str(path), "-T", f"updates={2 * training.updates}"])
-        echo(f"{path} is finished: it has made its {done}. To train further, raise updates:  {more}", err=True)
+        echo(f"{path} is finished after {done}. To train further, raise updates:  {more}", err=True)
     return path, plan
 
 

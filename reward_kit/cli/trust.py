@@ -15,7 +15,7 @@ from reward_kit.cli.echo import echo
 from reward_kit.display_text import escape_text, pluralize
 from reward_kit.errors import ConfigError, StoreError
 
-if TYPE_CHECKING:  # what reads task files is loaded by the commands that need it
+if TYPE_CHECKING:  # task file readers are imported by the commands that need them
     from reward_kit.runs.trust import PlannedCode
 
 VARIABLE = "REWARD_KIT_TRUST"
@@ -38,28 +38,28 @@ def trust_option(command: Callable[..., Any]) -> Any:
         envvar=VARIABLE,
         expose_value=False,
         callback=remember,
-        help=f"Run the code that is named here without asking, and do not ask again; {VARIABLE}=1 does it for CI.",
+        help=f"Run the named code without asking, now and later; in CI set {VARIABLE}=1.",
     )(command)
 
 
 def require_trust_in_file(
     path: Path, typed: Mapping[str, Any] | None = None, stored: Mapping[str, Any] | None = None
 ) -> bool:
-    """Return if the user trusts what a task or train file would run, after asking where that is possible."""
+    """Return if the user trusts the code that a task or train file would run; ask if possible."""
     from reward_kit.runs.trust import plan_file_code
 
     return _require(plan_file_code(path, typed, stored), str(path))
 
 
 def require_trust_in(references: Sequence[str], folder: Path | None = None) -> None:
-    """Return if the user trusts the code of `file.py:name` references, after asking where that is possible."""
+    """Return if the user trusts the code of `file.py:name` references; ask if possible."""
     from reward_kit.runs.trust import plan_reference_code
 
     _require(plan_reference_code(references, folder or Path.cwd()), ", ".join(references))
 
 
 def trust_new_folder(folder: Path) -> None:
-    """Record that the user made a folder, so that nothing in it is asked about."""
+    """Record that the user created a folder, so that its code is trusted without a prompt."""
     from reward_kit.runs.trust import PlannedCode, trust
 
     try:
@@ -77,7 +77,7 @@ def _require(code: PlannedCode, what: str) -> bool:
         _ask(code, files, what)
     elif meta.get(f"{_META}.typed"):
         _record(code)
-    else:  # settings that are typed are agreed to, also if an environment variable lets everything run
+    else:  # typed settings count as agreed to, even if an environment variable allows everything
         _record(replace(code, files={}, stored=()))
         return not settings
     return True
@@ -105,7 +105,7 @@ def _ask(code: PlannedCode, files: Sequence[Path], what: str) -> None:
 
 
 def describe_code(code: PlannedCode) -> Iterator[str]:
-    """Yield the lines that name what would run: settings, then files."""
+    """Yield lines that describe the code that would run: settings, then files."""
     lines = list(code.settings)
     for file in code.files:
         name = str(file.relative_to(code.folder) if file.is_relative_to(code.folder) else file)

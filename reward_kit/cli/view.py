@@ -39,11 +39,11 @@ from reward_kit.runs.run_folder import FILE
 def command(folder: Path, port: int, opens: bool, output: Path | None) -> None:
     """Serve the pages of the runs in DIR ("runs" by default), or of one run, to a browser on this machine alone.
 
-    The address has a token, without which nothing is shown. Episodes of a run that goes on appear as they finish.
-    Nothing in DIR is changed. Ctrl-C ends it.
+    The address contains a required token. Episodes of a live run appear as they finish. Nothing in DIR is changed.
+    Ctrl-C stops the server.
 
-    With -o, the page of one run is written to a file: the run that DIR is, else the newest in DIR. It has the episodes
-    of a large run in a folder beside it, and loads nothing else.
+    With -o, the page of one run is written to a file: of the run DIR, else of the newest in DIR. The episodes of a
+    large run are in a folder beside it; nothing else is loaded.
 
     \b
     Examples:
@@ -76,7 +76,7 @@ async def _serve(catalogue: RunCatalogue, port: int, opens: bool) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with serving(catalogue, port, access) as address:
             echo(address)
-            echo("Ctrl-C ends it. With this address anyone can read these runs, on this machine alone.", err=True)
+            echo("Ctrl-C stops the server. Anyone on this machine with this address can read these runs.", err=True)
             if opens:  # not this address, since other users can read the arguments of the browser's process
                 once = f"{address.partition('?')[0]}?{CODE}={access.one_time_code()}"
                 await anyio.to_thread.run_sync(webbrowser.open, once)

@@ -11,7 +11,7 @@ from reward_kit.credit.step_arrays import Codes, Flags, Floats, factorize
 from reward_kit.credit.step_credit import StepCredit
 
 FEW_SHARED = 0.05
-"""Below this share of steps with a peer, step-level credit has next to no effect."""
+"""Below this share of steps with a peer, step-level credit has almost no effect."""
 
 # Each with its cause and fix.
 _NOTHING_SCORED = "no trajectory is scored, so there is no credit: inspect the failures of the scores"
@@ -97,7 +97,7 @@ class CreditDiagnostics:
         warnings = []
         if self.unscored > self.trajectories:
             warnings.append(_MOSTLY_UNSCORED.format(self.unscored, self.unscored + self.trajectories))
-        # Advantages without states and without groups that differ are of an estimator that compares otherwise.
+        # Advantages without states and without differing groups come from an estimator that does not compare groups.
         compares_groups = self.uses_states or self.zero_advantages == self.steps
         if compares_groups and self.single_groups == self.groups:
             warnings.append(_ALL_SINGLE)

@@ -154,7 +154,7 @@ def opo_credit(
         is_missing_S = np.isnan(tokens_S) & arrays.is_scored_S
         if length == "tokens" and is_missing_S.any():
             where = arrays.describe_step(int(np.argmax(is_missing_S)))
-            raise ConfigError(f"{where} records no policy_logprobs['token_ids']; give length 'steps' or 'recorded'")
+            raise ConfigError(f"{where} records no policy_logprobs['token_ids']; set length to 'steps' or 'recorded'")
         tokens_B = arrays.sums_B(np.nan_to_num(tokens_S))
         is_known_G = np.bincount(arrays.groups_B, arrays.sums_B(is_missing_S.astype(np.float64))) == 0
         is_known_G &= np.bincount(arrays.groups_B, tokens_B) > 0
@@ -312,7 +312,7 @@ def gae_credit(
         is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
         if value is not None and not (is_number and math.isfinite(value)):
             raise ConfigError(
-                f"{arrays.describe_step(last)}: step_info['bootstrap_value'] is a finite number; got {value!r}"
+                f"{arrays.describe_step(last)}: step_info['bootstrap_value'] must be a finite number, got {value!r}"
             )
         next_values_S[last] = values_S[last] if value is None else value
     with overflow_allowed():
@@ -434,7 +434,7 @@ def gigpo_credit(
     check_normalization(normalization, normalization_constant, epsilon)
     check_choice("episode_statistics", episode_statistics, get_args(EpisodeStatistics))
     if not isinstance(min_anchor_group_size, int) or min_anchor_group_size < 1:
-        raise ConfigError(f"min_anchor_group_size is a whole number from 1; got {min_anchor_group_size!r}")
+        raise ConfigError(f"min_anchor_group_size must be a whole number of at least 1, got {min_anchor_group_size!r}")
     check_number("invalid_action_penalty", invalid_action_penalty, 0.0)
     check_state_hash(state_hash)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
@@ -455,7 +455,7 @@ def gigpo_credit(
 
 
 def _weights(combination: str, omega: float | None, step_weight: float | None) -> tuple[float, float]:
-    """Return the weights of A_E and A_S. An argument that the rule does not use is refused, not ignored."""
+    """Return the weights of A_E and A_S; an argument without effect is a ConfigError."""
     check_choice("combination", combination, get_args(Combination))
     if combination == "convex":
         if not isinstance(omega, int | float) or not 0.0 <= omega <= 1.0 or step_weight is not None:

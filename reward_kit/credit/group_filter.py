@@ -1,7 +1,7 @@
 """Selection of groups worth training on, and the number still to be collected (dynamic sampling, as in DAPO).
 
 `filter_groups` judges the groups of one collection. `GroupRefill` keeps those that pass over several collections, and
-gives a `RefillOutcome` in the end.
+returns a `RefillOutcome` at the end.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def filter_groups(
     step_advantages: Sequence[Sequence[float | None]] | None = None,
     unscored: Unscored = "ignore",
 ) -> FilteredGroups:
-    """Drop the groups that teach nothing.
+    """Drop groups without a learning signal.
 
     Args:
         scores: (B,) None if unscored. Equal means equal as float64.
@@ -81,17 +81,17 @@ def filter_groups(
         InvalidResultError: a score is not finite.
     """
     if len(group_ids) != len(scores):
-        raise ConfigError(f"{len(scores)} scores need {len(scores)} group ids; got {len(group_ids)}")
+        raise ConfigError(f"{len(scores)} scores need {len(scores)} group ids, got {len(group_ids)}")
     check_scores(scores)
     given: Any = band
     is_band = isinstance(given, tuple | list) and len(given) == 2 and all(isinstance(x, int | float) for x in given)
     if band is not None and not (is_band and band[0] <= band[1]):
-        raise ConfigError(f"band is two numbers, the lowest and the highest mean score kept; got {band!r}")
+        raise ConfigError(f"band must be two numbers, the lowest and highest mean score to keep, got {band!r}")
     if unscored not in ("ignore", "drop"):
         raise ConfigError(f"unknown unscored {unscored!r}{did_you_mean(str(unscored), ('ignore', 'drop'))}")
     if keep_step_signal and (step_advantages is None or len(step_advantages) != len(scores)):
         count = "none" if step_advantages is None else str(len(step_advantages))
-        raise ConfigError(f"keep_step_signal needs step_advantages of {len(scores)} trajectories; got {count}")
+        raise ConfigError(f"keep_step_signal needs step_advantages of {len(scores)} trajectories, got {count}")
     members: dict[Hashable, list[int]] = {}
     for index, group in enumerate(group_ids):
         members.setdefault(group, []).append(index)
@@ -152,7 +152,7 @@ class RefillOutcome:
 
 @dataclass(slots=True)
 class GroupRefill:
-    """Collects groups until there are enough, or the tries are used up; kept groups are never collected again.
+    """Collects groups until there are enough or the tries are exhausted; kept groups are never collected again.
 
     Attributes:
         wanted: groups in a batch.
@@ -179,7 +179,7 @@ class GroupRefill:
     def __post_init__(self) -> None:
         for name, value in (("wanted", self.wanted), ("max_tries", self.max_tries)):
             if type(value) is not int or value < 1:
-                raise ConfigError(f"{name} is a positive whole number; got {value!r}")
+                raise ConfigError(f"{name} must be a positive whole number, got {value!r}")
         self._kept = list(self.surplus)
 
     @property
@@ -206,7 +206,7 @@ class GroupRefill:
             raise ConfigError(f"all {self.max_tries} tries are used; call outcome()")
         if groups.keys() != verdict.members.keys():
             differing = sorted(map(str, groups.keys() ^ verdict.members.keys()))
-            raise ConfigError(f"the verdict covers other groups than were collected; only in one: {differing}")
+            raise ConfigError(f"the verdict and the collection have different groups; only in one: {differing}")
         self._tries += 1
         self._kept += [groups[group] for group in verdict.kept]
         for reason in verdict.dropped.values():

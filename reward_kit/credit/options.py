@@ -22,10 +22,10 @@ def check_choice(name: str, choice: object, known: Sequence[str]) -> None:
 def check_number(name: str, number: object, low: float = -math.inf, high: float = math.inf) -> None:
     """Reject all but finite numbers in [low, high]."""
     if not isinstance(number, int | float | np.integer | np.floating) or not math.isfinite(number):
-        raise ConfigError(f"{name} is a finite number; got {number!r}")
+        raise ConfigError(f"{name} must be a finite number, got {number!r}")
     if not low <= number <= high:
         limits = f"in [{low:g}, {high:g}]" if high < math.inf else f"at least {low:g}"
-        raise ConfigError(f"{name} is {limits}; got {number!r}")
+        raise ConfigError(f"{name} must be {limits}, got {number!r}")
 
 
 def check_returns(gamma: float, default_step_reward: float) -> None:
@@ -45,6 +45,6 @@ def check_normalization(normalization: str, normalization_constant: float | None
                 f"got {normalization_constant!r}"
             )
         return
-    check_number("normalization_constant (what 'constant' divides by)", normalization_constant, 0.0)
+    check_number("normalization_constant (the divisor of 'constant')", normalization_constant, 0.0)
     if normalization_constant == 0.0:
-        raise ConfigError("normalization_constant is what 'constant' divides by; got 0")
+        raise ConfigError("normalization_constant, the divisor of 'constant', must not be 0")

@@ -6,9 +6,9 @@ and two similar texts are never apart. But groups chain: if a is similar to b an
 however far a is from c. Short texts that differ in one word can be similar ("You are in the kitchen." and "You are in
 the bedroom." at 0.7); raise the threshold, or use a hash that reads only the relevant part.
 
-Not all pairs are compared. Equal texts are one. Near copies are first gathered around leaders, found by hashes of their
-pieces. Two leaders' clusters can hold a similar pair only if the leaders are near, the distance being a metric; counts
-of symbols and of pairs of symbols bound it from below for all leaders at once. The rest is compared exactly.
+Not all pairs are compared. Equal texts are merged. Near copies are first gathered around leaders, found by hashes of
+their pieces. As the distance is a metric, two clusters can hold a similar pair only if their leaders are near; counts
+of symbols and of symbol pairs give a lower bound for all leaders at once. The rest is compared exactly.
 
 The distance is |a| + |b| - 2 LCS(a, b), in insertions and deletions; it is a metric. The similarity above is 1 minus
 the distance over |a| + |b|: the ratio of `difflib.SequenceMatcher` if its blocks are a longest common subsequence,

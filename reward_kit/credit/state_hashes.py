@@ -199,7 +199,7 @@ def _prepared(state_hash: StateHash) -> NamedHash | Callable[..., Any]:
     name = options.pop("name", None)
     if not isinstance(name, str):
         raise ConfigError(
-            f"a state hash is a name, a mapping with a name, a function, or a list of these; got {state_hash!r}"
+            f"a state hash must be a name, a mapping with a name, a function, or a list of these, got {state_hash!r}"
         )
     if name not in STATE_HASHES:
         if _is_reference(state_hash):
@@ -249,7 +249,7 @@ def locate_references(state_hash: Any, folder: Path) -> Any:
 def _all_of(hashes: Sequence[OneHash]) -> NamedHash:
     """Return one hash of several."""
     if not hashes or any(one is None or isinstance(one, list | tuple) for one in hashes):
-        raise ConfigError(f"a list of state hashes has at least one, each a name, mapping or function; got {hashes!r}")
+        raise ConfigError(f"a list of state hashes needs at least one name, mapping or function; got {hashes!r}")
     prepared = [_prepared(one) for one in hashes]
     if any(isinstance(one, NamedHash) and one.threshold is not None for one in prepared):
         raise ConfigError("state hash 'similarity' compares texts approximately and cannot be in a list")
@@ -314,7 +314,7 @@ def _reader(name: str, of: Any) -> Reader:
 def _last_messages(*, count: int) -> NamedHash:
     """Read the last `count` messages before the action: role, content, calls; not the calls' ids, which all differ."""
     if type(count) is not int or count < 1:
-        raise ConfigError(f"state hash 'last_messages': count is a positive whole number; got {count!r}")
+        raise ConfigError(f"state hash 'last_messages': count must be a positive whole number, got {count!r}")
 
     def read(step: StepData) -> tuple[str, Any]:
         messages, end = [], _before_action(step)
@@ -342,7 +342,7 @@ def _last_match(*, pattern: str) -> NamedHash:
     The policy's own messages and the system message are left out. No match, and a match without a group, are the same.
     """
     if not isinstance(pattern, str) or not pattern:
-        raise ConfigError(f"state hash 'last_match': pattern is a regular expression; got {pattern!r}")
+        raise ConfigError(f"state hash 'last_match': pattern must be a regular expression, got {pattern!r}")
     try:
         compiled = re.compile(pattern)
     except re.error as error:
@@ -377,12 +377,12 @@ def _read_json(step: StepData) -> tuple[str, Any]:
 def _regex(*, replace: Mapping[str, str], of: str = "observation_text") -> NamedHash:
     """Read `of` with every match of each pattern replaced, in the order given: times, ids, counters."""
     if not isinstance(replace, Mapping) or not replace:
-        raise ConfigError(f"state hash 'regex': replace maps patterns to texts; got {replace!r}")
+        raise ConfigError(f"state hash 'regex': replace must map patterns to texts, got {replace!r}")
     rules: list[tuple[re.Pattern[str], str]] = []
     pairs: list[tuple[Any, Any]] = [*replace.items()]
     for pattern, text in pairs:
         if not isinstance(pattern, str) or not isinstance(text, str):
-            raise ConfigError(f"state hash 'regex': a pattern and its text are texts; got {pattern!r}: {text!r}")
+            raise ConfigError(f"state hash 'regex': pattern and replacement must be texts, got {pattern!r}: {text!r}")
         try:
             rules.append((re.compile(pattern), text))
             rules[-1][0].sub(text, "")  # the text may name a group which the pattern lacks
@@ -413,7 +413,7 @@ def _replaced(value: Any, rules: list[tuple[re.Pattern[str], str]]) -> Any:
 def _similarity(*, threshold: float = 0.95, of: str = "observation_text") -> NamedHash:
     """Read `of`, and link texts at least this similar; see the module `similarity`."""
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0.0 < threshold <= 1.0:
-        raise ConfigError(f"state hash 'similarity': threshold is in (0, 1]; got {threshold!r}")
+        raise ConfigError(f"state hash 'similarity': threshold must be in (0, 1], got {threshold!r}")
     if importlib.util.find_spec("rapidfuzz") is None:
         raise ConfigError(f"state hash 'similarity' needs rapidfuzz; {install_hint('similarity')}")
     return NamedHash(_reader("similarity", of), float(threshold))

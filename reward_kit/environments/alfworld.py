@@ -1,6 +1,6 @@
 """ALFWorld's household as a resource: `alfworld` on our fast engine, `alfworld_real` on TextWorld's.
 
-Both play the same problems with equal texts, commands and rewards; the real one also plays published game files. The
+Both play the same problems with equal texts, commands and rewards; `alfworld_real` also plays published game files. The
 reward is 1 when the goal is reached, which ends the episode, and 0 otherwise. The state key leaves out `max_commands`.
 """
 
@@ -88,7 +88,7 @@ class AlfworldConfig(ResourceConfig):
     index: int | None = Field(default=None, ge=0, description="which problem; by default the reset's seed picks one")
     seed: int = Field(default=0, description="other seeds give other problems of the split")
     task_types: list[TaskType] | None = Field(default=None, min_length=1)
-    problem: dict[str, Any] | None = Field(default=None, description="a problem of your own, as Problem.to_json gives")
+    problem: dict[str, Any] | None = Field(default=None, description="your own problem, as returned by Problem.to_json")
     game_file: str | None = Field(default=None, description="alfworld_real: a published game.tw-pddl")
     published: bool = Field(default=False, description="alfworld_real: the split's games below ALFWORLD_DATA")
     action_form: ActionForm = "text"
@@ -139,8 +139,8 @@ class _Changes:
 class Session:
     """A game since its reset, on either engine.
 
-    `engine` is the native one in the present state. A published game has none but `changes`, its name `game`, and the
-    rest of the planner's `plan`, until another command is given. `milestones` are by the number of their command.
+    `engine` is the native one in the current state. A published game instead has `changes`, its name `game`, and the
+    rest of the planner's `plan` while it is followed. `milestones` are by the number of their command.
     """
 
     form: ActionForm
@@ -264,7 +264,7 @@ class _Household(ForkableResource):
         return [call for command in session.view.admissible if (call := session.call(command))]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """Return the first command of a shortest plan; of a published game the planner's, while it is followed."""
+        """Return the first command of a shortest plan; for a published game the planner's, while it is followed."""
         session = self._session
         if session.is_over():
             return None
@@ -337,7 +337,7 @@ class RealAlfworldResource(_Household, ReplayForkResource):
         if settings.game_file is not None or settings.published:
             path = _published_game(settings, seed) if settings.published else _game_file(settings)
             view = await self._real.load(path)
-            # The planner may take seconds, so it is asked once, and only without an expert of our own.
+            # The planner may take seconds, so it runs once, and only without our own expert.
             plan = await self._real.expert()
             game = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
             self._session = Session(settings.action_form, settings.max_commands, view, view, None, plan=plan, game=game)
@@ -363,7 +363,7 @@ class RealAlfworldResource(_Household, ReplayForkResource):
 
 
 class RealEngine(EngineProcess):
-    """A game at a time on TextWorld's engine; `worker` is the command that starts it, by default our own."""
+    """Plays one game at a time on TextWorld's engine; `worker` is the command that starts it, by default our worker."""
 
     def __init__(self, worker: Sequence[str] | None = None) -> None:
         super().__init__("household engine", worker or worker_command("reward_kit.environments.household_worker"))
@@ -389,7 +389,7 @@ def _view(answer: Mapping[str, Any]) -> HouseholdView:
 
 
 def game_files() -> list[Path]:
-    """Return the published games below `ALFWORLD_DATA`, sorted, but those whose goals the text domain cannot reach."""
+    """Return the published games below `ALFWORLD_DATA`, sorted, except those unsolvable in the text domain."""
     folder = os.environ.get("ALFWORLD_DATA")
     if not folder:
         return []

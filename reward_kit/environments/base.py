@@ -129,13 +129,16 @@ class ForkableResource(ABC):
         paths = {tuple(key.split(".")) for key in allowed}
         return ((key, cls) for key in _undeclared(row, {path for path in paths if path[0] not in _SET_BY_RUNNER}))
 
-    @abstractmethod
     async def setup(self, config: Mapping[str, Any]) -> None:
         """Build the environment from the task's `base_resource_config`. Called once, before anything else.
+
+        The default is for a resource without options.
 
         Raises:
             ConfigError: a key is unknown or a value is wrong; the message names it.
         """
+        if config:
+            raise ConfigError(f"{type(self).__name__} has no options; got {', '.join(map(str, config))}")
 
     @abstractmethod
     async def reset(self, seed: int | None = None) -> None:

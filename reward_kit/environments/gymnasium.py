@@ -34,7 +34,7 @@ Transitions = Mapping[int, Mapping[int, Sequence[tuple[float, int, float, bool]]
 """Gymnasium's table: state -> action -> [(probability, next state, reward, terminated)]."""
 _CACHE_SIZE = 256
 _cache: dict[str, NDArray[np.float64]] = {}
-"""The action values of the latest tables, by the environment's name."""
+"""The action values of recent tables, by environment name."""
 _COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
 _TAXI_STOPS = ("R", "G", "Y", "B")
 _TAXI_STOP_NAMES = ("R (red)", "G (green)", "Y (yellow)", "B (blue)")
@@ -51,7 +51,7 @@ def action_values(transitions: Transitions, discount: float = 0.99, tolerance: f
 
         Q(s, a) = Σ p(s', r | s, a) · (r + γ · max_a' Q(s', a'))    (Sutton and Barto 2018, section 4.4)
 
-    `discount` is γ < 1, so that the shorter of two ways is the better one.
+    `discount` is γ < 1, so that shorter paths have higher values.
     """
     width = max(len(outcomes) for row in transitions.values() for outcomes in row.values())
     table = np.zeros((len(transitions), len(transitions[0]), width, 4))
@@ -71,7 +71,7 @@ def action_values(transitions: Transitions, discount: float = 0.99, tolerance: f
 
 
 class Family:
-    """The knowledge about one kind of environment with a table. Every method takes the unwrapped environment."""
+    """Texts and state of one kind of environment with a table. Every method takes the unwrapped environment."""
 
     actions: tuple[str, ...] = ()
     legend: str = ""
@@ -82,7 +82,7 @@ class Family:
         raise NotImplementedError
 
     def state(self, env: Any, observation: Any) -> Any:
-        """Return everything that decides the future beside configuration and noise, as a JSON value."""
+        """Return everything that determines the future besides configuration and noise, as a JSON value."""
         return int(env.s)
 
     def succeeded(self, env: Any, reward: float | None, terminated: bool) -> bool | None:
@@ -144,7 +144,7 @@ class Taxi(Family):
 
 
 class Blackjack(Family):
-    """Cards are drawn with replacement: both hands are the whole state, without the order of one's own."""
+    """Cards are drawn with replacement: the state is both hands, with the player's in any order."""
 
     actions = ("stick", "hit")
     legend = "Come closer to 21 than the dealer without going over. An ace counts 1 or 11, a picture card 10."
@@ -190,7 +190,7 @@ UNKNOWN = Unknown()
 
 
 def blackjack_strategy(total: int, dealer: int, usable_ace: bool) -> int:
-    """Return basic strategy if one can only stick (0) or hit (1); `dealer` is the card shown, an ace is 1."""
+    """Return basic strategy for stick (0) or hit (1); `dealer` is the visible card, an ace is 1."""
     if usable_ace:
         return int(total <= 17 or (total == 18 and dealer in (1, 9, 10)))
     if total <= 11:
@@ -234,7 +234,7 @@ class GymnasiumConfig(ResourceConfig):
     """The configuration of `gymnasium`."""
 
     env_id: str
-    env_kwargs: dict[str, Any] = Field(default_factory=dict, description="handed to gymnasium.make")
+    env_kwargs: dict[str, Any] = Field(default_factory=dict, description="passed to gymnasium.make")
     random_map: RandomMap | None = Field(default=None, description="FrozenLake only")
 
 
@@ -258,7 +258,7 @@ class GymnasiumResource(ForkableResource):
 
     @classmethod
     def per_sample_keys_for(cls, config: Mapping[str, Any]) -> frozenset[str]:
-        """Return `random_map`, and the arguments of a toy-text environment that are data; none of others is known."""
+        """Return `random_map` and the data arguments of a toy-text environment; other environments have none."""
         match = re.fullmatch(r"(FrozenLake|CliffWalking|Taxi|Blackjack)\w*(-v\d+)?", str(config.get("env_id")))
         known = _DATA_ARGUMENTS[match[1]] if match else ()
         return cls.per_sample_keys | {f"env_kwargs.{name}" for name in known}
@@ -378,7 +378,7 @@ class GymnasiumResource(ForkableResource):
         if self._env is not None:
             self._env.close()
         env_id, kwargs = self._settings.env_id, {**self._settings.env_kwargs, **({"desc": desc} if desc else {})}
-        # Importing and making may warn of deprecated modules and older versions, which our users cannot fix.
+        # Import and creation may warn of deprecated modules and older versions, which our users cannot fix.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:

@@ -1,9 +1,9 @@
 """A fast engine for household games, equal to TextWorld's on ALFWorld's domain, and an exact expert for it.
 
 The possible actions depend only on where the agent stands, what it holds, what lies there, and whether the receptacle
-there is open. That part is a `_Spot`, made once and kept in the tables of the problem, which all its engines share: a
+there is open. That part is a `_Spot`, created once and kept in the problem's tables, which all its engines share: a
 step is two lookups and a few integer operations. Sets of objects are bit masks over the things in the order of the
-texts. Facts that never change what an agent can do or read are not kept, such as whether a lamp is on at the moment.
+texts. Facts that never affect what an agent can do or read, such as whether a lamp is on, are not kept.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ NOTHING = "Nothing happens."
 NOWHERE = -1
 """The agent's place before it first goes to a receptacle, and what it holds with empty hands."""
 MILESTONES = ("found", "taken", "transformed", "placed")
-"""Parts of a task in their usual order: an object of the asked type was seen; held; clean, hot or cool as asked (or the
-lamp was used); and put where it belongs. Not every task has all. Of two objects the first one placed counts."""
+"""Parts of a task in their usual order: an object of the target type was seen; held; clean, hot or cool as required (or
+the lamp was used); and put where it belongs. Not every task has all. Of two objects the first placed one counts."""
 _START = (NOWHERE, NOWHERE, 0, 0)
 _NOT_CONTENT = ("id", "split", "layout")
 _VERB = {TaskType.CLEAN: "clean", TaskType.HEAT: "heat", TaskType.COOL: "cool"}
@@ -63,7 +63,7 @@ class _Spot(NamedTuple):
 
 
 class Tables:
-    """The constant part of a problem, shared by all its engines, which name receptacles and things by index here."""
+    """The constant part of a problem, shared by all its engines, which refer to receptacles and things by index."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -179,9 +179,9 @@ class HouseholdEngine:
         return twin
 
     def state_key(self) -> str:
-        """Return the name of this state of this problem: two states have one name exactly if their futures are equal.
+        """Return the state's key: two states of a problem share a key exactly if their futures are equal.
 
-        Whether a thing that is never held is sliced or on is visible nowhere; of a lamp only its place counts.
+        Whether a thing that is never held is sliced or on is not visible; for a lamp only its place counts.
         """
         held = self.tables.pickupable
         flags = (self.at, self.holding, self.opened, self.clean, self.hot, self.cool)
@@ -205,7 +205,7 @@ class HouseholdEngine:
         return bool(placed & self.ready())
 
     def ready(self) -> int:
-        """Return the mask of the things in the state that the goal asks for, at any place."""
+        """Return the mask of the things in the required state, at any place."""
         tables, task_type = self.tables, self.tables.problem.task_type
         if task_type is TaskType.CLEAN:
             return tables.targets & tables.transformable & self.clean
@@ -383,7 +383,7 @@ def _make_spot(engine: HouseholdEngine) -> _Spot:
 
 
 class _State(NamedTuple):
-    """The part of a state that matters to a plan. `holding` and the bits of `ready` count the tracked things.
+    """The part of a state that affects a plan. `holding` and the bits of `ready` index the tracked things.
 
     `ready` marks those that are clean, hot or cool as the task asks, and the lamps that have been used.
     """
@@ -399,10 +399,10 @@ _Errand: TypeAlias = tuple[list[str], _State]
 
 
 def shortest_plan(engine: HouseholdEngine) -> list[str] | None:
-    """Return the commands of a shortest way to the goal; [] if it holds already, None if it cannot be reached.
+    """Return the commands of a shortest path to the goal; [] if it holds already, None if it is unreachable.
 
     A uniform-cost search over *errands*: an errand goes to a receptacle, opens it if necessary, and takes, puts, treats
-    or uses one thing there. That loses nothing:
+    or uses one thing there. This keeps the search exact:
 
     - Going and opening serve only the next action at that receptacle, so they can wait until just before it; closing,
       looking and slicing serve no goal.
@@ -511,7 +511,7 @@ class _PlanSearch:
         return [*commands, f"open {receptacle.name}"], state.opened | 1 << place
 
     def _places_to_put(self, state: _State, k: int) -> list[int]:
-        """Return where to put the held thing, one of all places that are interchangeable."""
+        """Return places for the held thing, one of each set of interchangeable places."""
         tables = self.tables
         possible = [place for place in range(len(tables.receptacles)) if tables.can_hold(place, self.tracked[k])]
         special = {state.at, *state.places}

@@ -158,7 +158,7 @@ class Problem:
 
 
 def generate_problem(split: str, index: int, seed: int = 0, task_type: TaskType | str | None = None) -> Problem:
-    """Return one problem; the same arguments always give the same. By default the task types take turns with `index`.
+    """Return one problem, determined by the arguments. By default the task types alternate with `index`.
 
     Raises:
         ConfigError: an unknown split or task type.

@@ -92,7 +92,7 @@ class PythonStateResource(ForkableResource):
     @property
     def state(self) -> dict[str, Any]:
         """The state itself; changes in it take effect at once."""
-        # The holder may change the state, so the key that was computed before may be wrong.
+        # The caller may change the state, so the cached key may be outdated.
         self._key = None
         return self._state
 
@@ -183,7 +183,7 @@ def copy_json(value: Any, levels: int = 2 * _MAX_DEPTH) -> Any:
         if math.isfinite(value):
             return value
         raise ToolError(f"{value} is not a JSON number")
-    # A path adds at most _MAX_DEPTH levels above a value of at most as many, and reading copies both.
+    # A path adds at most _MAX_DEPTH levels above a value with at most _MAX_DEPTH, and reading copies both.
     if levels < 0:
         raise ToolError("the value is nested too deeply")
     if isinstance(value, list | tuple):
@@ -213,7 +213,7 @@ def _child(parent: Any, part: str, path: str) -> Any:
 
 def _index(items: Any, part: str, path: str) -> int:
     if not isinstance(items, list):
-        raise ToolError(f"{path!r}: {part!r} leads into {_kind(items)}, not an object or a list")
+        raise ToolError(f"{path!r}: {part!r} is a part of {_kind(items)}, not of an object or a list")
     if not (part.isascii() and part.isdigit() and len(part) < 10 and int(part) < len(items)):
         raise ToolError(f"{path!r}: {part!r} is not an index of a list of {len(items)} items")
     return int(part)
@@ -224,7 +224,7 @@ def _set(state: dict[str, Any], path: str, value: Any) -> None:
     parent: Any = state
     for position, part in enumerate(way):
         if isinstance(parent, dict) and part not in parent:
-            # Everything from here on is new, so nothing can fail after this change.
+            # All further levels are new, so nothing can fail after this change.
             for missing in reversed([*way[position + 1 :], last]):
                 value = {missing: value}
             parent[part] = value

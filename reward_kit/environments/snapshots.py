@@ -39,7 +39,7 @@ class SqliteState(AbstractContextManager["SqliteState"]):
             raise EnvironmentFailure(f"the snapshot is not a SQLite database: {error}") from error
         self._connection.text_factory = lambda data: data.decode("utf-8", "replace")
         self._connection.execute("PRAGMA query_only = ON")
-        # Views and triggers are the agent's; a query must not run forever because of one.
+        # Views and triggers come from the agent; they must not make a query run forever.
         self._connection.set_progress_handler(lambda: int(time.monotonic() > self._deadline), 10_000)
         self._connection.set_authorizer(_authorize)
 
@@ -64,7 +64,7 @@ class SqliteState(AbstractContextManager["SqliteState"]):
         return self._connection.serialize()
 
     def close(self) -> None:
-        """Release the database; closing twice is harmless."""
+        """Release the database; a second call has no effect."""
         self._connection.close()
 
     def __exit__(self, *error: object) -> None:
@@ -103,7 +103,7 @@ class FilesState(Mapping[str, str | bytes]):
 
 
 class CompositeState(Mapping[str, Any], AbstractContextManager["CompositeState"]):
-    """The final states of a task's several resources, by their names. Close it, or use it in a `with` statement.
+    """The final states of a task's resources, by name. Close it, or use it in a `with` statement.
 
     Example:
         ```python
@@ -133,7 +133,7 @@ class CompositeState(Mapping[str, Any], AbstractContextManager["CompositeState"]
         return len(self._states)
 
     def close(self) -> None:
-        """Release the parts' states; closing twice is harmless."""
+        """Release the parts' states; a second call has no effect."""
         for state in self._states.values():
             close_state(state)
 
@@ -158,7 +158,7 @@ def decompose(snapshot: StateSnapshot) -> dict[str, StateSnapshot]:
             for name, part in json.loads(snapshot.payload).items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise EnvironmentFailure(f"the snapshot is not a composite of several: {error}") from error
+        raise EnvironmentFailure(f"the snapshot is not a composite: {error}") from error
 
 
 def open_snapshot(snapshot: StateSnapshot) -> Any:

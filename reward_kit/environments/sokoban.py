@@ -100,7 +100,7 @@ def cells(members: int) -> Iterator[int]:
 def read_level(text: str) -> Level:
     """Read a level in XSB notation (http://sokobano.de/wiki/index.php?title=Level_format). `-` and `_` are floor too.
 
-    Cells that the player can never reach become wall. A `ConfigError` reports anything that is not a level.
+    Cells that the player can never reach become wall. Invalid levels raise a `ConfigError`.
     """
     rows = [row.rstrip() for row in text.strip("\n").splitlines()]
     width, height = max((len(row) for row in rows), default=0), len(rows)
@@ -128,12 +128,12 @@ def read_level(text: str) -> Level:
     inside = connected(floor & ~border, players[0], width)
     around = inside | inside << 1 | inside >> 1 | inside << width | inside >> width
     if not inside or around & floor & border:
-        raise ConfigError("sokoban resource: level: the wall around the player has a gap")
+        raise ConfigError("sokoban resource: level: the wall around the player has a gap; close it with #")
     if (boxes | goals) & ~inside:
         raise ConfigError("sokoban resource: level: a box or a goal is out of the player's reach")
     if not boxes or boxes.bit_count() != goals.bit_count():
         counts = f"{boxes.bit_count()} boxes and {goals.bit_count()} goals"
-        raise ConfigError(f"sokoban resource: level: {counts}; there must be as many, and at least one")
+        raise ConfigError(f"sokoban resource: level: {counts}; their numbers must be equal, and at least 1")
     return Level(width, height, inside, goals, Position(players[0], boxes))
 
 
@@ -192,7 +192,7 @@ def solve(level: Level, start: Position, node_limit: int) -> Plan | None:
 def pushes_left(level: Level, boxes: int) -> float:
     """Return the least number of pushes that the boxes need, were they not in each other's way; inf of a lost level.
 
-    An assignment of the boxes to the goals of least cost, by dynamic programming over the sets of goals that are taken.
+    The cheapest assignment of boxes to goals, by dynamic programming over sets of taken goals.
     """
     tables = _push_distances(level.width, level.floor, level.goals)
     best: dict[int, float] = {0: 0}
@@ -266,25 +266,25 @@ class SokobanConfig(ResourceConfig):
     width: int = Field(default=7, ge=5, le=20, description="columns, the wall included")
     height: int = Field(default=7, ge=5, le=20, description="rows, the wall included")
     boxes: int = Field(default=2, ge=1, le=6)
-    wall_density: float = Field(default=0.2, ge=0, le=0.5, description="how many of the inner cells are wall")
-    min_solution: int = Field(default=8, ge=1, description="the moves of the shortest solution, at least")
-    max_solution: int = Field(default=30, ge=1, description="and at most")
+    wall_density: float = Field(default=0.2, ge=0, le=0.5, description="share of the inner cells that is wall")
+    min_solution: int = Field(default=8, ge=1, description="minimum moves of the shortest solution")
+    max_solution: int = Field(default=30, ge=1, description="maximum moves of the shortest solution")
     index: int | None = Field(default=None, ge=0, description="which board; by default the reset's seed picks one")
-    level: str | None = Field(default=None, description="a level of your own in XSB notation")
-    max_moves: int | None = Field(default=None, ge=1, description="the episode is truncated after so many")
+    level: str | None = Field(default=None, description="your own level in XSB notation")
+    max_moves: int | None = Field(default=None, ge=1, description="the episode is truncated after this many moves")
 
     @model_validator(mode="after")
     def _fits_together(self) -> SokobanConfig:
         drawn = self.model_fields_set - {"level", "max_moves"}
         if self.level is not None and drawn:
-            raise ValueError(f"give level or {sorted(drawn)[0]}, not both")
+            raise ValueError(f"set either level or {sorted(drawn)[0]}")
         if self.min_solution > self.max_solution:
             raise ValueError(f"min_solution {self.min_solution} is above max_solution {self.max_solution}")
         return self
 
 
 class Board(NamedTuple):
-    """A level and one of its shortest solutions; None if the solver gave up, which no generated level has."""
+    """A level and one of its shortest solutions; None if the solver gave up, never for a generated level."""
 
     level: Level
     solution: Plan | None
@@ -292,10 +292,10 @@ class Board(NamedTuple):
 
 @lru_cache(maxsize=512)
 def generate(spec: SokobanConfig, index: int) -> Board:
-    """Return the level of this number; the same arguments always give the same.
+    """Return the level with this number, determined by the arguments.
 
     Raises:
-        ConfigError: in 300 rooms no level with a solution of the length asked for was found.
+        ConfigError: no level with a solution of the required length was found in 300 rooms.
     """
     sizes = (spec.width, spec.height, spec.boxes, spec.wall_density, spec.min_solution, spec.max_solution)
     rng = random.Random(f"sokoban {sizes} {index}")
@@ -450,7 +450,7 @@ class SokobanResource(CopyForkResource):
         return [{"name": "move", "arguments": {"direction": name}} for name in possible]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """Return the first move of a shortest solution; None unless one was found in bounded time."""
+        """Return the first move of a shortest solution; None if none was found within the limit."""
         if self._is_over():
             return None
         if self._plan is None:

@@ -36,14 +36,14 @@ class SqliteConfig(SqliteLimits):
 
     seed_sql_file: str | None = Field(default=None, description="an SQL script, relative to the task file")
     seed_sql: str | None = Field(default=None, description="the script itself")
-    task_folder: str | None = Field(default=None, description="what seed_sql_file is relative to and must lie in")
-    max_rows: int = Field(default=200, gt=0, description="a longer result is cut, visibly")
-    expert_queries: list[str] = Field(default_factory=list, description="what an expert would execute, in order")
+    task_folder: str | None = Field(default=None, description="base folder of seed_sql_file, which must lie inside")
+    max_rows: int = Field(default=200, gt=0, description="longer results are cut, with a note")
+    expert_queries: list[str] = Field(default_factory=list, description="an expert's statements, in order")
 
     @model_validator(mode="after")
     def _one_seed(self) -> SqliteConfig:
         if self.seed_sql is not None and self.seed_sql_file is not None:
-            raise ValueError("give seed_sql or seed_sql_file, not both")
+            raise ValueError("set either seed_sql or seed_sql_file")
         return self
 
 
@@ -178,7 +178,7 @@ def split_statements(script: str) -> list[str]:
     """Return the statements of an SQL script, without those that are only a comment."""
     statements, start = [], 0
     for token in _TOKEN.finditer(script):
-        # A trigger's body has semicolons of its own; SQLite knows whether the statement ends here.
+        # A trigger's body contains semicolons; SQLite knows whether the statement ends here.
         if token[0] == ";" and sqlite3.complete_statement(script[start : token.end()]):
             statements.append(script[start : token.end()])
             start = token.end()

@@ -90,9 +90,9 @@ class SqliteLimits(ResourceConfig):
 
     statement_time_s: float = Field(default=5.0, gt=0)
     max_database_bytes: int = Field(default=64_000_000, ge=65_536)
-    max_value_bytes: int = Field(default=262_144, ge=1_024, description="of one value or row")
+    max_value_bytes: int = Field(default=262_144, ge=1_024, description="bytes of one value or row")
     read_only: bool = False
-    now: str = Field(default="2025-01-01 00:00:00", description="what 'now' and CURRENT_TIMESTAMP are, in UTC")
+    now: str = Field(default="2025-01-01 00:00:00", description="the value of 'now' and CURRENT_TIMESTAMP, in UTC")
 
     @field_validator("now")
     @classmethod
@@ -134,7 +134,7 @@ class GuardedConnection:
         """Return a database made by a seed script.
 
         Raises:
-            ValueError: the script does something that is refused.
+            ValueError: the script contains a refused action.
             sqlite3.Error: the script fails, takes longer than `time_s` or makes too large a database.
         """
         builder = cls(limits)
@@ -168,7 +168,7 @@ class GuardedConnection:
         return made
 
     def copy(self) -> GuardedConnection:
-        """Return an independent database in the same state, by SQLite's backup API, which leaves out attached ones."""
+        """Return an independent database in the same state, by SQLite's backup API, which skips attached ones."""
         with self._lock, self.trusted():
             twin = GuardedConnection(self.limits)
             twin.seed = self.seed
@@ -198,7 +198,7 @@ class GuardedConnection:
 
     @contextmanager
     def trusted(self) -> Iterator[sqlite3.Connection]:
-        """Yield the connection for statements of our own, which may not attach or load anything either."""
+        """Yield the connection for our own statements, which may not attach or load anything either."""
         with self._lock:
             before = self._trusted, self._deadline
             # An agent's generated columns are computed by our own reads too, and must not block them forever.

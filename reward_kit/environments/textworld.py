@@ -1,9 +1,9 @@
 """TextWorld's games as a resource: `act(command)` is the only tool, in the words of the game.
 
-A maker's game follows from its options, those of `tw-make` in TextWorld 1.7 with underscores, and a seed. A game file's
-state is tracked if the `.json` that TextWorld writes lies beside it; else its state key is the history. The reward is
-the score that a command gained, as a part of the highest score. The state key leaves out turns, but if the game has
-asked something, the question is part of it.
+A maker's game is determined by a seed and its options, those of `tw-make` in TextWorld 1.7 with underscores. A game
+file's state is tracked if TextWorld's `.json` is beside it; else its state key is the history. The reward is the score
+that a command gained, divided by the maximum score. The state key ignores turns, but includes an open question of the
+game.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _TITLES: dict[str, str] = {
     "inventory": "Inventory",
     "admissible_commands": "Commands",
 }
-# Commands to the interpreter: they leave the game or change it unseen by the tracked state, write files, change later
-# answers, or were left in by TextWorld's compiler (`print_state` reveals everything).
+# Commands to the interpreter: they leave the game, change it without the tracked state, write files, change later
+# answers, or are leftovers of TextWorld's compiler (`print_state` reveals everything).
 _REFUSED = (
     "quit q restart restore undo oops o save script unscript noscript transcript brief superbrief verbose short long "
     "normal notify verify version print_state enable disable restrict tw"
@@ -73,14 +73,14 @@ class CookingOptions(_Options):
     """A meal to cook by the cookbook in the kitchen (the First TextWorld Problems competition)."""
 
     recipe: int = Field(default=1, ge=1, le=5, description="ingredients")
-    take: int = Field(default=0, ge=0, description="ingredients that must be found; the others are carried")
+    take: int = Field(default=0, ge=0, description="ingredients to find; the others are carried")
     go: Literal[1, 6, 9, 12] = Field(default=1, description="rooms")
     open: bool = Field(default=False, description="containers and doors are closed")
     cook: bool = False
     cut: bool = False
     drop: bool = Field(default=False, description="few things can be carried at once")
     recipe_seed: int = Field(default=0, ge=0, description="above 0: another recipe in the same house")
-    split: Literal["train", "valid", "test"] | None = Field(default=None, description="which foods there are")
+    split: Literal["train", "valid", "test"] | None = Field(default=None, description="seed of the foods")
 
     @model_validator(mode="after")
     def _fits(self) -> CookingOptions:
@@ -92,7 +92,7 @@ class CookingOptions(_Options):
 
 
 class CoinCollectorOptions(_Options):
-    """A coin at the end of a chain of `(level - 1) % 100 + 1` rooms; from 101 on with dead ends beside it."""
+    """A coin at the end of a chain of `(level - 1) % 100 + 1` rooms; from level 101 on with dead ends."""
 
     level: int = Field(ge=1, le=300)
 
@@ -155,10 +155,10 @@ class TextworldConfig(ResourceConfig):
 
     game: str | None = Field(default=None, description="a game file (.z1 to .z8), relative to the task's folder")
     maker: Maker | None = None
-    options: dict[str, Any] = Field(default_factory=dict, description="the maker's")
-    game_seed: int | None = Field(default=None, ge=0, lt=2**32, description="of the maker; by default the reset's seed")
-    max_moves: int | None = Field(default=None, ge=1, description="after so many commands the episode is truncated")
-    show: list[Section] = Field(default_factory=list, description="what every observation shows after the answer")
+    options: dict[str, Any] = Field(default_factory=dict, description="options of the maker")
+    game_seed: int | None = Field(default=None, ge=0, lt=2**32, description="seed of the maker; by default the reset's")
+    max_moves: int | None = Field(default=None, ge=1, description="the episode is truncated after this many commands")
+    show: list[Section] = Field(default_factory=list, description="sections shown after the answer")
     task_folder: str | None = None
 
     @model_validator(mode="after")
@@ -166,16 +166,16 @@ class TextworldConfig(ResourceConfig):
         if (self.game is None) == (self.maker is None):
             raise ValueError("name either a game file (game) or a maker")
         if self.game is not None and (self.options or self.game_seed is not None):
-            raise ValueError("options and game_seed are a maker's; a game file is made already")
+            raise ValueError("options and game_seed need a maker; remove them for a game file")
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An answer of the game; None for everything that is unknown or not tracked.
+    """An answer of the game; unknown or untracked values are None.
 
-    `moves` counts the game's actions that were carried out, `expert` is the next command of a winning plan, `facts` are
-    those that hold, sorted, and `state` names the game's state.
+    `moves` counts executed game actions, `expert` is the next command of a winning plan, `facts` are the true facts,
+    sorted, and `state` identifies the game's state.
     """
 
     observation: str
@@ -238,7 +238,7 @@ class TextworldResource(ReplayForkResource):
             self._game_id = hashlib.sha256(path.read_bytes()).hexdigest()
         else:
             path = await self._make(seed)
-        # The interpreter's generator has 16 bits, and 0 stands for one that cannot be repeated.
+        # The interpreter's seed has 16 bits, and 0 means an unrepeatable one.
         request = {"op": "load", "path": str(path), "seed": seed % 2**15 + 1}
         self._start = self._view = View(**await self._engine.ask(request))
         self._commands = []
@@ -299,14 +299,14 @@ class TextworldResource(ReplayForkResource):
     async def expert_action(self) -> Mapping[str, Any] | None:
         """Return the next command of TextWorld's own plan, from any state of the game; None if it knows none.
 
-        For games without such a plan (cooking with `drop`) it is that of the maker's walkthrough, while it is followed.
+        Games without such a plan (cooking with `drop`) use the maker's walkthrough, while it is followed.
         """
         if self._view.expert is None or self._is_over():
             return None
         return {"type": "tool_call", "name": "act", "arguments": {"command": self._view.expert}}
 
     async def _make(self, seed: int) -> Path:
-        """Return the file of the maker's game, made once in this process."""
+        """Return the file of the maker's game, created once per process."""
         settings = self._settings
         game_seed = seed % 2**32 if settings.game_seed is None else settings.game_seed
         self._game_id = hash_key(str(settings.maker), canonical_json(settings.options), str(game_seed))
@@ -332,11 +332,11 @@ class TextworldResource(ReplayForkResource):
 def _game_file(settings: TextworldConfig) -> Path:
     path = task_path(settings.game or "", settings.task_folder, "game")
     if path.suffix == ".ulx":
-        raise ConfigError(f"textworld resource: game: {path.name!r}: TextWorld 1.7 plays no Glulx games, only .z8")
+        raise ConfigError(f"textworld resource: game: {path.name!r}: TextWorld 1.7 cannot play Glulx games; use .z8")
     if path.suffix not in {f".z{version}" for version in range(1, 9)}:
         raise ConfigError(f"textworld resource: game: {path.name!r} is not a game file (.z1 to .z8)")
     if not path.is_file():
-        raise ConfigError(f"textworld resource: game: no file {path}")
+        raise ConfigError(f"textworld resource: game: file {path} does not exist")
     return path
 
 
@@ -344,11 +344,11 @@ def command_line(text: str) -> str:
     """Return a command for the game; refuse one that is too long, not plain ASCII, or meant for the interpreter."""
     command = " ".join(text.split())
     if len(command) > LONGEST_COMMAND:
-        raise ToolError(f"a command has {LONGEST_COMMAND} characters at most, this one {len(command)}")
+        raise ToolError(f"a command may have at most {LONGEST_COMMAND} characters, this one has {len(command)}")
     if not (command.isascii() and command.isprintable()):
-        raise ToolError("a command is plain ASCII text")
+        raise ToolError("a command must be plain ASCII text")
     for part in _COMMANDS.split(command.lower()):
         word = _FIRST_WORD.match(part.strip())
         if word and word[0][:9] in _REFUSED_WORDS:
-            raise ToolError(f"{word[0]!r} is a command to the interpreter, which takes none here")
+            raise ToolError(f"{word[0]!r} is a command to the interpreter, not to the game, and is refused")
     return command

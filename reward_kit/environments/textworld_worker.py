@@ -42,11 +42,11 @@ def make(request: Mapping[str, Any]) -> str:
     aside.mkdir()
     maker, options, seed = request["maker"], request["options"], request["seed"]
     try:
-        with boundary(ConfigError, f"textworld: {maker} makes no game of {options} with the seed {seed}"):
+        with boundary(ConfigError, f"textworld: {maker} cannot make a game with {options} and seed {seed}"):
             _make(maker, options, seed, aside / "game.z8")
         aside.rename(folder)
     except OSError:
-        # Another worker may have made the same game meanwhile; then its game is used.
+        # Another worker may have made the same game meanwhile; then use that.
         if not folder.is_dir():
             raise
     finally:
@@ -56,7 +56,7 @@ def make(request: Mapping[str, Any]) -> str:
 
 def _make(maker: str, options: Mapping[str, Any], seed: int, path: Path) -> None:
     textworld = import_module("textworld")
-    # Makers draw from their own generators and from this one.
+    # Makers also draw from this global generator.
     textworld.g_rng.set_seed(seed)
     settings = textworld.GameOptions()
     settings.seeds, settings.path, settings.file_ext = seed, str(path), ".z8"
@@ -83,7 +83,7 @@ def _make(maker: str, options: Mapping[str, Any], seed: int, path: Path) -> None
 
 
 class Player:
-    """A game at a time."""
+    """Plays one game at a time."""
 
     def __init__(self) -> None:
         self._textworld = import_module("textworld")

@@ -2,8 +2,8 @@
 
 The JSON schema comes from the signature and the docstring through pydantic; a parameter is required only if it has no
 default. Arguments are validated before the function runs, so a function never sees a wrong type. A parameter annotated
-with `ForkableResource`, or a subclass, receives the episode's resource, or the one that fits if the task has several,
-and is not shown to the agent.
+with `ForkableResource` or a subclass receives the episode's resource (the matching one if the task has several) and is
+hidden from the agent.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Tool:
     resource_parameters: Mapping[str, type[ForkableResource]]
 
     def parse(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments as the types of the function's signature; a ToolError names those that do not fit."""
+        """Return the arguments converted to the signature's types; a ToolError names those that do not fit."""
         try:
             parsed = self.arguments.model_validate(dict(arguments))
         except pydantic.ValidationError as error:
@@ -127,7 +127,7 @@ class ToolRegistry:
         """Return the tool of this name.
 
         Raises:
-            ToolError: it does not exist; the nearest name is offered.
+            ToolError: it does not exist; the message suggests the nearest name.
         """
         if name not in self._tools:
             raise ToolError(f"unknown tool {name!r}{did_you_mean(name, self._tools)}")

@@ -1,6 +1,6 @@
 """A small shop in the manner of WebShop (Yao et al. 2022, arXiv 2207.01206): search, open, choose, buy.
 
-Unlike there the products are generated from a seed, a search is possible on every page, and the tools are typed. Only
+Unlike WebShop, products are generated from a seed, a search is possible on every page, and tools are typed. Only
 the purchase is rewarded (`match_purchase`).
 """
 
@@ -79,7 +79,7 @@ KINDS: tuple[Kind, ...] = tuple(
 class ShoppingGoal:
     """A goal to shop for; the fields are those of `final_state()["goal"]`.
 
-    `product_id`, `query`, `category` and `nouns` are of one product that satisfies everything. `attributes` is U_att,
+    `product_id`, `query`, `category` and `nouns` describe a product that satisfies the goal. `attributes` is U_att,
     `options` is U_opt by the options' names, `price_upper` is in dollars.
     """
 
@@ -275,13 +275,13 @@ _made = lru_cache(maxsize=8)(Catalogue)
 
 
 def catalogue(size: int, seed: int) -> Catalogue:
-    """Return the catalogue of this size and seed, made once in a process; concurrent callers wait for it."""
+    """Return the catalogue of this size and seed, created once per process; concurrent callers wait for it."""
     with _making:
         return _made(size, seed)
 
 
 def draw_goal(shop: Catalogue, index: int) -> ShoppingGoal:
-    """Return the goal of this number; the same arguments always give the same. One product satisfies all of it.
+    """Return the goal with this number, determined by the arguments. At least one product satisfies it.
 
     As in WebShop, the bound on the price is the larger of two among the next four multiples of ten dollars above it.
     """
@@ -322,9 +322,9 @@ def satisfies(product: Product, goal: ShoppingGoal) -> bool:
 class WebshopConfig(ResourceConfig):
     """The configuration of `webshop`."""
 
-    products: int = Field(default=1000, ge=10, le=20_000, description="how many the shop has")
+    products: int = Field(default=1000, ge=10, le=20_000, description="number of products")
     catalogue_seed: int = Field(default=0, description="other seeds give other products")
-    page_size: int = Field(default=10, ge=1, le=50, description="how many results a page shows")
+    page_size: int = Field(default=10, ge=1, le=50, description="results per page")
     index: int | None = Field(default=None, ge=0, description="which goal; by default the reset's seed picks one")
 
 
@@ -441,7 +441,7 @@ class WebshopResource(CopyForkResource):
         return [*calls, _call("back")]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """Return the next action of an expert who searches with the instruction's words and knows all attributes."""
+        """Return the next action of an expert that searches with the instruction's words and knows all attributes."""
         visit = self._visit
         if visit.bought:
             return None

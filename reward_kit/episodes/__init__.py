@@ -1,4 +1,4 @@
-"""Episodes: the record of what happened, the columns they are made of, and their exact tokens.
+"""Episodes: their records, the columns that store them, and their exact tokens.
 
 Names load on first use.
 """

@@ -1,8 +1,8 @@
 """The ids from which constrained tokens were sampled.
 
-The log-probability of such a token is of the distribution over the allowed ids, so a trainer has to apply the same mask
-before its log-softmax. Inside one JSON string the same hundred thousand ids are allowed at every token: each different
-set is kept once.
+The log-probability of such a token is under the distribution over the allowed ids, so a trainer must apply the same
+mask before its log-softmax. Within a JSON string the same hundred thousand ids are allowed at every token: each
+distinct set is kept once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class AllowedIds:
         ids: the ids that were allowed, ascending for each place.
 
     Raises:
-        EpisodeError: the offsets are not of these places and ids.
+        EpisodeError: the offsets do not match the places and ids.
     """
 
     __slots__ = ("places", "sets", "which")
@@ -53,7 +53,7 @@ class AllowedIds:
 
     @classmethod
     def shared(cls, places: npt.ArrayLike, which: npt.ArrayLike, sets: Sequence[Ids]) -> AllowedIds:
-        """Return one whose places may share sets: `which` (M,) is the number of each place's set."""
+        """Return an instance whose places may share sets: `which` (M,) is the index of each place's set."""
         made = cls([], [0], [])
         made.places, made.which = np.asarray(places, dtype=np.int32), np.asarray(which, dtype=np.int32)
         made.sets = tuple(sets)
@@ -113,13 +113,13 @@ class AllowedTrack:
         return bool(self.places)
 
     def add(self, place: int, number: int) -> None:
-        """Add a place, behind all present ones, and the number of its set."""
+        """Append a place and the index of its set."""
         self.places.append(place)
         self.which.append(number)
 
     def add_sets(self, start: int, sets: Sequence[Ids | None]) -> None:
-        """Add the sets, as `check_allowed_ids` gives them, of tokens that begin at `start`."""
-        numbers: dict[int, int] = {}  # by identity, since one set is often that of many tokens
+        """Add the result of `check_allowed_ids` for tokens that begin at `start`."""
+        numbers: dict[int, int] = {}  # by identity, since many tokens often share a set
         for place, ids in enumerate(sets, start):
             if ids is not None:
                 number = numbers.get(id(ids))
@@ -128,7 +128,7 @@ class AllowedTrack:
                 self.add(place, number)
 
     def number_of(self, ids: Ids) -> int:
-        """Return the number of a set, a new one for a new set."""
+        """Return the index of a set, adding a new set."""
         key = ids.tobytes()
         number = self._numbers.get(key)
         if number is None:
@@ -137,7 +137,7 @@ class AllowedTrack:
         return number
 
     def between(self, start: int, stop: int) -> AllowedIds | None:
-        """Return the restricted ones of the tokens `start:stop`, counted from `start`, if any."""
+        """Return the restricted tokens among `start:stop`, counted from `start`, if any."""
         places = np.array(self.places, dtype=np.int32)
         first, last = np.searchsorted(places, (start, stop))
         if first == last:
@@ -146,13 +146,13 @@ class AllowedTrack:
         return AllowedIds.shared(places[first:last] - start, which, [self.sets[number] for number in used])
 
     def kept(self, start: int, stop: int) -> AllowedTrack:
-        """Return those of the tokens `start:stop`, at the same places."""
+        """Return the restricted tokens among `start:stop`, at the same places."""
         kept = AllowedTrack()
         kept.extend(self, start, stop)
         return kept
 
     def extend(self, other: AllowedTrack, start: int, stop: int) -> None:
-        """Add those of the tokens `start:stop` of another track."""
+        """Add the restricted tokens among `start:stop` of another track."""
         for place, number in zip(other.places, other.which, strict=True):
             if start <= place < stop:
                 self.add(place, self.number_of(other.sets[number]))
@@ -163,7 +163,7 @@ class AllowedTrack:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> AllowedTrack:
-        """Return the track of a state that `get_state` gave; a place without a set raises an EpisodeError."""
+        """Return the track of a state from `get_state`; a place without a set raises an EpisodeError."""
         track, numbers = cls(), []
         for packed in state["sets"]:
             if isinstance(packed, Mapping):
@@ -183,7 +183,7 @@ def check_allowed_ids(allowed: Sequence[Allowed], token_ids: Sequence[int], step
     """Return (N,) the allowed ids of each token of an action, ascending; tokens with the same object share an array.
 
     Raises:
-        EpisodeError: their number is not that of the tokens, or a sampled token was not allowed.
+        EpisodeError: the numbers of entries and tokens differ, or a sampled token was not allowed.
     """
     if len(allowed) != len(token_ids):
         raise EpisodeError(f"step {step}: {len(token_ids)} token ids but {len(allowed)} entries of allowed_ids")

@@ -195,13 +195,13 @@ class InfiniteLookbackBuffer(Generic[T]):
         self._replace(compact(self.data))
 
     def get_state(self) -> dict[str, Any]:
-        """Return what `from_state` makes an equal buffer from; the items themselves are shared."""
+        """Return a state for `from_state`; the items themselves are shared."""
         data = self.data[:] if isinstance(self.data, list) else self.data
         return {"data": data, "lookback": self.lookback, "finalized": self.finalized, "space": self.space}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the buffer of a state that `get_state` gave."""
+        """Return the buffer of a state from `get_state`."""
         return cls(state["data"], state["lookback"], state["space"])
 
     def _replace(self, data: Any) -> None:
@@ -247,7 +247,7 @@ def read(
 ) -> Any:
     """Return the item or items at `indices`; see `InfiniteLookbackBuffer.get`."""
     kind = type(indices)
-    # The short cuts are the reads of an environment runner and a learner in every step.
+    # Fast paths for the reads of an environment runner and a learner in every step.
     if kind is int and not as_one_hot:
         position = indices + (lookback if indices >= 0 or neg_index_as_lookback else len(data))  # type: ignore[operator]
         if 0 <= position < len(data):

@@ -5,8 +5,8 @@ spaces, `custom_data` and the conversation up to its end. It also keeps all toke
 outside the chunk sampled are context in it and no longer actions, so a chunk can be trained on by itself and no action
 is trained on twice.
 
-In a state, a track of arrays of one shape is one block of bytes, and a track of plain numbers or texts is kept as it
-is. Version 1 had every item by itself; it is still read.
+In a state, a track of arrays of one shape is one block of bytes, and a track of plain numbers or texts is stored
+unchanged. Version 1 stored every item separately; it can still be read.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _STATE_TYPES: dict[str, tuple[type, ...]] = {
     **{"tokens": (dict,), "custom_data": (dict,)},
 }
 
-# Seeded from the system, and again in a forked child; much quicker than asking the system for every id.
+# Seeded by the system, and again in a forked child; much faster than asking the system for every id.
 _ids = random.Random()
 os.register_at_fork(after_in_child=_ids.seed)
 
@@ -290,7 +290,7 @@ class EpisodeData(EpisodeStatus):
             f"and infos; got {', '.join(wrong)}"
         )
 
-    # The tracks as columns, made on each access: what is appended to one or set in one is the episode's.
+    # The tracks as columns, created on each access; changes in them change the episode.
 
     def _column(self, name: str, space: Any = None) -> InfiniteLookbackBuffer[Any]:
         return InfiniteLookbackBuffer(getattr(self, name), self._lookback, space, partial(self._set_track, name))

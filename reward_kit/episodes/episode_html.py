@@ -1,6 +1,6 @@
 """An episode in a notebook: its end, then the conversation with tool calls and the rewards of its steps.
 
-Of a long episode the beginning and the end are shown; the page of the run has all of it.
+A long episode is shown by its beginning and end; the page of the run shows all of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from reward_kit.notebook_html import (
 
 _MOST_CALLS = 5
 _CALL_CHARS = 400
-_FOLDED_FROM = 10  # a conversation of more messages is shown at a click
+_FOLDED_FROM = 10  # longer conversations are collapsed
 
 
 def episode_html(
@@ -88,7 +88,7 @@ def _message(message: Message, label: str) -> Iterator[Html]:
     yield line(strong(role), faint(label))
     if message.reasoning_content:
         yield details(faint("reasoning"), code(message.reasoning_content))
-    # A part of another kind, such as a picture, is shown by the name of its kind.
+    # Other parts, such as pictures, are shown by their type.
     content = [{"text": message.content}] if isinstance(message.content, str) else message.content or []
     if text := "\n".join(str(part["text"]) if "text" in part else f"[{part.get('type', 'part')}]" for part in content):
         shown = code(text)

@@ -1,4 +1,4 @@
-"""JSON forms for what episodes hold: plain values as they are, everything else as `{"__type__": …}`.
+"""JSON forms of the values in episodes: plain values unchanged, everything else as `{"__type__": …}`.
 
 A plain dict that itself has a `__type__` key is wrapped, so decoding is the exact inverse of encoding. Text with lone
 surrogates, which no UTF-8 file can hold, is wrapped too.

@@ -1,4 +1,4 @@
-"""An agent's part of an episode of several agents (`AgentTrack`), and reading all of them by step of the environment.
+"""An agent's part of a multi-agent episode (`AgentTrack`), and reading all parts by environment step.
 
 An agent that acted and has seen nothing since has a *hanging* action: the action, its outputs and the rewards so far
 wait here, because a step of a `SingleAgentEpisode` is an action with the observation that follows it.
@@ -27,7 +27,7 @@ _NOWHERE = 2**62  # a position that no episode reaches, for which a column gives
 
 
 class Move(NamedTuple):
-    """An agent's part of an environment step; None for what it has not."""
+    """An agent's part of an environment step; missing values are None."""
 
     observation: Any
     action: Any
@@ -44,7 +44,7 @@ class Move(NamedTuple):
 
 
 class TrackQuery(NamedTuple):
-    """The request of a getter: a track, a key of the outputs, and the form of gaps and discrete values."""
+    """The arguments of a getter: a track, a key of the outputs, and the form of gaps and discrete values."""
 
     what: Track
     key: str | None = None

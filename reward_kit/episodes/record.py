@@ -47,7 +47,7 @@ class SampleFacts(TypedDict):
 
 
 class EpisodeFacts(Identity, StartAndEnd, SampleFacts):
-    """`SingleAgentEpisode.custom_data` of an episode that a worker collected or a transcript gave."""
+    """`SingleAgentEpisode.custom_data` of an episode from a worker or a transcript."""
 
     user_usage: NotRequired[dict[str, float]]
     timing: NotRequired[dict[str, Any]]
@@ -57,7 +57,7 @@ IDENTITY, START_AND_END, SAMPLE = (tuple(kind.__annotations__) for kind in (Iden
 
 
 def get_facts(episode: SingleAgentEpisode) -> EpisodeFacts:
-    """Return the episode's `custom_data`; an episode made by hand lacks these keys, so read them with `get` there."""
+    """Return the episode's `custom_data`; a hand-made episode may lack these keys, so read them with `get`."""
     return cast("EpisodeFacts", episode.custom_data)
 
 
@@ -66,7 +66,7 @@ def episode_to_record(episode: SingleAgentEpisode, *, final_state: Mapping[str, 
 
     Args:
         episode: the episode.
-        final_state: replaces the episode's own, if its payload is kept elsewhere.
+        final_state: replaces the episode's own, if its payload is stored elsewhere.
     """
     custom_data = {**episode.custom_data, **({"final_state": dict(final_state)} if final_state else {})}
     facts = {key: to_json_value(value) for key, value in custom_data.items()}

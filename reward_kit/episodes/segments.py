@@ -1,6 +1,6 @@
 """The tokens of one episode, exactly as the model saw and sampled them; nothing is ever re-tokenised.
 
-Each turn gives the whole prompt the model saw and the tokens it sampled. If the prompt extends the stored sequence,
+Each turn has the whole prompt the model saw and the tokens it sampled. If the prompt extends the stored sequence,
 only the new part is kept, so that the stored ids are `p a1 o1 a2 o2 … aN` and concatenate to the model's input. If it
 does not (the context was rewritten: stripped reasoning, truncation), a new segment begins with the reason. A segment is
 a training row.
@@ -51,7 +51,7 @@ class Turn(NamedTuple):
     Attributes:
         prompt_ids: (P,) everything the model saw.
         token_ids: (N,) sampled.
-        logprobs: (N,) of the distribution really sampled; None if unknown.
+        logprobs: (N,) under the actual sampling distribution; None if unknown.
         policy_version: of the weights that sampled; None if unknown.
         segment_reason: why the context was rewritten before it; None if it was not.
         allowed_ids: (N,) for each token the ids it was chosen from, None for any; None without a restriction.
@@ -72,7 +72,7 @@ class TokenRow(NamedTuple):
         prompt_ids: (P,) the tokens before the first action.
         completion_ids: (C,) `a1 o1 a2 o2 … aN`.
         action_mask: (C,) 1 on sampled tokens.
-        logprobs: (C,) of the distribution really sampled; 0.0 if `action_mask` is 0.
+        logprobs: (C,) under the actual sampling distribution; 0.0 if `action_mask` is 0.
         steps: (C,) the step of each action token; -1 if `action_mask` is 0.
         policy_versions: (C,) the version that sampled the token; -1 if unknown or `action_mask` is 0.
     """
@@ -125,7 +125,7 @@ class EpisodeTokens:
             step: the action's index in its episode.
             prompt_ids: (P,) everything the model saw.
             token_ids: (N,) sampled.
-            logprobs: (N,) of the distribution really sampled; None if unknown, stored as NaN.
+            logprobs: (N,) under the actual sampling distribution; None if unknown, stored as NaN.
             policy_version: of the weights that sampled.
             reason: why the context was rewritten, used if `prompt_ids` does not extend the stored ids.
             allowed_ids: (N,) for each token the ids it was chosen from, None for any; None without a restriction.
@@ -221,7 +221,7 @@ class EpisodeTokens:
         return tokens
 
     def continued(self, other: EpisodeTokens, steps: int) -> EpisodeTokens:
-        """Return these tokens and those of `other`, a later part, beyond them; its step 0 becomes step `steps`.
+        """Return these tokens, extended by those of `other`, a later part; its step 0 becomes step `steps`.
 
         Raises:
             EpisodeError: `other` does not begin with these tokens.
@@ -234,7 +234,7 @@ class EpisodeTokens:
         tokens.allowed = self.allowed.kept(0, known)
         tokens.allowed.extend(other.allowed, known, len(other.ids))
         tokens.spans = [*self.spans, *(span._replace(step=span.step + steps) for span in other.spans)]
-        # The earlier part knows the shorter prompt of a segment that both have.
+        # For a shared segment, the earlier part has the shorter prompt.
         shared = zip(self.segments, other.segments, strict=False)
         tokens.segments = [a if a.prompt_length < b.prompt_length else b for a, b in shared]
         tokens.segments += other.segments[len(tokens.segments) :]

@@ -16,7 +16,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-_SAMPLE = 32  # rows; fewer are not worth a preparation
+_SAMPLE = 32  # rows; preparing fewer is not worthwhile
 _MOST_CODES = 256
 
 
@@ -87,7 +87,7 @@ def _text_of(blob: str | bytes, offsets: npt.NDArray[Any]) -> RaggedText:
 
 
 class CategoricalText:
-    """Texts of which many are equal, such as roles and tool names: each different one once, and a byte per row."""
+    """Texts with many repeats, such as roles and tool names: each distinct text once, and a byte per row."""
 
     __slots__ = ("codes", "values")
 
@@ -221,8 +221,8 @@ def ragged_numbers(values: npt.NDArray[Any], offsets: npt.NDArray[Any]) -> Ragge
 class Records:
     """Dicts, or tuples, that all have the same fields: one column for each field.
 
-    It reads as the list of them, each made on access: by index, slice, iteration and equality. Of dicts a field's name
-    gives that field of all of them.
+    It behaves like a list of them, created on access: by index, slice, iteration and equality. For dicts, indexing by a
+    field's name returns that field of all of them.
 
     Attributes:
         columns: by field, in the items' order; the fields of tuples are numbers.

@@ -1,1 +1,1 @@
-"""Doors to what others wrote: trainers, environments, engines, servers, test runners. Each imports its peer itself."""
+"""Integrations with other software: trainers, environments, engines, test runners. Each imports its own peer."""

@@ -1,4 +1,4 @@
-"""Any resource as a `gymnasium.Env`, for trainers and tools that take those; the inverse of the resource `gymnasium`.
+"""Any resource as a `gymnasium.Env`, for trainers and tools that use those; the inverse of the resource `gymnasium`.
 
 One thread runs the asynchronous resources of all environments of the process. An action has one of three forms:
 
@@ -6,8 +6,8 @@ One thread runs the asynchronous resources of all environments of the process. A
 - `text`: the one argument of the one tool, such as the command of a text game;
 - `tool_call`: a dict of the tool's `name` and its `arguments` as JSON text.
 
-Observations are text: the resource's own, or JSON of it. An action that the resource refuses is answered by an
-observation too, with a reward of 0.0 and `is_action_valid` false in the infos.
+Observations are the resource's text, or JSON. A refused action also returns an observation, with a reward of 0.0 and
+`is_action_valid` false in the infos.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Result = TypeVar("_Result")
 
 
 class _SharedLoop:
-    """An event loop in a thread for all environments of the process, from the first to the last."""
+    """An event loop in a thread, shared by all environments of the process."""
 
     def __init__(self) -> None:
         self._lock, self._users = threading.Lock(), 0
@@ -62,12 +62,12 @@ class _SharedLoop:
 
 
 _shared = _SharedLoop()
-# A forked child does not have the thread; it starts a loop of its own when it makes environments.
+# A forked child does not have the thread; it starts its own loop when it makes environments.
 os.register_at_fork(after_in_child=_shared.__init__)  # type: ignore[misc]
 
 
 class AnyText(spaces.Text):
-    """Texts of any characters. Samples are drawn from letters and digits, as those of `spaces.Text`."""
+    """Texts of any characters. Samples are drawn from letters and digits, as in `spaces.Text`."""
 
     def contains(self, x: Any) -> bool:
         return isinstance(x, str) and self.min_length <= len(x) <= self.max_length
@@ -80,7 +80,7 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         resource: a built-in resource's name, `module:Class`, or the class.
         config: for its `setup`.
         actions: the form of an action; "auto" takes the first of discrete, text and tool_call that fits the tools.
-        max_text: the longest observation, and the longest text of an action.
+        max_text: maximum length of an observation and of an action's text.
         render_mode: "ansi" makes `render` return the current observation.
 
     Attributes:
@@ -102,7 +102,7 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         render_mode: str | None = None,
     ) -> None:
         if render_mode not in (None, "ansi"):
-            raise ConfigError(f"render_mode is None or 'ansi', not {render_mode!r}")
+            raise ConfigError(f"render_mode must be None or 'ansi', got {render_mode!r}")
         self.render_mode = render_mode
         self._max_text, self._pid = max_text, os.getpid()
         kind = resource_class(resource) if isinstance(resource, str) else resource
@@ -119,7 +119,7 @@ class ResourceEnv(gymnasium.Env[str, Any]):
 
     def _set_actions(self, specs: Sequence[ToolSpec], asked: ActionForm) -> None:
         if asked not in ("auto", "discrete", "text", "tool_call"):
-            raise ConfigError(f"actions is auto, discrete, text or tool_call, not {asked!r}")
+            raise ConfigError(f"actions must be auto, discrete, text or tool_call, got {asked!r}")
         self.calls = _list_calls(specs) if asked in ("auto", "discrete") else []
         self._text_argument = _text_argument(specs)
         fits = {"discrete": bool(self.calls), "text": self._text_argument is not None, "tool_call": True}
@@ -127,7 +127,7 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         if not fits[self._form]:
             why = {
                 "discrete": f"every argument needs an enum, a boolean or bounds, and at most {_MOST_CALLS} calls exist",
-                "text": "there has to be one tool with one argument that is text",
+                "text": "it needs exactly one tool, with exactly one argument, a text",
             }
             names = ", ".join(spec["function"]["name"] for spec in specs)
             raise ConfigError(f"actions={asked!r} does not fit the tools {names}: {why[asked]}")
@@ -143,29 +143,29 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         """The resource.
 
         Raises:
-            EnvironmentFailure: the environment is closed, or of the process that this one was forked from.
+            EnvironmentFailure: the environment is closed, or was created before this process was forked.
         """
         if self._world is None:
             raise EnvironmentFailure("the environment is closed")
         if self._pid != os.getpid():
-            raise EnvironmentFailure("the environment is of the process that this one was forked from; make one here")
+            raise EnvironmentFailure("the environment was created before this process was forked; create one here")
         return self._world
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Reset the resource with `seed`, or with a seed drawn from the generator that the last one started.
+        """Reset the resource with `seed`, or with a seed drawn from the last seed's generator.
 
         Raises:
-            ConfigError: options are given; none has an effect.
+            ConfigError: options were passed; none has an effect.
         """
         super().reset(seed=seed)
         if options:
-            raise ConfigError(f"reset takes no options, and {', '.join(options)} would have no effect")
+            raise ConfigError(f"reset takes no options, got {', '.join(options)}")
         drawn = int(self.np_random.integers(_SEEDS)) if seed is None else seed
         _shared.run(self.world.reset(drawn))
         return self._shown(_shared.run(self.world.get_observation())), {}
 
     def step(self, action: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take one action. The infos have the resource's own `environment_reward`, which may be None, 0.0 here."""
+        """Take one action. The infos have the resource's `environment_reward`; if it is None, the reward is 0.0."""
         try:
             name, arguments = self._call(action)
             outcome: StepOutcome = _shared.run(self.world.step(name, arguments))
@@ -189,13 +189,13 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         except ValueError as error:
             raise ToolError(f"the arguments are not JSON: {error}") from None
         if not isinstance(arguments, dict):
-            raise ToolError(f"the arguments are a JSON object, not {action['arguments']!r:.80}")
+            raise ToolError(f"the arguments must be a JSON object, got {action['arguments']!r:.80}")
         return str(action["name"]), arguments
 
     def _shown(self, observation: Any) -> str:
         text = as_text(observation)
         if len(text) > self._max_text:
-            raise EnvironmentFailure(f"an observation of {len(text)} characters; make the environment with max_text")
+            raise EnvironmentFailure(f"an observation has {len(text)} characters; raise max_text")
         return text
 
     def render(self) -> Any:

@@ -1,7 +1,7 @@
 """Tasks and reward functions as pytest tests: a score threshold, a number of episodes, a report for a failed test.
 
 Load it with `pytest -p reward_kit.integrations.pytest_plugin` or `pytest_plugins` in a `conftest.py`. A marked test
-gets its run before its body, and is held to its threshold after it:
+runs its task before its body, and checks its threshold afterwards:
 
     @pytest.mark.reward_kit("task.yaml", policies="expert", threshold=0.9, rollouts=4)
     def test_the_expert(reward_kit_run): ...
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-# Reward-kit itself is imported by the first marked test, so that other runs do not pay for it.
+# The first marked test imports the package, so that other test runs do not pay for it.
 if TYPE_CHECKING:
     from reward_kit.runs.finished import FinishedRun
 
@@ -33,21 +33,21 @@ _RUN = pytest.StashKey["FinishedRun"]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("reward-kit")
     group.addoption(
-        "--reward-kit-log-dir", metavar="DIR", help="where runs are kept; default: pytest's own temporary folder"
+        "--reward-kit-log-dir", metavar="DIR", help="folder of the runs; default: pytest's temporary folder"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        f"{MARK}(task, *, threshold, lower_bound, max_errors, …): run a task file before the test and hold its mean "
-        "score to a threshold after it; with reward= and data= instead of a task, score transcripts",
+        f"{MARK}(task, *, threshold, lower_bound, max_errors, …): run a task file before the test and check its mean "
+        "score afterwards; with reward= and data= instead of a task, score transcripts",
     )
 
 
 @pytest.fixture
 def reward_kit_run(request: pytest.FixtureRequest) -> FinishedRun:
-    """The finished run of the test's mark."""
+    """The finished run that the test's mark describes."""
     from reward_kit.errors import RewardKitError
     from reward_kit.runs.evaluation import evaluate, score_transcripts
 
@@ -115,9 +115,9 @@ def _problem_with_gates(gates: Mapping[str, Any]) -> str:
         if not is_number and (name == "max_errors" or value is not None):
             return f"{name}={value!r}): expected a finite number"
     if gates["max_errors"] < 0:
-        return f"max_errors={gates['max_errors']!r}): at least 0"
+        return f"max_errors={gates['max_errors']!r}): must be at least 0"
     if not isinstance(gates["lower_bound"], bool):
-        return f"lower_bound={gates['lower_bound']!r}): True or False"
+        return f"lower_bound={gates['lower_bound']!r}): must be True or False"
     if gates["lower_bound"] and gates["threshold"] is None:
         return "lower_bound=True) has no effect without a threshold"
     return ""
@@ -129,16 +129,16 @@ def _run_arguments(mark: pytest.Mark) -> dict[str, Any]:
 
     given = {name: value for name, value in mark.kwargs.items() if name not in _GATES}
     if len(mark.args) > 1 or (mark.args and "task" in given):
-        raise ConfigError("one task file, and everything else by name")
+        raise ConfigError("pass one task file, and everything else by name")
     given |= {"task": mark.args[0]} if mark.args else {}
     if "task" in given and "reward" in given:
-        raise ConfigError("name a task file, or reward= with data=, and not both")
+        raise ConfigError("name either a task file, or reward= with data=")
     if "task" not in given and "reward" not in given:
         raise ConfigError('name a task file, or reward="file.py:function" and data="transcripts.jsonl"')
     known = ("task", *_OF_TASKS) if "task" in given else ("reward", *_OF_REWARDS)
     for name in given:
         if name not in known:
-            raise ConfigError(f"no option {name!r}{did_you_mean(name, (*known, *_GATES))}")
+            raise ConfigError(f"unknown option {name!r}{did_you_mean(name, (*known, *_GATES))}")
     if "reward" in given and "data" not in given:
         raise ConfigError("reward= needs data=, a file whose rows have `messages`")
     return given

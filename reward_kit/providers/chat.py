@@ -21,7 +21,7 @@ from reward_kit.providers.faults import ENDPOINT_ERRORS, AccessError, UnknownHos
 from reward_kit.providers.prices import PriceTable
 from reward_kit.providers.request_queue import Rates, RequestQueue, RetryPolicy, with_retries
 from reward_kit.providers.session import ProviderSession
-from reward_kit.providers.transport import Transport
+from reward_kit.providers.transport import Transport, header_secrets
 
 # Escaping everything outside ASCII also carries lone surrogates, which UTF-8 cannot.
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
@@ -85,7 +85,7 @@ class ChatEndpoint:
     """An endpoint and its connections, shared by everything that talks to it in a run.
 
     Args:
-        base_url: such as "http://127.0.0.1:8000/v1"; "/chat/completions" is appended.
+        base_url: such as "http://127.0.0.1:8000/v1"; "/chat/completions" is appended to its path.
         api_key: sent as a bearer token; None sends none.
         idle_timeout_s: seconds without a byte after which an attempt ends, and is retried.
         total_timeout_s: seconds after which an attempt ends and is not retried.
@@ -98,6 +98,7 @@ class ChatEndpoint:
             one and without rates, requests neither wait for one another nor for an endpoint that is down.
         rates: what the user allows each model.
         no_key: the reason for sending no key, shown if the endpoint wants one.
+        headers: sent with each request; they override those of the same name, in any case.
     """
 
     def __init__(
@@ -115,13 +116,18 @@ class ChatEndpoint:
         traffic: ProviderSession | None = None,
         rates: Rates | None = None,
         no_key: str = "",
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self._no_key = no_key
-        self._url = f"{base_url.rstrip('/')}/chat/completions"
+        path, _, query = base_url.partition("?")
+        self._url = f"{path.rstrip('/')}/chat/completions"
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
-        self._secrets = (api_key,) if api_key else ()
+        own = {name.lower() for name in headers or ()}
+        self._headers = {name: value for name, value in self._headers.items() if name.lower() not in own}
+        self._headers.update(headers or {})
+        self._secrets = tuple(dict.fromkeys([*([api_key] if api_key else []), *header_secrets(self._headers)]))
         self._retry = retry or RetryPolicy()
         self._jitter = jitter or random.Random(0)
         self._prices = prices
@@ -129,7 +135,7 @@ class ChatEndpoint:
         self._traffic = traffic if traffic is not None or self._rates.is_unlimited else ProviderSession()
         self._queues: dict[str, RequestQueue] = {}
         self._transport = transport or Transport(
-            idle_timeout_s=idle_timeout_s, total_timeout_s=total_timeout_s, trust_env=trust_env
+            idle_timeout_s=idle_timeout_s, total_timeout_s=total_timeout_s, trust_env=trust_env, query=query
         )
 
     def __repr__(self) -> str:

@@ -77,7 +77,7 @@ class RequestFacts:
 
     where: str  # the URL, for messages
     model: str  # the model asked for, under which prices are looked up
-    message_count: int  # call ids that the server left out are made from it
+    message_count: int | None  # call ids that the server left out are made from it; None leaves them out
     secrets: tuple[str, ...] = ()  # texts that must not appear in a message
 
 
@@ -115,7 +115,8 @@ def _message(raw: Mapping[str, Any], facts: RequestFacts) -> Message:
             elif not isinstance(arguments, str):  # Ollama's form
                 arguments = json.dumps(arguments, ensure_ascii=False)
             # Unique in its conversation, because a conversation only grows.
-            call_id = str(call.get("id") or f"call_{facts.message_count}_{len(calls)}")
+            made = f"call_{facts.message_count}_{len(calls)}" if facts.message_count is not None else ""
+            call_id = str(call.get("id") or made)
             named = FunctionCall(name=_clean(function["name"]), arguments=_clean(arguments))
             calls.append(ToolCall(id=call_id, function=named))
         return Message(

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC
 from email.message import Message
 from email.utils import parsedate_to_datetime
+from types import TracebackType
 from typing import Any, NamedTuple
 
-from reward_kit.errors import DeadlineError, LimitError, ProviderError
+from reward_kit.errors import DeadlineError, LimitError, ProviderError, RewardKitError, safe_str
 from reward_kit.safe_input import TooLargeError
 
 RETRIED_STATUSES = frozenset({408, 409, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
@@ -100,9 +101,9 @@ def too_large_error(where: str, limit: TooLargeError) -> ProviderError:
 
 
 def status_error(
-    status: int, headers: Mapping[str, str], body: bytes, where: str, secrets: Iterable[str] = ()
+    status: int, headers: Mapping[str, str], body: bytes, where: str, secrets: Iterable[str] = (), advice: str = ""
 ) -> ProviderError | LimitError:
-    """Return the error for an HTTP status that is not a success, with the provider's own text."""
+    """Return the error for an HTTP status that is not a success, with the provider's own text, and advice."""
     if 300 <= status < 400:
         return ProviderError(f"{where} redirects (HTTP {status}) to {headers.get('Location')!r}; set base_url to it")
     try:
@@ -112,7 +113,7 @@ def status_error(
     else:
         error = data.get("error", data) if isinstance(data, Mapping) else data
         text, code = _text_of(error), error.get("code") if isinstance(error, Mapping) else None
-    message = f"{where} answered HTTP {status}: {excerpt(text, secrets, _PROVIDER_TEXT_CHARS) or '(no text)'}"
+    message = f"{where} answered HTTP {status}: {excerpt(text, secrets, _PROVIDER_TEXT_CHARS) or '(no text)'}{advice}"
     if 400 <= status < 500 and (code in _CONTEXT_CODES or _CONTEXT_TEXT.search(text)):
         return LimitError(message)
     # An empty account answers 429 like a rate limit, but waiting does not help.
@@ -193,6 +194,12 @@ _NO_ANSWER = frozenset(
         *("APIConnectionError", "ClientConnectionError", "ClientPayloadError"),  # openai and its likes, aiohttp
     }
 )
+_NO_CONNECTION = frozenset({"ConnectionRefusedError", "ConnectError", "ClientConnectorError"})
+_ADVICE = {
+    (400, 422): "; fix the request that the client sends",
+    (401, 402, 403): "; check the key that the client sends, and its account",
+    (404, 405): "; check the base URL of the client, and the model's name",
+}
 _LONGEST_CHAIN = 10
 
 
@@ -204,20 +211,76 @@ class TransientFailure(NamedTuple):
 
 def find_transient_failure(error: BaseException) -> TransientFailure | None:
     """Return the temporary failure that an error of any client, or its cause, reports, or None."""
+    fault = client_error(error, "the endpoint")
+    return TransientFailure(fault.retry_after_s) if isinstance(fault, TransientError) else None
+
+
+def client_error(error: BaseException, where: str) -> EndpointError | None:
+    """Return our error for that of a model or HTTP client, or of a cause of it, else None.
+
+    Clients are known by an HTTP status, their own or their response's, or by the name of the error's class: openai,
+    anthropic, httpx, aiohttp, requests and others.
+    """
     cause: BaseException | None = error
     for _ in range(_LONGEST_CHAIN):
         if cause is None:
             break
         if isinstance(cause, TransientError):
-            return TransientFailure(cause.retry_after_s)
+            return cause
         answer = getattr(cause, "response", None)
         if (status := _status(cause)) or (status := _status(answer)):
-            passes = status in _PASSING or status >= 500
-            return TransientFailure(_retry_after(cause) or _retry_after(answer)) if passes else None
+            return _client_status_error(cause, answer, status, where)
         if any(kind.__name__ in _NO_ANSWER for kind in type(cause).__mro__):
-            return TransientFailure(None)
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+            message = f"{where} gave no answer: {excerpt(f'{type(cause).__name__}: {safe_str(cause)}')}"
+            return UnreachableError(message) if _is_unreachable(cause) else TransientError(message)
+        cause = _cause(cause)
     return None
+
+
+def _client_status_error(error: BaseException, answer: Any, status: int, where: str) -> EndpointError:
+    body = getattr(error, "body", None)  # openai and anthropic keep the JSON
+    known = {"error": body.get("error", body)} if isinstance(body, Mapping) else None
+    text = json.dumps(known, default=repr) if known else safe_str(error)
+    advice = next((advice for statuses, advice in _ADVICE.items() if status in statuses), "")
+    fault = status_error(status, {}, text.encode("utf-8", "replace"), where, advice=advice)
+    passes = type(fault) in (ProviderError, TransientError) and (status in _PASSING or status >= 500)
+    return TransientError(str(fault), _retry_after(error) or _retry_after(answer), status) if passes else fault
+
+
+def _is_unreachable(error: BaseException) -> bool:
+    cause: BaseException | None = error
+    for _ in range(_LONGEST_CHAIN):
+        if cause is None:
+            break
+        if any(kind.__name__ in _NO_CONNECTION for kind in type(cause).__mro__):
+            return True
+        cause = _cause(cause)
+    return False
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+class client_errors:
+    """Raise the errors of model and HTTP clients in this block as endpoint errors; others pass unchanged.
+
+    Args:
+        where: the endpoint, for messages.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        # A bare TimeoutError is a limit of the caller's own.
+        if not isinstance(error, Exception) or isinstance(error, RewardKitError) or type(error) is TimeoutError:
+            return
+        if (fault := client_error(error, self._where)) is not None:
+            raise fault from error
 
 
 def _status(source: Any) -> int:

@@ -19,9 +19,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from reward_kit.errors import ConfigError
+from reward_kit.processes import SECRET_NAME
 
 OPENAI_KEY = "OPENAI_API_KEY"
 OPENAI_URL = "OPENAI_BASE_URL"
@@ -269,13 +270,16 @@ def _checked_url(url: str) -> str:
         raise ConfigError(f"base_url {url!r} is not a URL such as http://127.0.0.1:8000/v1")
     if "@" in rest.partition("/")[0]:
         raise ConfigError("base_url contains a user name or password; pass the credential as api_key")
-    if "?" in rest or "#" in rest:
-        raise ConfigError("base_url has a query or fragment; it must end with its path, such as /v1")
+    if "#" in rest:
+        raise ConfigError("base_url has a fragment; remove it")
+    path, _, query = url.partition("?")
+    if secret := next((name for name, _ in parse_qsl(query) if SECRET_NAME.search(name) or name == "key"), None):
+        raise ConfigError(f"base_url contains a credential, {secret!r}; pass it as api_key or in default_headers")
     try:
         _ = urlsplit(url).port  # rejects what cannot be connected to, such as port 99999
     except ValueError as error:
         raise ConfigError(f"base_url {url!r} is not a URL: {error}") from None
-    return url.rstrip("/")
+    return f"{path.rstrip('/')}?{query}" if query else path.rstrip("/")
 
 
 def read_dotenv(folder: Path) -> dict[str, str]:

@@ -37,6 +37,7 @@ from reward_kit.safe_input import (
 if TYPE_CHECKING:
     import aiohttp
 
+_SECRET_CHARS = 3  # shorter values would blot out ordinary words
 _DRAIN_S = 0.25
 _DRAIN_BYTES = 2**20
 
@@ -48,11 +49,18 @@ class Transport:
         idle_timeout_s: seconds without a single byte from the endpoint after which an attempt ends.
         total_timeout_s: seconds after which an attempt ends in any case.
         trust_env: take proxies from the environment (`HTTPS_PROXY`). Passwords of `~/.netrc` are not read.
+        query: appended to each URL, and not shown in messages.
     """
 
     def __init__(
-        self, *, idle_timeout_s: float = 60.0, total_timeout_s: float = 600.0, trust_env: bool = False
+        self,
+        *,
+        idle_timeout_s: float = 60.0,
+        total_timeout_s: float = 600.0,
+        trust_env: bool = False,
+        query: str = "",
     ) -> None:
+        self._query = query
         self._idle_timeout_s = idle_timeout_s
         self._total_timeout_s = total_timeout_s
         self._trust_env = trust_env
@@ -70,7 +78,7 @@ class Transport:
 
         Args:
             url: shown in messages, so it carries no secret.
-            headers: the credential in `Authorization` is blotted out of every message.
+            headers: long values, such as credentials, are blotted out of every message.
             body: sent as it is.
             on_chunk: takes the bytes of an event stream as they arrive and returns True once it needs no more.
 
@@ -84,8 +92,7 @@ class Transport:
         import aiohttp
 
         session = await self._session_of_this_loop()
-        secret = headers.get("Authorization", "").removeprefix("Bearer ")
-        secrets = [secret] if secret else []
+        secrets = header_secrets(headers)
         try:
             proxy = None
             if self._trust_env:  # aiohttp's own `trust_env` would send what `~/.netrc` has for the host, too
@@ -93,7 +100,8 @@ class Transport:
 
                 parts = urlsplit(url)
                 proxy = None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
-            async with session.post(url, data=body, headers=headers, allow_redirects=False, proxy=proxy) as response:
+            target = f"{url}?{self._query}" if self._query else url
+            async with session.post(target, data=body, headers=headers, allow_redirects=False, proxy=proxy) as response:
                 if on_chunk and response.status == 200 and response.content_type == "text/event-stream":
                     await _feed(response.content, on_chunk)
                     return None
@@ -102,16 +110,8 @@ class Transport:
                     answer = await read_prefix(response, ERROR_BODY_BYTES)
                     raise status_error(status, answer_headers, answer, url, secrets)
                 answer = await read_body(response, MODEL_ANSWER_BYTES)
-            if "html" in answer_headers.get("Content-Type", "").lower() or answer[:64].lstrip()[:1] == b"<":
-                raise TransientError(f"{url} answered status {status} with an HTML page: {excerpt(answer, secrets)}")
-            check_values(answer, MODEL_ANSWER_VALUES)
-            try:
-                return json.loads(answer)
-            except (ValueError, RecursionError):
-                shown = excerpt(answer, secrets) or "(empty)"
-                raise TransientError(
-                    f"{url} answered status {status} with something that is not JSON: {shown}"
-                ) from None
+            kind = answer_headers.get("Content-Type", "")
+            return parse_answer(answer, f"{url} answered status {status}", kind, secrets)
         except TooLargeError as error:
             raise too_large_error(url, error) from None
         except (aiohttp.ClientError, OSError) as error:  # OSError covers TimeoutError
@@ -173,6 +173,24 @@ class Transport:
         if isinstance(error, aiohttp.ClientConnectionError | OSError):
             return TransientError(f"{url} dropped the connection: {detail}")
         return ProviderError(f"{url}: request failed: {type(error).__name__}: {detail}")
+
+
+def header_secrets(headers: Mapping[str, str]) -> list[str]:
+    """Return the values of headers that messages must not show."""
+    values = (value.removeprefix("Bearer ") for name, value in headers.items() if name != "Content-Type")
+    return [value for value in values if len(value) >= _SECRET_CHARS]
+
+
+def parse_answer(answer: bytes, what: str, content_type: str, secrets: list[str]) -> Any:
+    """Return an answer's JSON value; TransientError if it has none, TooLargeError if it holds too many values."""
+    if "html" in content_type.lower() or answer[:64].lstrip()[:1] == b"<":
+        raise TransientError(f"{what} with an HTML page: {excerpt(answer, secrets)}")
+    check_values(answer, MODEL_ANSWER_VALUES)
+    try:
+        return json.loads(answer)
+    except (ValueError, RecursionError):
+        shown = excerpt(answer, secrets) or "(empty)"
+        raise TransientError(f"{what} with something that is not JSON: {shown}") from None
 
 
 async def _feed(content: aiohttp.StreamReader, on_chunk: Callable[[bytes], bool]) -> None:

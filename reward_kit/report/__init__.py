@@ -1,1 +1,1 @@
-"""The pages of runs, trainings and comparisons, as files and as `reward-kit view` serves them."""
+"""HTML pages of runs, training runs and comparisons, as files and served by `reward-kit view`."""

@@ -1,4 +1,4 @@
-"""The page of a comparison: one file that loads nothing, like the page of a run."""
+"""The page of a comparison: one self-contained file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reward_kit.runs.display import signed
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.run_folder import software_versions
 
-_MOST_ROWS = 60_000  # of samples; a page of more than a few megabytes is slow to open
+_MOST_ROWS = 60_000  # samples; larger pages are slow to open
 _SENTENCE_LENGTH = 1_000
 _CHANGES = ("lost", "won", "worse", "better", "same", "left out")
 _COLUMNS = (
@@ -30,7 +30,7 @@ _COLUMNS = (
     TableColumn("after", "passed in this run", "word"),
 )
 _WIDTH, _EDGE, _ROW, _TOP = 480.0, 24.0, 64.0, 4.0
-_BAR, _HALF = 48.0, 10.0  # the place of the bar in a row, and how far lines go beyond it
+_BAR, _HALF = 48.0, 10.0  # y of the bar within a row, and how far lines extend beyond it
 _LABEL_LENGTH = 70
 _TICKS = 3
 
@@ -44,7 +44,7 @@ def write_comparison(comparison: Comparison, target: Path) -> Path:
 
 
 def comparison_page(comparison: Comparison) -> str:
-    """The page of a comparison as HTML."""
+    """Return the page of a comparison as HTML."""
     sides, samples = comparison.sides, samples_table(comparison)
     baseline = escape_text(comparison.baseline.label, NAME_LENGTH)
     figures = [
@@ -84,7 +84,7 @@ def comparison_page(comparison: Comparison) -> str:
 
 
 def draw_forest(comparison: Comparison) -> Drawing:
-    """The interval of each run's difference below its name, about the line of no difference; it fits a phone."""
+    """Draw the interval of each run's difference below its name, around the line at 0; it fits a phone."""
     differences = comparison.differences
     intervals = [each.figures.interval for each in differences]
     ends = [abs(end) for one in intervals for end in (one.low, one.mean, one.high) if end is not None]
@@ -121,12 +121,12 @@ def _interval_text(difference: Difference) -> str:
 
 
 def samples_table(comparison: Comparison) -> DataTable:
-    """A row for each sample of each run beside the baseline; those that flipped first, the largest change before."""
+    """Return a row per sample and run compared with the baseline: flips first, then by size of change."""
     rows = [row for difference in comparison.differences for row in _rows(comparison.baseline, difference)]
     rows.sort(key=lambda row: (_CHANGES.index(str(row[0])), -abs(row[5] if isinstance(row[5], float) else 0.0), row[1]))
     title = "Samples" if len(rows) <= _MOST_ROWS else f"Samples (the first {_MOST_ROWS:,} of {len(rows):,})"
     table = DataTable("samples", title, _COLUMNS, rows[:_MOST_ROWS], key=3)
-    if len(comparison.differences) == 1:  # without the column that says the same in each row
+    if len(comparison.differences) == 1:  # drop the column with one value
         index = [column.key for column in _COLUMNS].index("run")
         columns = [*table.columns[:index], *table.columns[index + 1 :]]
         table = replace(table, columns=columns, rows=[[*row[:index], *row[index + 1 :]] for row in table.rows], key=2)

@@ -1,12 +1,11 @@
-"""The episodes behind a page: their stored lines, group by group, in chunks that a browser opens one at a time.
+"""The episodes of a page: their stored lines, group by group, in chunks that a browser loads one at a time.
 
-Only what would make a page slow is parsed here, so that a run of any size costs little more than its bytes. The text of
-a chunk is lines again, each with a letter before it: `E` an episode, and after it, if they are known, `S` its score and
-`C` the list of its lines of `credit.jsonl`. The page's script reads them (`objects.js`).
+Lines are parsed only if a page could not show them fast as they are, so a large run costs little more than copying its
+bytes. A chunk is text in lines, each with a letter before it: `E` an episode, then, if known, `S` its score and `C` the
+list of its lines of `credit.jsonl`. The page's script reads them (`objects.js`).
 
-Texts of tokens come from the `tokenizer.json` of a model's folder, read as the JSON that it is: no tokenizer has to be
-installed, and nothing is fetched. If secrets were blotted out of an episode its texts are left out, since ids would
-reveal them.
+Texts of tokens come from the `tokenizer.json` in a model's folder, read as plain JSON: no tokenizer is installed and
+nothing is fetched. If secrets of an episode were redacted, its token texts are omitted: they would reveal them.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ from reward_kit.runs.results import STEP, LineRange, index_credit
 from reward_kit.runs.run_folder import RunHeader
 
 MOST_TOGETHER = 64
-"""Episodes of a group that are shown side by side; of a larger one in parts."""
+"""Largest number of a group's episodes shown side by side; larger groups are split into parts."""
 _PART_BYTES = 4_000_000
 _CHUNK_BYTES = 500_000
 
 
 class StoredLines(NamedTuple):
-    """The lines of one episode as they stand in the files of its run; those of its steps' credit one after another."""
+    """The stored lines of one episode; its credit lines are concatenated."""
 
     episode: bytes
     score: bytes | None = None
@@ -48,7 +47,7 @@ class StoredLines(NamedTuple):
 
 
 class GroupPart(NamedTuple):
-    """Episodes that are shown together: a group, or a part of a large one."""
+    """Episodes shown together: a group, or part of a large group."""
 
     group_id: str
     size: int  # episodes of the whole group
@@ -57,14 +56,14 @@ class GroupPart(NamedTuple):
 
 
 def group_text(episodes: Iterable[StoredLines], fitter: LineFitter) -> bytes:
-    """The part of a chunk that these episodes of one group are: ASCII without `<`, which would end a script."""
+    """Return episodes of one group as part of a chunk: ASCII without `<`, which could end a script."""
     parts: list[bytes] = []
     for lines in episodes:
         parts += b"E", fitter.fitted(lines.episode), b"\n"
         if lines.score is not None:
             parts += b"S", fitter.fitted(lines.score), b"\n"
         if lines.credit:
-            # As items of a list, without what all of them begin with: whose they are, which the page knows.
+            # As list items, without their common prefix: the episode, which the page knows.
             prefix = lines.credit[1 : max(1, lines.credit.find(STEP))]
             lean = lines.credit.replace(prefix, b"") if prefix else lines.credit
             parts += b"C[", lean.strip().replace(b"\n", b","), b"]\n"
@@ -72,7 +71,7 @@ def group_text(episodes: Iterable[StoredLines], fitter: LineFitter) -> bytes:
 
 
 def split_groups(episodes: Iterable[EpisodeOutline]) -> list[GroupPart]:
-    """Return the groups of a run in the order of samples and policies; a large one in parts."""
+    """Return the groups of a run in the order of samples and policies; large groups in parts."""
     groups = grouped(episodes, lambda facts: facts.group_id)
     parts = []
     for name in sorted(groups, key=lambda name: (str(groups[name][0].row.sample_id), groups[name][0].row.policy, name)):
@@ -88,7 +87,7 @@ def split_groups(episodes: Iterable[EpisodeOutline]) -> list[GroupPart]:
 
 
 def split_chunks(parts: Iterable[GroupPart]) -> list[list[GroupPart]]:
-    """Parts that are opened together, about half a megabyte of stored lines at a time."""
+    """Divide parts into chunks of about half a megabyte of stored lines."""
     chunks: list[list[GroupPart]] = []
     size = _CHUNK_BYTES
     for part in parts:
@@ -132,7 +131,7 @@ class ChunkReader:
         self._opened.close()
 
     def texts(self) -> Iterator[bytes]:
-        """The text of each chunk, read as it is asked for."""
+        """Yield the text of each chunk, read on demand."""
         for chunk in self.chunks:
             with wrap_os_errors("read", self._path):
                 text = b"".join(group_text(map(self._stored, part.episodes), self._fitter) for part in chunk)
@@ -151,27 +150,27 @@ def _read(descriptor: int, place: LineRange | None) -> bytes | None:
     return os.pread(descriptor, place.length, place.offset) if place is not None else None
 
 
-# Lines made fit for a page
+# Fitting lines into a page
 
 CUT = "__cut__"
-"""The key of what replaces a long text: `{"__cut__": its beginning, "length": of the whole}`."""
+"""The key of a truncated text: `{"__cut__": its beginning, "length": the full length}`."""
 _LONG_LINE = 100_000
-_LONGEST_TEXTS = (20_000, 2_000, 200)  # the next one where a line is still too long for a page
+_LONGEST_TEXTS = (20_000, 2_000, 200)  # use the next limit if a line is still too long
 _MOST_BYTES = 2_000_000
 _TOKENS = b'"tokens":{'
 
 
 class LineFitter:
-    """Makes the lines of one run fit."""
+    """Truncates the lines of one run for its page."""
 
     def __init__(self, header: RunHeader) -> None:
-        self._texts = functools.cache(functools.partial(token_texts, header))  # read when the first line needs them
+        self._texts = functools.cache(functools.partial(token_texts, header))  # read on first use
 
     def fitted(self, line: bytes) -> bytes:
-        """A line as the page has it: ASCII alone, and of a bounded length.
+        """Return a line for the page: ASCII only, and of bounded length.
 
-        A text of more than 20,000 characters becomes `{"__cut__": …, "length": …}`, and recorded tokens become what
-        `token_rows` makes of them. A damaged line is null, or stays as it is; the page says that it cannot be read.
+        A text of more than 20,000 characters becomes `{"__cut__": …, "length": …}`, and recorded tokens become the
+        rows of `token_rows`. A damaged line becomes null or stays unchanged; the page reports that it cannot be read.
         """
         line = line.strip()
         if len(line) <= _LONG_LINE and _TOKENS not in line and line.isascii():
@@ -203,9 +202,9 @@ def _cut(value: Any, longest: int) -> Any:
 
 # Tokens
 
-_MOST_CONTEXT = 200  # tokens shown of what the model saw before an action
+_MOST_CONTEXT = 200  # context tokens shown before an action
 _DIGITS = 4
-_SPACE = "\u2581"  # how SentencePiece writes a space
+_SPACE = "\u2581"  # SentencePiece's space
 
 
 class TokenTexts:
@@ -219,13 +218,13 @@ class TokenTexts:
 
     @classmethod
     def read(cls, file: Path) -> TokenTexts | None:
-        """Read a `tokenizer.json`; None if it is missing or of an unknown form."""
+        """Read a `tokenizer.json`; None if it is missing or has an unknown format."""
         try:
             data = json.loads(file.read_bytes())
             vocabulary = data["model"]["vocab"]
             if isinstance(vocabulary, Mapping):
                 pieces = {number: piece for piece, number in vocabulary.items()}
-            else:  # of "Unigram": pieces with their weights
+            else:  # "Unigram": pieces with their weights
                 pieces = {number: piece for number, (piece, _) in enumerate(vocabulary)}
             added = {one["id"]: one["content"] for one in data.get("added_tokens") or ()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -234,7 +233,7 @@ class TokenTexts:
         return cls(pieces, added, is_byte_level='"ByteLevel"' in parts)
 
     def of(self, ids: Iterable[int]) -> dict[str, str]:
-        """The texts of those of these ids that have one."""
+        """Return the texts of the known ids."""
         return {str(number): text for number in set(ids) if (text := self._text(number)) is not None}
 
     def _text(self, number: int) -> str | None:
@@ -247,9 +246,9 @@ class TokenTexts:
 
 
 def token_texts(header: RunHeader) -> TokenTexts | None:
-    """The texts of the tokens of a run whose policy is a model in a folder of this machine.
+    """Return token texts of a run whose policy is a model in a local folder.
 
-    None if it is not, and where the task has a hook that blots texts out.
+    None for other policies, or if the task has a redaction hook.
     """
     task, folder = header.task, Path(header.task_path).parent if header.task_path else Path()
     redacts = bool(task.get("redact"))
@@ -266,19 +265,18 @@ def token_texts(header: RunHeader) -> TokenTexts | None:
 
 
 def token_rows(record: Mapping[str, Any], texts: TokenTexts | None = None) -> dict[str, Any] | None:
-    """The tokens of one line of `episodes.jsonl` for the page; None if none are recorded.
+    """Return the tokens of one line of `episodes.jsonl` for the page; None if none are recorded.
 
     Args:
         record: the line.
-        texts: of the ids.
+        texts: the texts of ids.
 
     Returns:
-        `texts` by id, null where unknown; `steps`, one for each action: its `step`; `context`, the last 200 ids that
-        the model saw since its last action, or since its context was rewritten, and `cut`, how many stood before them;
-        the `ids` that it sampled, with the `logprobs` of the distribution that was sampled, null where unknown;
-        `choices`, among how many ids each was chosen, null for any; `version` of the weights; `reason`, why the context
-        was rewritten. In a line that a training run kept, also `advantages` and `ratios` of the sampled ids. Of damaged
-        tokens there are no steps, and `damaged` says why.
+        `texts` by id, null if unknown; `steps`, one per action: its `step`; `context`, the last 200 ids that the model
+        saw since its last action or context rewrite, and `cut`, the number of earlier ones; the sampled `ids`, with
+        their `logprobs` under the sampling distribution, null if unknown; `choices`, how many ids each was chosen from,
+        null for all; `version` of the weights; `reason`, why the context was rewritten. Lines logged by a training run
+        also have `advantages` and `ratios` of the sampled ids. Damaged tokens have no steps; `damaged` says why.
     """
     stored = record.get("tokens")
     if not stored or "steps" in stored:
@@ -293,11 +291,11 @@ def token_rows(record: Mapping[str, Any], texts: TokenTexts | None = None) -> di
 
 
 def _steps(stored: Mapping[str, Any], training: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a row for each action; `actions` are [step, segment, start, stop, version] in the flat ids."""
+    """Return a row per action; `actions` are [step, segment, start, stop, version] in the flat ids."""
     ids, segments = stored["ids"], stored["segments"]
     advantages, ratios = training.get("advantages"), training.get("ratios")
     allowed = stored.get("allowed_ids") or {"places": [], "which": [], "sets": []}
-    # The number of ids in each set; runs are [first, length, first, length …].
+    # The size of each set of ids, stored as runs [first, length, first, length …].
     sizes = [sum(one["runs"][1::2]) if isinstance(one, Mapping) else len(one) for one in allowed["sets"]]
     steps: list[dict[str, Any]] = []
     seen = before = 0
@@ -326,28 +324,28 @@ def _steps(stored: Mapping[str, Any], training: Mapping[str, Any]) -> list[dict[
 
 
 def _short(value: Any) -> float | None:
-    """A number with as many digits as a reader needs; None if infinite or unknown."""
+    """Round a number for display; None if infinite or unknown."""
     known = from_json_value(value)
     is_finite = isinstance(known, int | float) and abs(known) < float("inf")
     return round(float(known), _DIGITS) if is_finite else None
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for.
+    """Map each character of a byte-level vocabulary to its byte.
 
-    Source: `bytes_to_unicode` of GPT-2, https://github.com/openai/gpt-2/blob/master/src/encoder.py: bytes that print
-    stand for themselves, the others for the characters from 256 on.
+    Source: `bytes_to_unicode` of GPT-2, https://github.com/openai/gpt-2/blob/master/src/encoder.py: printable
+    bytes map to themselves, the others to the characters from 256 on.
     """
     prints = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(prints)]
     return {chr(byte): byte for byte in prints} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
-# Chunks within the page, or beside it
+# Chunks inside the page, or beside it
 
 Mode = Literal["inline", "files", "server"]
 MOST_INLINE = 3_000_000
-"""Bytes of stored lines that are put into the page itself. With more of them it would be slow to open."""
+"""Most bytes of stored lines inside the page itself; a larger page would be slow to open."""
 _STAMP_BYTES = 4
 _CREDIT_FACTS = ("estimator", "step_rewards")
 _CREDIT_OPTIONS = ("gamma", "omega", "combination", "step_weight", "default_step_reward")
@@ -355,17 +353,17 @@ _CREDIT_OPTIONS = ("gamma", "omega", "combination", "step_weight", "default_step
 
 @dataclass(frozen=True, slots=True)
 class ChunkData:
-    """The episodes of a page, or where they are."""
+    """The episodes of a page, or their location."""
 
     mode: Mode
     credit: Mapping[str, Any] | None  # the settings of the step credit; None if not credited
     folder: str = ""  # relative to the page
     chunks: Sequence[Sequence[GroupPart]] = ()
-    texts: Sequence[str] = ()  # of the chunks, if they are in the page itself
+    texts: Sequence[str] = ()  # chunks inside the page itself
 
     @property
     def index(self) -> str:
-        """JSON that no HTML parser takes for markup."""
+        """Return JSON that no HTML parser reads as markup."""
         chunks = [
             [
                 [part.group_id, part.size, part.first, [facts.row.rollout_id for facts in part.episodes]]
@@ -378,18 +376,18 @@ class ChunkData:
 
 
 def served(run: Path) -> ChunkData:
-    """Return the data of a page whose server answers `group/ID` and `episode/ID` with the text of a group."""
+    """Return the data of a page whose server provides `group/ID` and `episode/ID`."""
     return ChunkData("server", credit_facts(run))
 
 
 def within(run: Path, reader: ChunkReader) -> ChunkData:
-    """All chunks in the page itself."""
+    """Put all chunks into the page itself."""
     texts = [text.decode("ascii") for text in reader.texts()]
     return ChunkData("inline", credit_facts(run), chunks=reader.chunks, texts=texts)
 
 
 def beside(run: Path, reader: ChunkReader, page: Path, *, is_private: bool) -> ChunkData:
-    """All chunks as files in a new folder next to those of earlier writings, which `forget_others` removes."""
+    """Write all chunks into a new folder beside earlier ones, which `forget_others` removes."""
     stamp = secrets.token_hex(_STAMP_BYTES)
     folder = page.with_name(f"{page.stem}_data") / stamp
     with wrap_os_errors("write", folder):
@@ -401,18 +399,18 @@ def beside(run: Path, reader: ChunkReader, page: Path, *, is_private: bool) -> C
 
 
 def chunk_script(number: int, text: bytes) -> bytes:
-    """A script that hands the text of a chunk to the page.
+    """Return a script that passes the text of a chunk to the page.
 
-    The text is a raw template: its backslashes stay. What would end one stands in JSON, where it can be escaped.
+    The text is a raw template, which keeps backslashes. Characters that would end it are escaped within JSON.
     """
     quoted = text.replace(b"`", b"\\u0060")
-    if b"$" in quoted:  # one byte is found at once; two take as long as all the rest
+    if b"$" in quoted:  # searching for one byte is much faster than for two
         quoted = quoted.replace(b"${", b"$\\u007b")
     return b"RK.take(%d,String.raw`%s`)\n" % (number, quoted)
 
 
 def forget_others(page: Path, data: ChunkData) -> None:
-    """Remove the chunks of earlier writings of a page, once it is there. What is not ours stays."""
+    """Remove the chunks of earlier versions of a page after it is written; other files stay."""
     folder = page.with_name(f"{page.stem}_data")
     if not folder.is_dir():
         return
@@ -426,7 +424,7 @@ def forget_others(page: Path, data: ChunkData) -> None:
 
 
 def credit_facts(run: Path) -> dict[str, Any] | None:
-    """The settings by which the steps of a run were credited; None if they were not, or `summary.json` is damaged."""
+    """Return the credit settings of a run; None if it has no credit, or if `summary.json` is damaged."""
     try:
         section = read_json(run / "summary.json")["credit"]
         options: Mapping[str, Any] = section["options"]

@@ -1,4 +1,4 @@
-"""Parts that all pages share: formats of numbers and links, SVG shapes, and the HTML with its own style and script."""
+"""Shared parts of all pages: formats of numbers and links, SVG shapes, and HTML with inline style and script."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 NAME_LENGTH = 120
-"""Characters of a name that a page shows."""
+"""Longest displayed name, in characters."""
 DASH = "–"
 RUN_STYLES = ("page.css", "episode.css", "tokens.css", "tree.css")
 RUN_SCRIPTS = (
     *("base.js", "tables.js", "objects.js", "data.js", "chat.js", "worth.js", "head.js", "episode.js", "group.js"),
     *("tokens.js", "tree_layout.js", "tree_panel.js", "tree.js"),
 )
-"""Of pages with episodes."""
+"""Styles of pages with episodes."""
 _FILES = files("reward_kit.report")
-_HALVES = re.compile(r"[\ud800-\udfff]")  # of surrogate pairs, which no URL can hold
+_HALVES = re.compile(r"[\ud800-\udfff]")  # lone surrogates, which no URL can contain
 _MARKED = "json:"
-_UNRESERVED = "!'()*-._~"  # what encodeURIComponent leaves
+_UNRESERVED = "!'()*-._~"  # left unescaped by encodeURIComponent
 _MINUTE, _HOUR = 60, 3600
 
 
@@ -40,40 +40,40 @@ _MINUTE, _HOUR = 60, 3600
 
 
 def status_text(status: str) -> str:
-    """The status of a run, which its file may have in any words."""
+    """Return the status of a run; its file is untrusted."""
     return status if status in ("complete", "failed", "interrupted", "running") else "unknown"
 
 
 def href(view: str, name: str) -> str:
-    """The link to an episode or a group, by its name as it is stored; `RK.href` of the page's script makes the same."""
+    """Return the link to an episode or group by its stored name, the same as `RK.href` of the page's script."""
     is_plain = not name.startswith(_MARKED) and not _HALVES.search(name)
     return f"#/{view}/{quote(name if is_plain else _MARKED + json.dumps(name), safe=_UNRESERVED)}"
 
 
 def name_from_link(name: str) -> str:
-    """The stored name in an address: as it is, or as JSON where no address can hold it."""
+    """Return the stored name from an address, where it may be encoded as JSON."""
     return str(json.loads(name.removeprefix(_MARKED))) if name.startswith(_MARKED) else name
 
 
 def number(value: float | None) -> str:
-    """A score, or a dash if absent."""
+    """Format a score; a dash if absent."""
     return DASH if value is None else figure(value)
 
 
 def share(value: float | None) -> str:
-    """A share in per cent, or a dash."""
+    """Format a share in percent; a dash if absent."""
     return DASH if value is None else f"{value:.1%}"
 
 
 def dollars(value: float | None) -> str:
-    """An amount of money, "unknown" without a known price."""
+    """Format an amount of money; "unknown" without a price."""
     if value is None:
         return "unknown"
     return f"${value:,.2f}" if value >= 100 else f"${value:.4f}"
 
 
 def seconds(value: float | None) -> str:
-    """A duration in the unit that suits it, or a dash."""
+    """Format a duration in a suitable unit; a dash if absent."""
     if value is None:
         return DASH
     if value < 0.0005:
@@ -93,7 +93,7 @@ def seconds(value: float | None) -> str:
 
 
 class Rect(NamedTuple):
-    """A bar; `note` is shown where the pointer rests."""
+    """A bar; `note` is its tooltip."""
 
     x: float
     y: float
@@ -122,9 +122,9 @@ class Label(NamedTuple):
 
 @dataclass(slots=True)
 class Drawing:
-    """A picture in units of its drawing area."""
+    """An SVG drawing."""
 
-    description: str  # its content in words, for screen readers
+    description: str  # for screen readers
     width: float
     height: float = 0.0
     rects: list[Rect] = field(default_factory=list)
@@ -146,12 +146,12 @@ class Drawing:
 
 
 def r2(value: float) -> float:
-    """A coordinate with two decimals."""
+    """Round a coordinate to two decimals."""
     return round(value, 2)
 
 
 def round_step(rough: float, factors: Sequence[float] = (1, 2, 5, 10)) -> float:
-    """The least factor times a power of ten that is not below `rough` > 0, for the ticks of an axis."""
+    """Return the smallest factor times a power of ten that is at least `rough` > 0, for axis ticks."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(power * factor for factor in factors if power * factor >= rough * 0.999)
 
@@ -160,24 +160,24 @@ def round_step(rough: float, factors: Sequence[float] = (1, 2, 5, 10)) -> float:
 
 
 def as_script_data(document: Any) -> str:
-    """JSON that no HTML parser takes for markup, whatever the texts in it say."""
+    """Return JSON that no HTML parser reads as markup, even with untrusted texts."""
     text = json.dumps(document, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 @functools.cache
 def asset(name: str) -> str:
-    """A style or script of this package."""
+    """Return a style or script of this package."""
     return (_FILES / "assets" / name).read_text(encoding="utf-8")
 
 
 def bundle(names: Iterable[str]) -> str:
-    """These files of `assets/` as one text, in this order."""
+    """Join files of `assets/` in this order."""
     return "".join(map(asset, names))
 
 
 def digest(text: str) -> str:
-    """The source by which a Content-Security-Policy allows a script or style with this text: `sha256-…` of its UTF-8.
+    """Return the Content-Security-Policy source that allows a script or style: `sha256-…` of its UTF-8.
 
     Source: https://www.w3.org/TR/CSP3/#grammardef-hash-source
     """
@@ -195,16 +195,16 @@ def render(
     may_connect: bool = False,
     **values: Any,
 ) -> str:
-    """A page as HTML. It allows its own style and script by their hashes, and loads nothing else.
+    """Return a page as HTML. It allows its own style and script by their hashes, and loads nothing else.
 
     Args:
-        template: the file in `templates/`. Every text in it is escaped but those of `trusted`.
-        page: the page's contents; untrusted texts went through `escape_text`.
-        styles: of `assets/`.
-        script: its text; "" for none.
-        trusted: texts that are put into the page without being escaped: our own, or made for it.
-        script_sources: from where else scripts may be loaded.
-        may_connect: it may ask the server that it came from.
+        template: a file in `templates/`. All its values are escaped except `trusted`.
+        page: the page's contents; untrusted texts must have passed through `escape_text`.
+        styles: files of `assets/`.
+        script: the script's text; "" for none.
+        trusted: our own texts, inserted without escaping.
+        script_sources: other sources that scripts may be loaded from.
+        may_connect: allow requests to the server of the page.
         **values: more values for the template.
     """
     from markupsafe import Markup
@@ -222,7 +222,7 @@ def render(
 
 @functools.cache
 def _environment() -> Environment:
-    """Kept, since a viewer makes pages all the time and compiling a template takes as long as filling it in."""
+    """Cached, since compiling a template takes as long as rendering it."""
     import jinja2
 
     loader = jinja2.FunctionLoader(lambda name: (_FILES / "templates" / name).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The data of a run's page: its header, and a few facts of each episode and of its score, read from its files."""
+"""The data of a run's page: its header, and a few facts about each episode and score, read from its files."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from reward_kit.runs.summary import EpisodeRow
 
 _KEPT_TEXT = 2_000
 K = TypeVar("K", bound=Hashable)
-# Between these keys of a line of `episodes.jsonl` are the conversation, the steps, the tokens and the sample. Of those
-# the page's figures need errors of tools and what a simulated user took.
+# Between these keys of a line of `episodes.jsonl` are the conversation, the steps, the tokens and the sample. Page
+# figures need only tool errors and the simulated user's usage from them.
 _MIDDLE, _AFTER = b',"messages":[', b',"timing":'
 _TELLING = (b'"error":', b'"user_usage":')
 
 
 class TextExcerpt(NamedTuple):
-    """The beginning of a text that may be of any length, and the length of the whole."""
+    """The beginning of a text, and its full length."""
 
     text: str = ""
     length: int = 0
@@ -37,21 +37,21 @@ class TextExcerpt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScoreFacts:
-    """A line of `scores.jsonl`, in seconds since the run began."""
+    """A line of `scores.jsonl`, with times in seconds since the run began."""
 
-    unit: str  # the call that gave it: the group's for a batch reward
+    unit: str  # the id of its reward call: the group's for a batch reward
     duration_s: float | None = None  # of the last call
-    submitted_s: float | None = None  # None in lines of releases that did not keep it
-    attempts: tuple[tuple[float, float], ...] = ()  # begin and end of each call
-    done_s: float | None = None  # when the score arrived
-    usage: str = ""  # what a judge reports that the score took
+    submitted_s: float | None = None  # None in lines of older releases
+    attempts: tuple[tuple[float, float], ...] = ()  # start and end of each call
+    done_s: float | None = None  # time of the score
+    usage: str = ""  # usage reported by a judge
     cost_usd: float | None = None  # None if no price is known
-    place: LineRange | None = None  # of its line, to read it again
+    place: LineRange | None = None  # the position of its line
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeOutline:
-    """An episode, by its latest attempt."""
+    """The latest attempt of an episode."""
 
     row: EpisodeRow
     group_id: str
@@ -59,38 +59,38 @@ class EpisodeOutline:
     duration_s: float | None
     policy_s: float | None
     environment_s: float | None
-    said: TextExcerpt  # the error, else the reason of the score
+    said: TextExcerpt  # the error, or the reason of the score
     score: ScoreFacts | None  # None until it is scored
     rollout_index: int = 0  # within its group
-    place: LineRange | None = None  # of its line, to read it again
+    place: LineRange | None = None  # the position of its line
 
     @property
     def end_s(self) -> float | None:
-        """The moment it stopped."""
+        """The time at which it stopped."""
         return None if self.begin_s is None or self.duration_s is None else self.begin_s + self.duration_s
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """A run as far as its files tell."""
+    """The contents of a run's files."""
 
     path: Path
     header: RunHeader
     episodes: Sequence[EpisodeOutline]
     earlier_attempts: int  # superseded by a later attempt
-    unfinished: int  # cut off by a limit of the run, and not results
+    unfinished: int  # cut off by a limit of the run; not results
 
     @property
     def pass_threshold(self) -> float:
-        """A score of at least this passes."""
+        """The lowest score that passes."""
         return self.header.pass_threshold
 
 
 def read_run(path: Path) -> RunFacts:
-    """The run in a folder, of which a process may still be writing the last lines."""
+    """Read the run in a folder; a process may still be writing its last lines."""
     header = RunHeader.read(path)
     if header.training is not None:
-        raise ConfigError(f"{path} is a training run; its figures are in metrics.jsonl, and it has no episodes.jsonl")
+        raise ConfigError(f"{path} is a training run, which has metrics.jsonl and no episodes.jsonl")
     scores: dict[tuple[str, int], dict[str, Any]] = {}
     file = path / "scores.jsonl"
     for number, (offset, line) in enumerate(placed_lines(file), 1):
@@ -108,10 +108,10 @@ def read_run(path: Path) -> RunFacts:
 
 
 def _outlined(line: bytes) -> dict[str, Any] | None:
-    """A line of `episodes.jsonl` without its long middle, which takes most of the time to parse.
+    """Parse a line of `episodes.jsonl` without its long middle, which takes most of the time.
 
-    None if the middle is not where it should be, or has what the page needs. A key that stood elsewhere, within another
-    value, would leave brackets open, and a text can hold none of these marks, whose quotes would be escaped in it.
+    None if the middle is not where expected, or contains data that the page needs. A mark inside another value would
+    leave brackets open, and texts cannot contain the marks, since their quotes would be escaped.
     """
     begin, end = line.find(_MIDDLE), line.rfind(_AFTER)
     if not 0 < begin < end or any(line.find(key, begin, end) >= 0 for key in _TELLING):
@@ -126,7 +126,7 @@ def _outlined(line: bytes) -> dict[str, Any] | None:
 
 
 def grouped(episodes: Iterable[EpisodeOutline], key: Callable[[EpisodeOutline], K]) -> dict[K, list[EpisodeOutline]]:
-    """The episodes by a key, in order."""
+    """Group episodes by a key, in order."""
     groups: dict[K, list[EpisodeOutline]] = defaultdict(list)
     for facts in episodes:
         groups[key(facts)].append(facts)
@@ -136,7 +136,7 @@ def grouped(episodes: Iterable[EpisodeOutline], key: Callable[[EpisodeOutline], 
 def episode_outline(
     record: Mapping[str, Any], header: RunHeader, score: Mapping[str, Any] | None, place: LineRange | None = None
 ) -> EpisodeOutline:
-    """Return the facts of one episode."""
+    """Return the outline of one episode."""
     with boundary(StoreError, f"episodes.jsonl: {record['rollout_id']} cannot be read as an episode"):
         row = EpisodeRow.from_record(record)
         if score is not None:
@@ -147,7 +147,7 @@ def episode_outline(
         return EpisodeOutline(
             row=row,
             group_id=str(from_json_value(record.get("group_id"))),
-            # Transcripts that are scored bring the times of when they were collected.
+            # Scored transcripts have the times of their collection.
             begin_s=_since(header, timing.get("started_at")) if header.data is None else None,
             duration_s=_duration(timing.get("duration_s")),
             policy_s=_duration(timing.get("policy_s")),
@@ -160,7 +160,7 @@ def episode_outline(
 
 
 def score_facts(line: Mapping[str, Any], place: LineRange | None = None) -> dict[str, Any]:
-    """A line of `scores.jsonl` without what the page does not show, and with texts of a bounded length."""
+    """Return the fields of a line of `scores.jsonl` that the page shows, with bounded texts."""
     result, failure = line.get("result") or {}, line.get("failure")
     usage = (result.get("metrics") or {}).get(METRIC) or {}
     kept = {key: line.get(key) for key in ("rollout_id", "attempt", "score", "timing", "scored_group")}
@@ -187,7 +187,7 @@ def _score(line: Mapping[str, Any]) -> ScoreFacts:
 
 
 def _said(text: str | None) -> TextExcerpt:
-    """The beginning alone, so that memory does not grow with untrusted texts."""
+    """Keep only the beginning, so that untrusted texts cannot fill memory."""
     return TextExcerpt(text[:_KEPT_TEXT], len(text)) if text else TextExcerpt()
 
 
@@ -195,7 +195,7 @@ def _since(header: RunHeader, time: Any) -> float | None:
     try:
         began = datetime.datetime.fromisoformat(time)
         elapsed = (began - header.timing.started_at).total_seconds()
-    except (TypeError, ValueError):  # no time, or none with a zone
+    except (TypeError, ValueError):  # not a time, or without a time zone
         return None
     return max(0.0, elapsed)
 
@@ -212,5 +212,5 @@ def _number(value: Any) -> float | None:
         return None
     try:
         return float(value) if math.isfinite(value) else None
-    except OverflowError:  # a whole number out of the range of floats
+    except OverflowError:  # an integer outside the range of floats
         return None

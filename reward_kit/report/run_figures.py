@@ -1,4 +1,4 @@
-"""Figures of a run's page that `summary.json` lacks: distributions, counts, durations, cost, and its data tables."""
+"""Figures of a run's page beyond `summary.json`: distributions, counts, durations, cost, and data tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TOKENS = {"prompt_tokens": "prompt", "completion_tokens": "completion"}
 
 
 def policy_names(episodes: Iterable[EpisodeOutline]) -> list[str]:
-    """The policies, by name."""
+    """Return the sorted names of the policies."""
     return sorted({facts.row.policy for facts in episodes})
 
 
@@ -32,7 +32,7 @@ def _scores(episodes: Iterable[EpisodeOutline]) -> list[float]:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """The sum of the known values; None without any."""
+    """Sum the known values; None without any."""
     known = [value for value in values if value is not None]
     return float(sum(known)) if known else None
 
@@ -41,7 +41,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 class ScoreHistogram(NamedTuple):
-    """The spread of scores over equal bins from `low` to `high`, the last of which includes `high`."""
+    """Counts of scores in equal bins from `low` to `high` (inclusive)."""
 
     policy: str
     low: float
@@ -52,7 +52,7 @@ class ScoreHistogram(NamedTuple):
 
 
 def histograms(episodes: Sequence[EpisodeOutline]) -> list[ScoreHistogram]:
-    """The distribution of each policy's scores, over the same bins: of [0, 1] unless a score leaves it."""
+    """Return each policy's distribution of scores over common bins: of [0, 1] unless a score is outside."""
     every = _scores(episodes)
     low, high = min([0.0, *every]), max([1.0, *every])
     if every and (low < 0.0 or high > 1.0):
@@ -62,7 +62,7 @@ def histograms(episodes: Sequence[EpisodeOutline]) -> list[ScoreHistogram]:
     found = []
     for policy, own in sorted(grouped(episodes, lambda facts: facts.row.policy).items()):
         scores = np.array(_scores(own), dtype=np.float64)
-        # Halves, since the distance of two floats may be beyond every float.
+        # Halves, since the difference of two floats may overflow.
         places = (scores / 2 - low / 2) / (high / 2 - low / 2) * _BINS
         counts = np.bincount(np.clip(places.astype(int), 0, _BINS - 1), minlength=_BINS)
         found.append(ScoreHistogram(policy, low, high, counts.tolist(), len(scores), len(own) - len(scores)))
@@ -70,7 +70,7 @@ def histograms(episodes: Sequence[EpisodeOutline]) -> list[ScoreHistogram]:
 
 
 def draw_histogram(histogram: ScoreHistogram) -> Drawing:
-    """Bars of one policy's scores, each with its count if there is room."""
+    """Draw one policy's scores as bars, with counts if there is room."""
     width, height, left, base, top = 420.0, 168.0, 8.0, 140.0, 22.0
     low, high, counts = histogram.low, histogram.high, list(histogram.counts)
     description = f"Distribution of {histogram.scored} scores from {number(low)} to {number(high)}"
@@ -83,7 +83,7 @@ def draw_histogram(histogram: ScoreHistogram) -> Drawing:
         x, tall, begin = left + index * bin_width, max(1.5, (base - top) * count / most), low + index * step
         note = f"{number(begin)} to {number(begin + step)}: {count:,}"
         drawing.rect(x + 1, base - tall, bin_width - 2, tall, "score", note)
-        # Labels of three digits meet those of their neighbours; the highest bar has one in any case.
+        # Three-digit labels would overlap their neighbours; the highest bar always has one.
         beside = counts[max(0, index - 1) : index] + counts[index + 1 : index + 2]
         if most < 100 or count == most or not any(beside):
             text = f"{count:,}" if count < 10_000 else f"{count / 1000:.0f}k"
@@ -98,7 +98,7 @@ def draw_histogram(histogram: ScoreHistogram) -> Drawing:
 
 
 class Count(NamedTuple):
-    """The number of times that something occurred, for each policy; `is_limit` if it is a bound that was configured."""
+    """Occurrences by policy; `is_limit` marks configured limits."""
 
     name: str
     by_policy: Sequence[int]
@@ -106,24 +106,24 @@ class Count(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Over all policies."""
+        """The sum over all policies."""
         return sum(self.by_policy)
 
 
 def stop_reasons(episodes: Sequence[EpisodeOutline]) -> list[Count]:
-    """The reasons for which episodes ended, the most frequent first."""
+    """Count the stop reasons of episodes, most frequent first."""
     limits = {reason.value for reason in StopReason if reason.is_limit}
     counts = _counts(episodes, lambda facts: facts.row.stop_reason)
     return [count._replace(is_limit=count.name in limits) for count in counts]
 
 
 def failure_classes(episodes: Sequence[EpisodeOutline]) -> list[Count]:
-    """The classes of failures, the most frequent first; of episodes and scores alike."""
+    """Count the failure classes of episodes and scores, most frequent first."""
     return _counts(episodes, lambda facts: error_class(facts) or None)
 
 
 def error_class(facts: EpisodeOutline) -> str:
-    """The class of the failure of an episode or of its scoring; "" without one."""
+    """Return the failure class of an episode or its scoring; "" if neither failed."""
     return facts.row.error_class or facts.row.score_error or ""
 
 
@@ -138,7 +138,7 @@ def _counts(episodes: Sequence[EpisodeOutline], key: Callable[[EpisodeOutline], 
 
 
 class Percentiles(NamedTuple):
-    """Of durations, in seconds."""
+    """Percentiles of durations in seconds."""
 
     title: str
     n: int
@@ -149,7 +149,7 @@ class Percentiles(NamedTuple):
 
 
 def percentiles(title: str, values: Iterable[float | None]) -> Percentiles | None:
-    """Of the known values; None without any."""
+    """Return the percentiles of the known values; None without any."""
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -163,15 +163,15 @@ class PolicyUsage(NamedTuple):
     policy: str
     tokens: Mapping[str, int]
     cost: float | None
-    unpriced: int  # episodes that used tokens and have no price
-    episode_s: float | None  # of all episodes together
-    policy_s: float | None  # of `episode_s`, in the policy
-    environment_s: float | None  # of `episode_s`, in the environment
-    lengths: Percentiles | None  # of one episode
+    unpriced: int  # episodes that used tokens without a known price
+    episode_s: float | None  # all episodes together
+    policy_s: float | None  # the part of `episode_s` in the policy
+    environment_s: float | None  # the part of `episode_s` in the environment
+    lengths: Percentiles | None  # durations of episodes
 
 
 def policy_usage(policy: str, episodes: Iterable[EpisodeOutline]) -> PolicyUsage:
-    """Tokens, dollars and seconds of one policy's episodes."""
+    """Sum the tokens, dollars and seconds of one policy's episodes."""
     own = [facts for facts in episodes if facts.row.policy == policy]
     usages = [facts.row.usage for facts in own]
     return PolicyUsage(
@@ -187,29 +187,29 @@ def policy_usage(policy: str, episodes: Iterable[EpisodeOutline]) -> PolicyUsage
 
 
 def episode_tokens(facts: EpisodeOutline) -> int:
-    """The tokens that an episode used."""
+    """Return how many tokens an episode used."""
     return int(sum(facts.row.usage.get(key, 0) for key in _TOKENS))
 
 
 class ScoringFigures(NamedTuple):
-    """Calls of the reward, their duration and cost."""
+    """Reward calls, their durations and cost."""
 
     times: Sequence[Percentiles]  # of waits, calls, scores and groups
     calls: int | None  # None if unknown
     retries: int
-    known: int  # scores scored without a call
-    cost: float | None  # dollars that judges report; None if none does
-    unpriced: int  # judges' answers without a known price
-    groups: tuple[int, int]  # complete groups, and all groups
-    untimed: int  # scores whose lines have no times
+    known: int  # scores without a call
+    cost: float | None  # dollars reported by judges; None if none reports a cost
+    unpriced: int  # judge answers without a known price
+    groups: tuple[int, int]  # complete groups, all groups
+    untimed: int  # scores without times
 
 
 def scoring_figures(run: RunFacts, timeline: RunTimeline | None) -> ScoringFigures:
-    """The figures of scoring."""
+    """Return the figures of scoring."""
     calls = timeline.calls if timeline is not None else []
     scores = [facts.score for facts in run.episodes if facts.score is not None]
     complete, groups = groups_complete(run.episodes)
-    # Rollouts of a group that were judged together all report the same cost, which is counted once.
+    # Rollouts judged together all report the cost of the whole call; count it once.
     usages = {(score.unit, score.usage): score.cost_usd for score in scores if score.usage}
     group_times = []
     for group in grouped(run.episodes, lambda facts: facts.group_id).values():
@@ -240,32 +240,32 @@ def scoring_figures(run: RunFacts, timeline: RunTimeline | None) -> ScoringFigur
 
 
 def slowest(episodes: Sequence[EpisodeOutline]) -> list[EpisodeOutline]:
-    """The episodes that took longest."""
+    """Return the longest episodes."""
     timed = [facts for facts in episodes if facts.duration_s is not None]
     return sorted(timed, key=lambda facts: (-(facts.duration_s or 0.0), facts.row.rollout_id))[:_EXTREMES]
 
 
 def worst(episodes: Sequence[EpisodeOutline]) -> list[EpisodeOutline]:
-    """The scored episodes with the lowest scores; failures are not among them, since unscored is not zero."""
+    """Return the scored episodes with the lowest scores; unscored is not zero."""
     scored = [facts for facts in episodes if facts.row.score is not None]
     return sorted(scored, key=lambda facts: (facts.row.score or 0.0, facts.row.rollout_id))[:_EXTREMES]
 
 
 def broken(episodes: Sequence[EpisodeOutline]) -> list[EpisodeOutline]:
-    """The first episodes that failed, or whose scoring did."""
+    """Return the first episodes with an error in the episode or its scoring."""
     failed = (facts for facts in episodes if facts.row.is_error)
     return sorted(failed, key=lambda facts: facts.row.rollout_id)[:_EXTREMES]
 
 
-# Tables that the script of a page fills
+# Tables filled by the page's script
 
 _REASON_LENGTH = 400
-_REASONS_IN_ALL = 1_500_000  # characters; a page of more than a few megabytes is slow to open
+_REASONS_IN_ALL = 1_500_000  # characters; a larger page is slow to open
 _SHORTEST_REASON = 60
 _MOST_CHOICES = 60
 _TEXTS = ("id", "link", "word", "text")
 Cell = str | float | list[str] | None
-"""A list holds the shown text and the value, if they differ."""
+"""A list holds the displayed text and the value if they differ."""
 Rows = Sequence[Sequence[Cell]]
 
 
@@ -275,29 +275,29 @@ class TableColumn(NamedTuple):
     key: str
     label: str
     kind: str
-    filters: str | None = None  # the column of the episodes' table that a click filters
+    filters: str | None = None  # the column of the episode table that a click filters
     view: str | None = None  # the view that a click opens: "episode" or "group"
 
     @property
     def is_number(self) -> bool:
-        """True if it is set to the right."""
+        """True if it is right-aligned."""
         return self.kind not in _TEXTS
 
 
 @dataclass(frozen=True, slots=True)
 class DataTable:
-    """A table that the script fills."""
+    """A table filled by the page's script."""
 
     name: str
     title: str
     columns: Sequence[TableColumn]
     rows: Rows
-    filters: Sequence[tuple[TableColumn, Sequence[str]]] = field(default=())  # columns with a choice of values
-    key: int = 1  # the number of first columns that identify a row
-    is_optional: bool = False  # hidden while it has no rows
+    filters: Sequence[tuple[TableColumn, Sequence[str]]] = field(default=())  # columns with a drop-down filter
+    key: int = 1  # the number of leading columns that identify a row
+    is_optional: bool = False  # hidden if empty
 
     def with_choices(self, *keys: str) -> DataTable:
-        """The table with a choice for each of these columns that has not too many; one of a single value is hidden."""
+        """Return the table with drop-down filters for columns with few values; a single value hides the filter."""
         filters = []
         for index, column in enumerate(self.columns):
             if column.key in keys:
@@ -307,7 +307,7 @@ class DataTable:
 
 
 def tables_data(tables: Iterable[DataTable]) -> dict[str, object]:
-    """The tables as data for the page's script."""
+    """Return the tables as data for the page's script."""
     return {
         table.name: {
             "columns": [{key: value for key, value in column._asdict().items() if value} for column in table.columns],
@@ -363,7 +363,7 @@ _EPISODE_COLUMNS = (
 
 
 def samples_table(episodes: Iterable[EpisodeOutline], pass_threshold: float) -> DataTable:
-    """A row for each sample of each policy, by name."""
+    """Return a row per sample and policy, by name."""
     rows: list[list[Cell]] = []
     groups = grouped(episodes, lambda facts: (str(facts.row.sample_id), facts.row.policy))
     for (sample_id, policy), own in sorted(groups.items()):
@@ -386,7 +386,7 @@ def samples_table(episodes: Iterable[EpisodeOutline], pass_threshold: float) -> 
 
 
 def groups_table(episodes: Iterable[EpisodeOutline]) -> DataTable:
-    """A row for each group of several episodes, those first whose scores differ most: there credit says most."""
+    """Return a row per group of several episodes, largest score differences first."""
     rows: list[tuple[tuple[float, str, str, str], list[Cell]]] = []
     for group_id, own in grouped(episodes, lambda facts: facts.group_id).items():
         if len(own) == 1:
@@ -410,7 +410,7 @@ def groups_table(episodes: Iterable[EpisodeOutline]) -> DataTable:
 
 
 def episodes_table(episodes: Sequence[EpisodeOutline], pass_threshold: float) -> DataTable:
-    """A row for each episode, by name."""
+    """Return a row per episode, by name."""
     length = max(_SHORTEST_REASON, min(_REASON_LENGTH, _REASONS_IN_ALL // max(1, len(episodes))))
     rows: list[list[Cell]] = []
     for facts in sorted(episodes, key=lambda facts: facts.row.rollout_id):
@@ -438,11 +438,11 @@ def episodes_table(episodes: Sequence[EpisodeOutline], pass_threshold: float) ->
 
 
 def _named(name: str) -> Cell:
-    """A name as it is shown, and if that differs also as it is stored."""
+    """Return a name as displayed, and as stored if that differs."""
     text = escape_text(name, NAME_LENGTH)
     return text if text == name else [text, name]
 
 
 def digits(value: float | None) -> float | None:
-    """A number with as many digits as a reader needs."""
+    """Round a number for display."""
     return None if value is None else float(f"{value:.9g}")

@@ -1,4 +1,4 @@
-"""The page of a run: its contents in reading order, and the file that it becomes."""
+"""The page of a run: its contents in reading order, and writing it to a file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FILE = "report.html"
 
 
 def write_report(run: Path, target: Path | None = None) -> Path:
-    """Write the page of a run or of a training run, and beside it the episodes that are too many for one file."""
+    """Write the page of a run or training run, with its episodes in files beside it if one file is too small."""
     header = RunHeader.read_folder(run)
     is_private, target = target is None, target or run / FILE
     if not target.parent.is_dir():
@@ -54,7 +54,7 @@ def write_report(run: Path, target: Path | None = None) -> Path:
 
 
 def run_page(run: RunFacts, data: ChunkData, extra_script: str = "", *, has_rows: bool = True) -> str:
-    """The page of a run as HTML."""
+    """Return the page of a run as HTML."""
     header, timeline = run.header, build_timeline(run)
     listed = run.episodes if has_rows else []
     summaries = summarise((facts.row for facts in run.episodes), run.pass_threshold)
@@ -124,26 +124,26 @@ def _facts(run: RunFacts) -> list[str]:
 
 
 def _notes(run: RunFacts, summaries: Iterable[PolicySummary]) -> list[str]:
-    """The limits of the figures, shown before them."""
+    """Return caveats, shown before the figures."""
     notes = []
     missing = run.header.total - len(run.episodes)
     if missing > 0:
-        notes.append(f"{missing:,} of {run.header.total:,} episodes are missing: the figures cover the others.")
+        notes.append(f"{missing:,} of {run.header.total:,} episodes are missing; the figures cover the others.")
     if run.unfinished:
-        notes.append(f"{run.unfinished:,} episodes were cut off by a limit of the run and do not count as results.")
+        notes.append(f"{run.unfinished:,} episodes were cut off by a limit of the run and are not counted.")
     if run.earlier_attempts:
-        notes.append(f"{run.earlier_attempts:,} attempts were superseded by later ones; the latest counts.")
+        notes.append(f"{run.earlier_attempts:,} attempts were replaced by later ones; the latest counts.")
     for summary in summaries:
         if unscored := summary.episodes - summary.scored:
             policy = escape_text(summary.policy, NAME_LENGTH)
             notes.append(
-                f"{policy}: {unscored:,} of {summary.episodes:,} episodes are unscored, and excluded from means."
+                f"{policy}: {unscored:,} of {summary.episodes:,} episodes are unscored and excluded from means."
             )
     return notes
 
 
 def _is_share(score: Interval | None) -> bool:
-    """True if a mean and its interval lie between 0 and 1."""
+    """Return whether a mean and its interval are between 0 and 1."""
     bounds = () if score is None else (score.mean, score.low, score.high)
     return bool(bounds) and all(bound is None or 0.0 <= bound <= 1.0 for bound in bounds)
 
@@ -155,21 +155,21 @@ def _cost(cost: float | None, unpriced: int, tokens: int) -> str:
 
 
 def _timeline_notes(run: RunFacts, timeline: RunTimeline | None, scoring: figures.ScoringFigures) -> list[str]:
-    """The limits of the picture."""
+    """Return caveats of the timeline."""
     notes = []
     if run.header.data is not None:
-        notes.append("These episodes were collected elsewhere; the timeline shows how they were scored.")
+        notes.append("These episodes were collected elsewhere; the timeline shows only scoring.")
     if scoring.untimed:
         notes.append(
-            f"{scoring.untimed:,} scores have no times: their lines are of a release that did not keep them. "
-            "When they were requested, waited and arrived is unknown."
+            f"{scoring.untimed:,} scores have no times, since an older release wrote them: "
+            "when they were requested and arrived is unknown."
         )
     if timeline is None:
         return [*notes, "The files of this run have no times, so there is no timeline."]
     if not timeline.bands:
-        notes.append(f"For more than about {MOST_BARS} bars, or more slots than fit, only the totals are drawn.")
+        notes.append(f"With more than about {MOST_BARS} bars, or more lanes than fit, only totals are drawn.")
     elif any("without waiting requests" in band.title for band in timeline.bands):
-        notes.append("The scoring slots show calls only: waiting requests would need more slots than fit.")
+        notes.append("The scoring lanes show calls only: waiting requests would need more lanes than fit.")
     return notes
 
 
@@ -178,7 +178,7 @@ def _scoring_lines(timeline: RunTimeline | None, scoring: figures.ScoringFigures
     lines = [("groups complete", f"{complete:,} of {groups:,}")] if timeline is not None and timeline.calls else []
     if scoring.calls is not None:
         lines.append(("reward calls", f"{scoring.calls:,}"))
-        lines.append(("of these, retries", f"{scoring.retries:,}"))
+        lines.append(("retries", f"{scoring.retries:,}"))
         lines.append(("scored without a call", f"{scoring.known:,}"))
     if scoring.cost is not None or scoring.unpriced:
         lines.append(("scoring cost", _cost(scoring.cost, scoring.unpriced, tokens=1)))

@@ -1,7 +1,7 @@
-"""The timeline of a run: episodes and reward calls in their slots, and how much of each went on at every moment.
+"""The timeline of a run: episodes and reward calls in lanes, and how many of each were active over time.
 
-Times are seconds since the run began, without the stretches in which nothing was done, such as the night before a
-resume. Beyond a few hundred bars the slots are left out, and the course of the sums remains.
+Times are seconds since the run began, without idle stretches, such as the night before a resume. Beyond a few hundred
+bars the lanes are left out and only totals are drawn.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ Kind = Literal["episode", "broken", "waiting", "call", "retried", "unscored"]
 
 
 class Span(NamedTuple):
-    """From when to when."""
+    """A time interval."""
 
     begin_s: float
     end_s: float
 
 
 class Bar(NamedTuple):
-    """Something that was done in one lane; `episode` names it, or the first one of the group that it is for."""
+    """A piece of work in one lane; `episode` names its episode, or the first of its group."""
 
     lane: int
     kind: Kind
@@ -68,7 +68,7 @@ class Bar(NamedTuple):
 
 
 class Band(NamedTuple):
-    """Lanes of one kind of work."""
+    """The lanes of one kind of work."""
 
     title: str
     lanes: int
@@ -76,7 +76,7 @@ class Band(NamedTuple):
 
 
 class Strip(NamedTuple):
-    """The amount of something, averaged over equal stretches of time; `peak` is the most at one moment."""
+    """A count averaged over equal intervals; `peak` is its maximum."""
 
     title: str
     kind: Kind
@@ -85,7 +85,7 @@ class Strip(NamedTuple):
 
 
 class ProgressCurve(NamedTuple):
-    """The share of something that was done, as steps (second, share)."""
+    """The completed share over time, as steps (second, share)."""
 
     title: str
     steps: Sequence[tuple[float, float]]
@@ -94,7 +94,7 @@ class ProgressCurve(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """A stretch without work that was left out: its place, and its length."""
+    """An idle stretch that was cut out: its position and length."""
 
     at_s: float
     seconds: float
@@ -102,17 +102,17 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RewardCall:
-    """A request to the reward: for one score, or for those of a group."""
+    """A request to the reward for one score or a group's scores."""
 
     episodes: Sequence[str]
-    submitted_s: float  # from here to `done_s` the scores were awaited
+    submitted_s: float  # requested; the scores arrived at `done_s`
     done_s: float
     attempts: Sequence[Span]
-    is_unscored: bool  # of at least one of them
+    is_unscored: bool  # at least one score is missing
 
     @property
     def waits(self) -> list[Span]:
-        """The time without a call before the score was there."""
+        """Return the waits between calls before the score arrived."""
         edges = [self.submitted_s, *(edge for span in self.attempts for edge in span)]
         found = [Span(begin, end) for begin, end in zip(edges[::2], [*edges[1::2], self.done_s], strict=False)]
         return [span for span in (found[:-1] if self.attempts else found) if span.end_s > span.begin_s]
@@ -120,32 +120,32 @@ class RewardCall:
 
 @dataclass(frozen=True, slots=True)
 class RunTimeline:
-    """The contents of the picture."""
+    """The contents of the timeline."""
 
     length_s: float  # from the start of the run to its last known event
-    bands: Sequence[Band]  # [] if the bars would be too many
+    bands: Sequence[Band]  # [] if there would be too many bars
     strips: Sequence[Strip]
     curves: Sequence[ProgressCurve]
-    gaps: Sequence[Gap]  # stretches without work
-    collecting: Sequence[Span]  # when episodes were under way
+    gaps: Sequence[Gap]  # idle stretches
+    collecting: Sequence[Span]  # when episodes were in progress
     calling: Sequence[Span]  # when calls were in flight
     calls: Sequence[RewardCall]
 
     @property
     def overlap_s(self) -> float:
-        """The seconds during which both went on."""
+        """The seconds with both episodes and calls active."""
         return covered_seconds(intersect_spans(self.collecting, self.calling))
 
     @property
     def alone_s(self) -> float | None:
-        """The seconds of calls after the last episode had stopped; None if one of the two is unknown."""
+        """The seconds of calls after the last episode stopped; None if either is unknown."""
         if not self.collecting or not self.calls:
             return None
         return max(0.0, max(call.done_s for call in self.calls) - self.collecting[-1].end_s)
 
 
 def build_timeline(run: RunFacts) -> RunTimeline | None:
-    """The timeline of a run; None if its files tell no times."""
+    """Build the timeline of a run; None if its files have no times."""
     pairs = ((facts, facts.begin_s, facts.end_s) for facts in run.episodes)
     episodes = [(facts, Span(begin, end)) for facts, begin, end in pairs if begin is not None and end is not None]
     calls = _calls_of(run.episodes)
@@ -180,7 +180,7 @@ def build_timeline(run: RunFacts) -> RunTimeline | None:
 
 
 def _calls_of(episodes: Iterable[EpisodeOutline]) -> list[RewardCall]:
-    """Return the requests to the reward, in order; one for a whole group is one."""
+    """Return the requests to the reward in order; a group's request counts once."""
     units: dict[tuple[str, float], list[EpisodeOutline]] = defaultdict(list)
     for facts in episodes:
         if facts.score is not None and facts.score.submitted_s is not None and facts.score.done_s is not None:
@@ -197,7 +197,7 @@ def _calls_of(episodes: Iterable[EpisodeOutline]) -> list[RewardCall]:
 
 
 class _Axis:
-    """Leaves out the stretches in which nothing was done."""
+    """Cuts out idle stretches."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
         busy = merge_spans(spans)
@@ -221,7 +221,7 @@ class _Axis:
 
 
 def merge_spans(spans: Iterable[Span]) -> list[Span]:
-    """The time that spans cover, each moment once, in order."""
+    """Return the union of spans, in order."""
     found: list[Span] = []
     for span in sorted(spans):
         if found and span.begin_s <= found[-1].end_s:
@@ -232,7 +232,7 @@ def merge_spans(spans: Iterable[Span]) -> list[Span]:
 
 
 def intersect_spans(one: Sequence[Span], other: Sequence[Span]) -> list[Span]:
-    """The time that two joined lists of spans both cover."""
+    """Return the intersection of two merged lists of spans."""
     found, i, j = [], 0, 0
     while i < len(one) and j < len(other):
         begin, end = max(one[i].begin_s, other[j].begin_s), min(one[i].end_s, other[j].end_s)
@@ -246,12 +246,12 @@ def intersect_spans(one: Sequence[Span], other: Sequence[Span]) -> list[Span]:
 
 
 def covered_seconds(spans: Iterable[Span]) -> float:
-    """The seconds of spans together."""
+    """Return the total length of spans in seconds."""
     return sum(span.end_s - span.begin_s for span in spans)
 
 
 def _bands(works: Sequence[Bar], calls: Sequence[RewardCall]) -> list[Band]:
-    """The lanes if they fit; else those of calls in flight alone; else none."""
+    """Return the lanes if they fit, else only those of calls, else none."""
     if len(works) + sum(max(1, len(call.attempts)) for call in calls) > MOST_BARS:
         return []
     collecting = Band("Collecting", *_assign_lanes([(work.span, [work]) for work in works]))
@@ -271,7 +271,7 @@ def _bars_of(call: RewardCall) -> list[Bar]:
 
 
 def _assign_lanes(items: Sequence[tuple[Span, Sequence[Bar]]]) -> tuple[int, list[Bar]]:
-    """Each item in the first lane that is free when it begins: how many lanes that takes, and all bars."""
+    """Put each item into the first free lane; return the number of lanes, and all bars."""
     bars: list[Bar] = []
     free: list[int] = []
     busy: list[tuple[float, int]] = []
@@ -289,10 +289,10 @@ def _assign_lanes(items: Sequence[tuple[Span, Sequence[Bar]]]) -> tuple[int, lis
 
 
 def occupancy(spans: Sequence[Span], edges: Floats) -> Floats:
-    """Return (N,) the mean number of spans that cover each stretch between `edges` (N + 1,)."""
+    """Return (N,) the mean number of active spans between consecutive `edges` (N + 1,)."""
 
     def elapsed(moments: Sequence[float]) -> Floats:
-        """Return (N + 1,) the seconds since the moments before each edge, summed."""
+        """Return (N + 1,) the summed seconds from each earlier moment to each edge."""
         ordered = np.sort(np.array(moments))
         before = np.searchsorted(ordered, edges)
         return np.asarray(before * edges - np.concatenate([[0.0], np.cumsum(ordered)])[before], dtype=np.float64)
@@ -302,13 +302,13 @@ def occupancy(spans: Sequence[Span], edges: Floats) -> Floats:
 
 
 def most_at_once(spans: Sequence[Span]) -> int:
-    """The most spans at one moment; one that ends as another begins does not count with it."""
+    """Return the largest number of overlapping spans; adjacent spans do not overlap."""
     changes = sorted([(span.begin_s, 1) for span in spans] + [(span.end_s, -1) for span in spans])
     return int(max(np.cumsum([change for _, change in changes]), default=0))
 
 
 def _curves(episodes: Sequence[EpisodeOutline], axis: _Axis) -> list[ProgressCurve]:
-    """The episodes that had stopped and those that had their score, and the groups that were complete, over time."""
+    """Return the shares of finished episodes, available scores and complete groups over time."""
     stopped = [facts.end_s for facts in episodes if facts.end_s is not None]
     scored = [facts.score.done_s for facts in episodes if facts.score is not None and facts.score.done_s is not None]
     complete, groups = groups_complete(episodes)
@@ -329,7 +329,7 @@ def _curve(title: str, moments: Iterable[float], total: int, axis: _Axis) -> Pro
 
 
 def groups_complete(episodes: Iterable[EpisodeOutline]) -> tuple[list[float], int]:
-    """Return the moments at which groups were complete, as far as known, and the number of groups."""
+    """Return the known completion times of groups, and the number of groups."""
 
     def settled_s(facts: EpisodeOutline) -> float:
         if facts.row.error_class is not None and facts.end_s is not None:
@@ -345,7 +345,7 @@ def groups_complete(episodes: Iterable[EpisodeOutline]) -> tuple[list[float], in
 
 
 def draw_timeline(timeline: RunTimeline) -> Drawing:
-    """Lanes if there are any, the course of the sums below them, and the share that was done by when."""
+    """Draw the lanes if any, the totals below them, and the completed shares."""
     parts = [f"{strip.title.lower()}: peak {strip.peak}" for strip in timeline.strips]
     drawing = Drawing(f"Timeline of {seconds(timeline.length_s)}; {'; '.join(parts)}", _WIDTH)
     scale = (_WIDTH - _LEFT - _RIGHT) / (timeline.length_s or 1.0)
@@ -383,7 +383,7 @@ def _draw_band(drawing: Drawing, band: Band, scale: float) -> None:
     _draw_titles(drawing, top + 10, band.title.split(",")[0], f"{band.lanes} slot{'s'[: band.lanes != 1]}")
     for bar in band.bars:
         y, tall = top + bar.lane * pitch, pitch - _LANE_GAP
-        if bar.kind == "waiting":  # thin, so that it differs from a call without its colour too
+        if bar.kind == "waiting":  # thin, to differ from a call without relying on colour
             y, tall = y + tall * 0.35, tall * 0.3
         lasted_s, what = bar.end_s - bar.begin_s, _BAR_KINDS[bar.kind]
         note = f"{escape_text(bar.episode, 80)}: {what}, at {seconds(bar.begin_s)} for {seconds(lasted_s)}"
@@ -417,7 +417,7 @@ def _draw_curves(drawing: Drawing, curves: Sequence[ProgressCurve], scale: float
 
 
 def ticks(length_s: float) -> list[float]:
-    """Round moments from 0 on, about `_TICKS` at most, and none at the very end, where its label would not fit."""
+    """Return about `_TICKS` round times from 0, without one at the very end, where its label would not fit."""
     if length_s <= 0:
         return [0.0]
     wanted = length_s / _TICKS

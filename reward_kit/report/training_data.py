@@ -1,4 +1,4 @@
-"""The data of a training run's page: the series of each figure of `metrics.jsonl`, and the episodes that were kept."""
+"""The data of a training run's page: the series of `metrics.jsonl`, and the logged episodes."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from reward_kit.runs.run_folder import RunHeader, line_record
 
 TRAINED = "score/mean"
 ALARM = "learner/alarm/"
-_DONE = "reward_agent/done"  # counts since its process began
-_LARGEST = 1e100  # no scale is wide enough for more
+_DONE = "reward_agent/done"  # counts from the start of its process
+_LARGEST = 1e100  # largest value that axes can show
 
 
 class Series(NamedTuple):
-    """The course of one figure."""
+    """The values of one figure."""
 
     updates_N: NDArray[np.int64]  # ascending
     values_N: NDArray[np.float64]  # NaN if not finite
 
     @property
     def finite(self) -> Series:
-        """Without what was not."""
+        """Return the finite values only."""
         is_finite = np.isfinite(self.values_N)
         return Series(self.updates_N[is_finite], self.values_N[is_finite])
 
     def at(self, update: int) -> float | None:
-        """The value measured after an update; None if absent."""
+        """Return the value after an update; None if absent."""
         place = int(np.searchsorted(self.updates_N, update))
         is_there = place < len(self.updates_N) and int(self.updates_N[place]) == update
         return float(self.values_N[place]) if is_there and math.isfinite(self.values_N[place]) else None
@@ -55,26 +55,26 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrainingFacts:
-    """A training run as far as its files tell."""
+    """The contents of a training run's files."""
 
     path: Path
     header: RunHeader
     training: Mapping[str, Any]
     series: Mapping[str, Series]
     resumed_at: Sequence[int]  # first update after each resume
-    updates: int  # done so far
-    last_at: datetime.datetime | None  # of the last line, in UTC
+    updates: int  # finished so far
+    last_at: datetime.datetime | None  # time of the last line, in UTC
     stopped: str | None  # why it ended before its last update
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Effective train file."""
+        """The effective train file."""
         config = self.training.get("config")
         return config if isinstance(config, Mapping) else {}
 
     @property
     def metric(self) -> str:
-        """The figure by which the best checkpoint is chosen."""
+        """The figure that selects the best checkpoint."""
         checkpoints = self.config.get("checkpoints")
         asked = checkpoints.get("best_by") if isinstance(checkpoints, Mapping) else None
         if isinstance(asked, str) and asked:
@@ -83,7 +83,7 @@ class TrainingFacts:
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """After which update it was best, and how good; of equals the first that training made."""
+        """Return the best update and its value; the first of equal ones."""
         if self.metric not in self.series or not len((series := self.series[self.metric].finite).values_N):
             return None
         highest = np.flatnonzero(series.values_N == series.values_N.max())
@@ -91,7 +91,7 @@ class TrainingFacts:
         return int(series.updates_N[at]), float(series.values_N[at])
 
     def last(self, name: str) -> float | None:
-        """The latest value of a figure."""
+        """Return the latest value of a figure."""
         if name not in self.series:
             return None
         values = self.series[name].finite.values_N
@@ -99,7 +99,7 @@ class TrainingFacts:
 
 
 def read_training(run: Path) -> TrainingFacts:
-    """The training run in a folder, of which a process may still be writing the last line."""
+    """Read the training run in a folder; a process may still be writing its last line."""
     header = RunHeader.read(run)
     if (training := header.training) is None:
         raise ConfigError(f"{run} is not a run of `reward-kit train`")
@@ -139,7 +139,7 @@ def read_training(run: Path) -> TrainingFacts:
 
 
 def _metrics(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the whole lines of a `metrics.jsonl`, which may be missing."""
+    """Yield the complete lines of a `metrics.jsonl`, which may be missing."""
     if not file.exists():
         return
     with wrap_os_errors("read", file), file.open("rb") as lines:
@@ -156,7 +156,7 @@ def _metrics(file: Path) -> Iterator[dict[str, Any]]:
             yield record
 
 
-# Curves of few points
+# Downsampled curves
 
 MOST_POINTS = 320
 STRETCHES = 200
@@ -164,23 +164,23 @@ STRETCHES = 200
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The points of a series that are drawn."""
+    """The drawn points of a series, each for one update or a stretch of updates."""
 
-    updates_M: NDArray[np.int64]  # of a stretch: its last one
-    values_M: NDArray[np.float64]  # of a stretch: the mean; NaN interrupts the line
-    low_M: NDArray[np.float64] | None = None  # of a stretch: the least; None if every point is drawn
-    high_M: NDArray[np.float64] | None = None  # likewise, the greatest
+    updates_M: NDArray[np.int64]  # the last of each stretch
+    values_M: NDArray[np.float64]  # means; NaN interrupts the line
+    low_M: NDArray[np.float64] | None = None  # minima; None if every point is drawn
+    high_M: NDArray[np.float64] | None = None  # maxima, likewise
 
     @property
     def all_values(self) -> NDArray[np.float64]:
-        """Every finite value that is drawn, the extremes among them."""
+        """Return all finite drawn values, including the extremes."""
         parts = [part for part in (self.values_M, self.low_M, self.high_M) if part is not None]
         values = np.concatenate(parts)
         return values[np.isfinite(values)]
 
 
 def build_curve(series: Series, most: int = MOST_POINTS) -> Curve:
-    """The series itself, or where it is long, equal stretches of it, so that no peak is lost."""
+    """Return the series, or if it is long its means and extremes over equal stretches."""
     count = len(series.values_N)
     if count <= most:
         return Curve(series.updates_N, series.values_N)
@@ -197,7 +197,7 @@ def build_curve(series: Series, most: int = MOST_POINTS) -> Curve:
 
 
 def thinned(series: Series, most: int = MOST_POINTS) -> Series:
-    """The series with about `most` of its points, evenly chosen, the first and the last among them."""
+    """Return about `most` evenly chosen points, including the first and last."""
     count = len(series.values_N)
     if count <= most:
         return series
@@ -212,14 +212,14 @@ _TEXT = 700
 
 
 class ShownMessage(NamedTuple):
-    """A message as text that is safe to show."""
+    """A message as text that is safe to display."""
 
     role: str
     text: str
 
 
 class KeptEpisode(NamedTuple):
-    """An episode: its name, end and return, and its messages."""
+    """A logged episode: its name, end, return and messages."""
 
     rollout_id: str
     facts: str
@@ -227,7 +227,7 @@ class KeptEpisode(NamedTuple):
 
 
 class ShownUpdate(NamedTuple):
-    """The episodes of one update: how many there are, and a few of them."""
+    """The number of episodes of one update, and a few of them."""
 
     update: int
     total: int
@@ -235,7 +235,7 @@ class ShownUpdate(NamedTuple):
 
 
 def kept_updates(run: Path) -> list[ShownUpdate]:
-    """Some of the updates whose episodes were kept, the first and the last among them."""
+    """Return some updates with logged episodes, including the first and last."""
     files, found = list(episodes_files(run).items()), []
     chosen = {round(index * (len(files) - 1) / (_MOST_UPDATES - 1)) for index in range(_MOST_UPDATES)} if files else ()
     for index in sorted(chosen):
@@ -249,7 +249,7 @@ def kept_updates(run: Path) -> list[ShownUpdate]:
 
 
 def kept_records(file: Path) -> Iterator[dict[str, Any]]:
-    """The episodes that a training run kept of one update."""
+    """Yield the logged episodes of one update."""
     with wrap_os_errors("read", file), file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             yield line_record(file, number, line, _has_messages)
@@ -262,7 +262,7 @@ def _has_messages(record: Mapping[str, Any]) -> None:
 
 def _episode(record: Mapping[str, Any], file: Path) -> KeptEpisode:
     messages = record["messages"]
-    # Where it is long, the beginning says what was asked, and the end how it came out.
+    # Of long episodes keep the beginning (the task) and the end (the outcome).
     half = _MOST_MESSAGES // 2
     said = [_said(message) for message in messages]
     if (cut := len(messages) - 2 * half) > 0:
@@ -275,7 +275,7 @@ def _episode(record: Mapping[str, Any], file: Path) -> KeptEpisode:
 
 
 def _said(message: Mapping[str, Any]) -> ShownMessage:
-    """A message, with its calls as they were written."""
+    """Return a message with its calls as written."""
     content = from_json_value(message.get("content"))
     text = content if isinstance(content, str) else "" if content is None else json.dumps(message["content"])
     calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
@@ -285,14 +285,14 @@ def _said(message: Mapping[str, Any]) -> ShownMessage:
     )
 
 
-# Groups of the latest kept update
+# Groups of the latest logged update
 
 _MOST_BYTES = 1_500_000
 _CREDIT = ("estimator", "step_rewards", "gamma", "omega", "combination", "step_weight", "default_step_reward")
 
 
 class _Kept(NamedTuple):
-    """An episode: its lines as a run would have stored them, and its facts."""
+    """An episode: its lines as a run would store them, and its outline."""
 
     lines: StoredLines
     facts: EpisodeOutline
@@ -300,23 +300,23 @@ class _Kept(NamedTuple):
 
 
 class KeptGroups(NamedTuple):
-    """The groups that a page shows."""
+    """The groups shown on the page."""
 
     update: int
     data: ChunkData
-    groups: Mapping[str, Sequence[str]]  # by id the rollouts of each, first those whose scores differ
-    left_out: int  # groups for which the page has no room
+    groups: Mapping[str, Sequence[str]]  # rollouts by group id, groups with different scores first
+    left_out: int  # groups that did not fit
 
 
 def kept_groups(run: Path, header: RunHeader) -> KeptGroups | None:
-    """The groups of the latest kept update, as many as fit a page; None if nothing was kept of them."""
+    """Return the groups of the latest logged update that fit on a page; None without any."""
     files = episodes_files(run)
     if not files:
         return None
     latest = max(files)
     groups: dict[str, list[_Kept]] = defaultdict(list)
     for record in kept_records(files[latest]):
-        if TRAINING in record:  # an earlier release kept the episode alone
+        if TRAINING in record:  # earlier releases logged only the episode
             kept = _kept(record, header)
             groups[kept.facts.group_id].append(kept)
     if not groups:

@@ -1,4 +1,4 @@
-"""The page of a training run: how it learned, what the figures mean, and episodes along the way."""
+"""The page of a training run: learning curves with explanations, and logged episodes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from reward_kit.runs.files import HELD_OUT_SCORE
 
 
 class ChartLine(NamedTuple):
-    """A figure of a picture, with its label in the legend."""
+    """A figure of a chart, with its legend label."""
 
     name: str
     label: str
@@ -52,16 +52,16 @@ class ChartSpec(NamedTuple):
     """A picture."""
 
     title: str
-    lines: tuple[ChartLine, ...]  # those that the run has are drawn
-    note: str  # what the figures mean, and what to look for
+    lines: tuple[ChartLine, ...]  # missing ones are skipped
+    note: str  # meaning of the figures, and warning signs
     has_zero: bool = True  # the scale includes 0
-    is_log: bool = False  # logarithmic if the values are far apart
-    is_share: bool = False  # shown in per cent
-    hides_zeros: bool = False  # left out if only 0 was measured
+    is_log: bool = False  # logarithmic if values are far apart
+    is_share: bool = False  # shown in percent
+    hides_zeros: bool = False  # omitted if all values are 0
 
 
 class ChartGroup(NamedTuple):
-    """Pictures under one heading."""
+    """Charts under one heading."""
 
     anchor: str
     title: str
@@ -82,8 +82,8 @@ POLICY = ChartGroup(
         ChartSpec(
             "KL",
             (ChartLine("learner/approx_kl", "within the update"), ChartLine("learner/kl", "to the reference")),
-            "KL of one update (k3 estimator), and KL to the reference policy, if there is one. A jump means that the "
-            "updates are too large; lower ppo.lr.",
+            "KL of one update (k3 estimator), and KL to the reference policy, if any. A jump means that updates "
+            "are too large; lower ppo.lr.",
         ),
         ChartSpec(
             "Clip fraction",
@@ -92,13 +92,13 @@ POLICY = ChartGroup(
                 ChartLine("learner/clip_fraction_low", "lower bound"),
                 ChartLine("learner/clip_fraction_high", "upper bound"),
             ),
-            "Share of tokens whose ratio is clipped, so that they have no gradient. A few percent are usual.",
+            "Share of tokens with a clipped ratio, which have no gradient. A few percent are usual.",
             is_share=True,
         ),
         ChartSpec(
             "Entropy",
             (ChartLine("learner/entropy", "nats per token"),),
-            "Entropy of the policy. Near 0 it stops exploring, and the episodes of a group become equal.",
+            "Entropy of the policy. Near 0 exploration stops, and the episodes of a group become equal.",
         ),
         ChartSpec(
             "Gradient norm",
@@ -158,7 +158,7 @@ OFF_POLICY = ChartGroup(
                 ChartLine("learner/ratio_mean", "mean"),
                 ChartLine("learner/ratio_max", "greatest"),
             ),
-            "Probability of a token now, divided by that when it was sampled.",
+            "Probability of a token now, divided by its probability when sampled.",
             is_log=True,
             has_zero=False,
         ),
@@ -256,14 +256,14 @@ STOPS_TITLE = "Stop reasons"
 # Drawing
 
 
-_Z = 1.96  # of a normal distribution, 95% lie within so many standard errors
+_Z = 1.96  # standard errors of a 95% normal interval
 _MOST_DOTS = 40
-_FAR_APART = 30.0  # a logarithmic scale shows what a linear one would crush
+_FAR_APART = 30.0  # ratio of values from which a logarithmic scale is used
 _Y_TICKS, _X_TICKS = 4, 6
 
 
 class Box(NamedTuple):
-    """The drawing area within its picture: left, top, right and bottom, and the size of the whole."""
+    """The plot area within its chart: left, top, right and bottom, and the size of the chart."""
 
     left: float
     top: float
@@ -279,7 +279,7 @@ LARGE = Box(54.0, 14.0, 1050.0, 296.0, 1080.0, 324.0)
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """The positions of values and updates in a box."""
+    """Maps values and updates to positions in a box."""
 
     box: Box
     low: float
@@ -289,19 +289,19 @@ class Axes:
     last: int
 
     def x(self, update: float) -> float:
-        """From the left, in units of the picture."""
+        """Return the x coordinate of an update."""
         share = (update - self.first) / (self.last - self.first) if self.last > self.first else 0.5
         return round(self.box.left + share * (self.box.right - self.box.left), 1)
 
     def y(self, value: float) -> float:
-        """From the top."""
+        """Return the y coordinate of a value."""
         low, high, value = (math.log10(n) if self.is_log else n for n in (self.low, self.high, value))
         share = (value - low) / (high - low) if high > low else 0.5
         return round(self.box.bottom - min(1.0, max(0.0, share)) * (self.box.bottom - self.box.top), 1)
 
 
 class CurvePath(NamedTuple):
-    """A curve: its label, its latest value, its path, its extremes as an area, and dots where it has few points."""
+    """A curve: label, latest value, path, extremes as an area, and dots if it has few points."""
 
     label: str
     latest: str
@@ -311,14 +311,14 @@ class CurvePath(NamedTuple):
 
 
 class Tick(NamedTuple):
-    """A place on an axis, and the value there."""
+    """A position on an axis, and its label."""
 
     at: float
     text: str
 
 
 class Mark(NamedTuple):
-    """Something that happened after an update: "best" or "resumed"."""
+    """An event after an update: "best" or "resumed"."""
 
     x: float
     update: int
@@ -332,7 +332,7 @@ class Chart:
     key: str
     picture: ChartSpec
     box: Box
-    aloud: str  # its content in words, for screen readers
+    aloud: str  # description for screen readers
     data: dict[str, Any]  # for the script: box, scale, and the points of each line
     lines: list[CurvePath] = field(default_factory=list)
     band: str = ""  # an SVG path
@@ -342,7 +342,7 @@ class Chart:
 
 
 def draw(key: str, picture: ChartSpec, run: TrainingFacts, box: Box = SMALL) -> Chart | None:
-    """A picture of the run; None if the run has nothing for it."""
+    """Draw a chart; None if the run has no data for it."""
     curves = [(line, build_curve(run.series[line.name])) for line in picture.lines if line.name in run.series]
     curves = [(line, curve) for line, curve in curves if np.isfinite(curve.values_M).any()]
     values = np.concatenate([curve.all_values for _, curve in curves]) if curves else np.empty(0)
@@ -373,7 +373,7 @@ Band = Sequence[tuple[int, float, float]]
 
 
 def _band(run: TrainingFacts, curves: Iterable[tuple[ChartLine, Curve]]) -> Band:
-    """Mean ± 1.96 standard errors of the held-out score, within [0, 1] where all scores are."""
+    """Return mean ± 1.96 standard errors of the held-out score, clipped to [0, 1] if all scores are."""
     error = run.series.get("held_out/standard_error")
     curve = next((curve for line, curve in curves if line.name == HELD_OUT_SCORE), None)
     if error is None or curve is None:
@@ -401,7 +401,7 @@ def _scale(picture: ChartSpec, values: np.ndarray, band: Band, run: TrainingFact
         return Axes(box, 0.0, 1.0, False, first, last)
     low, high = (min(0.0, low), max(0.0, high)) if picture.has_zero else (low, high)
     room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
-    # What ends at 0 needs no room there.
+    # No margin at 0.
     low, high = low if low == 0.0 else low - room, high if high == 0.0 > low else high + room
     return Axes(box, low, high, False, first, last)
 
@@ -431,7 +431,7 @@ def _area(band: Band, scale: Axes) -> str:
 
 
 def _data(scale: Axes, picture: ChartSpec, curves: Iterable[tuple[ChartLine, Curve]], band: Band) -> dict[str, Any]:
-    """The points, with which the script shows the values under the pointer and draws the curves over another axis."""
+    """Return the points, for the script to show values under the pointer and to change the x axis."""
     return {
         "box": list(scale.box[:4]),
         "scale": [scale.low, scale.high, int(scale.is_log)],
@@ -458,14 +458,14 @@ def _digits(value: float) -> float | None:
 
 
 def value_text(value: float, picture: ChartSpec) -> str:
-    """Return a value in the picture's unit."""
+    """Return a value in the chart's unit."""
     if not picture.is_share:
         return short(value)
     return f"{100.0 * value:.2g}%" if 0.0 < abs(value) < 0.001 else f"{value:.1%}"
 
 
 def short(value: float) -> str:
-    """A number with three digits that count, in thousands with a comma, and very small ones with an exponent."""
+    """Format a number with three significant digits, thousands separators, and exponents for small values."""
     size = abs(value)
     if size >= 10_000:
         return f"{value:,.0f}"
@@ -475,7 +475,7 @@ def short(value: float) -> str:
 
 
 def y_ticks(scale: Axes) -> list[float]:
-    """Round values within a scale; of a logarithmic one the powers of ten, or its ends where it spans less than two."""
+    """Return round values within a scale; on a logarithmic one powers of ten, or its ends if fewer than two."""
     if not scale.is_log:
         return _round_ticks(scale.low, scale.high, _Y_TICKS)
     powers = range(math.ceil(math.log10(scale.low)), math.floor(math.log10(scale.high)) + 1)
@@ -485,7 +485,7 @@ def y_ticks(scale: Axes) -> list[float]:
 
 
 def whole_ticks(first: int, last: int, most: int) -> list[int]:
-    """Round whole numbers from `first` to `last`."""
+    """Return round integers from `first` to `last`."""
     return sorted({int(tick) for tick in _round_ticks(float(first), float(last), most) if tick == int(tick)})
 
 
@@ -503,7 +503,7 @@ _MOST_STOPS = 4
 
 
 def training_page(run: TrainingFacts, extra_script: str = "", *, is_served: bool = False) -> str:
-    """The page of a training run as HTML."""
+    """Return the page of a training run as HTML."""
     header, groups, score = run.header, kept_groups(run.path, run.header), draw("score", SCORE, run, LARGE)
     parts = [(part.anchor, part.title, drawn) for part in PARTS if (drawn := _drawn(part, run))]
     charts = [*([score] if score else []), *(chart for _, _, drawn in parts for chart in drawn)]
@@ -555,7 +555,7 @@ def _facts(run: TrainingFacts) -> list[str]:
 
 
 def _notes(run: TrainingFacts) -> list[str]:
-    """The limits of the curves, shown before them."""
+    """Return caveats, shown before the curves."""
     notes, asked = [], _updates_asked(run)
     if run.header.status == "interrupted" or (run.header.status == "failed" and run.updates):
         again = shlex.join(["reward-kit", "train", "--resume", str(run.path)])
@@ -571,19 +571,19 @@ def _notes(run: TrainingFacts) -> list[str]:
         more = " and more" if len(broken) > 5 else ""
         notes.append(f"First non-finite values: {', '.join(broken[:5])}{more}.")
     if HELD_OUT_SCORE not in run.series and "score/mean" in run.series:
-        notes.append("No samples are held out: the score is that of the training batch.")
+        notes.append("No samples are held out: the score is the training batch's.")
     if unscored := run.last("held_out/unscored"):
         notes.append(
             f"{unscored:,.0f} held-out episodes of the latest evaluation are unscored and excluded from means."
         )
     if run.resumed_at:
         where = ", ".join(f"{update:,}" for update in run.resumed_at[:10])
-        notes.append(f"Resumed {len(run.resumed_at):,} times, at update {where}: the dotted lines.")
+        notes.append(f"Resumed {len(run.resumed_at):,} times, at update {where} (dotted lines).")
     return notes
 
 
 def _cards(run: TrainingFacts) -> list[tuple[str, str, str]]:
-    """The headline: the first, the best and the last score."""
+    """Return the first, best and last score for the top of the page."""
     series = run.series[run.metric].finite if run.metric in run.series else None
     if series is None or not len(series.values_N) or run.best is None:
         return []
@@ -617,7 +617,7 @@ def _totals(run: TrainingFacts) -> list[tuple[str, str]]:
 def _drawn(part: ChartGroup, run: TrainingFacts) -> list[Chart]:
     charts = []
     for index, picture in enumerate(part.pictures):
-        if picture.title == STOPS_TITLE:  # a line for each of the most frequent reasons
+        if picture.title == STOPS_TITLE:  # one line per frequent reason
             stops = {name: series.finite.values_N for name, series in run.series.items() if name.startswith(STOPS)}
             most = sorted((name for name in stops if len(stops[name])), key=lambda name: -float(stops[name].sum()))
             labels = [(name, name.removeprefix(STOPS).removesuffix("_share")) for name in most[:_MOST_STOPS]]
@@ -629,7 +629,7 @@ def _drawn(part: ChartGroup, run: TrainingFacts) -> list[Chart]:
 
 
 def _alarms(run: TrainingFacts) -> list[tuple[str, int, int, int, str]]:
-    """The limits of the off-policy ledger that were passed: name, times, first and last update, worst value."""
+    """Return exceeded off-policy limits: name, count, first and last update, worst value."""
     alarms = []
     for name, series in run.series.items():
         if name.startswith(ALARM):
@@ -642,7 +642,7 @@ def _alarms(run: TrainingFacts) -> list[tuple[str, int, int, int, str]]:
 
 
 def _figure_row(name: str, series: Series) -> tuple[str, int, list[str]]:
-    """A figure in numbers: its name, how often it was measured, and its first, last, least and greatest value."""
+    """Return a figure's name, number of values, and its first, last, smallest and largest value."""
     values = series.finite.values_N
     if not len(values):
         return escape_text(name, NAME_LENGTH), 0, ["not finite"] * 4
@@ -651,7 +651,7 @@ def _figure_row(name: str, series: Series) -> tuple[str, int, list[str]]:
 
 
 def _axes(run: TrainingFacts) -> dict[str, Any]:
-    """Other quantities than updates to draw the curves over: how far each was after an update."""
+    """Return alternatives to updates as the x axis: the value of each after every update."""
     axes = {}
     for name, figure, unit in (
         ("environment steps", "progress/env_steps", 1.0),

@@ -1,12 +1,12 @@
-"""Access to the viewer: with the token of this start, from this machine, and from no page of another site.
+"""Access control of the viewer: requests need this start's token, from this machine and not from other sites.
 
-A page that is open in the same browser can send requests to this machine too, and can make a name of its own point to
-it. So a request needs the token, or the cookie that the token was exchanged for, which the browser sends for our own
-pages alone; its Host has to be this machine; and it may only read.
+Another site's page open in the same browser can send requests to this machine, and can point its own host name to it.
+So a request needs the token, or the cookie exchanged for it, which the browser sends only for our pages; its Host must
+be this machine; and it may only read.
 
-The address that is handed to a browser stands in the arguments of its process, where other users of the machine can
-read it. So it carries a code instead of the token: it is exchanged for a cookie once, within a minute. A second use is
-refused and withdraws the cookie of the first, since one of the two was not the user's browser.
+The address passed to a browser is visible to other users of the machine in the process arguments. So it contains a code
+instead of the token: the code is exchanged for a cookie once, within a minute. A second use is refused and revokes the
+first cookie, since one of the two was not the user's browser.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from aiohttp import web
 
 TOKEN, CODE = "token", "code"
 HERE = ("127.0.0.1", "localhost")
-"""The names under which this machine may be asked for."""
+"""Accepted names of this machine."""
 _CODE_LASTS_S = 60.0
-_COOKIE_LASTS_S = 24 * 3600  # or those of many starts would fill the header of every request
+_COOKIE_LASTS_S = 24 * 3600  # otherwise cookies of many starts would fill the headers
 _WITHDRAWN = "This code was used twice; its session is closed. Open the address that was printed.\n"
 _IN_ADDRESSES = "/?&=%:@!$'()*+,;~"
 _HEADERS = {
@@ -39,36 +39,36 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def new_token() -> str:
-    """256 random bits, fit for an address."""
+    """Return 256 random bits as URL-safe text."""
     return secrets.token_urlsafe(32)
 
 
 class Access:
-    """Lets requests in, or says why not.
+    """Admits requests, or refuses them with the reason.
 
     Args:
-        token: what an address has to carry, as `?token=…`; by default a new one.
+        token: expected in addresses as `?token=…`; by default a new one.
     """
 
     def __init__(self, token: str | None = None) -> None:
         self.token = token or new_token()
         self._due: dict[str, float] = {}
-        """Codes that were not used yet, and until when they may be."""
+        """Unused codes, and when they expire."""
         self._used: dict[str, str] = {}
-        """Used codes, and the session that each began."""
+        """Used codes, and their sessions."""
         self._sessions: dict[str, set[anyio.CancelScope]] = {}
-        """Cookies that codes were exchanged for, and what is being answered to each."""
-        # Cookies know no ports, so each start has a name of its own and does not overwrite another's.
+        """Cookies exchanged for codes, and their requests in progress."""
+        # Cookies ignore ports, so each start uses its own name.
         self._cookie = f"reward_kit_{secrets.token_hex(4)}"
 
     def one_time_code(self, lasts_s: float = _CODE_LASTS_S) -> str:
-        """Return a code that lets one browser in, as `?code=…`, within so many seconds."""
+        """Return a code that admits one browser as `?code=…` within `lasts_s` seconds."""
         code = new_token()
         self._due[code] = time.monotonic() + lasts_s
         return code
 
     def install(self, app: web.Application) -> None:
-        """Put itself before every handler of a server."""
+        """Guard every handler of a server."""
 
         @web.middleware
         async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -87,7 +87,7 @@ class Access:
         if _is_one_of(cookie, (self.token,)):
             return await handler(request)
         if not _is_one_of(cookie, self._sessions):
-            raise web.HTTPForbidden(text="Open the address that `reward-kit view` printed: it carries the token.\n")
+            raise web.HTTPForbidden(text="Open the address that `reward-kit view` printed: it contains the token.\n")
         with anyio.CancelScope() as scope:
             self._sessions[cookie].add(scope)
             try:
@@ -97,13 +97,13 @@ class Access:
         raise web.HTTPForbidden(text=_WITHDRAWN)
 
     def _exchanged(self, request: web.Request) -> web.Response:
-        """The cookie for the token, and the address without it, so that no history and no bookmark keeps it."""
+        """Exchange the token for a cookie, and redirect to the address without it to keep it out of the history."""
         if not all(_is_one_of(given, (self.token,)) for given in request.query.getall(TOKEN)):
             raise web.HTTPForbidden(text="This token belongs to an earlier `reward-kit view`; use the one printed.\n")
         return self._let_in(request, TOKEN, self.token)
 
     def _redeemed(self, request: web.Request) -> web.Response:
-        """The cookie of a new session for a code that was not used yet."""
+        """Exchange an unused code for the cookie of a new session."""
         code, *others = request.query.getall(CODE)
         if not others and _is_one_of(code, self._used):
             for answering in self._sessions.pop(self._used[code], set()):
@@ -117,7 +117,7 @@ class Access:
         return self._let_in(request, CODE, session)
 
     def _let_in(self, request: web.Request, parameter: str, value: str) -> web.Response:
-        # One slash alone: two of them, or a backslash, would begin the name of another host.
+        # Exactly one slash: two, or a backslash, would start another host's name.
         rest = quote(request.rel_url.without_query_params(parameter).raw_path_qs, safe=_IN_ADDRESSES)
         response = web.Response(status=303, headers={"Location": "/" + rest.lstrip("/")})
         response.set_cookie(self._cookie, value, httponly=True, samesite="Strict", path="/", max_age=_COOKIE_LASTS_S)
@@ -125,12 +125,12 @@ class Access:
 
 
 def _is_one_of(given: str, known: Iterable[str]) -> bool:
-    """Compare in a time that does not show how much of a secret is right."""
+    """Compare in constant time."""
     return any(secrets.compare_digest(given.encode("utf-8", "replace"), one.encode()) for one in known)
 
 
 def _refuse_foreign(request: web.Request) -> None:
-    """Refuse requests that no page and no address of ours makes."""
+    """Refuse requests that our pages and addresses never make."""
     if request.method not in ("GET", "HEAD"):
         raise web.HTTPMethodNotAllowed(request.method, ["GET", "HEAD"])
     hosts = request.headers.getall("Host", [])
@@ -141,11 +141,11 @@ def _refuse_foreign(request: web.Request) -> None:
 
 
 def _is_from_here(headers: Mapping[str, str], host: str) -> bool:
-    """True for a request of a page of ours, of the address line, or of a program that is not a browser."""
+    """Return whether a request comes from our pages, the address bar, or a program other than a browser."""
     origin = headers.get("Origin")
     if origin is not None and origin != f"http://{host}":
         return False
-    # A link that was followed is let through: its page cannot read what it opens, and has no cookie of ours.
+    # Followed links are admitted: their page cannot read the response, and lacks our cookie.
     site, mode = headers.get("Sec-Fetch-Site", "none"), headers.get("Sec-Fetch-Mode", "navigate")
     return site in ("none", "same-origin") or mode == "navigate"
 
@@ -159,7 +159,7 @@ def _name_of(host: str) -> str | None:
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Every answer, errors and streams among them, is for our own pages alone and is kept nowhere."""
+    """Restrict every response, including errors and streams, to our pages, and disable caching."""
     for name, value in _HEADERS.items():
         response.headers.setdefault(name, value)
     response.headers.pop("Server", None)

@@ -1,8 +1,8 @@
-"""The runs that the viewer shows, kept up to date while they go on.
+"""The viewer's runs, kept up to date while they are running.
 
-Every line of a run's files is read once. Of an episode the facts that the page shows are kept, with the place of its
-lines, which are read again when a reader opens it. Each change has a number, so that any number of pages can ask for
-what is new to them. A run that goes on, or was killed, has no final summary, so its figures are made of its lines.
+Each line of a run's files is read once. Memory holds an episode's displayed facts and the positions of its lines, which
+are read again when the episode is opened. Changes are numbered, so that any number of pages can request what is new to
+them. A running or killed run has no final summary, so its figures are computed from its lines.
 """
 
 from __future__ import annotations
@@ -31,46 +31,46 @@ from reward_kit.runs.results import LineRange, index_credit
 from reward_kit.runs.run_folder import FILE, RunHeader, check_score, is_open_elsewhere, line_record
 from reward_kit.runs.summary import PolicySummary, summarise, summary_from_json
 
-# Files that grow
+# Growing files
 
 _PART = 1 << 20
 Check = Callable[[Mapping[str, Any]], None]
 
 
 class PlacedRecord(NamedTuple):
-    """A line, with its place."""
+    """A line and its position."""
 
     place: LineRange
     record: dict[str, Any]
 
 
 class NewLines(NamedTuple):
-    """The lines that a file has gained."""
+    """The new lines of a file."""
 
     lines: list[PlacedRecord]
-    is_new_file: bool  # the file was replaced or cut: earlier lines are void
-    is_all: bool  # no further whole line at present
+    is_new_file: bool  # the file was replaced or truncated: discard earlier lines
+    is_all: bool  # there are no further complete lines yet
 
 
 class TailReader:
-    """The lines of one file, read as they come. What follows the last line break is left until its line is whole.
+    """Reads new lines of one file. An incomplete last line is left until it is complete.
 
     Args:
         path: the file; a missing one has no lines.
-        check: raises a StoreError for a record that is not acceptable.
-        most_bytes: about how much is read at a time, so that a long file does not hold up other work.
+        check: raises a StoreError for an invalid record.
+        most_bytes: about how many bytes to read at a time, so that a long file does not block other work.
     """
 
     def __init__(self, path: Path, check: Check = lambda record: None, most_bytes: int = 16 * _PART) -> None:
         self.path = path
-        self.bytes_read = 0  # in all, so that a test can prove that nothing is read twice
+        self.bytes_read = 0  # total, for tests
         self._check = check
         self._most_bytes = most_bytes
         self._inode: int | None = None
         self._offset = self._lines = self._seen_size = 0
 
     def news(self) -> NewLines:
-        """Return the lines that came since the last call, or the next part of them.
+        """Return the new lines since the last call, or the next part of them.
 
         Raises:
             StoreError: the file cannot be read, or a line is damaged; the message names it.
@@ -96,7 +96,7 @@ class TailReader:
                 size += len(part)
                 has_line = has_line or b"\n" in part
         self.bytes_read += size
-        # What was read counts as read only if none of its lines is damaged.
+        # Advance only if no line is damaged.
         offset, number, placed = self._offset, self._lines, []
         for line in b"".join(parts).split(b"\n")[:-1]:
             number += 1
@@ -114,7 +114,7 @@ Attempt = tuple[str, int]
 
 
 class GroupLines(NamedTuple):
-    """The stored lines of a group's episodes; of a large one those of a part of it."""
+    """The stored lines of a group's episodes, or of part of a large group."""
 
     size: int  # episodes of the whole group
     first: int  # index of the first of these
@@ -123,14 +123,14 @@ class GroupLines(NamedTuple):
 
 @dataclass(slots=True)
 class _Known:
-    """An episode by its latest attempt: what the page shows of it, and the number of its last change."""
+    """The latest attempt of an episode, and the number of its last change."""
 
     facts: EpisodeOutline
     change: int = 0
 
 
 class _ReadLines:
-    """The lines read from one set of files. It is discarded as a whole when one of them is replaced."""
+    """The lines read from one set of files; discarded when a file is replaced."""
 
     def __init__(self, path: Path) -> None:
         self.episodes = TailReader(path / "episodes.jsonl")
@@ -145,17 +145,17 @@ class _ReadLines:
 
 
 class WatchedRun:
-    """A run in memory. `look` may be called from any thread, one call after the other.
+    """A run in memory. `poll` may be called from any thread, but not concurrently.
 
     Raises:
-        ConfigError: it is a training run, which has no episodes.jsonl.
-        StoreError: its `run.json` is missing or damaged.
+        ConfigError: the run is a training run, which has no episodes.jsonl.
+        StoreError: `run.json` is missing or damaged.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.change = 0
-        """Grows with everything that is new."""
+        """Increases with each change."""
         self._lock = threading.RLock()
         self._header_is_from: tuple[int, int] | None = None
         self._memory = _ReadLines(path)
@@ -164,36 +164,36 @@ class WatchedRun:
 
     @property
     def epoch(self) -> str:
-        """Another one means that nothing that was sent before is valid."""
+        """A new epoch invalidates everything sent before."""
         return self._memory.epoch
 
     @property
     def pass_threshold(self) -> float:
-        """A score of at least this passes."""
+        """The lowest score that passes."""
         return self.header.pass_threshold
 
     @property
     def bytes_read(self) -> int:
-        """Of its lines, without those that are read again for an episode that is opened."""
+        """The bytes of lines read, without rereads for opened episodes."""
         return self._memory.episodes.bytes_read + self._memory.scores.bytes_read
 
     def poll(self) -> bool:
-        """Read what is new, or a bounded part of it."""
+        """Read new lines, or a bounded part of them."""
         with self._lock:
             try:
                 self._read_header()
                 return self._read_lines()
             except RewardKitError:
-                self._forget()  # or what stands before the damage would count as all there is
+                self._forget()  # otherwise the lines before the damage would count as complete
                 raise
 
     def poll_all(self) -> None:
-        """Read everything there is at present."""
+        """Read all present lines."""
         while not self.poll():
             continue
 
     def facts(self) -> RunFacts:
-        """The run as its page shows it, from memory alone."""
+        """Return the run's facts from memory."""
         with self._lock:
             latest = [known.facts for known in self._memory.known.values()]
             latest.sort(key=lambda facts: facts.place.offset if facts.place is not None else 0)
@@ -201,7 +201,7 @@ class WatchedRun:
             return RunFacts(self.path, self.header, finished, self._memory.earlier, len(latest) - len(finished))
 
     def changed_since(self, change: int) -> list[EpisodeOutline]:
-        """The episodes that are new or were scored after a change; what takes time is their number alone."""
+        """Return episodes that are new or were scored after a change; time depends on their number only."""
         with self._lock:
             changed = []
             for rollout_id in reversed(self._memory.by_change):
@@ -213,19 +213,19 @@ class WatchedRun:
             return changed[::-1]
 
     def beside(self, episodes: Iterable[EpisodeOutline]) -> list[EpisodeOutline]:
-        """Return all episodes of the samples and policies of these, as the table of samples needs them."""
+        """Return all episodes that share a sample and policy with these, for the sample table."""
         with self._lock:
             keys = dict.fromkeys((facts.row.sample_id, facts.row.policy) for facts in episodes)
             known = [self._memory.known[one].facts for key in keys for one in self._memory.rows[key]]
             return [facts for facts in known if not facts.row.is_unfinished]
 
     def group_lines(self, group_id: str, around: str | None = None) -> GroupLines:
-        """The stored lines of a group's episodes; of a large one the part in which an episode is."""
+        """Return the stored lines of a group's episodes, or of the part of a large group around an episode."""
         with self._lock:
             group = [self._memory.known[name].facts for name in self._memory.groups.get(group_id, ())]
             parts = split_groups([facts for facts in group if not facts.row.is_unfinished])
             if not parts:
-                raise ConfigError(f"no episode of group {group_id!r} is there yet")
+                raise ConfigError(f"group {group_id!r} has no episodes yet")
             named = (part for part in parts if around in {facts.row.rollout_id for facts in part.episodes})
             part, credit = next(named, parts[0]), self._index_credit()
             files = {name: self.path / f"{name}.jsonl" for name in ("episodes", "scores", "credit")}
@@ -240,18 +240,18 @@ class WatchedRun:
             return GroupLines(part.size, part.first, lines)
 
     def episode_lines(self, rollout_id: str) -> GroupLines:
-        """The stored lines of an episode and of those beside it in its group."""
+        """Return the stored lines of an episode and its neighbours in the group."""
         with self._lock:
             known = self._memory.known.get(rollout_id)
             if known is None or known.facts.row.is_unfinished:
-                raise ConfigError(f"episode {rollout_id!r} is not there yet")
+                raise ConfigError(f"episode {rollout_id!r} does not exist yet")
             return self.group_lines(known.facts.group_id, rollout_id)
 
     def _index_credit(self) -> Mapping[str, LineRange]:
-        """The lines of `credit.jsonl` by episode. The file is written as a whole, and so it is read."""
+        """Index `credit.jsonl` by episode; the file is written and read as a whole."""
         try:
             facts = (self.path / "credit.jsonl").stat()
-        except OSError:  # as good as not there
+        except OSError:  # treat as missing
             return {}
         is_from = (facts.st_ino, facts.st_size, facts.st_mtime_ns)
         if is_from != self._credit[0]:
@@ -259,7 +259,7 @@ class WatchedRun:
         return self._credit[1]
 
     def _read_lines(self) -> bool:
-        # Scores first: those that are there from the beginning need no line to be read a second time.
+        # Scores first, so that lines of episodes scored from the start are read once.
         memory = self._memory
         scores, episodes = memory.scores.news(), memory.episodes.news()
         if scores.is_new_file or episodes.is_new_file:
@@ -314,7 +314,7 @@ class WatchedRun:
 
 
 def _read(path: Path, place: LineRange | None) -> bytes:
-    """The bytes at a place of a file; nothing without a place."""
+    """Return the bytes of a line range; empty without one."""
     if place is None:
         return b""
     with wrap_os_errors("read", path), path.open("rb") as file:
@@ -322,13 +322,13 @@ def _read(path: Path, place: LineRange | None) -> bytes:
         return file.read(place.length)
 
 
-# All runs of a folder
+# All runs in a folder
 
 _END = 1 << 18
 
 
 def last_held_out(run: Path) -> float | None:
-    """The last score on held-out samples of the training run in a folder; None if the end of the file has none."""
+    """Return the last held-out score of a training run; None if the end of its metrics has none."""
     path = run / METRICS
     if not path.exists():
         return None
@@ -337,7 +337,7 @@ def last_held_out(run: Path) -> float | None:
         file.seek(max(0, size - _END))
         data = file.read()
     for line in reversed(data[: data.rfind(b"\n") + 1].split(b"\n")):
-        with contextlib.suppress(ValueError):  # the rest of a line whose begin was not read, or a damaged one
+        with contextlib.suppress(ValueError):  # a partial first line, or a damaged line
             record = json.loads(line)
             if isinstance(record, dict) and isinstance(score := record.get(HELD_OUT_SCORE), int | float):
                 return float(score)
@@ -347,22 +347,22 @@ def last_held_out(run: Path) -> float | None:
 SUMMARY = "summary.json"
 _FILES = (FILE, SUMMARY, "episodes.jsonl", "scores.jsonl", METRICS)
 _FOLDERS = (EPISODES,)
-"""Of files that a page reads."""
+"""Identifies the state of the files of a page."""
 _NOTE_LENGTH = 300
 _SHARE_OF_TIME = 0.05
 Signature = tuple[tuple[int, int, int] | None, ...]
 
 
 class RunRow(NamedTuple):
-    """A policy of a run in the table."""
+    """A row of the table of runs: a policy of a run."""
 
     run: str
     task: str
-    policy: str = ""  # of a training run: its progress
-    status: str = "unreadable"  # of the run; "killed" if no process has it open, "unreadable" if a file is damaged
+    policy: str = ""  # for training runs: the progress
+    status: str = "unreadable"  # "killed" if no process has the run open, "unreadable" if a file is damaged
     episodes: int | None = None
-    total: int | None = None  # expected, of all policies together
-    mean: float | None = None  # of a training run: the last held-out score
+    total: int | None = None  # expected episodes of all policies
+    mean: float | None = None  # for training runs: the last held-out score
     low: float | None = None  # of the 95% interval
     high: float | None = None
     cost: float | None = None
@@ -372,7 +372,7 @@ class RunRow(NamedTuple):
 
 @dataclass(slots=True)
 class _Entry:
-    """A run of the folder, as it was when its files had this signature."""
+    """A run of the folder, as of this signature of its files."""
 
     signature: Signature = ()
     rows: Sequence[RunRow] = ()
@@ -384,7 +384,7 @@ class _Entry:
 
 
 class RunCatalogue:
-    """The runs of a folder. Any thread may look and read; `held` keeps what it reads of one moment."""
+    """The runs of a folder, for use from any thread; `held` makes several reads consistent."""
 
     def __init__(self, folder: Path, only: str | None = None) -> None:
         self._folder = folder
@@ -392,41 +392,41 @@ class RunCatalogue:
         self._entries: dict[str, _Entry] = {}
         self._lock = threading.RLock()
         self.change = 0
-        """Grows when a row is another than before."""
+        """Increases when a row changes."""
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Inside the block no other thread looks, so that rows, names and `change` belong together."""
+        """Block polling by other threads, so that rows, names and `change` are consistent."""
         with self._lock:
             yield
 
     @property
     def rows(self) -> list[RunRow]:
-        """The rows, the newest run first, as they were at the last look."""
+        """Return the rows as of the last poll, newest run first."""
         with self._lock:
             rows = [row for entry in self._entries.values() for row in entry.rows]
         return sorted(rows, key=lambda row: (row.began, row.run), reverse=True)
 
     @property
     def title(self) -> str:
-        """The name of the folder, as a page shows it."""
+        """The displayed name of the folder."""
         return escape_text(self._only or self._folder.resolve().name, NAME_LENGTH)
 
     @property
     def names(self) -> list[str]:
-        """The names of the runs, as they are shown."""
+        """Return the displayed names of the runs."""
         with self._lock:
             return [escape_text(name, NAME_LENGTH) for name in self._entries]
 
     def changed_since(self, change: int) -> list[RunRow]:
-        """The rows of the runs of which one changed after that."""
+        """Return the rows of runs that changed after this number."""
         with self._lock:
             return [row for entry in self._entries.values() if entry.change > change for row in entry.rows]
 
     def run_path(self, name: str) -> Path | None:
         """Return the folder of a run; None if it is unknown.
 
-        A name never leads out of the folder, nor does a link in it, to a folder or to one of the files that are read.
+        Neither names nor links, to folders or to files, may lead out of the folder.
         """
         if self._only not in (None, name) or name in ("", ".", "..") or {"/", "\\", "\0"} & set(name):
             return None
@@ -435,12 +435,12 @@ class RunCatalogue:
         for folder in _FOLDERS:
             with contextlib.suppress(OSError), os.scandir(path / folder) as entries:
                 parts += [Path(entry.path) for entry in entries if entry.is_symlink()]
-        # Links that lead in a circle lead nowhere, and open nothing.
+        # Circular links open nothing.
         is_inside = all(root in Path(os.path.realpath(part)).parents for part in parts)
         return path if is_inside and (path / FILE).is_file() else None
 
     def poll(self) -> None:
-        """Read what changed in the folder since the last poll, a bounded part of it for each run."""
+        """Read changes in the folder since the last poll, a bounded part for each run."""
         with self._lock:
             names = [self._only] if self._only is not None else []
             if self._only is None:
@@ -460,7 +460,7 @@ class RunCatalogue:
                 return
             entry = self._entries.setdefault(name, _Entry())
             entry.is_open = is_open_elsewhere(path)
-        # Trying the lock of a run that is not open takes it for a moment, so it is done only after a change.
+        # Testing a run's lock briefly takes it, so test only after a change.
         elif entry.is_open and not is_open_elsewhere(path):
             entry.is_open = False
         elif entry.watch is None:
@@ -483,7 +483,7 @@ class RunCatalogue:
             self.change += 1
 
     def _rows_of(self, path: Path, entry: _Entry) -> Sequence[RunRow] | None:
-        """Return the rows of a run; None if they are to be made later."""
+        """Return the rows of a run; None to compute them later."""
         header = RunHeader.read(path)
         known = RunRow(
             run=path.name,
@@ -503,7 +503,7 @@ class RunCatalogue:
         return self._counted(path, entry, known)
 
     def _counted(self, path: Path, entry: _Entry, known: RunRow) -> Sequence[RunRow] | None:
-        """The figures of what is there, from memory, and no more often than that they take a twentieth of the time."""
+        """Compute figures from memory, using at most a twentieth of the time."""
         watch = entry.watch = entry.watch or WatchedRun(path)
         is_all = watch.poll()
         began_s, state = time.monotonic(), (watch.change, known)
@@ -520,7 +520,7 @@ class RunCatalogue:
 
 
 def _signature(path: Path) -> Signature:
-    """The state of the files, which changes when one of them does."""
+    """Return a value that changes when one of the files changes."""
     states: list[tuple[int, int, int] | None] = []
     for name in _FILES:
         try:

@@ -1,4 +1,4 @@
-"""The server of `reward-kit view`: on the loopback address alone, read-only, for those who have the token."""
+"""The server of `reward-kit view`: loopback only, read-only, protected by a token."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ _COLUMNS = (
 )
 Event = tuple[str, Mapping[str, Any]]
 EventSource = Callable[[str], Awaitable[tuple[str, list[Event]]]]
-"""From the mark of what a page knows to the current mark, and the events since then: names with their data."""
+"""Maps a page's mark to the current mark and the events since then, as names with data."""
 
 
 @asynccontextmanager
 async def serving(catalogue: RunCatalogue, port: int = 0, access: Access | None = None) -> AsyncIterator[str]:
-    """Serve the runs of a catalogue inside the block."""
+    """Serve the runs of a catalogue inside the block; yield the address."""
     access = access or Access()
     app = web.Application()
     access.install(app)
@@ -95,7 +95,7 @@ async def serving(catalogue: RunCatalogue, port: int = 0, access: Access | None 
 
 
 class _Viewer:
-    """The handlers of one server; its streams of events end with `ending`."""
+    """The handlers of one server; `ending` ends its event streams."""
 
     def __init__(self, catalogue: RunCatalogue) -> None:
         self.ending = anyio.Event()
@@ -114,14 +114,14 @@ class _Viewer:
 
     async def index_events(self, request: web.Request) -> web.StreamResponse:
         def poll(mark: str) -> tuple[str, list[Event]]:
-            # A client that disconnects releases `_looking` while the thread still looks, so the catalogue is held too.
+            # A disconnecting client releases `_looking` while the thread still polls, so hold the catalogue too.
             with self._catalogue.held():
                 self._catalogue.poll()
                 now, known = self._catalogue.change, int(mark) if mark.isdecimal() else -1
-                if not 0 <= known <= now:  # of another start of the server
+                if not 0 <= known <= now:  # from another start of the server
                     return str(now), [("reload", {})]
                 changed = [_cells(row) for row in self._catalogue.changed_since(known)]
-                # With the names of all runs, of which some may have gone.
+                # With the names of all runs, since some may have been removed.
                 return str(now), [("rows", {"changed": changed, "all": self._catalogue.names})] if known < now else []
 
         async def news(mark: str) -> tuple[str, list[Event]]:
@@ -162,7 +162,7 @@ class _Viewer:
             return web.Response(body=text, content_type="text/plain", charset="utf-8")
 
     async def _stream(self, request: web.Request, news: EventSource) -> web.StreamResponse:
-        """Send a page its news until it hangs up, a file is damaged, or the server ends."""
+        """Send events to a page until it disconnects, a file is damaged, or the server ends."""
         mark = request.headers.get("Last-Event-ID") or request.query.get("since", "")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -176,7 +176,7 @@ class _Viewer:
                 except (ConfigError, StoreError) as error:
                     events, is_damaged = [("trouble", {"message": _message(error)})], True
                 silent = 0 if events else silent + 1
-                if silent % _ALIVE_EVERY == _ALIVE_EVERY - 1:  # so that a page that is gone is noticed
+                if silent % _ALIVE_EVERY == _ALIVE_EVERY - 1:  # to notice closed pages
                     events = [("alive", {})]
                 for name, data in events:
                     # JSON has no line breaks, so its data is one line.
@@ -195,7 +195,7 @@ def _html(text: str) -> web.Response:
 
 @contextlib.contextmanager
 def _refusals(kind: str) -> Iterator[None]:
-    """Answer an error with its reason: as a page ("text/html") or as a sentence ("text/plain")."""
+    """Answer errors with their message, as a page ("text/html") or as text ("text/plain")."""
     try:
         with boundary(StoreError, "this page cannot be shown"):
             yield
@@ -209,7 +209,7 @@ def _refusals(kind: str) -> Iterator[None]:
 
 
 def _index_page(catalogue: RunCatalogue) -> str:
-    """Return the table of runs, as it was at the last look."""
+    """Return the table of runs as of the last poll."""
     cells = [_cells(row) for row in catalogue.rows]
     table = DataTable("runs", "Runs", _COLUMNS, cells, key=2).with_choices("task", "policy", "status")
     script = bundle(("base.js", "tables.js", "events.js")) + _mark_script(str(catalogue.change)) + asset("index.js")
@@ -228,12 +228,12 @@ def _cells(row: RunRow) -> list[Cell]:
 
 
 def _live_script(mark: str) -> str:
-    """Return the script by which a page updates itself from a mark on."""
+    """Return the script that updates a page from a mark on."""
     return _mark_script(mark) + bundle(("events.js", "live.js"))
 
 
 def _mark_script(mark: str) -> str:
-    """The state that a page has: digits, letters and dashes."""
+    """Return the script with a page's mark: digits, letters and dashes."""
     return f'RK.mark = "{mark}";\n'
 
 
@@ -245,7 +245,7 @@ def _quoted(name: str) -> str:
     return quote(name, safe="", errors="surrogateescape")
 
 
-# Runs whose pages are open
+# Open runs
 
 
 @dataclass(slots=True)
@@ -263,12 +263,12 @@ class _Shown:
         return f"{self.watch.epoch}-{self.watch.change}"
 
     def text(self, group: GroupLines) -> bytes:
-        """The lines of a group as the page's script reads them, with a line on the group before them."""
+        """Return the lines of a group for the page's script, with a line about the group before them."""
         return b'G{"size":%d,"first":%d}\n' % (group.size, group.first) + group_text(group.lines, self.fitter)
 
 
 class _OpenRuns:
-    """The runs that are in memory, and the pages of training runs, the ones used last."""
+    """Recently used runs in memory, and pages of training runs."""
 
     def __init__(self, catalogue: RunCatalogue) -> None:
         self._catalogue = catalogue
@@ -277,7 +277,7 @@ class _OpenRuns:
         self._lock = threading.Lock()
 
     def page(self, name: str) -> str:
-        """Return the page of a run as it is now."""
+        """Return the current page of a run."""
         path = self._run_path(name)
         if _is_training(path):
             return self._training_page(path)
@@ -287,7 +287,7 @@ class _OpenRuns:
             return run_page(run.watch.facts(), served(path), _live_script(run.mark))
 
     def figures(self, name: str) -> str:
-        """Return the page without the rows of its tables, from which an open page takes its figures."""
+        """Return the page without table rows, to update the figures of an open page."""
         path = self._run_path(name)
         if _is_training(path):
             return self._training_page(path)
@@ -300,7 +300,7 @@ class _OpenRuns:
             return run.figures
 
     def news(self, name: str, mark: str) -> tuple[str, list[Event]]:
-        """The events after a mark that a page has."""
+        """Return the events after a page's mark."""
         path = self._run_path(name)
         if _is_training(path):
             return (now := training_mark(path)), [("figures", {})] if now != mark else []
@@ -319,12 +319,12 @@ class _OpenRuns:
             return now, [*([rows] if changed else []), ("figures", {})]
 
     def episode(self, name: str, rollout_id: str) -> bytes:
-        """The stored lines of an episode and of its group, as the page's script reads them."""
+        """Return the stored lines of an episode's group for the page's script."""
         run = self._ready(name)
         return run.text(run.watch.episode_lines(_decoded(rollout_id)))
 
     def group(self, name: str, group_id: str, around: str | None) -> bytes:
-        """The same of a group, of a large one the part around an episode."""
+        """Return the stored lines of a group, or of the part of a large group around an episode."""
         run = self._ready(name)
         return run.text(run.watch.group_lines(_decoded(group_id), _decoded(around) if around is not None else None))
 
@@ -352,7 +352,7 @@ class _OpenRuns:
             return known
 
     def _training_page(self, run: Path) -> str:
-        """The page of a training run, made again if a file of it changed."""
+        """Return the page of a training run, rebuilt if a file changed."""
         with self._lock:
             mark = training_mark(run)
             if run not in self._training or self._training[run][0] != mark:
@@ -367,7 +367,7 @@ class _OpenRuns:
 def training_mark(run: Path) -> str:
     """Return the state of the files of a training run, as digits and dashes.
 
-    A file in the folder of episodes is put there as a whole, so the folder's own time changes with it.
+    Files are moved into the folder of episodes as a whole, so the folder's modification time covers them.
     """
     parts = []
     for name in (FILE, METRICS, SUMMARY, EPISODES):

@@ -1,20 +1,20 @@
-"""Checkpoints of a training run, and batches kept for study: folders that are whole or absent, without pickle.
+"""Checkpoints of a training run, and batches kept for study: folders that are complete or absent, without pickle.
 
     checkpoints/step-000123/
-      model/             weights, configuration and tokenizer in the format of `transformers`, if a model is given
+      model/             weights, configuration and tokenizer in the format of `transformers`, if a model is saved
       state.safetensors  the arrays of the state …
       state.json         … and the rest of it
-      manifest.json      step, score, facts, and size and SHA-256 of every file; written last
+      manifest.json      step, score, facts, and the size and SHA-256 of every file; written last
 
 One process writes to a folder of checkpoints. A state is a tree of dicts, lists, tuples, numbers, texts, None, tensors
 and NumPy arrays, such as the `state_dict` of an optimizer or `random.getstate()`; it comes back bit for bit. In the
-JSON, an object with one key that begins with "$" is a value that JSON has no form for:
+JSON, an object whose single key begins with "$" is a value that JSON cannot express:
 
-    {"$tensor": "3"}      the tensor of this name in the safetensors file
-    {"$array": "4"}       an array of NumPy
+    {"$tensor": "3"}      the tensor with this name in the safetensors file
+    {"$array": "4"}       a NumPy array
     {"$scalar": "5"}      a NumPy number
     {"$tuple": […]}
-    {"$dict": [[k, v]…]}  a dict whose keys are not all texts, or one of which begins with "$"
+    {"$dict": [[k, v]…]}  a dict with a key that is not a text or begins with "$"
     {"$float": "nan"}     also "inf" and "-inf"
     {"$objects": […]}     an array (B,) of any objects
     {"$allowed_ids": …}   the ids that a constraint allowed at the tokens of a row
@@ -94,14 +94,14 @@ class Checkpoint:
 
 
 class DamagedCheckpoint(NamedTuple):
-    """A folder with a checkpoint's name that is damaged, and the reason."""
+    """A damaged folder named like a checkpoint, and the reason."""
 
     path: Path
     reason: str
 
 
 class LatestCheckpoint(NamedTuple):
-    """The newest whole checkpoint, if there is one, and the newer ones that are torn."""
+    """The newest complete checkpoint, if there is one, and newer damaged ones."""
 
     path: Path | None
     torn: list[DamagedCheckpoint]
@@ -120,20 +120,20 @@ def save_checkpoint(
     """Write `folder/step-000123`, replace an existing one, and remove the remains of earlier kills.
 
     Args:
-        folder: the checkpoints of one run.
-        step: the training step after which it is made, from 0.
+        folder: holds the checkpoints of one run.
+        step: the number of the last training step, from 0.
         state: everything that the trainer needs to continue, a tree as in the module's docstring.
         model: the weights, for other programs to load; without it they belong in `state`.
         tokenizer: saved with the model.
-        score: of the policy; more is better. `prune` keeps the best.
+        score: of the policy; higher is better. `prune` keeps the best.
         facts: counters and similar; plain JSON.
 
     Raises:
-        ConfigError: the state holds something of another kind.
+        ConfigError: the state holds a value of another type.
         StoreError: it cannot be written; earlier checkpoints stay.
     """
     if step < 0:
-        raise ConfigError(f"step counts from 0; got {step}")
+        raise ConfigError(f"step must be at least 0, got {step}")
     for left in [path for end in (PART, OLD) for path in folder.glob(f".*{end}")]:
         shutil.rmtree(left, ignore_errors=True)
         logger.info("removed %s, left by a killed process", left)
@@ -150,7 +150,7 @@ def save_checkpoint(
         try:
             text = json.dumps({"schema_version": SCHEMA_VERSION, **known, "files": files}, indent=1, allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"score and facts of a checkpoint are plain JSON with finite numbers: {error}") from error
+            raise ConfigError(f"score and facts must be plain JSON with finite numbers: {error}") from error
         (part / MANIFEST).write_text(text, encoding="utf-8")
     return path
 
@@ -161,7 +161,7 @@ def _fingerprint(path: Path) -> dict[str, Any]:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint; a torn one raises `StoreError`."""
+    """Read a checkpoint; a damaged one raises `StoreError`."""
     manifest = verify_checkpoint(path)
     return Checkpoint(path, manifest["step"], read_tree(path, "state"), manifest["score"], manifest["facts"])
 
@@ -184,22 +184,22 @@ def _manifest(folder: Path) -> dict[str, Any]:
     manifest = read_json(file)
     version, files, score = manifest.get("schema_version"), manifest.get("files"), manifest.get("score")
     if version != SCHEMA_VERSION:
-        raise StoreError(f"{file}: schema_version is {version}, and this release reads {SCHEMA_VERSION}")
+        raise StoreError(f"{file}: schema_version is {version}, but this release reads {SCHEMA_VERSION}")
     has_files = isinstance(files, dict) and {"state.json", "state.safetensors"} <= files.keys()
     has_score = score is None or isinstance(score, int | float)
     if not (has_files and has_score and {"step", "score", "facts"} <= manifest.keys()):
-        raise StoreError(f"{file} is not a manifest of a checkpoint")
+        raise StoreError(f"{file} is not a checkpoint manifest")
     return manifest
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """All folders with a checkpoint's name, oldest first, torn ones included."""
+    """All folders named like checkpoints, oldest first, damaged ones included."""
     steps = {int(match[1]): path for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))}
     return [steps[step] for step in sorted(steps)]
 
 
 def latest(folder: Path) -> LatestCheckpoint:
-    """Find the newest whole checkpoint; newer torn ones are returned and logged."""
+    """Find the newest complete checkpoint; newer damaged ones are returned and logged."""
     torn: list[DamagedCheckpoint] = []
     for path in reversed(checkpoints(folder)):
         if (reason := _find_damage(path)) is None:
@@ -209,7 +209,7 @@ def latest(folder: Path) -> LatestCheckpoint:
 
 
 def best(folder: Path) -> Path | None:
-    """Find the whole checkpoint with the highest score, of equals the oldest."""
+    """Find the complete checkpoint with the highest score; on a tie the oldest."""
     scores = {}
     for path in checkpoints(folder):
         with suppress(StoreError):  # `latest` reports it
@@ -220,19 +220,19 @@ def best(folder: Path) -> Path | None:
 
 
 def _find_damage(path: Path) -> str | None:
-    """Log and return why a checkpoint cannot be used; None if it is whole."""
+    """Log and return why a checkpoint cannot be used; None if it is complete."""
     try:
         verify_checkpoint(path)
     except StoreError as error:
-        logger.warning("checkpoint %s is torn and not used: %s", path, error)
+        logger.warning("checkpoint %s is damaged and not used: %s", path, error)
         return str(error)
     return None
 
 
 def prune(folder: Path, *, keep: int) -> list[Path]:
-    """Remove all checkpoints but the newest `keep`, the newest whole one and the best; return the removed ones."""
+    """Remove all but the newest `keep` checkpoints, the newest complete one and the best; return the removed ones."""
     if keep < 1:
-        raise ConfigError(f"keep is at least 1; got {keep}")
+        raise ConfigError(f"keep must be at least 1, got {keep}")
     kept = {*checkpoints(folder)[-keep:], best(folder), latest(folder).path}
     removed = [path for path in checkpoints(folder) if path not in kept]
     for path in removed:
@@ -240,7 +240,7 @@ def prune(folder: Path, *, keep: int) -> list[Path]:
             if path.is_symlink():
                 path.unlink()
                 continue
-            # Renamed first, so that a kill leaves no part of it under its name.
+            # Renamed first, so that a kill leaves no partial folder under this name.
             old = _hidden(path, OLD)
             path.rename(old)
             shutil.rmtree(old)
@@ -272,10 +272,10 @@ class StudyBatch(NamedTuple):
 
 
 def save_batch_for_study(folder: Path, rows: TokenBatch, facts: Mapping[str, Any]) -> Path:
-    """Keep the rows on which a loss or a gradient was not finite, in a new folder `study-000`, `study-001`, ….
+    """Keep rows with a loss or gradient that was not finite in a new folder `study-000`, `study-001`, ….
 
-    Objects other than numbers, texts and arrays are kept as texts. `facts` are such as step, loss, and names of
-    parameters without finite gradients; their numbers need not be finite. Raises `StoreError` if it cannot be written.
+    Objects other than numbers, texts and arrays are kept as texts. `facts` may hold step, loss, and names of
+    parameters without finite gradients; their numbers need not be finite. Raises `StoreError` on a failed write.
     """
     numbers = [int(match[1]) for path in folder.glob("study-*") if (match := _STUDY_NAME.fullmatch(path.name))]
     path = folder / f"study-{max(numbers, default=-1) + 1:03d}"
@@ -286,18 +286,18 @@ def save_batch_for_study(folder: Path, rows: TokenBatch, facts: Mapping[str, Any
 
 
 def load_batch_for_study(path: Path) -> StudyBatch:
-    """Read the rows that `save_batch_for_study` kept; `StoreError` if they cannot be read."""
+    """Read the rows that `save_batch_for_study` kept; raise `StoreError` if they cannot be read."""
     tree = read_tree(path, "batch")
     return StudyBatch(TokenBatch(tree["batch"], tree["others"], tree["meta_info"]), tree["facts"])
 
 
 @contextmanager
 def atomic_folder(path: Path, *, is_private: bool = False) -> Iterator[Path]:
-    """Open a folder to write into, which replaces `path` at the end of the block; an error leaves `path` as it was.
+    """Open a folder to write into that replaces `path` at the end of the block; an error leaves `path` unchanged.
 
     If `path` is a symbolic link, its target is replaced. A kill leaves the old folder or the new one, and perhaps a
-    hidden one beside it. Everything is flushed to disk before the folder has its name. Only its owner may read a
-    private one.
+    hidden one beside it. Everything is flushed to disk before the folder is renamed. A private folder is readable by
+    its owner only.
     """
     path = Path(os.path.realpath(path))
     make = make_private_folder if is_private else Path.mkdir
@@ -310,7 +310,7 @@ def atomic_folder(path: Path, *, is_private: bool = False) -> Iterator[Path]:
             if is_private:
                 make_private(part)
             _flush(*sorted(part.rglob("*")), part)
-            # A folder with files in it cannot be renamed over, so the old one steps aside first.
+            # A rename cannot replace a non-empty folder, so the old one is moved aside first.
             old = _hidden(path, OLD)
             if is_replaced := path.exists():
                 path.rename(old)
@@ -333,7 +333,7 @@ def _hidden(path: Path, end: str) -> Path:
 
 def _flush(*paths: Path) -> None:
     for path in paths:
-        if path.is_dir() and os.name == "nt":  # folders cannot be opened there, and need not be
+        if path.is_dir() and os.name == "nt":  # folders cannot be opened on Windows, and need not be
             continue
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -356,7 +356,7 @@ Tensors = dict[str, torch.Tensor]
 def write_tree(folder: Path, name: str, tree: Any, *, as_text: bool = False) -> None:
     """Write a tree as `name.safetensors` and `name.json`; a tensor that occurs twice is written once.
 
-    An object of another kind raises `ConfigError` with its position, or is kept as text with `as_text`.
+    An object of another type raises `ConfigError` with its position, or is kept as text with `as_text`.
     """
     tensors: Tensors = {}
     plain = _Writer(tensors, as_text).plain(tree, name)
@@ -379,7 +379,7 @@ class _Writer:
     def __init__(self, tensors: Tensors, as_text: bool) -> None:
         self._tensors, self._as_text = tensors, as_text
         self._names: dict[tuple[Any, ...], str] = {}
-        # While these live, no other tensor gets their addresses.
+        # Keeps them alive, so that no other tensor gets their addresses.
         self._kept: list[torch.Tensor] = []
         self._storages: set[int] = set()
 
@@ -404,7 +404,7 @@ class _Writer:
         if self._as_text:
             return {"$text": repr(value)}
         raise ConfigError(
-            f"{where} is {type_name(value)}, which a checkpoint cannot hold; give numbers, texts or arrays"
+            f"{where} is {type_name(value)}, which a checkpoint cannot hold; use numbers, texts or arrays"
         )
 
     def _tensor(self, value: torch.Tensor) -> str:
@@ -414,7 +414,7 @@ class _Writer:
             return self._names[key]
         name = self._names[key] = str(len(self._tensors))
         dense = tensor.cpu().contiguous()
-        # Safetensors takes no two tensors of one memory, and none that is a part of a larger one.
+        # Safetensors refuses tensors that share memory, and views of larger ones.
         storage = dense.untyped_storage()
         if storage.data_ptr() in self._storages or storage.nbytes() != dense.numel() * dense.element_size():
             dense = dense.clone()

@@ -1,24 +1,24 @@
 """Losses as pure functions on (B,T) tensors, padded or packed, that read only tokens whose `loss_mask` is 1.
 
-Arguments that they share:
+Shared arguments:
 
-    logprobs_BT      of the policy being trained; the only input that gets a gradient
-    old_logprobs_BT  of the policy that sampled, or of the same policy before the update
+    logprobs_BT      under the policy in training; the only input with a gradient
+    old_logprobs_BT  under the policy that sampled, or the same policy before the update
     advantages_BT    one per token
     loss_mask_BT     1 for a token that takes part
     clip_low         how far below 1 a ratio may be pushed; 1 means unlimited
     clip_high        how far above
     weights_BT       a factor per token, such as `truncated_importance_weights`; None: 1
     aggregation      how the tokens' losses become one
-    global_batch     the counts of all micro-batches; None: these rows are all
-    sequence_ids_BT  which sequence a token belongs to, for packed rows; None: its row
+    global_batch     the counts of all micro-batches; None: of these rows alone
+    sequence_ids_BT  the sequence that a token belongs to, for packed rows; None: its row
 
-Each returns a `Loss` with its diagnostics, and raises `ConfigError` if an option is unknown or out of range, or shapes
-differ. Formulas are per token t; sg stops the gradient. `_N` counts the tokens that take part, in order, and `_Q` the
-sequences that have such a token.
+Each function returns a `Loss` with its diagnostics, and raises `ConfigError` if an option is unknown or out of range,
+or shapes differ. Formulas are per token t; sg stops the gradient. The axis `_N` is the tokens that take part, in
+order, and `_Q` the sequences with at least one of them.
 
-Divisors are counts of the whole batch (`GlobalBatch`), so that the losses of micro-batches add up to the loss of the
-whole, however it is split. Diagnostics are kept as sums and counts for the same reason.
+Divisors are counts of the whole batch (`GlobalBatch`), so the losses of micro-batches add up to the loss of the batch
+however it is split. Diagnostics are kept as sums and counts for the same reason.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = [
     "within_cap",
 ]
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-"""The way (N,) losses become one: the mean over tokens, or the mean over sequences of each one's sum, mean, or sum
+"""How (N,) losses are reduced: the mean over tokens, or the mean over sequences of the sequence's sum, mean, or sum
 divided by a constant length (`GlobalBatch.norm_length`)."""
 BeyondCap = Literal["exclude", "truncate"]
 Level = Literal["token", "sequence"]
@@ -67,13 +67,13 @@ KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
 MAX_LOG_RATIO = 20.0
 """Log-ratios are cut to ±20: exp(20) is far outside any clip range, and its square is finite in float32."""
 _LEAST = 1e-12
-"""A divisor for when nothing takes part: 0 / 1e-12 is 0. Counts per process may well be below 1."""
+"""The divisor if nothing takes part: 0 / 1e-12 is 0. Counts per process may be below 1."""
 
 
 def _check_above_0(name: str, number: object) -> None:
     check_number(name, number, 0.0)
     if number == 0.0:
-        raise ConfigError(f"{name} is above 0; got 0")
+        raise ConfigError(f"{name} must be above 0, got 0")
 
 
 # Tokens, batches and diagnostics
@@ -81,16 +81,16 @@ def _check_above_0(name: str, number: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GlobalBatch:
-    """The divisors of losses: counts over all rows of one optimizer step, however many micro-batches they lie on.
+    """The divisors of losses: counts over all rows of one optimizer step, across its micro-batches.
 
     If gradients are averaged over processes instead of summed, give the counts of all processes divided by the number
     of processes.
 
     Attributes:
-        tokens: how many take part.
-        sequences: how many have a token that takes part. A sequence lies in one micro-batch.
-        norm_length: the divisor of "seq-mean-token-sum-norm": a constant of the run, such as the longest completion
-            allowed.
+        tokens: number of tokens that take part.
+        sequences: number of sequences with such a token. A sequence lies in one micro-batch.
+        norm_length: the divisor of "seq-mean-token-sum-norm": a constant of the run, such as the maximum completion
+            length.
 
     Raises:
         ConfigError: a count is negative or not finite, or the length is not above 0.
@@ -110,45 +110,45 @@ class GlobalBatch:
     def of(
         cls, loss_mask_BT: Tensor, sequence_ids_BT: Tensor | None = None, *, norm_length: float | None = None
     ) -> GlobalBatch:
-        """Count rows that are at hand as a whole; for the arguments see `MaskedTokens` and the class."""
+        """Count rows that are all in memory; for the arguments see `MaskedTokens` and the class."""
         tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
         return cls(tokens.count, tokens.sequences, norm_length)
 
 
 class MaskedTokens:
-    """The tokens that take part in a loss. They are picked out first; values elsewhere, NaN included, are never read.
+    """The tokens that take part in a loss. They are selected first; values elsewhere, NaN included, are never read.
 
     Args:
         loss_mask_BT: 1 for a token that takes part.
-        sequence_ids_BT: integers; tokens of one id are one sequence, in any rows, as with `row_ids` of a packed batch.
-            None: each row is a sequence.
+        sequence_ids_BT: integers; tokens with the same id form a sequence, in any rows, like `row_ids` of a packed
+            batch. None: each row is a sequence.
 
     Raises:
-        ConfigError: shapes differ, the mask has not two axes or holds other numbers than 0 and 1, or ids are not
-            integers.
+        ConfigError: shapes differ, the mask does not have two axes or holds numbers other than 0 and 1, or ids are
+            not integers.
     """
 
     def __init__(self, loss_mask_BT: Tensor, sequence_ids_BT: Tensor | None = None) -> None:
         _check_tensor("loss_mask", loss_mask_BT)
         if loss_mask_BT.dim() != 2:
-            raise ConfigError(f"loss_mask has the axes row and token; got the shape {tuple(loss_mask_BT.shape)}")
+            raise ConfigError(f"loss_mask must have the axes row and token, got the shape {tuple(loss_mask_BT.shape)}")
         self.shape = loss_mask_BT.shape
         self.indices_N = loss_mask_BT.reshape(-1).nonzero().squeeze(1)
         self.count = len(self.indices_N)
         if loss_mask_BT.is_floating_point() and (loss_mask_BT.reshape(-1)[self.indices_N] != 1.0).any():
-            raise ConfigError("loss_mask is 0 or 1; factors of tokens are weights_BT")
+            raise ConfigError("loss_mask must be 0 or 1; pass factors per token as weights_BT")
         self._sequence_ids_BT = sequence_ids_BT
         if sequence_ids_BT is not None:
             self._check_shape("sequence_ids", sequence_ids_BT)
             if sequence_ids_BT.is_floating_point():
-                raise ConfigError(f"sequence_ids are integers; got {sequence_ids_BT.dtype}")
+                raise ConfigError(f"sequence_ids must be integers, got {sequence_ids_BT.dtype}")
 
     def _check_shape(self, name: str, values: Tensor) -> None:
         # A (B,) or (B,1) tensor would be broadcast silently.
         _check_tensor(name, values)
         if values.shape != self.shape:
             raise ConfigError(
-                f"{name} has the shape {tuple(values.shape)}, loss_mask {tuple(self.shape)}; give one each"
+                f"{name} has the shape {tuple(values.shape)}, but loss_mask {tuple(self.shape)}; they must be equal"
             )
 
     def pick(self, name: str, values_BT: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ class MaskedTokens:
         return values_N.to(torch.promote_types(values_N.dtype, torch.float32))
 
     def weighted(self, values_N: Tensor, weights_BT: Tensor | None) -> Tensor:
-        """Multiply by a factor per token, which gets no gradient; None: 1."""
+        """Multiply by a factor per token, without a gradient; None: 1."""
         return values_N if weights_BT is None else values_N * self.pick("weights", weights_BT).detach()
 
     def total(self) -> Statistic:
@@ -198,7 +198,7 @@ class MaskedTokens:
         """Return the share of these tokens' losses in the loss of the whole batch; 0 if no token takes part."""
         check_choice("aggregation", aggregation, get_args(Aggregation))
         if whole is not None and self.count and not (whole.tokens and whole.sequences):
-            raise ConfigError(f"global_batch counts all rows of the step, and here {self.count} tokens; got {whole}")
+            raise ConfigError(f"global_batch must count the {self.count} tokens of these rows too, got {whole}")
         if aggregation == "token-mean":
             return values_N.sum() / max(whole.tokens if whole else self.count, _LEAST)
         summands = self.sequence_means(values_N) if aggregation == "seq-mean-token-mean" else values_N
@@ -212,22 +212,22 @@ class MaskedTokens:
 
 def _check_tensor(name: str, values: object) -> None:
     if not isinstance(values, Tensor):
-        raise ConfigError(f"{name} is a tensor; got {type_name(values)}")
+        raise ConfigError(f"{name} must be a tensor, got {type_name(values)}")
 
 
 Kind = Literal["total", "mean", "min", "max", "effective"]
 
 
 class Statistic(NamedTuple):
-    """One diagnostic in a form that merges.
+    """One diagnostic in a form that can be merged.
 
     The detached parts are, by kind:
 
         total: (amount,), added
         mean: (sum, count), each added
         min, max: (extreme,); +inf or -inf without values
-        effective: (sum of weights, sum of their squares), each added; the effective sample size of Kish, sum² / sum of
-            squares, is the number of equal weights that would be as good
+        effective: (sum of weights, sum of their squares), each added; Kish's effective sample size, sum² / sum of
+            squares, is the number of equal weights with the same variance
     """
 
     kind: Kind
@@ -242,14 +242,14 @@ class Statistic(NamedTuple):
         return self.parts[0] if self.is_known() else torch.full_like(self.parts[0], torch.nan)
 
     def is_known(self) -> bool:
-        """Return True if there were any values. NaN that came from a NaN is known."""
+        """Return True if there were any values. A NaN computed from a NaN is known."""
         if self.kind in ("min", "max"):
             return self.parts[0].item() != (torch.inf if self.kind == "min" else -torch.inf)
         return self.kind == "total" or self.parts[1].item() != 0.0
 
 
 class Diagnostics(Mapping[str, Tensor]):
-    """Scalars by name, NaN without values. `a | b` has the names of both, with the value of `b` for a common one."""
+    """Scalars by name, NaN without values. `a | b` has the names of both; for a shared name the value of `b`."""
 
     def __init__(self, statistics: Mapping[str, Statistic]) -> None:
         self.statistics = dict(statistics)
@@ -270,7 +270,7 @@ class Diagnostics(Mapping[str, Tensor]):
         return f"Diagnostics({self.floats()})"
 
     def floats(self) -> dict[str, float]:
-        """The known ones as numbers, for a log."""
+        """The known diagnostics as numbers, for a log."""
         return {name: one.value().item() for name, one in self.statistics.items() if one.is_known()}
 
 
@@ -285,7 +285,7 @@ def merge_diagnostics(parts: Sequence[Diagnostics]) -> Diagnostics:
     """Merge the diagnostics of micro-batches or processes into those of all rows; a name may be missing in some.
 
     Raises:
-        ConfigError: one name stands for diagnostics of different kinds.
+        ConfigError: a name has diagnostics of different kinds.
     """
     merged: dict[str, Statistic] = {}
     for part in parts:
@@ -294,7 +294,7 @@ def merge_diagnostics(parts: Sequence[Diagnostics]) -> Diagnostics:
                 merged[name] = one
                 continue
             if one.kind != earlier.kind:
-                raise ConfigError(f"{name} is a {earlier.kind} here and a {one.kind} there; it cannot be merged")
+                raise ConfigError(f"{name} is a {earlier.kind} in one part, a {one.kind} in another")
             combine = {"min": torch.minimum, "max": torch.maximum}.get(one.kind, torch.add)
             merged[name] = Statistic(one.kind, combine(earlier.parts, one.parts))
     return Diagnostics(merged)
@@ -329,7 +329,7 @@ def effective_size_statistic(weights_N: Tensor) -> Statistic:
 
 
 class ClipRange(NamedTuple):
-    """The distances a ratio may be pushed from 1, and the factor c of the dual clip, or None."""
+    """Limits on how far a ratio may move from 1, and the factor c of the dual clip, or None."""
 
     low: float
     high: float
@@ -342,7 +342,7 @@ class ClipRange(NamedTuple):
         if self.dual is not None:
             check_number("dual_clip", self.dual)
             if not self.dual > 1.0:
-                raise ConfigError(f"dual_clip is above 1; got {self.dual:g}")
+                raise ConfigError(f"dual_clip must be above 1, got {self.dual:g}")
         return self
 
 
@@ -370,7 +370,7 @@ def ppo_clip_loss(
         dual_clip: bounds the loss of a token with a negative advantage whose ratio has grown; None: no bound.
 
     Returns:
-        The loss with `clip_fraction_low` and `clip_fraction_high`, the shares of tokens held back by either bound;
+        The loss with `clip_fraction_low` and `clip_fraction_high`, the shares of tokens clipped at each bound;
         `clip_fraction`, both; `clip_fraction_dual`; `ratio_min`, `ratio_max`, `ratio_mean` and `effective_sample_size`
         (Σr)² / Σr²; `approx_kl`, the mean of r - 1 - log r, and `approx_kl_k1`, the mean of -log r (Schulman 2020,
         "Approximating KL divergence"); `tokens`.
@@ -403,9 +403,9 @@ def gspo_loss(
         r_t = sg[s_i] exp(logprobs_t - sg[logprobs_t])     the value s_i with the gradient s_i ∇logprobs_t
         L_t = max(-A_t r_t, -A_t clip(r_t, 1 - clip_low, 1 + clip_high))
 
-    If all tokens of a sequence share one advantage and the aggregation is the default, value and gradient are those of
-    the loss of whole sequences. The diagnostics are those of `ppo_clip_loss` without the dual clip's; `ratio_…` and
-    `effective_sample_size` are over sequences.
+    If all tokens of a sequence share one advantage and the aggregation is the default, value and gradient equal those
+    of the loss over whole sequences. The diagnostics are those of `ppo_clip_loss` except the dual clip's; `ratio_…`
+    and `effective_sample_size` are over sequences.
     """
     clip = ClipRange(clip_low, clip_high).checked()
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
@@ -437,7 +437,7 @@ def cispo_loss(
         L_t = -sg[clip(r_t, 1 - clip_low, 1 + clip_high)] A_t logprobs_t
 
     By default weights have no lower bound, as in the paper, and are at most 5. Only the gradient of this loss is
-    meaningful, not its value. The diagnostics are those of `ppo_clip_loss` without the dual clip's; a weight is clipped
+    meaningful, not its value. The diagnostics are those of `ppo_clip_loss` except the dual clip's; a weight is clipped
     for either sign of the advantage, so the clip fractions depend on the ratio alone.
     """
     clip = ClipRange(clip_low, clip_high).checked()
@@ -472,16 +472,16 @@ def decoupled_ppo_loss(
         w_t = exp(proximal_logprobs_t - behaviour_logprobs_t), the exponent cut to ±20
         L_t = w_t · ppo_clip with r_t = exp(logprobs_t - proximal_logprobs_t)
 
-    A token whose weight is above the cap is left out, of the sum and of its divisor; or, with `beyond_cap="truncate"`,
-    it takes part with the weight `cap`. If some are left out, `global_batch` is `GlobalBatch.of(within_cap(…))` of the
-    whole batch, not that of its `loss_mask`.
+    A token whose weight exceeds the cap is excluded from the sum and its divisor; with `beyond_cap="truncate"` it
+    takes part with the weight `cap`. When excluding tokens, pass `GlobalBatch.of(within_cap(…))` of the whole batch as
+    `global_batch`, not the counts of its `loss_mask`.
 
     Args:
-        proximal_logprobs_BT: of a recent policy, usually the one before the update.
-        behaviour_logprobs_BT: of the policy that sampled.
+        proximal_logprobs_BT: under a recent policy, usually the one before the update.
+        behaviour_logprobs_BT: under the policy that sampled.
         dual_clip: see `ppo_clip_loss`.
         cap: the greatest weight.
-        beyond_cap: leave a token beyond the cap out, or truncate its weight.
+        beyond_cap: exclude a token beyond the cap, or truncate its weight.
 
     Returns:
         The loss with the diagnostics of `ppo_clip_loss` over the tokens that are left, `weight_min`, `weight_max`,
@@ -524,7 +524,7 @@ def _clipped_surrogate(ratio_N: Tensor, advantages_N: Tensor, clip: ClipRange) -
 
 
 def _clip_fractions(ratio_N: Tensor, advantages_N: Tensor, clip: ClipRange) -> Diagnostics:
-    """Shares of tokens without a gradient for each bound, since the advantage would push the ratio further beyond."""
+    """Shares of tokens beyond each bound whose advantage would push the ratio further; they have no gradient."""
     up_N, down_N = advantages_N > 0.0, advantages_N < 0.0
     measured = _fractions(low_N=down_N & (ratio_N < 1.0 - clip.low), high_N=up_N & (ratio_N > 1.0 + clip.high))
     if clip.dual is not None:
@@ -575,14 +575,14 @@ def truncated_importance_weights(
         token:    w_t = min(exp(logprobs_t - sampler_logprobs_t), cap)
         sequence: w_t = min(exp(sum over the sequence of the same differences), cap)
 
-    They correct for a sampler that computes its log-probabilities with other kernels or older weights than the trainer.
-    Give them to a policy loss as `weights_BT`.
+    They correct for a sampler that computes log-probabilities with other kernels or older weights than the trainer.
+    Pass them to a policy loss as `weights_BT`.
 
     Args:
-        logprobs_BT: of the policy that the loss takes as the old one, as the trainer computes it.
-        sampler_logprobs_BT: as the sampler recorded them.
+        logprobs_BT: the loss's old log-probabilities, computed by the trainer.
+        sampler_logprobs_BT: recorded by the sampler.
         loss_mask_BT: 1 for a token that takes part; weights elsewhere are 0.
-        level: the ratio of each token, or that of its sequence.
+        level: use the ratio of each token, or of its sequence.
         cap: the greatest weight.
 
     Returns:
@@ -633,15 +633,15 @@ def _weight_statistics(weights: Tensor) -> Diagnostics:
 def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: KLEstimator = "k3") -> Tensor:
     """Estimate KL(policy, reference) for each token (Schulman 2020, "Approximating KL divergence").
 
-        d  = logprobs - reference_logprobs, which gets no gradient
+        d  = logprobs - reference_logprobs; the reference has no gradient
         k1 = d                   unbiased; may be negative
         k2 = d² / 2              small bias if the two are close
         k3 = exp(-d) - 1 + d     unbiased and never negative; d is cut to ±20 first
         k1+, k3+                 the value of k1 or k3 with the gradient of k2
 
-    On samples of the policy only k2 has the gradient of the divergence: that of k1 is 0 on average, and that of k3 is
-    of the reverse, KL(reference, policy). So k1 and k3 are for reading and rewards, and k2, k1+ and k3+ for a loss.
-    Unlike verl's, k3 has no upper bound of 10, beyond which a token far from the reference would have no gradient.
+    On samples of the policy only k2 has the gradient of the divergence: k1's is 0 on average, and k3's belongs to the
+    reverse divergence, KL(reference, policy). So use k1 and k3 for monitoring and rewards, and k2, k1+ and k3+ for a
+    loss. verl's k3 is capped at 10, which removes the gradient of tokens far from the reference; this one is not.
     """
     check_choice("estimator", estimator, get_args(KLEstimator))
     difference = logprobs - reference_logprobs.detach()
@@ -664,7 +664,7 @@ def kl_loss(
     global_batch: GlobalBatch | None = None,
     sequence_ids_BT: Tensor | None = None,
 ) -> Loss:
-    """The divergence from the reference as a loss, to be added with a coefficient.
+    """The divergence from the reference as a loss, to add with a coefficient.
 
     The diagnostics, without `weights_BT`, are `kl`, the estimate per token (see `kl_estimate`), and `kl_sequence`, its
     mean sum over a sequence.
@@ -675,7 +675,7 @@ def kl_loss(
 
 
 class PenalisedRewards(NamedTuple):
-    """(B,T) rewards less the penalty, without a gradient, and the penalty's diagnostics."""
+    """(B,T) rewards minus the penalty, without a gradient, and the penalty's diagnostics."""
 
     rewards_BT: Tensor
     diagnostics: Diagnostics
@@ -693,19 +693,19 @@ def penalised_rewards(
 ) -> PenalisedRewards:
     """Subtract coefficient · kl_t from the reward of each token that takes part, before advantages are computed.
 
-    The penalty then reaches the policy through the advantages. The coefficient is at least 0; the estimator is not one
-    with "+", which differs only in its gradient. The diagnostics are those of `kl_loss`.
+    The penalty then reaches the policy through the advantages. The coefficient must be at least 0. Estimators with
+    "+" are refused, since only their gradient differs. The diagnostics are those of `kl_loss`.
     """
     if estimator.endswith("+"):
         raise ConfigError(
-            f"{estimator!r} is {estimator[:-1]!r} with another gradient; in rewards say {estimator[:-1]!r}"
+            f"{estimator!r} is {estimator[:-1]!r} with another gradient; for rewards use {estimator[:-1]!r}"
         )
     check_number("coefficient", coefficient, 0.0)
     with torch.no_grad():
         tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
         kl_N, measured = _kl(tokens, logprobs_BT, reference_logprobs_BT, estimator)
         rewards_N = tokens.pick("rewards", rewards_BT) - coefficient * kl_N
-        # Whole numbers would swallow the penalty.
+        # An integer type would round the penalty away.
         dtype = rewards_BT.dtype if rewards_BT.is_floating_point() else rewards_N.dtype
         changed_BT = torch.where(loss_mask_BT.bool(), tokens.lay(rewards_N).to(dtype), rewards_BT.to(dtype))
         return PenalisedRewards(changed_BT, measured)
@@ -721,17 +721,17 @@ def _kl(
 
 
 class AdaptiveKLCoefficient:
-    """A coefficient that grows while the policy is further from the reference than the target, else shrinks.
+    """A coefficient that grows while the policy's divergence from the reference exceeds the target, else shrinks.
 
         coefficient ← coefficient · (1 + clip(kl / target - 1, -0.2, 0.2) · min(samples / horizon, 1))
 
-    After Ziegler et al. 2019, section 2.2. More samples than the horizon count as the horizon: five times as many would
-    make the coefficient 0, and more would make it negative, a reward for distance.
+    After Ziegler et al. 2019, section 2.2. `samples` is capped at the horizon: five times as many could make the
+    coefficient 0, and more could make it negative, a reward for divergence.
 
     Args:
-        coefficient: to start with.
-        target: the divergence to hold, in the unit of `update`.
-        horizon: over how many samples the coefficient may change by a fifth.
+        coefficient: the initial value.
+        target: the divergence to maintain, in the unit of `update`.
+        horizon: the number of samples over which the coefficient may change by a fifth.
 
     Raises:
         ConfigError: one of them is not above 0.
@@ -743,10 +743,10 @@ class AdaptiveKLCoefficient:
         self.value, self.target, self.horizon = coefficient, target, horizon
 
     def update(self, kl: float, samples: float) -> float:
-        """Adapt to a measurement, such as `kl_sequence`, on so many sequences; return the new coefficient.
+        """Adapt to a divergence, such as `kl_sequence`, measured on this many sequences; return the new coefficient.
 
         Raises:
-            TrainingError: the divergence is not finite; the coefficient stays.
+            TrainingError: the divergence is not finite; the coefficient is unchanged.
             ConfigError: the number of samples is negative or not finite.
         """
         check_number("samples", samples, 0.0)
@@ -771,18 +771,18 @@ class AdaptiveKLCoefficient:
 
 
 def token_logprobs(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
-    """(B,T) log p(ids[:, t] | ids[:, :t]), from the logits at t - 1; 0.0 at t = 0, which nothing predicts.
+    """(B,T) log p(ids[:, t] | ids[:, :t]), from the logits at t - 1; 0.0 at t = 0.
 
     In float32 or wider: in bfloat16 a log-probability of -5 is off by as much as 0.016.
     """
     if logits_BTV.dim() != 3 or logits_BTV.shape[:2] != ids_BT.shape:
-        raise ConfigError(f"logits are (B,T,V) of ids (B,T); got {tuple(logits_BTV.shape)} of {tuple(ids_BT.shape)}")
+        raise ConfigError(f"logits must be (B,T,V), ids (B,T), got {tuple(logits_BTV.shape)} and {tuple(ids_BT.shape)}")
     chosen = _log_softmax(logits_BTV).gather(-1, ids_BT[:, 1:].unsqueeze(-1)).squeeze(-1)
     return torch.nn.functional.pad(chosen, (1, 0))
 
 
 def token_entropies(logits_BTV: Tensor) -> Tensor:
-    """(B,T) entropy in nats of the distribution from which token t came, on the axis of `token_logprobs`.
+    """(B,T) entropy in nats of the distribution of token t, aligned with `token_logprobs`.
 
     A logit of -inf is an impossible token and adds nothing.
     """
@@ -804,7 +804,7 @@ def entropy_loss(
     global_batch: GlobalBatch | None = None,
     sequence_ids_BT: Tensor | None = None,
 ) -> Loss:
-    """Return the negative entropy of the policy, to be added with a coefficient; `entropy` is the mean over tokens."""
+    """Return the negative entropy of the policy, to add with a coefficient; `entropy` is the mean over tokens."""
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     entropies_N = tokens.pick("entropies", entropies_BT)
     measured = Diagnostics({"entropy": mean_statistic(entropies_N)})
@@ -830,22 +830,22 @@ def value_loss(
         near_t = clip(values_t, old_values_t - clip, old_values_t + clip)
         L_t    = ½ max((values_t - returns_t)², (near_t - returns_t)²)
 
-    The ½ makes the gradient the error itself; double a coefficient that comes from code without it.
+    With the ½ the gradient is the error itself; double a coefficient taken from code without it.
 
     Args:
-        values_BT: of the critic being trained; the only input that gets a gradient.
+        values_BT: of the critic in training; the only input with a gradient.
         old_values_BT: of the critic before the update.
         returns_BT: the targets.
-        clip: how far a value may be pushed from the old one; None: no limit.
+        clip: how far a value may move from the old one; None: no limit.
 
     Returns:
-        The loss with `value_clip_fraction`, the share of tokens whose gradient is held back; `value_error`, the mean of
+        The loss with `value_clip_fraction`, the share of tokens whose gradient is clipped; `value_error`, the mean of
         |values - returns|; `value_mean`, `return_mean` and `value_tokens`.
     """
     if clip is not None:
         check_number("clip", clip, 0.0)
     if clip == 0.0:
-        raise ConfigError("clip is above 0, or None for no limit; got 0")
+        raise ConfigError("clip must be above 0, or None for no limit; got 0")
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     values_N = tokens.pick("values", values_BT)
     returns_N = tokens.pick("returns", returns_BT).detach()

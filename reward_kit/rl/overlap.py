@@ -1,7 +1,7 @@
-"""Training schedules, and an exact simulation of the time each saves while rewards are being scored.
+"""Training schedules, and an exact simulation of the time each saves while rewards are scored.
 
 The simulation uses no clock. A step rolls out a batch, hands it to the reward agent, computes log-probabilities,
-updates the policy by each mini-batch, and publishes the weights. The machine does one of these at a time; at most
+updates the policy on each mini-batch, and publishes the weights. The machine does one of these at a time; at most
 `max_concurrency` reward calls run beside it, started in order of submission, as `AsyncRewardAgent` does within a batch.
 `docs/concepts/overlap.md` shows why, for equal latencies, `both` takes no longer than `minibatch` and `one_step_off`,
 and neither of them longer than `sync`.
@@ -55,31 +55,31 @@ class Schedule(StrEnum):
 
     @property
     def updates_early(self) -> bool:
-        """A mini-batch is trained on as soon as enough groups are scored."""
+        """Train on a mini-batch as soon as enough groups are scored."""
         return self in (Schedule.MINIBATCH, Schedule.BOTH)
 
     @property
     def rolls_ahead(self) -> bool:
-        """The next batch is rolled out before this one is trained on, with weights one version older."""
+        """Roll out the next batch before training on this one, with weights one version older."""
         return self in (Schedule.ONE_STEP_OFF, Schedule.BOTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSettings:
-    """The work and the sizes of a trainer's step; an impossible value raises `ConfigError`.
+    """Durations and sizes of a trainer's step; an impossible value raises `ConfigError`.
 
     Attributes:
         rollout_s: seconds to roll out a batch.
-        update_s: seconds to update the policy by one mini-batch.
+        update_s: seconds to update the policy on one mini-batch.
         log_probs_s: seconds to compute the log-probabilities of a batch, which need no rewards.
-        publish_s: seconds to hand over the new weights.
-        handling_s: seconds from the end of a rollout to the first call the batch may make: decoding, sending.
+        publish_s: seconds to publish the new weights.
+        handling_s: seconds from the end of a rollout to the batch's first call: decoding, sending.
         batch_size: samples in a batch; each is rolled out `group_size` times.
-        group_size: rollouts of a sample; each is one reward call, and a group is complete when all of them are scored.
+        group_size: rollouts of a sample; each is one reward call, and a group is complete when all are scored.
         minibatch_size: samples in a mini-batch.
         max_concurrency: reward calls in flight.
         steps: batches.
-        separate_rollouts: rollouts run on a machine of their own, beside the trainer's.
+        separate_rollouts: rollouts run on a second machine, not the trainer's.
         log_probs_while_scoring: `sync` computes log-probabilities before it waits, not after; the others always do.
         one_batch_at_a_time: the agent begins a batch when the previous one is scored, not when a slot is free.
     """
@@ -102,23 +102,23 @@ class PipelineSettings:
         for item in fields(self):
             value = getattr(self, item.name)
             if item.name.endswith("_s") and not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"{item.name} is a number of seconds from 0 on, not {value:g}")
+                raise ConfigError(f"{item.name} must be a number of seconds, at least 0, got {value:g}")
             if item.name.endswith("_s") and value > MOST_SECONDS:
-                raise ConfigError(f"{item.name} is at most {MOST_SECONDS:g} seconds, not {value:g}")
+                raise ConfigError(f"{item.name} must be at most {MOST_SECONDS:g} seconds, got {value:g}")
             if item.type == "int" and value < 1:
-                raise ConfigError(f"{item.name} is at least 1, not {value}")
+                raise ConfigError(f"{item.name} must be at least 1, got {value}")
         size, wanted = self.batch_size, self.minibatch_size
         if size % wanted:
             divisors = {d for k in range(1, math.isqrt(size) + 1) if size % k == 0 for d in (k, size // k)}
             raise ConfigError(
-                f"a batch of {size} samples cannot be cut into mini-batches of {wanted}; minibatch_size divides "
-                f"batch_size, as {min(divisors, key=lambda divisor: (abs(divisor - wanted), divisor))} does"
+                f"a batch of {size} samples cannot be split into mini-batches of {wanted}; minibatch_size must divide "
+                f"batch_size, such as {min(divisors, key=lambda divisor: (abs(divisor - wanted), divisor))}"
             )
         if self.rollout_s + self.update_s == 0:
-            raise ConfigError("rollout_s and update_s are both 0: nothing would be waiting for the rewards")
+            raise ConfigError("rollout_s and update_s are both 0: no work would overlap with the rewards")
         if self.calls_per_step * self.steps > MOST_CALLS:
             raise ConfigError(
-                f"{self.steps} steps of {self.calls_per_step} calls are more than {MOST_CALLS:,}; give fewer steps"
+                f"{self.steps} steps of {self.calls_per_step} calls exceed {MOST_CALLS:,} calls; use fewer steps"
             )
 
     @property
@@ -155,12 +155,12 @@ _KINDS: dict[str, tuple[tuple[str, ...], _Draw]] = {
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """The distribution of the seconds that one reward call takes; an impossible figure raises `ConfigError`.
+    """The distribution of a reward call's duration in seconds; an impossible figure raises `ConfigError`.
 
     Attributes:
         kind: "constant", "uniform", "exponential", "lognormal", or "empirical", which draws from measured calls.
-        figures: of a constant, the seconds; of a uniform distribution, its lowest and highest; of an exponential one,
-            its mean; of a log-normal one, its mean and the standard deviation of its logarithm; else the measurements.
+        figures: constant: the seconds; uniform: lowest and highest; exponential: the mean; lognormal: the mean and the
+            standard deviation of the logarithm; empirical: the measurements.
     """
 
     kind: str
@@ -168,7 +168,7 @@ class Latency:
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
-            raise ConfigError(f"latency {self.kind!r} is unknown{did_you_mean(self.kind, _KINDS)}")
+            raise ConfigError(f"unknown latency {self.kind!r}{did_you_mean(self.kind, _KINDS)}")
         names = _KINDS[self.kind][0]
         if names and len(self.figures) != len(names):
             raise ConfigError(f"latency {self.kind} is written {_form(self.kind)}, with {len(names)} numbers")
@@ -176,14 +176,12 @@ class Latency:
             raise ConfigError("latency empirical has no measured call to draw from")
         for figure in self.figures:
             if not math.isfinite(figure) or figure < 0:
-                raise ConfigError(f"latency {self.kind}: {figure:g} is not a finite number from 0 on")
+                raise ConfigError(f"latency {self.kind}: {figure:g} is not a finite number of at least 0")
             if figure > MOST_SECONDS:
-                raise ConfigError(
-                    f"latency {self.kind}: {figure:g} is above {MOST_SECONDS:g}, the most that is simulated"
-                )
+                raise ConfigError(f"latency {self.kind}: {figure:g} is above the maximum, {MOST_SECONDS:g} seconds")
         if self.kind == "uniform" and self.figures[0] > self.figures[1]:
             low, high = self.figures
-            raise ConfigError(f"latency uniform: LOW is at most HIGH, not {low:g} and {high:g}")
+            raise ConfigError(f"latency uniform: LOW must be at most HIGH, got {low:g} and {high:g}")
 
     def draw(self, generator: np.random.Generator, size: tuple[int, ...]) -> Floats:
         """Draw an array of seconds of this shape."""
@@ -202,7 +200,7 @@ def _form(kind: str) -> str:
 def parse_latency(text: str) -> Latency:
     """Parse `uniform:1:40`, `constant:3`, `exponential:8`, `lognormal:8:1.0` or `file:PATH`.
 
-    PATH is a run, or its `scores.jsonl`. Raises `ConfigError` if the text cannot be parsed.
+    PATH is a run or its `scores.jsonl`. Raises `ConfigError` if the text cannot be parsed.
     """
     kind, _, rest = text.partition(":")
     if kind == "file":
@@ -210,19 +208,19 @@ def parse_latency(text: str) -> Latency:
         return Latency("empirical", read_durations(path / "scores.jsonl" if path.is_dir() else path))
     written = _KINDS.keys() - {"empirical"}
     if kind not in written:
-        raise ConfigError(f"latency {text!r}: no kind {kind!r}{did_you_mean(kind, {*written, 'file'})}")
+        raise ConfigError(f"latency {text!r}: unknown kind {kind!r}{did_you_mean(kind, {*written, 'file'})}")
     try:
         figures = tuple(float(part) for part in rest.split(":"))
     except ValueError:
-        raise ConfigError(f"latency {text!r}: it is written {_form(kind)}, with numbers") from None
+        raise ConfigError(f"latency {text!r}: write {_form(kind)}, with numbers") from None
     return Latency(kind, figures)
 
 
 def read_durations(path: Path) -> tuple[float, ...]:
-    """Return the seconds of each call in the `scores.jsonl` of a run, except for a torn last line.
+    """Return the seconds of each call in the `scores.jsonl` of a run; an incomplete last line is skipped.
 
-    The episodes that a batch reward scored in one call are one call. Raises `ConfigError` for an unreadable file, a
-    line without a duration, or no score at all.
+    Episodes that a batch reward scored together count as one call. Raises `ConfigError` for an unreadable file, a
+    line without a duration, or a file without scores.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -238,7 +236,7 @@ def read_durations(path: Path) -> tuple[float, ...]:
             duration = float(record["timing"]["duration_s"])
         except (ValueError, KeyError, TypeError):
             raise ConfigError(
-                f"{path}:{number} has no number at timing.duration_s, as scores.jsonl of a run has"
+                f"{path}:{number} has no number at timing.duration_s; give the scores.jsonl of a run"
             ) from None
         if not math.isfinite(duration) or duration < 0:
             raise ConfigError(f"{path}:{number}: timing.duration_s is {duration:g}, which is not a duration")
@@ -251,14 +249,13 @@ def read_durations(path: Path) -> tuple[float, ...]:
 
 
 def lower_bound(settings: PipelineSettings, latencies_SC: Floats) -> float:
-    """Return the seconds that every schedule takes at least whose rollouts use weights at most one version old.
+    """Return a lower bound in seconds for every schedule whose rollouts use weights at most one version old.
 
-    It is the largest of: the work of each machine; and for each run of batches s..t, the work that must come before the
-    first of their calls, the calls themselves spread evenly over the slots (and the longest of them whole), and the
-    work that must come after the last of them.
+    It is the maximum of the work of each machine and, for each range of batches s..t, the sum of the work before their
+    first call, the calls spread evenly over the slots (at least the longest call), and the work after their last call.
     """
     steps = range(settings.steps)
-    rollouts = 1 if settings.separate_rollouts else settings.steps  # the trainer's machine waits for the first at least
+    rollouts = 1 if settings.separate_rollouts else settings.steps  # the trainer's machine waits at least for the first
     work_s = settings.steps * settings.train_s + rollouts * settings.rollout_s
     heads_S = np.array([_before(settings, step) for step in steps])
     tails_S = np.array([_after(settings, settings.steps - 1 - step) for step in steps])
@@ -271,7 +268,7 @@ def lower_bound(settings: PipelineSettings, latencies_SC: Floats) -> float:
 
 
 def _before(settings: PipelineSettings, step: int) -> float:
-    """The work before the first call of a step: rollouts up to its own, and every update but those of two steps."""
+    """The work before the first call of a step: rollouts up to its own, and all updates but those of two steps."""
     updated = max(0, step - 1)
     if not settings.separate_rollouts:
         return (step + 1) * settings.rollout_s + updated * settings.train_s + settings.handling_s
@@ -281,7 +278,7 @@ def _before(settings: PipelineSettings, step: int) -> float:
 
 
 def _after(settings: PipelineSettings, left: int) -> float:
-    """The work after the last call of a step with `left` more to come: one update, and theirs but for what is ahead."""
+    """The work after the last call of a step: one update, and the work of the `left` later steps not yet done."""
     update_s = settings.minibatches * settings.update_s
     rollouts = max(0, left - 1)  # the next batch may be rolled out already, and have its log-probabilities
     training = left * (update_s + settings.publish_s) + rollouts * settings.log_probs_s
@@ -296,7 +293,7 @@ Doing = Literal["rollout", "log_probs", "update", "publish", "waits_for_rewards"
 
 
 class TimelineInterval(NamedTuple):
-    """The activity of a machine from one second to another, for the batch of a step (from 0)."""
+    """The activity of a machine in an interval of seconds, for the batch of a step (from 0)."""
 
     doing: Doing
     step: int
@@ -307,7 +304,7 @@ class TimelineInterval(NamedTuple):
 class ScoredBatch(NamedTuple):
     """The reward calls of one batch: `begins_C` and `ends_C` in the order of its rollouts.
 
-    Mini-batch m holds the groups `groups_MG[m]` and may be trained on from `ready_M[m]` on.
+    Mini-batch m holds the groups `groups_MG[m]` and is ready for training at `ready_M[m]`.
     """
 
     submitted_s: float
@@ -319,19 +316,18 @@ class ScoredBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleResult:
-    """One schedule, simulated.
+    """The simulation of one schedule.
 
     Attributes:
         schedule: the schedule.
-        makespan_s: until the weights of the last step are published.
-        intervals: the trainer's machine, its work and its waiting, without a gap.
+        makespan_s: seconds until the weights of the last step are published.
+        intervals: work and waiting of the trainer's machine, without gaps.
         rollouts: the machine for rollouts, if it is another one.
         batches: the reward calls of each step.
-        staleness: by how many versions the weights that a batch was rolled out with were older than those it updated,
-            at most.
-        latency_bias: Spearman's rank correlation of the slowest call of a group with the mini-batch the group is in,
-            the mean over steps: 1 if slow groups always come last. None if that is undefined.
-        order_kept: of the mini-batch that a group would be in by order of submission with the one it is in: 1 if
+        staleness: the largest number of versions between the weights that sampled a batch and those it updated.
+        latency_bias: Spearman's rank correlation of a group's slowest call with its mini-batch, the mean over steps:
+            1 if slow groups always come last. None if undefined.
+        order_kept: the rank correlation of a group's mini-batch by order of submission with its actual one: 1 if
             completion does not reorder groups. None with one mini-batch.
     """
 
@@ -345,7 +341,7 @@ class ScheduleResult:
     order_kept: float | None
 
     def seconds(self, *doing: Doing) -> float:
-        """Sum the seconds that the trainer's machine spent on these activities."""
+        """Seconds that the trainer's machine spent on these activities."""
         return math.fsum(item.end_s - item.begin_s for item in self.intervals if item.doing in doing)
 
     @property
@@ -355,7 +351,7 @@ class ScheduleResult:
 
     @property
     def utilisation(self) -> float:
-        """The share of the time in which the trainer's machine worked."""
+        """The share of the time that the trainer's machine worked."""
         return 1.0 - self.idle_s / self.makespan_s
 
     @property
@@ -382,12 +378,12 @@ class Overlap:
     lower_bound_s: float
 
     def cut(self, schedule: Schedule) -> float:
-        """The share of the time of `sync` that a schedule saves."""
+        """The share of `sync`'s time that a schedule saves."""
         return 1.0 - self.results[schedule].makespan_s / self.results[Schedule.SYNC].makespan_s
 
 
 def draw_latencies(settings: PipelineSettings, latency: Latency, seed: int = 0) -> Floats:
-    """Draw the seconds of every call, a row for each step; equal seeds draw equal numbers."""
+    """Draw the seconds of every call, one row per step; equal seeds draw equal numbers."""
     return latency.draw(np.random.default_rng(seed), (settings.steps, settings.calls_per_step))
 
 
@@ -396,24 +392,24 @@ def simulate_overlap(settings: PipelineSettings, latencies_SC: Floats) -> Overla
 
     Args:
         settings: of the trainer.
-        latencies_SC: seconds of each call; consecutive `group_size` calls of a row are a group. Another shape, or a
+        latencies_SC: seconds of each call; `group_size` consecutive calls of a row are a group. Another shape, or a
             number that is not a duration, raises `ConfigError`.
     """
     shape = (settings.steps, settings.calls_per_step)
     if latencies_SC.shape != shape:
-        raise ConfigError(f"latencies for {shape[0]} steps of {shape[1]} calls are needed, not {latencies_SC.shape}")
+        raise ConfigError(f"latencies must have the shape {shape} (steps, calls), got {latencies_SC.shape}")
     if not (np.isfinite(latencies_SC) & (latencies_SC >= 0)).all():
-        raise ConfigError("a latency is a finite number of seconds from 0 on")
+        raise ConfigError("a latency must be a finite number of seconds, at least 0")
     results = {schedule: _Simulation(settings, schedule, latencies_SC).run() for schedule in Schedule}
     return Overlap(settings, latencies_SC, results, lower_bound(settings, latencies_SC))
 
 
 def list_schedule(latencies_C: Sequence[float], slots: list[float], not_before_s: float = 0.0) -> tuple[Floats, Floats]:
-    """Begin calls in their order, each as soon as a slot is free; return when they begin and end.
+    """Begin calls in order, each as soon as a slot is free; return when they begin and end.
 
     Args:
         latencies_C: seconds of each call.
-        slots: the second at which each slot comes free, a heap; it is brought up to date.
+        slots: a heap of the second at which each slot becomes free; updated in place.
         not_before_s: no call begins earlier.
     """
     begins = np.empty(len(latencies_C))
@@ -425,11 +421,11 @@ def list_schedule(latencies_C: Sequence[float], slots: list[float], not_before_s
 
 
 class _Simulation:
-    """One schedule while it is simulated; each machine is free from `trainer_s` and `rollouts_s` on."""
+    """The simulation in progress; the machines are free from `trainer_s` and `rollouts_s` on."""
 
     def __init__(self, settings: PipelineSettings, schedule: Schedule, latencies_SC: Floats) -> None:
         self.settings, self.schedule, self.latencies_SC = settings, schedule, latencies_SC
-        # Two batches at most are in flight, so more slots than calls in them are never taken.
+        # At most two batches are in flight, so no more slots are ever used.
         self.slots = [0.0] * min(settings.max_concurrency, 2 * settings.calls_per_step)
         self.trainer_s = self.rollouts_s = self.published_s = 0.0
         self.version = 0
@@ -461,7 +457,7 @@ class _Simulation:
         return ScheduleResult(self.schedule, self.trainer_s, intervals, rollouts, batches, staleness, *means)
 
     def _roll_out(self) -> None:
-        """Roll out the next batch, unless it was the last, and make its calls."""
+        """Roll out the next batch, unless there is none, and make its calls."""
         step, settings = len(self.batches), self.settings
         if step == settings.steps:
             return
@@ -476,7 +472,7 @@ class _Simulation:
         first = self.rollouts_s + settings.handling_s
         if settings.one_batch_at_a_time:
             idle = max(self.slots)
-            # Handed over whole, a batch is handled when its turn comes; else while the previous one is being scored.
+            # With one batch at a time, a batch is handled when its turn comes; else while the previous one is scored.
             first = max(first, idle if self.schedule.updates_early else idle + settings.handling_s)
         begins_C, ends_C = list_schedule(self.latencies_SC[step].tolist(), self.slots, first)
         ends_G = ends_C.reshape(settings.batch_size, settings.group_size).max(axis=1)
@@ -517,7 +513,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def rank_correlation(first_N: Floats, second_N: Floats) -> float | None:
-    """Return Spearman's rank correlation; ties share the mean of their ranks. None if one side is constant."""
+    """Return Spearman's rank correlation; ties share the mean rank. None if one side is constant."""
     if first_N.min() == first_N.max() or second_N.min() == second_N.max():
         return None
     return float(np.corrcoef(_ranks(first_N), _ranks(second_N))[0, 1])
@@ -552,7 +548,7 @@ class TimelineRow(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """A drawing of the schedules; `cell_s` seconds are one cell, and the steps are counted from 1."""
+    """A drawing of the schedules; a cell is `cell_s` seconds, and steps count from 1."""
 
     rows: tuple[TimelineRow, ...]
     cell_s: float
@@ -572,14 +568,14 @@ class Timeline(NamedTuple):
 
 
 def draw_timeline(overlap: Overlap, width: int = 80) -> Timeline:
-    """Draw two steps of each schedule, from the second step on, or from the first if there are fewer than four.
+    """Draw two steps of each schedule, from the second step, or from the first if there are fewer than four.
 
     Letters: R rollout, L log-probabilities, U update, P weights published, · waits for rewards, - waits for rollouts.
     The row `step` has the last digit of the batch's step, the row `calls` the reward calls in flight, █ for all slots.
-    Raises `ConfigError` for a width in which nothing can be seen.
+    Raises `ConfigError` if the width is too small.
     """
     if width < _NARROWEST:
-        raise ConfigError(f"a timeline needs {_NARROWEST} characters, not {width}")
+        raise ConfigError(f"a timeline needs at least {_NARROWEST} characters, got {width}")
     steps, slots = overlap.settings.steps, min(overlap.settings.max_concurrency, overlap.settings.calls_per_step)
     first = 1 if steps >= _STEPS + 2 else 0
     last = min(first + _STEPS, steps) - 1
@@ -604,7 +600,7 @@ def draw_timeline(overlap: Overlap, width: int = 80) -> Timeline:
 def _shares(
     intervals: Sequence[TimelineInterval], edges: Floats, kinds: Sequence[object], field: str
 ) -> list[int | None]:
-    """For each cell the index in `kinds` of the value of `field` that fills most of it; None for an empty cell."""
+    """For each cell the index in `kinds` of the `field` value that fills most of it; None for an empty cell."""
     filled = np.zeros((len(kinds), len(edges) - 1))
     indices = {kind: index for index, kind in enumerate(kinds)}
     for item in intervals:
@@ -619,7 +615,7 @@ def _letters(intervals: Sequence[TimelineInterval], edges: Floats) -> str:
 
 
 def _calls(result: ScheduleResult, edges: Floats, slots: int) -> str:
-    """The mean number of calls in flight in each cell; the lowest level stands for any calls at all."""
+    """The mean number of calls in flight in each cell; any call shows at least the lowest level."""
     done = np.zeros(len(edges))
     for batch in result.batches:
         if batch.submitted_s < edges[-1] and batch.ends_C.max() > edges[0]:

@@ -1,11 +1,12 @@
-"""PPO over token rows, in reading order: the learner, one optimizer step, the loss of a micro-batch, diagnostics.
+"""PPO on token rows, in reading order: the learner, one optimizer step, the loss of a micro-batch, diagnostics.
 
-An update makes epochs of mini-batches over the rows of one batch of episodes, each mini-batch in micro-batches that fit
-in memory. `_N` counts the tokens that take part, `_M` actions.
+An update runs epochs of mini-batches over the rows of one batch of episodes, each mini-batch in micro-batches that fit
+in memory. The axis `_N` is the tokens that take part, `_M` actions.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -16,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from reward_kit.errors import ConfigError, RewardKitError, TrainingError, boundary
+from reward_kit.display_text import pluralize
+from reward_kit.errors import ConfigError, RewardKitError, TrainingError, boundary, type_name
 from reward_kit.rl.learner.config import LoRAOptions, OffPolicyLimits, PPOConfig, lr_factor
 from reward_kit.rl.learner.forward import LogprobModel, Scores
 from reward_kit.rl.learner.optimizer import (
@@ -56,13 +58,14 @@ from reward_kit.tokens import TokenBatch, micro_batches
 from reward_kit.tokens.columns import Array, Floats, Ints
 from reward_kit.torch_cpu import keep_freed_memory, no_denormals
 
+logger = logging.getLogger("reward_kit.rl")
 __all__ = ["LoRAOptions", "OffPolicyLimits", "OnFailure", "PPOConfig", "PPOLearner"]
 OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
-"""Takes the batch that an update failed on, and facts about the failure."""
+"""Receives the batch on which an update failed, and facts about the failure."""
 
 
 class DeviceContext(NamedTuple):
-    """The device of a module, the type of real numbers, a micro-batch's budget, and the processes that share parts."""
+    """The module's device and floating-point type, the micro-batch budget, and the processes that share parts."""
 
     device: torch.device
     dtype: torch.dtype
@@ -71,7 +74,7 @@ class DeviceContext(NamedTuple):
 
     @classmethod
     def of(cls, module: nn.Module, config: PPOConfig, device: torch.device | str) -> DeviceContext:
-        """Make the context of a module; on a CPU the process keeps the memory that it frees."""
+        """Make the context of a module; on a CPU the process keeps freed memory."""
         target = torch.device(device)
         if target.type == "cpu":
             keep_freed_memory()
@@ -80,9 +83,9 @@ class DeviceContext(NamedTuple):
         return cls(target, torch.promote_types(first.dtype, torch.float32), budget, Processes.current())
 
     def split(self, rows: TrainingRows, chosen: Ints) -> list[Ints]:
-        """Split rows into this process's micro-batches, of like lengths and within the budget."""
+        """Split rows into this process's micro-batches, of similar lengths and within the budget."""
         lengths = rows.lengths_B[chosen]
-        # A row longer than the budget goes alone, since rows are not split.
+        # A row longer than the budget gets its own micro-batch, since rows are not split.
         parts = micro_batches(lengths, max(self.budget, int(lengths.max(initial=1))), padded=True)
         return self.processes.share([chosen[part] for part in parts])
 
@@ -96,7 +99,7 @@ class _StepRecord(NamedTuple):
 
 
 class _StepCounts(NamedTuple):
-    """The counts that the losses of one optimizer step are divided by."""
+    """The divisors of the losses of one optimizer step."""
 
     policy: GlobalBatch  # of the policy loss; "decoupled" leaves tokens out
     tokens: GlobalBatch  # of losses over all tokens
@@ -111,13 +114,13 @@ class PPOLearner:
             `PolicyWithValue`, or anything that maps (ids_BT, attention_mask_BT) to logits_BTV. It runs without dropout,
             as the sampler does. Trained weights in half precision become float32.
         config: the options.
-        reference: the module that the divergence is measured to, if options or diagnostics need one; not the one in
-            training. None with adapters: the module without them.
-        seed: orders the mini-batches, and initialises new adapters.
+        reference: the module for the KL divergence, if options or diagnostics need one; not the one in training.
+            None with adapters: the module without them.
+        seed: of the order of mini-batches, and of new adapters.
         device: the module is moved there.
-        total_steps: how many updates there will be, for schedules that end.
+        total_steps: the number of updates, for schedules that end.
         on_failure: called with the rows and facts before a `TrainingError` for a loss or gradient that is not finite,
-            to keep the batch for study. `facts["rows"]` are the numbers of the mini-batch's rows.
+            to keep the batch for study. `facts["rows"]` are the indices of the mini-batch's rows.
 
     Raises:
         ConfigError: the module cannot be trained with these options.
@@ -134,6 +137,8 @@ class PPOLearner:
         total_steps: int | None = None,
         on_failure: OnFailure | None = None,
     ) -> None:
+        if not isinstance(module, nn.Module):
+            raise ConfigError(f"module: expected a torch module, such as policy.module; got {type_name(module)}")
         self.module, self.total_steps, self.on_failure = module, total_steps, on_failure
         self.config = config = config.for_weights(next(module.parameters(), torch.empty(0)).dtype)
         self._context = DeviceContext.of(module, config, device)
@@ -144,30 +149,30 @@ class PPOLearner:
         self._model = LogprobModel(module, config)
         self._reference: LogprobModel | None = None
         if reference is module:
-            raise ConfigError("the reference is the module in training; give it a copy, copy.deepcopy(module)")
+            raise ConfigError("the reference is the module in training; pass a copy: copy.deepcopy(module)")
         if reference is not None:
             self._context.processes.same_weights(reference.to(self._context.device))
             self._reference = LogprobModel(reference.eval().requires_grad_(False), config)
         elif config.kl_coefficient and has_adapters(module):
-            self._reference = self._model  # without its adapters the module is what it was before training
+            self._reference = self._model  # without its adapters the module is unchanged
         if config.kl_coefficient and self._reference is None:
-            raise ConfigError("kl_coefficient needs a reference to measure the divergence to; give reference=…")
+            raise ConfigError("kl_coefficient needs a reference model; pass reference=…")
         check_critic(config, has_values=self._model.has_values)
         if config.schedule != "constant" and total_steps is None:
-            raise ConfigError(f"schedule {config.schedule!r} ends with the last update; give total_steps")
+            raise ConfigError(f"schedule {config.schedule!r} ends with the last update; pass total_steps")
         module.eval()  # no dropout
         if config.gradient_checkpointing:
             base: Any = getattr(module, "policy", module)
             if not getattr(base, "supports_gradient_checkpointing", False):
                 raise ConfigError(
-                    f"{type(base).__name__} has no gradient checkpointing; leave gradient_checkpointing out"
+                    f"{type(base).__name__} does not support gradient checkpointing; remove gradient_checkpointing"
                 )
-            # The newer of its two names, if the model has it.
+            # The newer of the two method names, if the model has it.
             enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
             enable({"use_reentrant": False})
             for layer in base.modules():
                 if getattr(layer, "gradient_checkpointing", False):
-                    layer.training = True  # these layers recompute only in training; inside them dropout stays off
+                    layer.training = True  # these layers recompute only in training mode; dropout inside them stays off
         self._context.processes.shard(module, torch.bfloat16 if config.precision == "bfloat16" else torch.float32)
         self.optimizer = adamw(module, config)
         self._parameters = [one for group in self.optimizer.param_groups for one in group["params"]]
@@ -182,20 +187,19 @@ class PPOLearner:
         return self._kl.value if self._kl is not None else self.config.kl_coefficient
 
     def update(self, rows: TokenBatch, *, version: int) -> dict[str, float]:
-        """Make all epochs over one batch.
+        """Run all epochs on one batch.
 
         Args:
-            rows: of `build_rows`.
-            version: of the policy that the module is before the update, as `policy_versions` count.
+            rows: from `build_rows`.
+            version: the policy version of the module before the update, as in `policy_versions`.
 
         Returns:
-            The diagnostics; see `docs/reference/ppo.md`. Without a token that takes part only `tokens` and
+            The diagnostics; see `docs/reference/ppo.md`. If no token takes part, only `tokens` and
             `optimizer_steps`, both 0.
 
         Raises:
-            TrainingError: a needed log-probability is unknown, or a loss or gradient is not finite. That optimizer step
-                is not made; those before it are. The update does not count, and the same rows would come in the same
-                order again.
+            TrainingError: a required log-probability is missing, or a loss or gradient is not finite. That optimizer
+                step is skipped, earlier ones stay. The update does not count; repeating it uses the same order of rows.
         """
         flat, order = self._trainable_rows(rows), self._generator.get_state()
         diagnostics = {"tokens": 0.0, "optimizer_steps": 0.0}
@@ -203,6 +207,8 @@ class PPOLearner:
             if flat.count:
                 with no_denormals():
                     diagnostics = self._make_epochs(flat, rows, version)
+            else:
+                logger.warning("nothing is learned: %s", _why_empty(rows, flat))
         except BaseException:
             self._generator.set_state(order)
             raise
@@ -225,7 +231,7 @@ class PPOLearner:
                     flat,
                     chosen,
                     policy=self.updates >= self.config.critic_warmup,
-                    # The gap is to the module before its first change; recomputed log-probabilities show it already.
+                    # Measured before the first change; recomputed log-probabilities include it already.
                     gap=not steps and "recomputed" not in flat.columns,
                     limit=self.config.max_grad_norm,
                 )
@@ -240,15 +246,14 @@ class PPOLearner:
         return measured | self.config.limits.alarms(measured)
 
     def gradients(self, rows: TokenBatch) -> dict[str, float]:
-        """Compute the gradient of the loss of all rows, left in the parameters' `grad`; make no optimizer step.
+        """Compute the gradient of the loss over all rows into the parameters' `grad`, without an optimizer step.
 
-        `grad_norm` of the diagnostics is the norm without clipping. Raises `TrainingError` if no token takes part, or a
-        needed log-probability is unknown.
+        `grad_norm` of the diagnostics is the unclipped norm. Raises `TrainingError` if no token takes part or a
+        required log-probability is missing.
         """
         flat = self._trainable_rows(rows)
         if not flat.count:
-            forced = f", and a constraint forced {flat.forced}" if flat.forced else ""
-            raise TrainingError(f"no token of these rows takes part{forced}, so the gradient is empty")
+            raise TrainingError(f"the gradient is empty: {_why_empty(rows, flat)}")
         flat = self._with_loss_columns(flat)
         gap = "recomputed" not in flat.columns
         with no_denormals():
@@ -256,7 +261,7 @@ class PPOLearner:
         return _summary([record], 1, self._context.processes)
 
     def logprobs(self, rows: TokenBatch) -> Array:
-        """(B,T) float32 log-probabilities under the module now, on the axis of `input_ids`, 0 off the actions."""
+        """(B,T) float32 log-probabilities under the current module, aligned with `input_ids`, 0 outside actions."""
         flat = TrainingRows.of(rows, "action_mask")
         laid: Array = np.zeros(rows.batch["input_ids"].shape, dtype=np.float32)
         with no_denormals():
@@ -265,9 +270,9 @@ class PPOLearner:
         return laid
 
     def state_dict(self, *, keep: bool = True) -> dict[str, Any]:
-        """Return everything that an equal learner needs to continue exactly.
+        """Return everything that an equal learner needs for an exact continuation.
 
-        `keep` is False in a process that only takes part in gathering shards; the tensors are then None.
+        `keep` is False in a process that only helps to gather shards; the tensors are then None.
         """
         return {
             "module": whole(self.module.state_dict(), keep=keep),
@@ -280,11 +285,11 @@ class PPOLearner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state. Options stay this learner's; an adaptive coefficient without a state starts again.
+        """Continue from a state. Options are not loaded; an adaptive coefficient without a state starts again.
 
         A state of a module with other weights, or with other weights trainable, raises `ConfigError`.
         """
-        with boundary(ConfigError, "the state is not of a module like this one, with the same weights trainable"):
+        with boundary(ConfigError, "the state is from a module with other weights, or other trainable weights"):
             load_module(self.module, state["module"])
             names = self._parameter_names()
             moments = reorder_optimizer_state(names, state.get("parameters"), self.optimizer, state["optimizer"])
@@ -302,14 +307,14 @@ class PPOLearner:
         return TrainingRows.of(rows).without_forced(keep_firsts=self._model.has_values)
 
     def _with_loss_columns(self, flat: TrainingRows) -> TrainingRows:
-        """Add the columns that the losses read beyond the recorded ones.
+        """Add the columns that the losses need beyond the recorded ones.
 
         `old`: the denominator of the ratio. `recomputed`: the module's log-probabilities before the update.
         `reference`, `weights`, `is_within`, `old_values`: if the options use them.
         """
         config, recorded = self.config, flat.columns
         if missing := [key for key in ("logprobs", "advantages") if key not in recorded]:
-            raise ConfigError(f"PPO needs {missing[0]!r} in the rows; make them with build_rows")
+            raise ConfigError(f"PPO needs {missing[0]!r} in the rows; create them with build_rows")
         if config.uses_sampler and not np.isfinite(recorded["logprobs"]).all():
             raise TrainingError(
                 "a sampled token has no log-probability; PPO needs a policy that records `logprobs`, or "
@@ -329,17 +334,17 @@ class PPOLearner:
         if learns_values:
             if "returns" not in recorded:
                 raise ConfigError(
-                    "a critic learns from 'returns' in the rows; make them with build_rows, of steps with credit"
+                    "a critic needs 'returns' in the rows; create them with build_rows from steps with credit"
                 )
             if not np.isfinite(columns["old_values"][flat.is_first_N]).all():
                 raise TrainingError(
-                    "an action has no recorded value; say old_values='recomputed', or record value estimates"
+                    "an action has no recorded value; set old_values='recomputed', or record value estimates"
                 )
         if self._reference is not None:
             is_own = self._reference is self._model
             with without_adapters(self.module) if is_own else nullcontext():
                 columns["reference"] = score_rows(self._reference, flat, self._context)[0]
-        # In the type of the loss, so that the cap is the same number in both.
+        # In the loss's dtype, so that both compare with the same cap.
         old, sampler = (
             torch.from_numpy(one.astype(columns["old"].dtype))[None] for one in (columns["old"], recorded["logprobs"])
         )
@@ -357,10 +362,10 @@ class PPOLearner:
     def _gradients(
         self, flat: TrainingRows, chosen: Ints, *, policy: bool, gap: bool, limit: float | None
     ) -> _StepRecord:
-        """Accumulate the gradient of a mini-batch, then read the loss and the norm: the only wait for the device.
+        """Accumulate the gradient of a mini-batch, then read loss and norm, which is the only wait for the device.
 
-        With `policy=False` only the value head learns; `gap` measures the distance of the module's log-probabilities
-        from the sampler's; the gradient is clipped to the norm `limit`.
+        With `policy=False` only the value head learns; `gap` compares the module's log-probabilities with the
+        sampler's; the gradient is clipped to the norm `limit`.
         """
         self.optimizer.zero_grad(set_to_none=True)
         counts = self._counts(flat, chosen)
@@ -405,7 +410,7 @@ class PPOLearner:
         self.optimizer.zero_grad(set_to_none=True)
         problem = f"the loss is {record.loss:g}"
         if math.isfinite(record.loss):
-            problem = f"the gradient's norm is {record.grad_norm:g} at a loss of {record.loss:g}"
+            problem = f"the gradient norm is {record.grad_norm:g} at a loss of {record.loss:g}"
         measured = _summary([record], 1, self._context.processes)
         low, high = (measured.get(name, math.nan) for name in ("ratio_min", "ratio_max"))
         kept = ""
@@ -413,9 +418,9 @@ class PPOLearner:
             try:
                 path = self.on_failure(rows, facts)
                 kept = f"; the batch is kept in {path}" if path is not None else ""
-            except (RewardKitError, OSError) as error:  # a full disk must not hide the reason
+            except (RewardKitError, OSError) as error:  # a full disk must not hide the error
                 kept = f"; the batch could not be kept: {error}"
-        raise TrainingError(f"{problem}, ratios from {low:g} to {high:g}; the step is not made{kept}")
+        raise TrainingError(f"{problem}, ratios from {low:g} to {high:g}; the optimizer step is skipped{kept}")
 
     def _row_diagnostics(self, flat: TrainingRows, version: int) -> dict[str, float]:
         """Diagnostics of the rows as a whole."""
@@ -440,7 +445,7 @@ class PPOLearner:
 
 @torch.no_grad()
 def score_rows(model: LogprobModel, rows: TrainingRows, context: DeviceContext) -> tuple[Array, Array | None]:
-    """Return (N,) log-probabilities and a critic's (N,) values, which are 0 off the first token of each action."""
+    """Return (N,) log-probabilities and a critic's (N,) values, 0 except on the first token of each action."""
     parts = context.split(rows, np.flatnonzero(rows.counts_B))
     logprobs: list[Tensor] = []
     values: list[Tensor] = []
@@ -461,7 +466,7 @@ def score_rows(model: LogprobModel, rows: TrainingRows, context: DeviceContext) 
 
 
 class _LossArguments(TypedDict):
-    """The tokens that a loss is over, and how they become one number."""
+    """The tokens of a loss, and how they are reduced."""
 
     loss_mask_BT: Tensor
     aggregation: Aggregation
@@ -472,14 +477,14 @@ class _LossArguments(TypedDict):
 def _micro_batch_loss(
     scores: Scores, part: MicroBatch, config: PPOConfig, counts: _StepCounts, kl_coefficient: float, *, policy: bool
 ) -> Loss:
-    """Return the share of a micro-batch in the loss of its optimizer step.
+    """Return a micro-batch's share of the loss of its optimizer step.
 
         loss = policy + kl_coefficient · KL(π, reference) - entropy_coefficient · entropy + value_coefficient · value
 
     In the critic's warm-up, with `policy=False`, only the value head learns.
     """
     row_ids, chosen = _row(part.rows_N), part.columns.get(CHOICE)
-    # All tokens at which there was a choice, as one row; `row_ids` tell sequences apart.
+    # All tokens with a choice, as one row; `row_ids` separate sequences.
     over = _LossArguments(
         loss_mask_BT=torch.ones_like(row_ids) if chosen is None else _row(chosen > 0),
         aggregation=config.reduction,
@@ -559,13 +564,23 @@ def _gap(logprobs_N: Tensor, part: MicroBatch) -> Diagnostics:
     return Diagnostics({"logprob_gap": most, "logprob_gap_mean": mean_statistic(gap)})
 
 
+def _why_empty(rows: TokenBatch, flat: TrainingRows) -> str:
+    if not len(rows):
+        return (
+            "the episodes have no tokens; get_action has to return log_probs with prompt_ids, token_ids and logprobs "
+            "of what the policy sampled"
+        )
+    forced = f", and a constraint forced {flat.forced}" if flat.forced else ""
+    return f"no token of {pluralize(len(rows), 'row')} takes part{forced}"
+
+
 def _summary(steps: Sequence[_StepRecord], epochs: int, processes: Processes) -> dict[str, float]:
     """Reduce the diagnostics of an update to numbers for a log, read from the device once.
 
-    The steps' `parts` are this process's, all else is of all.
+    The steps' `parts` are of this process; all else is of all processes.
 
-    They are means over the optimizer steps of `loss`, its terms and `grad_norm`; `grad_norm_max`; and the merged
-    diagnostics of all parts. `effective_sample_size` is that of one epoch, `effective_share` its share of the tokens.
+    They are the means of `loss`, its terms and `grad_norm` over optimizer steps; `grad_norm_max`; and the merged
+    diagnostics of all parts. `effective_sample_size` is for one epoch, `effective_share` its share of the tokens.
     """
     if not steps:
         return {}
@@ -600,7 +615,7 @@ def _summary(steps: Sequence[_StepRecord], epochs: int, processes: Processes) ->
 def version_lag(versions_N: Array, version: int) -> dict[str, float]:
     """The age of tokens: `lag_mean` and `lag_max` in versions, and `lag_share`, the share of older tokens.
 
-    `versions_N` is of the policy that sampled each token, -1 if unknown; `version` of the policy before the update.
+    `versions_N` are the policy versions that sampled the tokens, -1 if unknown; `version` is the one before the update.
     """
     lag = version - versions_N[versions_N >= 0].astype(np.int64)
     if not len(lag):

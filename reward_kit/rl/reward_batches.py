@@ -1,8 +1,8 @@
-"""The view that reward managers have of a batch shaped like verl's `DataProto`, and the positions of rewards in it.
+"""The reward managers' view of a batch shaped like verl's `DataProto`, and the positions of its rewards.
 
-A batch is anything with `batch` (tensors or NumPy arrays by name) and `non_tensor_batch`: verl's own `DataProto`, our
-`TokenBatch`, or that with its arrays moved by `to_tensors`. In verl's names rewards lie on the axis of `responses`; in
-ours on that of `action_mask`, like all our arrays.
+A batch is any object with `batch` (tensors or NumPy arrays by name) and `non_tensor_batch`: verl's `DataProto`, our
+`TokenBatch`, or a `TokenBatch` after `to_tensors`. In verl's batches rewards are aligned with `responses`; in ours with
+`action_mask`, like all our arrays.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Column = npt.NDArray[Any]
 _BLOCK = 256  # columns examined together; 128 to 512 take about the same time
-_GREATEST = float(np.finfo(np.float32).max)  # beyond it a float32 is infinite
+_GREATEST = float(np.finfo(np.float32).max)  # a larger float32 is infinite
 
 
 class TokenRewards(NamedTuple):
@@ -43,19 +43,19 @@ class RewardBatch:
 
     arrays: Mapping[str, Tensor]
     others: Mapping[str, Any]  # `non_tensor_batch`
-    actions_BT: Tensor  # not 0 on sampled tokens, on the axis of the rewards
-    attention_BT: Tensor | None  # not 0 on tokens, on the same axis; None if the batch has no mask
+    actions_BT: Tensor  # not 0 on sampled tokens, aligned with the rewards
+    attention_BT: Tensor | None  # not 0 on tokens, aligned likewise; None if the batch has no mask
 
     @classmethod
     def of(cls, data: Any) -> RewardBatch:
-        """Read a batch without copying; a missing array, or one with the shape of none of the axes, is an error."""
+        """Read a batch without copying; a missing array or one of an unexpected shape is an error."""
         wanted = ("responses", "prompts", "response_mask", "action_mask", "attention_mask", "step_rewards")
         arrays = read_tensors(data, (*wanted, "input_ids", "completion_mask"))
         mask = next((arrays[key] for key in ("response_mask", "action_mask") if key in arrays), None)
         attention = arrays.get("attention_mask")
         for name, values in arrays.items():
             if values.dim() != 2 and name != "step_rewards":
-                raise ConfigError(f"{name!r} has the axes row and token; got the shape {tuple(values.shape)}")
+                raise ConfigError(f"{name!r} must have the axes row and token, got the shape {tuple(values.shape)}")
         if "responses" in arrays:
             attention = _align_to_responses("attention_mask", attention, arrays)
             mask = _align_to_responses("response_mask", mask, arrays) if mask is not None else attention
@@ -66,7 +66,7 @@ class RewardBatch:
                 f"'action_mask' (ours); the batch has {known}"
             )
         if attention is not None and attention.shape != mask.shape:
-            raise ConfigError(f"'attention_mask' is {tuple(attention.shape)}, and actions are {tuple(mask.shape)}")
+            raise ConfigError(f"'attention_mask' has shape {tuple(attention.shape)}, but actions {tuple(mask.shape)}")
         return cls(arrays, read_non_tensors(data), mask, None if attention is mask else attention)
 
     def __len__(self) -> int:
@@ -77,7 +77,7 @@ class RewardBatch:
         """The column of each row's last valid token; -1 without one."""
         last = last_nonzero(self.actions_BT)
         if self.attention_BT is not None and (last >= 0).any():
-            # Sampled tokens are hardly ever padding: check each row's last one, and the rest only if needed.
+            # Sampled tokens are rarely padding: check each row's last one, and the rest only if needed.
             rows = torch.arange(len(last), device=self.device)
             columns = torch.from_numpy(last).to(self.device).clamp(min=0)
             on_padding = (self.attention_BT[rows, columns] == 0).cpu().numpy() & (last >= 0)
@@ -103,53 +103,53 @@ class RewardBatch:
         return self.actions_BT.device
 
     def column(self, name: str) -> Any | None:
-        """(B,) the entry of `non_tensor_batch`, if there is one."""
+        """(B,) the entry of `non_tensor_batch`, if any."""
         values = self.others.get(name)
         if values is not None and (np.ndim(values) == 0 or len(values) != len(self)):
-            raise ConfigError(f"non_tensor_batch[{name!r}] has one item per row, which are {len(self)}")
+            raise ConfigError(f"non_tensor_batch[{name!r}] must have one item for each of the {len(self)} rows")
         return values
 
     def numbers(self, name: str) -> Floats:
-        """(B,) finite numbers of `non_tensor_batch`, which must be there; NaN for None."""
+        """(B,) finite numbers of an entry that `non_tensor_batch` must have; NaN for None."""
         if (values := self.column(name)) is None:
             raise ConfigError(f"non_tensor_batch has no {name!r}{did_you_mean(name, map(str, self.others))}")
         return as_numbers(values, f"non_tensor_batch[{name!r}]")
 
     @cached_property
     def episodes_B(self) -> Ints:
-        """(B,) the number of each row's episode, by `traj_uid`; without it every row is an episode."""
+        """(B,) the index of each row's episode, by `traj_uid`; without it every row is an episode."""
         if (uids := self.column("traj_uid")) is None:
             return np.arange(len(self))
         codes: dict[Any, int] = {}
         try:
             numbers = [codes.setdefault(uid, len(codes)) for uid in uids]
         except TypeError as error:
-            raise ConfigError(f"non_tensor_batch['traj_uid'] names episodes by texts or numbers: {error}") from error
+            raise ConfigError(f"non_tensor_batch['traj_uid'] must hold texts or numbers: {error}") from error
         if None in codes:
-            raise ConfigError("non_tensor_batch['traj_uid'] is None of some row; every row is of an episode")
+            raise ConfigError("non_tensor_batch['traj_uid'] is None in some row; every row must belong to an episode")
         return np.array(numbers, dtype=np.int64)
 
     @cached_property
     def ends_B(self) -> Bools:
-        """(B,) true on the row that ends its episode: by `ends_episode`, else the last with a valid token."""
+        """(B,) true on the row that ends its episode: by `ends_episode`, else the last row with a valid token."""
         if (ends_episode := self.column("ends_episode")) is not None:
             if any(value not in (True, False) for value in np.asarray(ends_episode).tolist()):
-                raise ConfigError("non_tensor_batch['ends_episode'] is true or false of each row")
+                raise ConfigError("non_tensor_batch['ends_episode'] must be true or false for each row")
             return np.asarray(ends_episode, dtype=np.bool_)
         rows = np.flatnonzero(~self.is_empty_B)
         last = np.full(len(self), -1)
-        last[self.episodes_B[rows]] = rows  # of several rows the last stays
+        last[self.episodes_B[rows]] = rows  # the last of several rows wins
         ends: Bools = last[self.episodes_B] == np.arange(len(self))
         return ends
 
     def placed(self, scores_B: Floats, others: TokenRewards | None = None) -> Tensor:
         """Return (B,T) float32 on the inputs' device: each score that is not NaN on its row's last valid token.
 
-        A row without a valid token gets nothing; `others` are added at positions of their own.
+        A row without a valid token gets nothing; `others` are added at their own positions.
         """
         shape = tuple(self.actions_BT.shape)
         if self.device.type == "cpu":
-            # NumPy's zeros touch memory only when something is written.
+            # NumPy's zeros touch memory only when written.
             rewards = torch.from_numpy(np.zeros(shape, dtype=np.float32))
         else:
             rewards = torch.zeros(shape, dtype=torch.float32, device=self.device)
@@ -178,7 +178,7 @@ class RewardBatch:
             before = is_token[: len(is_token) - width] if len(is_token) > width else torch.ones_like(prompt) != 0
             return prompt[before].tolist(), responses[row][is_token[-width:] if width else slice(0)].tolist()
         if "input_ids" not in self.arrays:
-            raise ConfigError("the batch has neither 'responses' nor 'input_ids': there is nothing to decode")
+            raise ConfigError("the batch has neither 'responses' nor 'input_ids' to decode")
         ids, later = self.arrays["input_ids"][row], self.arrays.get("completion_mask", self.actions_BT)[row] != 0
         is_token = self.attention_BT[row] != 0 if self.attention_BT is not None else torch.ones_like(later)
         return ids[is_token & ~later].tolist(), ids[is_token & later].tolist()
@@ -187,12 +187,12 @@ class RewardBatch:
 def read_tensors(data: Any, names: Sequence[str]) -> dict[str, Tensor]:
     """The named arrays that the batch has, as tensors that share their memory."""
     if isinstance(data, PackedBatch):
-        raise ConfigError("these rows are packed, all in one; give a reward manager padded rows, and pack them later")
+        raise ConfigError("these rows are packed into one; pass padded rows to a reward manager, and pack them later")
     if not hasattr(getattr(data, "batch", None), "keys"):
         raise ConfigError(
-            f"a batch has `batch` and `non_tensor_batch`, as DataProto and TokenBatch do; got {type_name(data)}"
+            f"a batch needs `batch` and `non_tensor_batch`, like DataProto and TokenBatch; got {type_name(data)}"
         )
-    present = set(data.batch.keys())  # a TensorDict does not answer `in`
+    present = set(data.batch.keys())  # a TensorDict does not support `in`
     tensors: dict[str, Tensor] = {}
     with warnings.catch_warnings():
         # The tensors are only read.
@@ -201,7 +201,7 @@ def read_tensors(data: Any, names: Sequence[str]) -> dict[str, Tensor]:
             try:
                 tensors[name] = torch.as_tensor(data.batch[name])
             except (TypeError, ValueError, RuntimeError) as error:
-                raise ConfigError(f"{name!r} cannot be a tensor: {error}") from error
+                raise ConfigError(f"{name!r} cannot be converted to a tensor: {error}") from error
     return {name: tensors[name] for name in names if name in tensors}
 
 
@@ -219,7 +219,7 @@ def as_numbers(values: Any, name: str) -> Floats:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{name} holds something that is not a number: {error}") from error
     if (wrong := np.flatnonzero(np.abs(numbers) > _GREATEST)).size:
-        raise ConfigError(f"{name} is infinite in row {wrong[0]}; leave it unscored with NaN or None")
+        raise ConfigError(f"{name} is infinite in row {wrong[0]}; use NaN or None for an unscored row")
     return numbers
 
 
@@ -232,18 +232,18 @@ def _by_columns(mask_BT: Tensor) -> Ints:
     """On an accelerator: one pass and one copy."""
     columns = torch.arange(1, mask_BT.shape[1] + 1, device=mask_BT.device)
     numbered = torch.where(mask_BT != 0, columns, 0)
-    none = numbered.new_zeros((len(numbered), 1))  # the maximum of no columns is an error
+    none = numbered.new_zeros((len(numbered), 1))  # max() over zero columns is an error
     last: Ints = torch.cat([none, numbered], dim=1).amax(1).cpu().numpy() - 1
     return last
 
 
 def _by_blocks(mask_BT: Tensor) -> Ints:
-    """On a CPU: one pass by blocks, then each row's last non-empty block; a quarter of the time of a plain pass."""
+    """On a CPU: one pass by blocks, then each row's last non-empty block, in a quarter of the time of a plain pass."""
     mask = mask_BT.detach()
     values = (mask != 0 if mask.is_floating_point() else mask).numpy()
     rows, width = values.shape
     head, blocks = width % _BLOCK, width // _BLOCK
-    # Columns beyond full blocks stand first, so that the others are a view with an axis of blocks.
+    # Columns that fill no block come first, so that the others are a view with an axis of blocks.
     by_block = values[:, head:].reshape(rows, blocks, _BLOCK)
     is_used = np.bitwise_or.reduce(by_block, axis=2) != 0
     last = _last_true(values[:, :head] != 0)
@@ -265,27 +265,27 @@ def _truth(values: Tensor) -> Tensor:
 
 
 def _align_to_responses(name: str, values: Tensor | None, arrays: Mapping[str, Tensor]) -> Tensor | None:
-    """The part on the axis of the responses: the last columns if it covers the prompts too."""
+    """The part aligned with the responses: the last columns if it covers the prompts too."""
     rows, width = arrays["responses"].shape
     if values is None or tuple(values.shape) == (rows, width):
         return values
     whole = width + arrays["prompts"].shape[1] if "prompts" in arrays else max(values.shape[1], width)
     if tuple(values.shape) != (rows, whole):
         longer = f", or {(rows, whole)} with the prompts" if whole > width else ""
-        raise ConfigError(f"{name!r} is {tuple(values.shape)}; beside 'responses' it is {(rows, width)}{longer}")
+        raise ConfigError(f"{name!r} is {tuple(values.shape)}; with 'responses' it must be {(rows, width)}{longer}")
     return values[:, whole - width :]
 
 
 def stack_facts(items: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
     """Turn facts of single rows into arrays with one item per row; None if a row lacks a key.
 
-    If all rows have a number, the array is one of numbers.
+    If all rows have numbers, the array is numeric.
     """
     columns = {}
     for key in dict.fromkeys(key for item in items for key in item):
         values = [item.get(key) for item in items]
         if all(isinstance(value, bool | int | float | np.number | np.bool_) for value in values):
             columns[key] = np.array(values)
-        else:  # NumPy would make an axis of a value that is a list
+        else:  # NumPy would turn a list value into an axis
             columns[key] = np.fromiter(values, dtype=object, count=len(values))
     return columns

@@ -1,6 +1,6 @@
 """Reward managers: from scores on episodes or answers to rewards on tokens, in the shape of verl's reward managers.
 
-`EpisodeRewardManager` places scores that episodes have already; the others score single answers by a reward function.
+`EpisodeRewardManager` places existing scores of episodes; the others score single answers by a reward function.
 """
 
 from __future__ import annotations
@@ -73,21 +73,21 @@ logger = logging.getLogger("reward_kit.rl")
 
 
 class Tokenizer(Protocol):
-    """The part of a tokenizer that is used."""
+    """The interface that reward managers need of a tokenizer."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         """Return the text of these tokens."""
 
 
 def check_tokenizer(tokenizer: object) -> None:
-    """Raise `ConfigError` unless it can decode. If nothing is decoded, a tokenizer may be anything."""
+    """Raise `ConfigError` if the tokenizer cannot decode."""
     if not callable(getattr(tokenizer, "decode", None)):
         raise ConfigError(f"the tokenizer has no method `decode`; got {tokenizer!r:.80}")
 
 
 def _check_whole(name: str, number: object, low: int) -> None:
     if not isinstance(number, int | np.integer) or isinstance(number, bool) or number < low:
-        raise ConfigError(f"{name} is a whole number of at least {low}; got {number!r}")
+        raise ConfigError(f"{name} must be a whole number of at least {low}, got {number!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class RunningStatistics:
     m2: float = 0.0
 
     def including(self, numbers: Floats) -> RunningStatistics:
-        """Return the statistics with these numbers added; their order matters only for rounding.
+        """Return the statistics with these numbers added; their order affects only rounding.
 
         Welford's recurrence, for a whole batch at once (Chan, Golub and LeVeque 1983, eq. 2.1).
         """
@@ -116,20 +116,20 @@ class RunningStatistics:
         )
 
     def normalized(self, numbers: Floats) -> Floats:
-        """(x - mean) / (std + 1e-8), with std divided by n: 0 for a first and only number, and for equal numbers."""
+        """(x - mean) / (std + 1e-8) with the population std: 0 for a single number and for equal numbers."""
         return (numbers - self.mean) / ((math.sqrt(self.m2 / self.count) if self.count else 0.0) + EPSILON)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunningStatistics:
-        """Read the result of `asdict`; a missing or impossible number is an error."""
+        """Read the result of `asdict`; a missing or impossible number is a `ConfigError`."""
         try:
             read = cls(operator.index(data["count"]), float(data["mean"]), float(data["m2"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"no running statistics: {dict(data)!r:.200}; wanted: count, mean, m2") from error
+            raise ConfigError(f"invalid running statistics: {dict(data)!r:.200}; expected: count, mean, m2") from error
         if read.count < 0 or not math.isfinite(read.mean) or not 0 <= read.m2 < math.inf:
-            raise ConfigError(f"no running statistics: {read}; count and m2 are at least 0, and all are finite")
+            raise ConfigError(f"invalid running statistics: {read}; count and m2 must be at least 0, and all finite")
         if read.count == 0 and read != cls():
-            raise ConfigError(f"no running statistics: {read}; of no numbers, mean and m2 are 0")
+            raise ConfigError(f"invalid running statistics: {read}; with count 0, mean and m2 must be 0")
         return read
 
 
@@ -139,17 +139,17 @@ class BatchScores(NamedTuple):
     scores_B: Floats  # placed on each row's last valid token; NaN places nothing
     info: dict[str, Column]  # facts for each row, (B,) each
     step_rewards: TokenRewards | None = None
-    statistics: RunningStatistics | None = None  # the new ones, if any are kept
+    statistics: RunningStatistics | None = None  # the new ones, if the manager keeps any
 
 
 class RewardManager(ABC):
-    """Base of the managers: take `rm_scores` as they are, else score, place, and show examples.
+    """Base class: use a batch's `rm_scores` unchanged, else score, place the rewards, and show examples.
 
     Args:
-        tokenizer: decodes the rows that are shown and scored.
-        num_examine: the most rows of each data source shown of a batch, each with probability 0.1.
+        tokenizer: decodes rows to show or score.
+        num_examine: maximum rows per data source shown of a batch, each with probability 0.1.
         seed: of the generator that chooses them.
-        echo: takes each line that is shown; by default the logger "reward_kit.rl", at level INFO.
+        echo: receives each line to show; by default the logger "reward_kit.rl", at level INFO.
 
     Raises:
         ConfigError: an option is wrong.
@@ -161,7 +161,7 @@ class RewardManager(ABC):
         _check_whole("num_examine", num_examine, 0)
         _check_whole("seed", seed, 0)
         if echo is not None and not callable(echo):
-            raise ConfigError(f"echo is a function that takes a line; got {echo!r:.80}")
+            raise ConfigError(f"echo must be a function that takes a line, got {echo!r:.80}")
         if num_examine:
             check_tokenizer(tokenizer)
         self.tokenizer = tokenizer
@@ -174,33 +174,33 @@ class RewardManager(ABC):
     @overload
     def __call__(self, data: Any, return_dict: Literal[True]) -> dict[str, Any]: ...
     def __call__(self, data: Any, return_dict: bool = False) -> Tensor | dict[str, Any]:
-        """Return the rewards of a batch: float32, shaped like `responses` (ours: `action_mask`), on its device.
+        """Return the rewards of a batch: float32, shaped like `responses` (or our `action_mask`), on its device.
 
         Args:
-            data: a batch; see `rl.reward_batches`. Its `rm_scores`, if it has them, are the rewards.
-            return_dict: return `reward_tensor`, and `reward_extra_info`: for each fact an array with one item per row.
+            data: a batch; see `rl.reward_batches`. Its `rm_scores`, if any, are the rewards.
+            return_dict: return `reward_tensor` and `reward_extra_info`, arrays with one item per row.
 
         Raises:
-            ConfigError: the batch lacks something; such a call changes nothing.
-            RewardError: the tokenizer cannot decode a row that is to be shown.
+            ConfigError: the batch is incomplete; the call changes nothing.
+            RewardError: the tokenizer cannot decode a row.
         """
         rewards, info = self._ready(data) or self._rewarded(data)
         return {"reward_tensor": rewards, "reward_extra_info": info} if return_dict else rewards
 
     @staticmethod
     def _ready(data: Any) -> tuple[Tensor, dict[str, Column]] | None:
-        """The rewards that a batch brings as `rm_scores`, if any, and the facts that it names with them."""
+        """The batch's `rm_scores`, if any, and the facts named by its `reward_extra_keys`."""
         tensors = read_tensors(data, ("rm_scores", "responses", "action_mask"))
         if (rewards := tensors.pop("rm_scores", None)) is None:
             return None
         shape = next((tuple(mask.shape) for mask in tensors.values()), tuple(rewards.shape))
         if rewards.dim() != 2 or tuple(rewards.shape) != shape:
-            raise ConfigError(f"'rm_scores' are rewards on tokens, {shape}; got {tuple(rewards.shape)}")
+            raise ConfigError(f"'rm_scores' must have one reward per token, {shape}, got {tuple(rewards.shape)}")
         scores = rewards.detach().reshape(len(rewards), -1).sum(dim=1).to("cpu", torch.float64).numpy()
         keys = (getattr(data, "meta_info", None) or {}).get("reward_extra_keys", ())
         others = read_non_tensors(data)
         if missing := [key for key in keys if key not in others]:
-            raise ConfigError(f"reward_extra_keys names {missing[0]!r}{did_you_mean(missing[0], others)}")
+            raise ConfigError(f"unknown name {missing[0]!r} in reward_extra_keys{did_you_mean(missing[0], others)}")
         return rewards, {"score": scores, "is_scored": ~np.isnan(scores), **{key: others[key] for key in keys}}
 
     def _rewarded(self, data: Any) -> tuple[Tensor, dict[str, Column]]:
@@ -211,7 +211,7 @@ class RewardManager(ABC):
             logger.info("%d of %d rows have no valid token and get no reward", empty, len(batch))
         if self._num_examine and (self._echo or logger.isEnabledFor(logging.INFO)):
             self._show(batch, scored.scores_B)
-        # Last, so that a call that fails leaves nothing behind and can be repeated.
+        # Last, so that a failed call changes nothing and can be repeated.
         self.statistics = scored.statistics or self.statistics
         return rewards, {**scored.info, "score": scored.scores_B, "is_empty": batch.is_empty_B}
 
@@ -241,22 +241,22 @@ class RewardManager(ABC):
 
 
 class EpisodeRewardManager(RewardManager):
-    """Rewards from episodes that were scored before: `non_tensor_batch["episode_rewards"]`, one score per row.
+    """Rewards from scored episodes: `non_tensor_batch["episode_rewards"]`, one score per row.
 
-    An episode's score stands once, on the last valid token of the row that ends it: by `ends_episode`, else the last
+    An episode's score is placed once, on the last valid token of the row that ends it: by `ends_episode`, else the last
     row of its `traj_uid` with a valid token. An episode whose score is None or NaN is unscored: its rows get no reward,
-    and `is_scored` is false. The visual scorer's number is applied first, then normalization; step rewards are added as
-    they are.
+    and `is_scored` is false. The visual scorer's number is applied first, then normalization; step rewards are added
+    unchanged.
 
     Args:
-        normalize_by_length: the same as normalization_type="length".
-        normalization_type: "none"; "length": divided by `episode_lengths`; "variance": (score - mean) / (std + 1e-8),
-            running over all episodes placed so far, those of this batch included. Save `state_dict()` with checkpoints.
-        step_rewards: also place the `step_rewards` of the batch, each on its action's last token: a (B,T) array, as
-            our rows have it, or in `non_tensor_batch` for each row a list with one reward per action.
+        normalize_by_length: same as normalization_type="length".
+        normalization_type: "none"; "length": divide by `episode_lengths`; "variance": (score - mean) / (std + 1e-8),
+            over all episodes so far, including this batch. Save `state_dict()` with checkpoints.
+        step_rewards: also place the batch's `step_rewards`, each on its action's last token: a (B,T) array, as in our
+            rows, or in `non_tensor_batch` a list per row with one reward per action.
         visual_scorer: takes the `multi_modal_inputs` of the row that ends an episode (`pixel_values`,
-            `image_grid_thw`), if it has them. None or NaN, or an error, leaves the episode unscored.
-        visual_rule: its number multiplies the score, or is added to it.
+            `image_grid_thw`), if any. None, NaN or an error leaves the episode unscored.
+        visual_rule: multiply the score by its number, or add it.
 
     The other arguments are those of `RewardManager`. Unknown or contradicting options raise `ConfigError`.
     """
@@ -280,15 +280,15 @@ class EpisodeRewardManager(RewardManager):
         check_choice("visual_rule", visual_rule, get_args(VisualRule))
         for name, flag in (("normalize_by_length", normalize_by_length), ("step_rewards", step_rewards)):
             if not isinstance(flag, bool):
-                raise ConfigError(f"{name} is True or False; got {flag!r}")
+                raise ConfigError(f"{name} must be True or False, got {flag!r}")
         if visual_scorer is not None and (not callable(visual_scorer) or inspect.iscoroutinefunction(visual_scorer)):
-            raise ConfigError(f"visual_scorer is a plain function of one row's inputs; got {visual_scorer!r:.80}")
+            raise ConfigError(f"visual_scorer must be a plain function of one row's inputs, got {visual_scorer!r:.80}")
         kind = normalization_type
         if kind is None:
             kind = "length" if normalize_by_length else "none"
         check_choice("normalization_type", kind, get_args(NormalizationType))
         if normalize_by_length and kind != "length":
-            raise ConfigError(f"normalize_by_length=True is normalization_type='length'; got {kind!r} too")
+            raise ConfigError(f"normalize_by_length=True contradicts normalization_type={kind!r}; use one of them")
         self.normalization_type: NormalizationType = kind
         self._step_rewards, self._visual_scorer, self._visual_rule = step_rewards, visual_scorer, visual_rule
 
@@ -297,13 +297,11 @@ class EpisodeRewardManager(RewardManager):
         return {"normalization_type": self.normalization_type, **asdict(self.statistics)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint; a state of another normalization, or not such a state, is a `ConfigError`."""
+        """Continue from a checkpoint; an invalid state, or one of another normalization, is a `ConfigError`."""
         if not isinstance(state, Mapping):
-            raise ConfigError(f"a state is what state_dict() gave; got {state!r:.80}")
+            raise ConfigError(f"pass the result of state_dict(), got {state!r:.80}")
         if (kind := state.get("normalization_type")) != self.normalization_type:
-            raise ConfigError(
-                f"the state is of normalization_type {kind!r}, the manager of {self.normalization_type!r}"
-            )
+            raise ConfigError(f"the state has normalization_type {kind!r}, but the manager {self.normalization_type!r}")
         self.statistics = RunningStatistics.from_json(state)
 
     def _score(self, batch: RewardBatch) -> BatchScores:
@@ -313,8 +311,8 @@ class EpisodeRewardManager(RewardManager):
         if (wrong := np.flatnonzero((scores != shared) & ~(np.isnan(scores) & np.isnan(shared)))).size:
             row = int(wrong[0])
             raise ConfigError(
-                f"episode_rewards[{row}] is {scores[row]:g}, and an earlier row of the same traj_uid has "
-                f"{shared[row]:g}; it is the score of the whole episode, and rewards of single steps are 'step_rewards'"
+                f"episode_rewards[{row}] is {scores[row]:g}, but an earlier row of the same traj_uid has "
+                f"{shared[row]:g}; give the score of the whole episode, and rewards of steps as 'step_rewards'"
             )
         is_scored = ~np.isnan(scores)
         bears = batch.ends_B & ~batch.is_empty_B & is_scored
@@ -332,8 +330,7 @@ class EpisodeRewardManager(RewardManager):
             if (wrong := np.flatnonzero(bears & ~(lengths >= 1))).size:
                 row = int(wrong[0])
                 raise ConfigError(
-                    f"episode_lengths[{row}] is {lengths[row]:g}, and a score cannot be divided by it; it counts an "
-                    "episode's steps, at least 1"
+                    f"episode_lengths[{row}] is {lengths[row]:g}, but must be an episode's number of steps, at least 1"
                 )
             scores = np.divide(scores, lengths, where=bears, out=np.full_like(scores, np.nan))
         steps = _locate_step_rewards(batch, is_scored) if self._step_rewards else None
@@ -342,7 +339,7 @@ class EpisodeRewardManager(RewardManager):
     def _apply_visual(
         self, batch: RewardBatch, scorer: VisualScorer, scores_B: Floats, rows: Ints
     ) -> list[dict[str, str]]:
-        """Apply the visual scorer to the scores of these rows, in place; return each row's failure."""
+        """Apply the visual scorer to the scores of these rows in place; return each row's failure."""
         failures = [{"failure_class": "", "failure": ""} for _ in scores_B]
         inputs = batch.column("multi_modal_inputs")
         for row in rows.tolist():
@@ -352,11 +349,11 @@ class EpisodeRewardManager(RewardManager):
                 with boundary(RewardError, f"visual scorer on row {row}"):
                     answer: Any = scorer(inputs[row])
                     seen = answer
-                    if hasattr(answer, "item") and math.prod(answer.shape) == 1:  # of a tensor, `size` is a method
+                    if hasattr(answer, "item") and math.prod(answer.shape) == 1:  # a tensor's `size` is a method
                         seen = answer.item()
                 if not isinstance(seen, int | float) or not math.isfinite(seen):
                     raise InvalidResultError(
-                        f"visual scorer on row {row}: it gave {answer!r:.80}, which is not a finite number"
+                        f"visual scorer on row {row}: it returned {answer!r:.80}, not a finite number"
                     )
             except RewardKitError as error:
                 failure = Failure.from_exception(error)
@@ -367,13 +364,13 @@ class EpisodeRewardManager(RewardManager):
 
 
 def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards:
-    """The step rewards of scored episodes on their actions, without those that are None or NaN."""
+    """The step rewards of scored episodes on their actions, except None and NaN."""
     if "step_rewards" in batch.arrays:
         given = batch.arrays["step_rewards"]
         if given.shape != batch.actions_BT.shape:
             raise ConfigError(
-                f"step_rewards is {tuple(given.shape)}, and actions are {tuple(batch.actions_BT.shape)}; give rewards "
-                "on tokens, or for each row a list with one reward per action in non_tensor_batch"
+                f"step_rewards has the shape {tuple(given.shape)}, but actions {tuple(batch.actions_BT.shape)}; give "
+                "one per token, or in non_tensor_batch a list per row with one reward per action"
             )
         at, on = torch.where((given != 0) & batch.valid_BT)
         rows, columns = at.cpu().numpy(), on.cpu().numpy()
@@ -382,7 +379,7 @@ def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards
         lists = batch.column("step_rewards")
         if lists is None:
             raise ConfigError(
-                "step_rewards=True, and the batch has no 'step_rewards', on tokens or in non_tensor_batch"
+                "step_rewards=True, but the batch has no 'step_rewards', on tokens or in non_tensor_batch"
             )
         # An action is an unbroken run of valid tokens; its reward goes on the last.
         valid = batch.valid_BT.cpu().numpy()
@@ -395,12 +392,12 @@ def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards
             known = [None] * actions if rewards is None else rewards
             if not hasattr(known, "__len__") or isinstance(known, str):
                 raise ConfigError(
-                    f"non_tensor_batch['step_rewards'][{row}] is a list with one reward per action; got "
-                    f"{rewards!s:.80}. One number per row, as verl-agent has it, is a discounted return"
+                    f"non_tensor_batch['step_rewards'][{row}] must be a list with one reward per action, got "
+                    f"{rewards!s:.80}; one number per row, as in verl-agent, is a discounted return"
                 )
             if len(known) != actions:
                 raise ConfigError(
-                    f"non_tensor_batch['step_rewards'][{row}] has {len(known)} rewards, and the row has {actions} "
+                    f"non_tensor_batch['step_rewards'][{row}] has {len(known)} rewards, but the row has {actions} "
                     "actions (unbroken runs of its mask)"
                 )
             flat.extend(known)
@@ -410,15 +407,15 @@ def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards
 
 
 class NaiveRewardManager(RewardManager):
-    """Scores each row by its ground truth, one after the other.
+    """Scores rows by their ground truth, one after the other.
 
-    A reward that fails or gives no valid score leaves its own row unscored: no reward, `is_scored` false, and
-    `failure_class` and `failure` give the reason. Further results (the metrics of an `EvaluateResult`, the further keys
-    of verl's dict) are in `reward_extra_info` under their own names.
+    A failed reward or invalid score leaves its row unscored: no reward, `is_scored` false, and `failure_class` and
+    `failure` give the reason. Further results (the metrics of an `EvaluateResult`, other keys of verl's dict) are in
+    `reward_extra_info` under their own names.
 
     Args:
-        compute_score: a reward function, a `Scorer` (sandboxed), or a function of verl's form:
-            `compute_score(data_source, solution_str, ground_truth, extra_info)`; another is a `ConfigError`.
+        compute_score: a reward function, a `Scorer` (sandboxed), or a function with verl's signature
+            `compute_score(data_source, solution_str, ground_truth, extra_info)`; others raise `ConfigError`.
 
     The other arguments are those of `RewardManager`.
     """
@@ -446,7 +443,7 @@ class NaiveRewardManager(RewardManager):
         if isinstance(reward, RewardSpec) and requests:
             truths = [request.ground_truth for request in requests]
             models = batch.column("reward_model")
-            # The fields beside a ground truth; without a `reward_model`, those of the batch.
+            # The fields beside a ground truth; without a `reward_model`, the batch's.
             fields = {str(key) for model in models for key in model or {}} if models is not None else set()
             fields = set(map(str, batch.others)) if models is None else fields
             check_truth(reward, truths, fields, "row of non_tensor_batch['reward_model']")
@@ -485,7 +482,7 @@ class NaiveRewardManager(RewardManager):
                     ) from error
             if model is not None and not isinstance(model, Mapping):
                 raise ConfigError(
-                    f"non_tensor_batch['reward_model'][{row}] is a mapping with 'ground_truth', as verl has it; "
+                    f"non_tensor_batch['reward_model'][{row}] must be a mapping with 'ground_truth', as in verl; "
                     f"got {model!r:.80}"
                 )
             requests.append(
@@ -501,7 +498,7 @@ class NaiveRewardManager(RewardManager):
         return requests
 
     def _run(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        """Score all requests, in order. A batch reward is called once."""
+        """Score all requests in order. A batch reward is called once."""
 
         async def run() -> list[Scored]:
             reward, limit, deadline = self._compute_score, self._max_concurrency, self._deadline_s
@@ -512,30 +509,30 @@ class NaiveRewardManager(RewardManager):
             asyncio.get_running_loop()
         except RuntimeError:
             return anyio.run(run)
-        # The caller is itself in an event loop, as in a notebook.
+        # The caller runs in an event loop, as in a notebook.
         with ThreadPoolExecutor(1) as threads:
             return threads.submit(anyio.run, run).result()
 
 
 class BatchRewardManager(NaiveRewardManager):
-    """Scores all rows in one call: of a batch reward, or of verl's form for batches.
+    """Scores all rows in one call of a batch reward, or of a function with verl's signature for batches.
 
-    The latter is `compute_score(data_sources, solution_strs, ground_truths, extra_infos)`, which returns a list. For
-    its arguments see `NaiveRewardManager`.
+    The latter is `compute_score(data_sources, solution_strs, ground_truths, extra_infos)` and returns a list. For the
+    arguments see `NaiveRewardManager`.
     """
 
     mode: EvaluationMode = "batch"
 
 
 class PrimeRewardManager(NaiveRewardManager):
-    """Scores rows in parallel, each within a deadline: a call that exceeds it is unscored with the class `timeout`.
+    """Scores rows in parallel; a call that exceeds the deadline leaves its row unscored with the class `timeout`.
 
-    Plain functions are called in threads. A call that was given up goes on in its thread until it ends; a reward that
-    may hang for good, or computes much in Python, belongs in the sandbox: give a `Scorer` with its own deadline.
+    Plain functions run in threads, and after the deadline a call continues in its thread until it ends. Run a reward
+    that may hang, or computes much in Python, in the sandbox: pass a `Scorer` with its own deadline.
 
     Args:
-        max_concurrency: calls at a time.
-        deadline_s: for one call; None with a `Scorer`.
+        max_concurrency: calls in flight.
+        deadline_s: seconds for one call; None with a `Scorer`.
 
     The other arguments are those of `NaiveRewardManager`.
     """
@@ -556,21 +553,21 @@ class PrimeRewardManager(NaiveRewardManager):
         if deadline_s is not None:
             check_number("deadline_s", deadline_s)
             if deadline_s <= 0:
-                raise ConfigError(f"deadline_s is above 0; got {deadline_s!r}")
+                raise ConfigError(f"deadline_s must be above 0, got {deadline_s!r}")
         self._max_concurrency, self._deadline_s = max_concurrency, deadline_s
 
 
 class DAPORewardManager(NaiveRewardManager):
-    """Scores as `NaiveRewardManager`, and penalises responses that nearly reach the longest allowed.
+    """Scores like `NaiveRewardManager`, and penalises responses close to the maximum length.
 
-    The soft overlong punishment of DAPO (arXiv 2503.14476, eq. 13): nothing up to max_response_length -
-    overlong_buffer_len tokens, from there growing linearly to `overlong_penalty_factor` at max_response_length.
-    `reward_extra_info` has it as `overlong_penalty`, which is 0 or below.
+    The soft overlong punishment of DAPO (arXiv 2503.14476, eq. 13): zero up to max_response_length -
+    overlong_buffer_len tokens, then growing linearly to `overlong_penalty_factor` at max_response_length.
+    `reward_extra_info` has it as `overlong_penalty`, at most 0.
 
     Args:
         max_response_length: in tokens.
-        overlong_buffer_len: how many tokens below that the penalty starts.
-        overlong_penalty_factor: the greatest penalty.
+        overlong_buffer_len: tokens before the maximum at which the penalty starts.
+        overlong_penalty_factor: the maximum penalty.
 
     The other arguments are those of `NaiveRewardManager`.
     """
@@ -604,19 +601,19 @@ class DAPORewardManager(NaiveRewardManager):
 
 
 def _as_reward(given: Any, mode: EvaluationMode) -> RewardSpec | Scorer:
-    """Return a `Scorer` as it is, or the spec of a reward of this mode."""
+    """Return a `Scorer` unchanged, or the spec of a reward of this mode."""
     if hasattr(given, "score_group"):
         scorer: Scorer = given
         return scorer
     spec = given if isinstance(given, RewardSpec) else build_spec(given)
     if hasattr(spec.function, "each"):
         raise ConfigError(
-            f"reward {spec.id!r} has post_process_scores, which is for groups, and a reward manager scores rows; "
-            "leave it to an AsyncRewardAgent"
+            f"reward {spec.id!r} has post_process_scores, which needs groups, but a reward manager scores rows; "
+            "use an AsyncRewardAgent"
         )
     if spec.mode != mode:
         other = "BatchRewardManager" if mode == "pointwise" else "NaiveRewardManager"
-        raise ConfigError(f"reward {spec.id!r} is a {spec.mode} reward; it is for the {other}")
+        raise ConfigError(f"reward {spec.id!r} is a {spec.mode} reward; use the {other}")
     return spec
 
 
@@ -630,9 +627,9 @@ REWARD_MANAGERS: dict[str, type[RewardManager]] = {
 
 
 def load_reward_manager(name: str, tokenizer: Tokenizer, num_examine: int, **options: Any) -> RewardManager:
-    """Make the reward manager of this name: batch, dapo, episode, naive or prime.
+    """Create the reward manager with this name: batch, dapo, episode, naive or prime.
 
-    `options` are the manager's own. Raises `ConfigError` for an unknown name or option, and a missing or wrong option.
+    `options` are the manager's. Raises `ConfigError` for an unknown name or option, and a missing or invalid option.
     """
     if name not in REWARD_MANAGERS:
         known = ", ".join(REWARD_MANAGERS)

@@ -1,13 +1,13 @@
 """A policy whose weights are trained here and sampled by a vLLM or SGLang server that the user runs.
 
-The server answers through `OpenAIAgentPolicy`, with the token ids and log-probabilities that it sampled. `publish`
-writes the weights as a model folder and has the server load it between answers: it waits until none is in flight, and
-new ones wait for it, so that no answer mixes two versions.
+`OpenAIAgentPolicy` requests the answers with their token ids and log-probabilities. `publish` writes the weights as a
+model folder and has the server load it between answers: it waits until no answer is in flight and holds back new ones,
+so that no answer mixes two versions.
 
 Requests to the servers (vLLM's documentation of sleep mode, SGLang's "SGLang for RL Systems"):
 
     vLLM    POST /collective_rpc {"method": "reload_weights"}, POST /reset_prefix_cache?reset_running_requests=true;
-            needs VLLM_SERVER_DEV_MODE=1, and the server started on the folder that is published to
+            needs VLLM_SERVER_DEV_MODE=1, and a server started on the published folder
     SGLang  POST /update_weights_from_disk {"model_path", "weight_version", "flush_cache": true}
 """
 
@@ -36,16 +36,16 @@ Server = Literal["vllm", "sglang"]
 
 
 class ServedPolicy(AgentPolicy):
-    """Acts through a model server, and can be trained.
+    """A trainable policy that acts through a model server.
 
     Args:
-        folder: the model in transformers' form. Its weights are loaded here to be trained.
-        published: the folder that the server reads weights from, on a shared file system. For vLLM it is the one that
-            the server was started on.
+        folder: the model in the format of `transformers`. Its weights are loaded here for training.
+        published: the folder that the server reads weights from, on a shared file system. A vLLM server must have been
+            started on it.
         server: "vllm" or "sglang".
         base_url: of the server's OpenAI API, such as "http://127.0.0.1:8000/v1".
         model: the model's name at the server; by default `published`.
-        temperature: of sampling. Filters such as top_p are refused, because they are not recorded.
+        temperature: of sampling. Filters such as top_p are refused, since they are not recorded.
         publish_timeout_s: time limit for the server to load the weights.
         api_key: as for `OpenAIAgentPolicy`; also sent when weights are published.
         **options: further options of `OpenAIAgentPolicy`.
@@ -71,10 +71,10 @@ class ServedPolicy(AgentPolicy):
     ) -> None:
         check_choice("server", server, get_args(Server))
         if refused := sorted({"top_p", "logprobs", "stream"} & set(options)):
-            raise ConfigError(f"{refused[0]!r} is not for a policy in training, which records all that it samples")
+            raise ConfigError(f"{refused[0]!r} is not allowed for a policy in training, because it is not recorded")
         self.module, tokenizer = load_model(Path(folder))
         if tokenizer is None:
-            raise ConfigError(f"{folder} has no tokenizer, which the server needs beside the weights")
+            raise ConfigError(f"{folder} has no tokenizer, which the server needs with the weights")
         self.tokenizer = tokenizer
         self.published, self.version = Path(published).resolve(), 0
         self.sampling = Sampling(temperature=temperature)
@@ -100,7 +100,7 @@ class ServedPolicy(AgentPolicy):
 
     @property
     def pad_token_id(self) -> int:
-        """The id that fills up rows: the tokenizer's padding, else its end of text."""
+        """The padding id: the tokenizer's padding token, else its end of text."""
         pad = self.tokenizer.pad_token_id
         return int(pad if pad is not None else self.tokenizer.eos_token_id)
 
@@ -115,10 +115,10 @@ class ServedPolicy(AgentPolicy):
         return await _ServedSession(self, self._acting).get_action(observation, available_tools_specs)
 
     async def publish(self, version: int) -> None:
-        """Have the server sample with the weights that `module` has now.
+        """Make the server sample with the current weights of `module`.
 
         If this fails or is cancelled after the request, the server's weights are unknown, and answers are refused until
-        weights are published. `PolicyError`: the server refused the weights, and samples with the old ones.
+        the next publish. Raises `PolicyError` if the server refused the weights; it then samples with the old ones.
         """
         async with self._gate:
             while self._is_publishing:
@@ -134,7 +134,7 @@ class ServedPolicy(AgentPolicy):
                 body = {"model_path": str(self.published), "weight_version": str(version), "flush_cache": True}
                 try:
                     await self._ask("update_weights_from_disk", body)
-                except PolicyError:  # SGLang goes back to the weights it had
+                except PolicyError:  # SGLang falls back to its old weights
                     self._in_doubt = None
                     raise
             else:
@@ -154,14 +154,14 @@ class ServedPolicy(AgentPolicy):
 
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[int]:
-        """Keep weights from being published during an answer; yield the version that gives it."""
+        """Block publishing during an answer; yield the version that samples it."""
         async with self._gate:
             while self._is_publishing:
                 await self._gate.wait()
             if self._in_doubt is not None:
                 raise PolicyError(
-                    f"publishing version {self._in_doubt} did not finish, so it is unknown which weights the server "
-                    "samples with; publish again"
+                    f"publishing version {self._in_doubt} did not finish, so the server's weights are unknown; "
+                    "publish again"
                 )
             self._in_flight += 1
             version = self.version
@@ -187,13 +187,13 @@ class _ServedSession(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Ask the server for the next message; `PolicyError` if it does not return the sampled tokens."""
+        """Ask the server for the next message; raise `PolicyError` if it does not return the sampled tokens."""
         async with self._policy.answering() as version:
             output = await self._acting.get_action(observation, available_tools_specs)
         recorded = output.log_probs or {}
         if missing := [key for key in ("prompt_ids", "token_ids", "logprobs") if recorded.get(key) is None]:
             raise PolicyError(
-                f"the server's answer has no {missing[0]}: it does not know `return_token_ids`, or has it "
-                "switched off; vLLM knows it from 0.10.2, SGLang since July 2026"
+                f"the server's answer has no {missing[0]}: it does not support `return_token_ids`, or has it "
+                "disabled; vLLM supports it from 0.10.2, SGLang since July 2026"
             )
         return output._replace(log_probs={**recorded, "policy_version": version})

@@ -27,20 +27,20 @@ from reward_kit.tokens import TokenBatch, build_rows
 
 @runtime_checkable
 class TrainablePolicy(Protocol):
-    """An `AgentPolicy` that can be trained. It acts with a copy of the weights in training."""
+    """An `AgentPolicy` that can be trained and acts with a copy of the weights in training."""
 
     module: torch.nn.Module  # the weights in training: a causal LM, or (ids_BT, attention_mask_BT) -> logits_BTV
     pad_token_id: int
 
     async def publish(self, version: int) -> None:
-        """Act with the weights that `module` has now, from the next forward pass on, as version `version`."""
+        """Act with the current weights of `module` as version `version`, from the next forward pass on."""
 
 
 class Learner(Protocol):
     """Changes the weights; `rl.ppo.PPOLearner` is one."""
 
     def update(self, rows: TokenBatch, *, version: int) -> dict[str, float]:
-        """Learn from rows that were collected for the policy of this version; return the diagnostics."""
+        """Learn from rows collected for this policy version; return the diagnostics."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that later updates depend on, weights included."""
@@ -53,19 +53,19 @@ class Trainer:
     """Trains a policy.
 
     Args:
-        worker: collects the episodes; its policy is trained.
-        reward_agent: scores them; open while training.
+        worker: collects the episodes with the policy in training.
+        reward_agent: scores them; must be open.
         credit: turns scores into advantages.
-        learner: over the policy's `module`.
+        learner: trains the policy's `module`.
         group_size: episodes per sample.
         run_seed: seeds everything random.
-        reward_manager: changes scores before they become advantages, such as by normalization; None leaves them.
+        reward_manager: changes scores before advantages are computed, for example normalizes them; None: unchanged.
         max_concurrency: episodes in flight; None: all of a batch.
 
     Attributes:
-        version: of the weights that act; each update makes the next.
-        meter: figures of the update at hand.
-        kept: collects the records of this update's episodes, if they are kept.
+        version: of the acting weights; each update makes the next.
+        meter: figures of the current update.
+        kept: collects the records of this update's episodes, if enabled.
 
     Raises:
         ConfigError: the worker's policy cannot be trained.
@@ -102,7 +102,7 @@ class Trainer:
         return diagnostics | credited.summary()
 
     async def collect(self, samples: Sequence[Sample]) -> list[SingleAgentEpisode]:
-        """Collect a group per sample, all at once, in the samples' order; ids and draws are new for every group."""
+        """Collect one group per sample concurrently, in the samples' order; every group gets new ids and draws."""
         with self.meter.time("collect"):
             groups = await self.collector.collect(self.worker, self.requests(samples))
         episodes = [episode for group in groups for episode in group]
@@ -111,12 +111,12 @@ class Trainer:
 
     def requests(self, samples: Sequence[Sample]) -> list[GroupRequest]:
         """The samples of the next groups, each with the seed of its group."""
-        # Seeds count groups: a sample that stands in a batch twice is two groups.
+        # Seeds count groups: a sample that occurs twice in a batch makes two groups.
         first, self.collected = self.collected, self.collected + len(samples)
         return [(one, derive_seed("collect", self.run_seed, first + index)) for index, one in enumerate(samples)]
 
     async def score(self, episodes: Sequence[SingleAgentEpisode]) -> list[Scored]:
-        """Score the episodes, in order; a failure replaces a missing score."""
+        """Score the episodes in order; a failure stands in for a missing score."""
         with self.meter.time(SCORING), self.meter.time(WAIT):
             requests = [ScoringRequest.from_episode(episode, self.worker.task_definition) for episode in episodes]
             return await self.reward_agent.score_all(requests, self.group_size)
@@ -134,7 +134,7 @@ class Trainer:
             rewards = self.reward_manager(rows, return_dict=True)["reward_extra_info"]["score"].tolist()
             ids = rows.non_tensor_batch["rollout_id"].tolist()
             placed = {rollout_id: one for rollout_id, one in zip(ids, rewards, strict=True) if one == one}
-            # An episode without sampled tokens bears no reward and keeps its score: none of its rows is trained on,
+            # An episode without sampled tokens has no token for a reward. It keeps its score: no row of it is trained,
             # but the others of its group are compared with it.
             scores = [
                 placed.get(rollout_id, score) if score is not None else None
@@ -156,7 +156,7 @@ class Trainer:
             return build_rows(episodes, credited.steps, scores=credited.scores, pad_token_id=self.policy.pad_token_id)
 
     async def update(self, rows: TokenBatch) -> dict[str, float]:
-        """Learn from the rows in a thread, while sessions go on with the published weights."""
+        """Learn from the rows in a thread, while sessions continue with the published weights."""
         with self.meter.time("update"):
             diagnostics = await anyio.to_thread.run_sync(lambda: self.learner.update(rows, version=self.version))
         if (kept := self.kept) is not None:
@@ -164,16 +164,17 @@ class Trainer:
         return diagnostics
 
     async def publish(self) -> None:
-        """Act with the new weights from here on, as the next version."""
+        """Act with the new weights from now on, as the next version."""
         with self.meter.time("publish"):
             self.version += 1
             await self.policy.publish(self.version)
 
 
 def trainable(policy: object) -> TrainablePolicy:
-    """Return the policy, or raise `ConfigError` with the reason why it cannot be trained."""
+    """Return the policy; raise `ConfigError` with the reason if it cannot be trained."""
     if not isinstance(policy, TrainablePolicy):
-        raise ConfigError(f"{type(policy).__name__} is not a TrainablePolicy")
+        missing = [name for name in ("module", "pad_token_id", "publish") if not hasattr(policy, name)]
+        raise ConfigError(f"{type(policy).__name__} is not a TrainablePolicy: it has no {' and no '.join(missing)}")
     if reason := getattr(policy, "untrainable_reason", None):
-        raise ConfigError(f"{type(policy).__name__} cannot be trained as it samples: {reason}")
+        raise ConfigError(f"{type(policy).__name__} cannot be trained with its sampling: {reason}")
     return policy

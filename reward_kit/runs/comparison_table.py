@@ -127,7 +127,7 @@ def comparison_notes(comparison: Comparison) -> list[str]:
             notes.append(f"{side.label}: {side.unfinished:,} episodes of the run are missing")
         if unscored := summary.episodes - summary.scored:
             counts = f"{unscored:,} of {summary.episodes:,} episodes are unscored"
-            notes.append(f"{side.label}: {counts} and excluded from averages")
+            notes.append(f"{side.label}: {counts} and excluded from means")
         if len(side.scorers) > 1:
             notes.append(f"{side.label}: its scores come from several rewards: {', '.join(sorted(side.scorers))}")
     return [escape_text(note, _LINE_LENGTH) for note in notes]

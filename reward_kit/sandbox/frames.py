@@ -1,8 +1,8 @@
 """The bytes between host and confined code: framed JSON, with a name drawn for each call, read strictly.
 
-The harness in the child repeats the host's nonce, and a call is answered by exactly one frame: anything before it,
-after it, or of another name spoils the answer. Nothing is unpickled, and no JSON that would read differently elsewhere
-is taken. The child imports this file, so it imports next to nothing.
+The harness in the child repeats the host's nonce, and a call is answered by exactly one frame: any data before or after
+it, or another nonce, invalidates the answer. Nothing is unpickled, and ambiguous JSON is refused. The child imports
+this file, so it imports almost nothing.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def answer_end(data: bytes | bytearray, nonce: bytes, max_bytes: int) -> int | N
 
     Raises:
         FrameError: `forged_frame` for a wrong magic or nonce, `result_size` for a longer payload. It is raised as soon
-            as the bytes show it, so that a frame that will not be taken is neither awaited nor stored.
+            as possible, so that an invalid frame is neither awaited nor stored.
     """
     expected = MAGIC + nonce
     head = bytes(data[: len(expected)])

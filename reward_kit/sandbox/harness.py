@@ -35,7 +35,7 @@ _ERRNO_KINDS = {
 OWN_FILES: set[str] = set()
 """The files whose lines a traceback shows: the program and other code sent as text."""
 SPOILT: list[str] = []
-"""Reasons, given by code in this process, to answer no further call."""
+"""Reasons of code in this process to refuse further calls."""
 
 # Bound now, since the code under test may replace any builtin.
 _len, _isinstance, _str = len, isinstance, str
@@ -232,7 +232,7 @@ def _converted(value: Any) -> Any:
 
 
 def _left_behind(lowest: int, channel: int) -> list[str]:
-    """List what a call left behind that would affect the next call of a warm worker."""
+    """List the leftovers of a call that would affect the next call of a warm worker."""
     left = [*SPOILT]
     if thread_count():
         left.append("threads")
@@ -254,7 +254,7 @@ def _left_behind(lowest: int, channel: int) -> list[str]:
 def prepare() -> None:
     """Do the common work of all children once, in the zygote."""
     for name in ("stdout", "stderr"):
-        # By line, so that what was printed before a limit was met is seen.
+        # Line-buffered, so that output before a reached limit is kept.
         getattr(sys, name).reconfigure(errors="backslashreplace", line_buffering=True)
     _json_of({"a": [1.5, "b", None]})
     _loads('{"a": [1.5, "b", null]}')

@@ -47,7 +47,7 @@ class Sandbox:
 
     def __init__(self, *, strength: Strength | Literal["auto"] = "auto", slots: int | None = None) -> None:
         if slots is not None and slots < 1:
-            raise ConfigError(f"slots must be at least 1, not {slots}")
+            raise ConfigError(f"slots must be at least 1, got {slots}")
         self._wanted: Strength | Literal["auto"] = strength
         self._slots = slots or len(os.sched_getaffinity(0))
         self._free = asyncio.Semaphore(self._slots)
@@ -418,7 +418,7 @@ async def probe() -> tuple[Availability, ...]:
 
 
 async def best_strength(wanted: Strength | Literal["auto"]) -> Strength:
-    """Return the strength to use; ConfigError if it, or for "auto" any that confines, does not work here."""
+    """Return the strength to use; ConfigError if it (for "auto": every confining one) does not work here."""
     missing = []
     for strength in _CONFINING if wanted == "auto" else (wanted,):
         result = await _availability(strength)

@@ -40,7 +40,7 @@ class _PathBeneath(ctypes.Structure):
 
 
 def abi() -> int:
-    """Return the version this kernel offers; 0 without any, also if it was booted without."""
+    """Return the version this kernel offers; 0 if missing or disabled at boot."""
     number = linux.NUMBERS.get("landlock_create_ruleset")
     if number is None:
         return 0
@@ -57,12 +57,12 @@ def handled(version: int) -> int:
 
 
 def work_folder_rights(version: int, *, may_execute: bool) -> int:
-    """Return all rights in the work folder, but for device files, sockets and pipes with a name."""
+    """Return all rights in the work folder, except for device files, sockets and named pipes."""
     return handled(version) & ~(_NEVER & ~(EXECUTE if may_execute else 0))
 
 
 def restrict(version: int, rules: Iterable[tuple[str, int]]) -> None:
-    """Confine the calling thread, and whatever it starts, for good. It must have `no_new_privs` set."""
+    """Confine the calling thread and its descendants permanently. It must have `no_new_privs` set."""
     files = handled(version)
     attr = _RulesetAttr(files, _TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0)
     size = 8 if version < 4 else 16 if version < 6 else 24

@@ -23,8 +23,8 @@ class SetupError(Exception):
     """A step of the confinement failed; no untrusted code has run.
 
     Attributes:
-        step: what was being done, as in "mount the work folder".
-        reason: why it failed, for people.
+        step: the failed action, such as "mount the work folder".
+        reason: why it failed, in words.
         errno: the kernel's number; 0 if unknown.
     """
 
@@ -34,7 +34,7 @@ class SetupError(Exception):
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
-# Keeps the lock of the interpreter, which a child without the other threads could not get back.
+# Keeps the interpreter's lock, which a child without the other threads could not reacquire.
 _python = ctypes.PyDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
@@ -172,7 +172,7 @@ class _Sets(ctypes.Structure):
 
 
 def keep_capabilities(*numbers: int) -> None:
-    """Drop every capability of this thread but these, which it must hold; none of them survives an `execve`."""
+    """Drop every capability of this thread except these, which it must hold; none survives an `execve`."""
     mask = sum(1 << number for number in numbers)
     header = _Header(_VERSION_3, 0)
     sets = _Sets(mask, mask, 0, 0, 0, 0)
@@ -181,7 +181,7 @@ def keep_capabilities(*numbers: int) -> None:
 
 
 def empty_bounding_set() -> None:
-    """Let no program that this process starts gain a capability, also not a set-user-id one."""
+    """Keep programs that this process starts, including set-user-id ones, from gaining a capability."""
     for number in range(_LAST_KNOWN + 1):
         try:
             prctl(PR_CAPBSET_DROP, number, "drop capabilities")
@@ -192,7 +192,7 @@ def empty_bounding_set() -> None:
 
 
 def become_user(user: int, *, keep_read_search: bool = False) -> None:
-    """Change from root to an ordinary user id, of no other process, in every sense."""
+    """Change permanently from root to an ordinary user id that no other process has."""
     try:
         os.setgroups([])
         os.setresgid(user, user, user)
@@ -208,13 +208,13 @@ def become_user(user: int, *, keep_read_search: bool = False) -> None:
 
 MEBIBYTE = 1 << 20
 THREADS = 64
-"""Threads that confined code may have at once, whatever it is granted."""
+"""Maximum concurrent threads of confined code, whatever its limits."""
 SIGNALS_AND_TIMERS = 1_024
-"""Signals that wait and timers of the kernel, which it counts together, for all processes of a user id."""
+"""Maximum pending signals and kernel timers, counted together for all processes of a user id."""
 _SIGPENDING = 11
-"""`RLIMIT_SIGPENDING` (asm-generic/resource.h), which Python has no name for."""
+"""`RLIMIT_SIGPENDING` (asm-generic/resource.h), which Python does not define."""
 SPARE_TASKS = 1_024
-"""Tasks that a user id which others share may gain before confined code can start no thread."""
+"""Tasks that a shared user id may gain before confined code can no longer start a thread."""
 
 
 def limit_resources(*, cpu_s: int, address_space: int, file_size: int, open_files: int, tasks: int) -> None:
@@ -224,7 +224,7 @@ def limit_resources(*, cpu_s: int, address_space: int, file_size: int, open_file
         (resource.RLIMIT_AS, address_space),
         (resource.RLIMIT_FSIZE, file_size),
         (resource.RLIMIT_NOFILE, open_files),
-        # Not 0, at which the kernel still hands a dump to a program that collects them; 1 byte is too few for any.
+        # Not 0, with which the kernel still pipes a dump to a collector; 1 byte is too small for any dump.
         (resource.RLIMIT_CORE, 1),
         (resource.RLIMIT_MEMLOCK, 0),
         (_SIGPENDING, SIGNALS_AND_TIMERS),

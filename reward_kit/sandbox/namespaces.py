@@ -1,12 +1,11 @@
 """Namespaces for confined code (user, mount, PID, network, IPC, UTS, cgroup) and a root on tmpfs.
 
-The order matters and was measured. A zygote that is root builds its read-only root first (an interpreter in a private
-home is then still readable), gives up root, and only then makes the user namespace; an ordinary user makes the user
-namespace first. The zygote is process 1 of a PID namespace which its own user namespace owns, so that it may return to
-it after each child was sent into another one. A child adds a PID, a mount, an IPC, a UTS and a cgroup namespace and a
-work folder. It shares two with its zygote: the user namespace, since another one's ids could be mapped only through
-`/proc`, which is not there; and the network namespace, which costs a third of a millisecond and in which, without
-`socket`, there is nothing to see.
+The order matters. A zygote running as root first builds its read-only root (while an interpreter in a private home is
+still readable), then gives up root, then makes the user namespace; an ordinary user makes the user namespace first. The
+zygote is process 1 of a PID namespace owned by its user namespace, so that it can return to it after sending each child
+into another one. A child adds a PID, a mount, an IPC, a UTS and a cgroup namespace and a work folder. It shares two
+namespaces with its zygote: user, since mapping ids of another one needs `/proc`, which is missing; and network, since
+another one costs a third of a millisecond and is useless without `socket`.
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ def _show(path: str, real: str, *, is_device: bool = False) -> None:
     """Bind `real`, of the old root, at `path` of the new one, read-only."""
     source = _OLD + real
     if os.path.lexists(path):
-        return  # beneath one that is there already
+        return  # beneath an existing mount
     os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
     if os.path.isdir(source):  # noqa: PTH112
         os.mkdir(path)  # noqa: PTH102
@@ -142,13 +141,13 @@ def _show(path: str, real: str, *, is_device: bool = False) -> None:
 
 
 def send_next_child_away(own: int) -> None:
-    """Let the next child that this process forks be process 1 of a new PID namespace."""
+    """Make the next forked child process 1 of a new PID namespace."""
     linux.enter_namespace(own, NEWPID, "return to the own PID namespace")
     linux.unshare(NEWPID, "make a PID namespace")
 
 
 def enter_work_folder(size: int, files: int, *, may_execute: bool, keep: Sequence[str] = ()) -> None:
-    """Give the child mounts, IPC, names and groups of its own, and an empty work folder in memory."""
+    """Give the child its own mount, IPC, UTS and cgroup namespaces, and an empty work folder in memory."""
     linux.unshare(_NEWNS | _NEWIPC | _NEWUTS, "make mount, IPC and UTS namespaces")
     _unshare_groups()
     kept = []

@@ -42,7 +42,7 @@ MEANINGS: Final[dict[OutcomeKind, str]] = {
     "disk": "Its work folder exceeds the limit.",
     "open_files": "It opened more files than the limit.",
     "processes": "It started more processes or threads than the limit; by default none may be started.",
-    "denied": "It tried something that the sandbox denies, such as the network or an unlisted file.",
+    "denied": "It attempted something that the sandbox denies, such as the network or an unlisted file.",
     "exception": "The function raised.",
     "load": "Its file could not be loaded: a syntax error, a missing module, or a missing function.",
     "exit": "Its process exited before it returned a result.",
@@ -128,7 +128,7 @@ class Outcome:
 class Evidence:
     """The facts about a call from which its outcome is decided."""
 
-    is_ready: bool = False  # the child reported that it is confined, before it read the program
+    is_ready: bool = False  # the child reported its confinement before it read the program
     answer: Any = None  # the decoded answer; meaningless if `fault` is set
     fault: FrameError | None = None  # the reason for a missing answer
     # Or why it was killed: "late" at the wall limit, "cpu" and "disk" at those, "fault" for what it wrote, "killed" for
@@ -222,7 +222,7 @@ def _checked(answer: Any, limits: Limits) -> Any:
 
 
 def _with_limit(kind: str, message: str, limits: Limits) -> str:
-    """Return the message, with the limit that was met, if any, and how to raise it."""
+    """Return the message with the reached limit, if any, and how to raise it."""
     texts = {
         "memory": (f"it needed more than {limits.memory_mb:,} MiB of memory", "memory_mb"),
         "disk": (f"its work folder holds {limits.disk_mb:,} MiB", "disk_mb"),

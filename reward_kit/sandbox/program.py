@@ -31,17 +31,16 @@ class Program:
 
     Attributes:
         source: its text.
-        function: the function that is called.
-        filename: how tracebacks name it.
-        form: "reward" calls `function(messages=…, ground_truth=…, …)` and takes a result model apart; "plain" calls it
-            with what it is given.
-        imports: modules that are imported once, before any call, and so cost a call nothing. They are imported without
-            secrets, and where there are namespaces without network or files of the host, but before a call's limits
-            and filter: name only what you trust.
-        read_paths: further files and folders it may read, absolute, on the machine where it runs.
-        search_paths: folders it may import from, which it may read too.
-        last_call: JSON of the one argument of a last call that a warm child gets when it is ended in good order, for
-            the form "plain"; what it answers is not looked at. "" for none.
+        function: the name of the function to call.
+        filename: its name in tracebacks.
+        form: "reward" calls `function(messages=…, ground_truth=…, …)` and unpacks a result model; "plain" passes the
+            argument unchanged.
+        imports: modules imported once, before any call. They are imported without secrets and, with namespaces, without
+            network or files of the host, but before a call's limits and filter: list only trusted modules.
+        read_paths: further readable files and folders, absolute, on the machine where it runs.
+        search_paths: folders that it may import from and read.
+        last_call: for the form "plain": JSON of the argument of a last call that a warm child gets at a regular end;
+            its answer is ignored. "" for none.
     """
 
     source: str
@@ -93,20 +92,18 @@ def zygote_spec_for(program: Program, *, may_start_processes: bool) -> ZygoteSpe
     """Return the spec of zygotes for a program on this machine."""
     for path in (*program.read_paths, *program.search_paths):
         if not os.path.exists(path):  # noqa: PTH110
-            raise ConfigError(f"{path}, which the program reads, does not exist")
+            raise ConfigError(f"read path {path} does not exist")
         if os.geteuid() == 0:
             wanted = 0o005 if os.path.isdir(path) else 0o004  # noqa: PTH112
             if os.stat(path).st_mode & wanted != wanted:  # noqa: PTH116
-                raise ConfigError(
-                    f"{path} is not readable by other users, as which the sandbox runs: chmod o+rX {path}"
-                )
+                raise ConfigError(f"{path} is not readable by the sandbox's user: chmod o+rX {path}")
     library = library_path()
     paths = [*library, str(_PACKAGE), f"{sys.base_prefix}/lib", *_LIBRARIES, *_TIME_ZONES]
     if may_start_processes:
         paths += [*_PROGRAMS, f"{sys.base_prefix}/bin", f"{sys.prefix}/bin", f"{sys.prefix}/pyvenv.cfg"]
     paths += [*program.read_paths, *program.search_paths]
     real = {path: os.path.realpath(path) for path in paths if os.path.exists(path)}  # noqa: PTH110
-    # The package itself is loaded before the zygote is confined; of a folder it shares, nothing more is found.
+    # The package itself is loaded before the zygote is confined; the rest of its folder is not importable.
     sys_path = (*library, str(_PACKAGE.parent), *program.search_paths)
     return ZygoteSpec(program.imports, sys_path, tuple(sorted(real.items())), may_start_processes)
 
@@ -127,17 +124,17 @@ _AT_MOST |= {"output_kb": 1 << 20, "result_kb": MOST_RESULT_KB}
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of one call; a call that reaches one fails with a class of its own.
+    """The limits of one call; each has its own failure class.
 
     Attributes:
         wall_s: seconds until it is killed.
-        cpu_s: seconds of CPU time, in whole seconds, rounded up; of one process, where it may start several.
+        cpu_s: seconds of CPU time, rounded up to whole seconds, of each process.
         memory_mb: MiB of address space of each process, beyond what the preloaded interpreter has mapped. A call with
             `processes` above 0 can hold `memory_mb` times (1 + `processes`), and `disk_mb` of files.
         processes: processes it may start; with 0 it can start none, and no program. Threads count as processes.
-        open_files: descriptors, the four it is born with included.
-        disk_mb: MiB of files, in a folder of its own that is gone afterwards.
-        output_kb: KiB kept of each of its output and its errors; the rest is dropped and the outcome shows it.
+        open_files: descriptors, including the initial four.
+        disk_mb: MiB of files in its temporary folder.
+        output_kb: KiB kept of its output and of its errors; the rest is dropped and reported in the outcome.
         result_kb: KiB of its result.
     """
 
@@ -156,14 +153,14 @@ class Limits:
             is_count = field.name in _INTEGERS
             if isinstance(value, bool) or not isinstance(value, int if is_count else int | float):
                 wanted = "a whole number" if is_count else "a number of seconds"
-                raise ConfigError(f"limits.{field.name} must be {wanted}, not {value!r}")
+                raise ConfigError(f"limits.{field.name} must be {wanted}, got {value!r}")
             if is_count and not _AT_LEAST[field.name] <= value <= _AT_MOST[field.name]:
                 raise ConfigError(
                     f"limits.{field.name} must lie between {_AT_LEAST[field.name]} and {_AT_MOST[field.name]:,}, "
-                    f"not {value:,}"
+                    f"got {value:,}"
                 )
             if not is_count and not (math.isfinite(value) and 0 < value <= 86_400):
-                raise ConfigError(f"limits.{field.name} must be a positive number of seconds up to a day, not {value}")
+                raise ConfigError(f"limits.{field.name} must be a positive number of seconds up to a day, got {value}")
 
     @property
     def output_bytes(self) -> int:

@@ -1,6 +1,6 @@
 """The seccomp filter of confined code: a list of the system calls it needs; everything else fails with EPERM.
 
-Namespaces alone leave doors open, so `socket` is not on the list at all (AF_VSOCK reaches the hypervisor and netlink
+Namespaces alone are not enough, so `socket` is not on the list at all (AF_VSOCK reaches the hypervisor and netlink
 the kernel, whatever the network namespace). Calls that are harmless only with some arguments are let through by
 argument. The kernel runs the program on `struct seccomp_data` (linux/seccomp.h). A search tree over the numbers needs
 about eight steps a call where a list needs a hundred.
@@ -58,22 +58,22 @@ def high(argument: int) -> Code:
 
 
 def masked(mask: int) -> Code:
-    """Keep these bits of what is loaded."""
+    """Keep these bits of the loaded value."""
     return (Instruction(_AND, 0, 0, mask),)
 
 
 def if_equal(value: int, then: Code, otherwise: Code) -> Code:
-    """Go on by whether what is loaded equals `value`; both ways must end."""
+    """Branch on whether the loaded value equals `value`; both branches must end."""
     return (Instruction(_EQUAL, 0, _short(then), value), *then, *otherwise)
 
 
 def if_any_bit(mask: int, then: Code, otherwise: Code) -> Code:
-    """Go on by whether any of the bits is set."""
+    """Branch on whether any of the bits is set."""
     return (Instruction(_ANY_BIT, 0, _short(then), mask), *then, *otherwise)
 
 
 def if_one_of(values: Sequence[int], then: Code, otherwise: Code) -> Code:
-    """Go on by whether what is loaded is one of `values`."""
+    """Branch on whether the loaded value is one of `values`."""
     code = otherwise
     for value in reversed(values):
         code = if_equal(value, then, code)
@@ -156,7 +156,7 @@ _CLONE_NEW: Final = 0x7E020000  # any new namespace
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE_MASK = 1, 1, 0xF
 _SECCOMP_SET_MODE_FILTER = 1
 _OWN_PID: Final = 0x5EC0B1D5
-"""Stands for the process's own id until that is known; larger than any."""
+"""Placeholder for the process's own id; larger than any id."""
 
 
 class _Program(ctypes.Structure):
@@ -223,7 +223,7 @@ def _by_argument(allow: Code, deny: Code) -> dict[str, Code]:
 
 
 def load(filter_code: bytes) -> None:
-    """Confine the calling thread, and whatever it starts, for good. It must have `no_new_privs` set."""
+    """Confine the calling thread and its descendants permanently. It must have `no_new_privs` set."""
     code = ctypes.create_string_buffer(filter_code, len(filter_code))
     header = _Program(len(filter_code) // 8, ctypes.addressof(code))
     number = linux.NUMBERS["seccomp"]

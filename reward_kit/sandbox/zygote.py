@@ -1,8 +1,8 @@
-"""The zygote: a program that imports once what calls need, confines itself, and forks a child for each call.
+"""The zygote: a program that imports the modules of all calls, confines itself, and forks a child for each call.
 
 Run as `python -I -S zygote.py CONTROL`: with an empty environment and one socket. It never sees a byte of a program, a
-request or a result, so nothing of one call is left in the memory that the next child is a copy of. It does one call at
-a time, and ends with everything it started when the socket closes.
+request or a result, so no data of one call is in the memory that the next child copies. It runs one call at a time, and
+ends with all its children when the socket closes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Spawn(NamedTuple):
 class Ended(NamedTuple):
     """The record of a child's end."""
 
-    status: int  # as `waitpid` gives it
+    status: int  # from `waitpid`
     user_s: float
     system_s: float
     peak_memory: int  # bytes
@@ -87,7 +87,7 @@ class Zygote:
             self._keep = [path for path, _ in config["read_paths"] if path.startswith(work) and os.path.exists(path)]  # noqa: PTH110
 
     def serve(self) -> None:
-        """Start a child for each record that comes, until the socket closes."""
+        """Start a child for each record until the socket closes."""
         descriptors = array.array("i")
         room = _socket.CMSG_SPACE(3 * descriptors.itemsize)
         while True:
@@ -124,7 +124,7 @@ class Zygote:
         return ended
 
     def _watch(self, child: int, folder: str, disk: int) -> int:
-        """Wait for the child's end, or bring it about: at the host's word, for its disk, or when the host is gone."""
+        """Wait for the child's end; kill it on the host's request, at its disk limit, or when the host is gone."""
         ending = os.pidfd_open(child)
         poll = select.poll()
         poll.register(ending, select.POLLIN)
@@ -225,7 +225,7 @@ def _take_descriptors(null: int, descriptors: Sequence[int]) -> None:
 
 
 def remove_folder(path: str) -> None:
-    """Remove what a call left, following no link. Folders are moved up before they are emptied, so no path is long."""
+    """Remove a call's files without following links. Folders are moved up before emptying, so paths stay short."""
     pending, number, token = [path], 0, os.urandom(8).hex()
     while pending:
         folder = pending.pop()
@@ -270,7 +270,7 @@ def _enter(config: dict[str, Any]) -> tuple[int, int]:
         if not landlock.abi():
             raise linux.SetupError("confine files with Landlock", "this kernel has none, or was booted without it")
     if strength == "landlock":
-        # Without namespaces what is imported can read no more than a call can, and reaches no network.
+        # Without namespaces, imports have the same file access as a call, and no network.
         version = landlock.abi()
         if version >= 2:  # the first version forbids moving files between folders, with which folders are removed
             work = (config["work_root"], landlock.work_folder_rights(version, may_execute=False))
@@ -280,7 +280,7 @@ def _enter(config: dict[str, Any]) -> tuple[int, int]:
 
 
 def shared_rules(config: dict[str, Any]) -> list[tuple[str, int]]:
-    """Return Landlock's rules for devices, and for what every call may read in the absence of a root of its own."""
+    """Return Landlock's rules for devices, and for the paths that every call may read without its own root."""
     rules = [(real, landlock.READ) for _, real in config["read_paths"]]
     for device in namespaces.DEVICES:
         rights = landlock.READ_DEVICE if device in _DEVICE_READ else landlock.WRITE_DEVICE

@@ -61,7 +61,7 @@ class ZygoteProcess:
         self._child: Child | None = None
         self._prepared: Child | None = None
         self._ending: asyncio.Task[None] | None = None
-        self.is_alive = True  # it can be asked for a child
+        self.is_alive = True  # it can start a child
         self.facts: dict[str, Any] = {}  # its report when it was ready
 
     @classmethod
@@ -250,7 +250,7 @@ def _configuration(spec: ZygoteSpec, strength: Strength) -> tuple[dict[str, Any]
             except OSError as error:  # such as in a user namespace that knows this one user only
                 remove_folder(work_root)
                 raise SetupError("give a work folder to a free user id", str(error)) from error
-            # What lies beside it is closed to others; only the way through is opened.
+            # Only passage is allowed; other entries stay closed to other users.
             temporary_root().chmod(0o711)
     ways = {parent for _, real in spec.read_paths for parent in Path(real).parents}
     kernel = tuple(int(number) for number in os.uname().release.split("-")[0].split(".")[:2] if number.isdigit())
@@ -304,7 +304,7 @@ class Capture:
 
     def take(self) -> tuple[bytes, bool]:
         """Return the output since the last call, including waiting bytes, and whether more was dropped."""
-        for _ in range(8):  # as much as a full pipe holds; more is not waited for
+        for _ in range(8):  # as much as a full pipe holds; no waiting for more
             if not self._read():
                 break
         if not self._kept:
@@ -339,7 +339,7 @@ class Child:
         self._fault: FrameError | None = None
         self.is_ready = False  # it reported that it is confined
         self.pid = 0  # its id as this process sees it, which the kernel sends with its first byte
-        # Resolves when an answer is complete, or cannot become one any more; new for each call.
+        # Resolves when an answer is complete or invalid; new for each call.
         self.answered: asyncio.Future[None] | None = None
         # Resolves with the zygote's record of its end, with None if the zygote died.
         self.ended: asyncio.Future[Ended | None] = self._loop.create_future()
@@ -436,7 +436,7 @@ class Child:
         return pages * _PAGE / MEBIBYTE
 
     def _look(self) -> None:
-        """Resolve `answered` as soon as the answer is complete, or cannot become one."""
+        """Resolve `answered` as soon as the answer is complete or invalid."""
         try:
             end = answer_end(self._received, self._nonce, self._max_result)
             if end is not None and len(self._received) > end:

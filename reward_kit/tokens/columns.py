@@ -60,8 +60,10 @@ class Columns:
         """Return the columns that a pipeline begins with, without rows.
 
         Raises:
-            ConfigError: there are not as many step lists or scores as episodes.
+            ConfigError: there are not as many step lists or scores as episodes, or these are not episodes.
         """
+        if not all(isinstance(episode, SingleAgentEpisode) for episode in episodes):
+            raise ConfigError("episodes: expected episodes, such as group.episodes of run_group; got lists of steps")
         for given, what in ((step_data, "step lists"), (scores, "scores")):
             if given is not None and len(given) != len(episodes):
                 raise ConfigError(f"{len(episodes)} episodes need {len(episodes)} {what}; got {len(given)}")

@@ -180,7 +180,7 @@ def micro_batches(
         row = int(sizes.argmax())
         raise ConfigError(f"row {row} has {sizes[row]} tokens, more than max_tokens={max_tokens}; raise max_tokens")
     if multiple_of < 1:
-        raise ConfigError(f"multiple_of is at least 1; got {multiple_of}")
+        raise ConfigError(f"multiple_of must be at least 1, got {multiple_of}")
     parts = _first_fit(sizes, max_tokens, padded)
     wanted = -(-len(parts) // multiple_of) * multiple_of
     if wanted > len(sizes):

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_kit.agent.actions import MAX_NESTING, assistant_message, parse_action
+from reward_kit.agent.actions import assistant_message
+from reward_kit.agent.message_actions import MAX_NESTING, parse_action
 from reward_kit.agent.policy_interface import check_output
 from reward_kit.models import FunctionCall, Message, ToolCall
 

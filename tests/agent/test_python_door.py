@@ -15,6 +15,7 @@ from reward_kit.environments import ForkableResource, StepOutcome, tool
 from reward_kit.errors import ConfigError, EnvironmentFailure, PolicyError, ProviderError
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.rl_helpers import system_apply_gigpo_to_batch_steps
+from reward_kit.tokens import build_rows
 
 GUESS = {"type": "tool_call", "name": "guess", "arguments": {"number": "1"}}
 END = {"type": "terminate"}
@@ -154,6 +155,9 @@ class TestGroups:
         assert group.messages == [list(steps[-1].resulting_messages_history) for steps in group]
         found = advantages(group)
         assert max(found) > 0 > min(found)
+        assert [len(episode) for episode in group.episodes] == [len(steps) for steps in group]
+        with pytest.raises(ConfigError, match=r"such as group\.episodes of run_group"):
+            build_rows(group, pad_token_id=0)  # type: ignore[arg-type]
 
     async def test_run_group_goes_on_counting(self):
         seeds: list[int] = []
@@ -354,3 +358,33 @@ class TestToolMethods:
 
 def _task() -> TaskDefinitionModel:
     return TaskDefinitionModel(name="dice")
+
+
+class Switch(ForkableResource):
+    """Without options, so that it needs no `setup`."""
+
+    async def reset(self, seed: int | None = None) -> None:
+        self.on = False
+
+    async def get_observation(self) -> Any:
+        return "on" if self.on else "off"
+
+    async def state_key(self) -> str:
+        return str(self.on)
+
+    @tool
+    async def flip(self) -> str:
+        """Flip it."""
+        self.on = not self.on
+        return await self.get_observation()
+
+
+class TestResourceWithoutOptions:
+    async def test_it_runs_without_setup(self):
+        flip = {"type": "tool_call", "name": "flip", "arguments": {}}
+        steps, messages, _ = await RLRolloutWorker(Switch, ScriptedPolicy([flip, END])).run_episode()
+        assert (len(steps), messages[-2].text) == (2, "on")
+
+    async def test_every_option_is_refused(self):
+        with pytest.raises(ConfigError, match="Switch has no options; got colour"):
+            await Switch().setup({"colour": "red"})

@@ -143,7 +143,7 @@ class TestNumbers:
     def test_what_was_done_in_a_state_stands_below_with_its_mean_return(self, window: Opened, forked: Path) -> None:
         shown = opened(window, forked, "#/episode/a/2")
         shown.page.locator(".tree-panel").wait_for()
-        assert "What was done in this state: 4 steps of 4 episodes" in shown.page.inner_text(".tree-panel")
+        assert "Actions in this state: 4 steps of 4 episodes" in shown.page.inner_text(".tree-panel")
         first, second = drawn(shown, ".tree-panel tbody tr")
         assert re.fullmatch(r"rightthis step3× \+0\.833\S+#1 #3 #4 ", first), "the mean of 1, 1 and 0.5"
         assert re.fullmatch(r"left1× 0\.000\S+#2 ", second)

@@ -81,7 +81,7 @@ def test_a_sample_and_a_count_lead_to_their_episodes(window: Opened, small: Path
     opened = window().open(small)
     opened.page.get_by_role("button", name="s0002", exact=True).first.click()
     assert opened.column("episodes", 0) == [f"r{n:05d}" for n in range(2 * GROUP, 3 * GROUP)]
-    opened.page.get_by_role("button", name=re.compile("200: show those of max_steps")).click()
+    opened.page.get_by_role("button", name=re.compile("200: show episodes with max_steps")).click()
     assert opened.page.locator("[data-table=episodes]").get_by_role("status").inner_text() == "1–50 of 200"
 
 

@@ -64,7 +64,7 @@ def _update(said: str) -> int:
 def test_curves_can_be_drawn_over_other_axes_and_back(window: Opened, page: Path) -> None:
     opened = window().open(page)
     line = opened.page.locator(f'{PLOT} [data-line="0"]')
-    select = opened.page.get_by_label("the curves over")
+    select = opened.page.get_by_label("x axis")
     assert opened.page.locator("[data-axis] option").all_inner_texts() == [
         "updates",
         "environment steps",
@@ -102,7 +102,7 @@ def test_its_live_parts_can_be_swapped_for_fresh_ones(window: Opened, tmp_path: 
         (tmp_path / name).mkdir()
     old, new = training(tmp_path / "old", 20), training(tmp_path / "new", 30)
     opened = window().open(old)
-    opened.page.get_by_label("the curves over").select_option("environment steps")
+    opened.page.get_by_label("x axis").select_option("environment steps")
     opened.page.evaluate(
         """(text) => {
           const fresh = new DOMParser().parseFromString(text, "text/html");
@@ -117,4 +117,4 @@ def test_its_live_parts_can_be_swapped_for_fresh_ones(window: Opened, tmp_path: 
     plot.focus()
     opened.page.keyboard.press("ArrowLeft")
     assert opened.texts(READOUT)[0].startswith("Update 30, 960 environment steps: ")
-    assert opened.page.get_by_label("the curves over").input_value() == "environment steps"
+    assert opened.page.get_by_label("x axis").input_value() == "environment steps"

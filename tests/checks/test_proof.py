@@ -1,4 +1,4 @@
-"""A task is proved: what is right scores 1, nothing scores 0, and what is not so is named."""
+"""Proofs of tasks: reference solutions score 1, doing nothing scores 0, and exceptions are reported."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def test_the_gold_answer_of_a_row_scores_one_and_nothing_zero(tmp_path: Path) ->
     assert (
         wrong.problems
         == [
-            "what is right (gold_answer) does not score 1: 0 (compared); the episode ended with task_done after 1 steps"
+            "the reference solution (gold_answer) does not score 1: 0 (compared); "
+            "the episode ended with task_done after 1 steps"
         ]
         or "does not score 1: 0 (compared)" in wrong.problems[0]
     )
@@ -147,6 +148,6 @@ def test_what_is_no_gold_is_refused_with_its_line(tmp_path: Path, row: dict[str,
 
 
 def test_a_task_without_a_reward_cannot_be_proved(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="names no reward"):
+    with pytest.raises(ConfigError, match="has no reward to prove"):
         task = load_task(task_file(tmp_path, [{"id": "one"}], reward_function_path=None))
         anyio.run(prove, task, task.samples)

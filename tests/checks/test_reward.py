@@ -118,7 +118,7 @@ def test_two_rewards_are_compared_and_the_worst_shown(tmp_path: Path) -> None:
     facts = report.facts[f"agreement with {lenient}"]
     assert facts["rollouts"] > 10 and 0 < facts["kappa"] <= 1
     (worst,) = [finding for finding in report.findings if finding.kind == "disagrees"]
-    assert all(line.startswith("0 against 1: ") for line in worst.evidence)
+    assert all(line.startswith("0 vs. 1: ") for line in worst.evidence)
 
 
 def test_a_reward_agrees_with_itself(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_report_fails_at_a_severity_and_is_written_for_programs_and_people() -
     assert json.loads(json.dumps(report.to_json()))["counts"] == {"error": 0, "warning": 1, "info": 0}
     lines = list(report.lines())
     assert "\x1b" not in "".join(lines) and len(report.unchecked) == 1
-    assert lines[-1] == "own.py:reward: 0 errors, 1 warning, 1 question could not be asked (run warm, seed 3)"
+    assert lines[-1] == "own.py:reward: 0 errors, 1 warning, 1 check not possible (run warm, seed 3)"
 
 
 @pytest.mark.parametrize("truth", [42, "42", 2.5, True, "Paris", "B", ["red", "green"], {"city": "Paris"}])
@@ -341,7 +341,7 @@ def reward(messages: list[Message], ground_truth: str) -> EvaluateResult:
 @pytest.mark.parametrize(
     ("pattern", "code", "told"),
     [
-        (r"<a>(?:\w+,?)+!", "catastrophic-regex", "repeat nothing that repeats"),
+        (r"<a>(?:\w+,?)+!", "catastrophic-regex", "do not nest repeats"),
         pytest.param(r"<answer>\s*(.*?)\s*</answer>", "slow-regex", "strip()", marks=pytest.mark.campaign),
     ],
 )

@@ -159,7 +159,7 @@ def test_actions_without_an_observation_between_them_are_told_apart_by_their_epi
 
 def test_a_batch_that_does_not_say_what_was_sampled_is_refused() -> None:
     rows = build_rows(record().episodes, pad_token_id=PAD)
-    with pytest.raises(ConfigError, match="this batch has no 'action_mask'"):
+    with pytest.raises(ConfigError, match="the batch has no 'action_mask'"):
         check_rows(rows.select(["input_ids", "attention_mask"]))
     assert check_rows(rows.select([], [])) == []
 

@@ -190,7 +190,7 @@ def test_credit_of_an_episode_that_is_gone_is_found(recorded: Path, tmp_path: Pa
     (copy / "credit.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     done = invoke("check", str(copy))
     assert done.exit_code == 1
-    assert "credit.jsonl: it credits gone, of which episodes.jsonl has no line: it was lost" in done.stdout
+    assert "credit.jsonl: it credits gone, but episodes.jsonl has no line for it" in done.stdout
     assert done.stdout.splitlines()[-1].endswith(": 1 error, 0 warnings in 3 episodes")
     # With a line that cannot be read nobody knows whose it is.
     with (copy / "episodes.jsonl").open("a", encoding="utf-8") as episodes:
@@ -215,8 +215,8 @@ def test_credit_of_an_episode_that_is_gone_is_found(recorded: Path, tmp_path: Pa
         ),
         ("scores.jsonl", {"rollout_id": "r", "failure": {"class": "crush"}}, "scores.jsonl:1: unknown failure class"),
         ("scores.jsonl", {"rollout_id": "r", "failure": "x"}, "scores.jsonl:1: the failure cannot be read"),
-        ("credit.jsonl", {"rollout_id": "r", "A": "much"}, "credit.jsonl:1: A is a number, or null where unscored"),
-        ("credit.jsonl", [], "credit.jsonl:1: the line is not the credit of a step"),
+        ("credit.jsonl", {"rollout_id": "r", "A": "much"}, "credit.jsonl:1: A must be a number, or null if unscored"),
+        ("credit.jsonl", [], "credit.jsonl:1: not the credit of a step"),
     ],
 )
 def test_a_damaged_line_beside_the_episodes_is_named(
@@ -236,7 +236,7 @@ def test_a_torn_last_line_is_left_out_and_a_damaged_one_is_found(recorded: Path,
     with (copy / "episodes.jsonl").open("a", encoding="utf-8") as lines:
         lines.write("\n")
     done = invoke("check", str(copy))
-    assert done.exit_code == 1 and "episodes.jsonl:4: it cannot be read as an episode" in done.stdout
+    assert done.exit_code == 1 and "episodes.jsonl:4: cannot be read as an episode" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -245,8 +245,8 @@ def test_a_torn_last_line_is_left_out_and_a_damaged_one_is_found(recorded: Path,
         (("runs/lakf-1",), "no run runs/lakf-1; did you mean 'lake-1'?"),
         (("lake-1",), "no run lake-1; did you mean 'runs/lake-1'?"),
         (("runs",), "runs is not a run: it has no episodes.jsonl; name one of the runs in it, such as runs/lake-1"),
-        (("rollouts.jsonl",), "say whose rollouts these are: --format trl or --format verifiers"),
-        (("runs/lake-1/episodes.jsonl",), "a run is checked by its folder, runs/lake-1"),
+        (("rollouts.jsonl",), "unknown format; pass --format trl or --format verifiers"),
+        (("runs/lake-1/episodes.jsonl",), "to check a run, pass its folder runs/lake-1"),
         (("rolouts.jsonl", "--format", "trl"), "did you mean 'rollouts.jsonl'?"),
         (("runs/lake-1", "--seed", "1"), "--seed is for a reward or a task file or a resource"),
         (("runs/lake-1", "--format", "trl"), "--format is for a file of rollouts"),
@@ -334,9 +334,8 @@ def test_credit_of_older_scores_is_found(tmp_path: Path) -> None:
     rewrite(run / "scores.jsonl", lambda lines: lines[1].update(score=1.0, result={"score": 1.0}))
     done = invoke("check", str(run))
     assert done.exit_code == 1
-    assert f"the credit is of other scores than the run has now; assign it again with `reward-kit credit {run}`" in (
-        done.stdout
-    )
+    text = "the credit was computed from other scores than the run has now; assign it again with"
+    assert f"{text} `reward-kit credit {run}`" in done.stdout
     invoke("credit", str(run))
     assert kinds_found(run) == []
 
@@ -370,7 +369,7 @@ def test_the_header_is_read_and_says_how_many_episodes_there_are(tmp_path: Path)
     rewrite(run / "run.json", lambda whole: whole[0].update(status="complete", total=2))
     assert kinds_found(run) == []
     rewrite(run / "run.json", lambda whole: whole[0].update(total=3))
-    assert "run.json: the run is marked complete with 3 episodes, and there are 2" in invoke(
+    assert "run.json: the run is marked complete with 3 episodes, but has 2" in invoke(
         "check", str(run)
     ).output.replace("\n", " ")
     rewrite(run / "run.json", lambda whole: whole[0].update(status="interrupted"))

@@ -94,7 +94,7 @@ def test_options_of_the_reward(folder: Path) -> None:
 BAD = {
     "no such file": (["nowhere.csv"], "does not exist"),
     "no such column": (["labels.csv", "--label-column", "stars"], "labels.csv:2: missing column 'stars'"),
-    "no numbers": (["labels.csv", "--levels", "a,b"], "write numbers with commas"),
+    "no numbers": (["labels.csv", "--levels", "a,b"], "write numbers separated by commas"),
     "a label beside the levels": (["labels.csv", "--levels", "1,2,3"], "the label 4 is not among the levels"),
     "no such reward": (["labels.csv", "--reward", "own.py:lenght"], "lenght"),
 }

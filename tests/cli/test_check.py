@@ -80,7 +80,7 @@ def test_a_program_reads_the_report_as_json(folder: Path) -> None:
     ("arguments", "said"),
     [
         (("own.py:nobody",), "has no 'nobody'"),
-        (("own.py",), "own.py: name what to check in it: own.py:right, own.py:contains"),
+        (("own.py",), "own.py: name the object to check: own.py:right, own.py:contains"),
         (("own.py:right", "--ground-truth", "Paris"), "is not JSON"),
         (("own.py:right", "--gold", "Paris"), "--ground-truth"),
         (("own.py:right", "--data", "none.jsonl"), "none.jsonl does not exist"),
@@ -110,7 +110,7 @@ def test_check_reports_a_resource_that_cannot_be_observed(folder: Path) -> None:
     (folder / "halting.py").write_text(HALTING, encoding="utf-8")
     done = check("halting.py:World")
     assert (done.exit_code, type(done.exception)) == (1, SystemExit)
-    assert "get_observation is a plain function, and it is awaited" in done.stdout
+    assert "get_observation is a plain function, but it is awaited" in done.stdout
     assert done.stdout.endswith("halting.py:World: 1 error (native fork, 20 steps)\n")
 
 

@@ -160,7 +160,7 @@ def test_runs_of_score_where_a_sample_broke(project: Project, own: Project) -> N
     assert found["common_samples"] == 7 and found["left_out"]["unscored_in_run"] == 1
     assert found["difference"] == pytest.approx(4 / 7), "what is unscored is not zero"
     assert [mismatch["what"] for mismatch in found["mismatches"]] == ["reward"]
-    assert "2 of 16 episodes are unscored and excluded from averages" in done.stderr
+    assert "2 of 16 episodes are unscored and excluded from means" in done.stderr
 
 
 COUNTING = """
@@ -213,9 +213,9 @@ class TestRefused:
             ),
             (
                 ["--fail-on-regression", "runs/done"],
-                "'runs/done' is not a number; put --fail-on-regression behind the runs",
+                "'runs/done' is not a number; put --fail-on-regression after the runs",
             ),
-            (["runs/done", "runs/no", "--lower-bound"], "--lower-bound goes with --fail-under"),
+            (["runs/done", "runs/no", "--lower-bound"], "--lower-bound needs --fail-under"),
         ],
         ids=["typo", "margin", "bound"],
     )

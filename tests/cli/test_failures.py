@@ -326,7 +326,7 @@ def test_an_endpoint_of_which_a_secret_was_hidden_must_be_given_again(
     file.write_bytes(Redaction(["of-a-gateway"]).redact_line(header.to_bytes()))
     assert RunHeader.read(file.parent).base_url == "http://gateway.example/(hidden)/v1"
     monkeypatch.chdir(project.folder)
-    assert "of which a secret was not stored; give --base-url" in refused("run", "--resume")
+    assert "contains a secret that was not stored; pass --base-url" in refused("run", "--resume")
     again = project.call("run", "--resume", "--base-url", "http://gateway.example/of-a-gateway/v1")
     assert "--base-url is for models" in again.stderr, "it is taken, and this run has no use for it"
 
@@ -368,7 +368,7 @@ class TestResume:
 
         monkeypatch.chdir(project.folder)
         done = project.call("run", "--resume", REWARD_KIT_RUN_SEED="3")
-        assert done.returncode == 0 and "--seed of the environment is not used" in done.stderr
+        assert done.returncode == 0 and "--seed from the environment is ignored" in done.stderr
         (project.folder / "reward.py").write_text((project.folder / "reward.py").read_text() + "\n")
         for message in (refused("run", "--resume", str(run)), refused("run", "--resume")):
             assert f"the reward {project.folder / 'reward.py'} changed" in message

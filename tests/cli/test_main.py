@@ -177,7 +177,7 @@ def test_the_options_of_run_are_grouped() -> None:
 )
 def test_an_unknown_command_is_answered_with_the_one_that_is_meant(typed: str, meant: str) -> None:
     done = CliRunner().invoke(entry.program, [typed])
-    assert done.exit_code == 2 and f"no command {typed!r}; did you mean {meant!r}?" in done.output
+    assert done.exit_code == 2 and f"unknown command {typed!r}; did you mean {meant!r}?" in done.output
 
 
 def test_the_first_words_of_the_program_are_true(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_page_may_be_of_training(project: Project) -> None:
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_where_there_is_none_it_says_so(project: Project, verb: str) -> None:
     done = project.call(*COMMANDS[verb], "--log-dir", "elsewhere")
-    assert done.returncode == 2 and "no run in elsewhere; make one with `reward-kit run`" in done.stderr, done.stderr
+    assert done.returncode == 2 and "no run in elsewhere; start one with `reward-kit run`" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("verb", COMMANDS)

@@ -57,11 +57,11 @@ class TestWhatIsAskedFor:
     @pytest.mark.parametrize(
         ("text", "told"),
         [
-            ("inf", "no level 'inf', there are debug, info, warning, error, off; did you mean 'info'?"),
-            ("info:provider=debug", "no part of the package is called 'provider'; did you mean 'providers'?"),
+            ("inf", "unknown level 'inf'; known: debug, info, warning, error, off; did you mean 'info'?"),
+            ("info:provider=debug", "unknown part of the package 'provider'; did you mean 'providers'?"),
             ("info:runs", "'runs' is not part=level"),
-            ("info:runs=loud", "no level 'loud'"),
-            ("", "no level ''"),
+            ("info:runs=loud", "unknown level 'loud'"),
+            ("", "unknown level ''"),
         ],
     )
     def test_unknown_parts_and_levels_are_rejected(self, text: str, told: str) -> None:
@@ -170,11 +170,11 @@ def test_a_secret_of_the_environment_is_not_shown(project: Project) -> None:
 
 def test_a_typo_is_one_line_and_exit_code_2(project: Project) -> None:
     done = project.call("run", "task.yaml", REWARD_KIT_LOG="verbose")
-    assert done.returncode == 2 and "REWARD_KIT_LOG=verbose: no level 'verbose'" in done.stderr
+    assert done.returncode == 2 and "REWARD_KIT_LOG=verbose: unknown level 'verbose'" in done.stderr
     assert len(done.stderr.splitlines()) == 1 and not project.runs()
 
 
 def test_unknown_log_formats_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REWARD_KIT_LOG_FORMAT", "jsonl")
-    with pytest.raises(ConfigError, match="=jsonl: there are text and json; did you mean 'json'"):
+    with pytest.raises(ConfigError, match="=jsonl: expected text or json; did you mean 'json'"):
         begin(0)

@@ -278,7 +278,7 @@ def test_a_changed_task_is_not_resumed(project: Project) -> None:
     project.call("run", "task.yaml")
     project.write_task(num_rollouts_per_sample=3)
     done = project.call("run", "--resume")
-    assert done.returncode == 2 and "cannot go on" in done.stderr and "--force" in done.stderr
+    assert done.returncode == 2 and "cannot be resumed" in done.stderr and "--force" in done.stderr
     assert "    -num_rollouts_per_sample: 2\n    +num_rollouts_per_sample: 3\n" in done.stderr
     assert len(lines(project.run_path() / "episodes.jsonl")) == 6
     forced = project.call("run", "--resume", "--force")

@@ -204,9 +204,9 @@ def test_a_server_without_tools_is_a_warning_and_one_that_is_not_there_one_line(
     silent = {"resource_type": "worlds.py:Silent", "base_resource_config": {"initial_state": {}}}
     project.write_task(**silent, tools_module_path=None, on_text=None)
     done = project.call("check", "task.yaml")
-    assert done.returncode == 0 and "Silent' offers no tools, and an agent can only write texts" in done.stdout
+    assert done.returncode == 0 and "Silent' has no tools, so an agent can only write text" in done.stdout
     project.write_task(**silent)
-    assert "offers no tools" not in project.call("check", "task.yaml").stdout, "it has tools of its own"
+    assert "has no tools" not in project.call("check", "task.yaml").stdout, "it has tools of its own"
     gone = project.call("check", "http", "-c", "base_url=http://127.0.0.1:1")
     assert gone.returncode == 1 and "http: 1 error" in gone.stdout and "127.0.0.1:1" in gone.stdout, gone
 

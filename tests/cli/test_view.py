@@ -33,7 +33,7 @@ def test_it_prints_an_address_serves_and_ends_quietly(project: Project, sign: si
         rest, errors = process.communicate(timeout=120)
     assert (process.returncode, rest) == (0, "")
     assert errors.splitlines() == [
-        "Ctrl-C ends it. With this address anyone can read these runs, on this machine alone."
+        "Ctrl-C stops the server. Anyone on this machine with this address can read these runs."
     ]
 
 

@@ -65,13 +65,13 @@ def test_unscored_members_are_ignored_or_drop_their_group():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"group_ids": ["a"]}, "2 scores need 2 group ids; got 1"),
-        ({"band": (0.8, 0.2)}, "band is two numbers"),
-        ({"band": 5}, "band is two numbers"),
-        ({"band": ("0", "1")}, "band is two numbers"),
+        ({"group_ids": ["a"]}, "2 scores need 2 group ids, got 1"),
+        ({"band": (0.8, 0.2)}, "band must be two numbers"),
+        ({"band": 5}, "band must be two numbers"),
+        ({"band": ("0", "1")}, "band must be two numbers"),
         ({"unscored": "dropp"}, "did you mean 'drop'"),
-        ({"keep_step_signal": True}, "keep_step_signal needs step_advantages of 2 trajectories; got none"),
-        ({"keep_step_signal": True, "step_advantages": [[0.0]]}, "of 2 trajectories; got 1"),
+        ({"keep_step_signal": True}, "keep_step_signal needs step_advantages of 2 trajectories, got none"),
+        ({"keep_step_signal": True, "step_advantages": [[0.0]]}, "of 2 trajectories, got 1"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(arguments, message):
@@ -151,5 +151,5 @@ def test_a_verdict_on_other_groups_is_refused():
 
 @pytest.mark.parametrize("options", [{"wanted": 0, "max_tries": 1}, {"wanted": 1, "max_tries": True}])
 def test_a_refill_of_nothing_is_refused(options):
-    with pytest.raises(ConfigError, match="is a positive whole number"):
+    with pytest.raises(ConfigError, match="must be a positive whole number"):
         GroupRefill(**options)

@@ -106,7 +106,7 @@ async def test_an_episode_from_start_to_end() -> None:
     [
         ({}, []),
         ({"config": {"states": "state"}}, []),
-        ({"config": {"states": "none"}}, ["warning: observations return and keys never do"]),
+        ({"config": {"states": "none"}}, ["warning: observations recur but keys never do"]),
         ({"fork": "none"}, ["warning: fork_kind = 'none'"]),
         ({"deterministic": False}, ["warning: deterministic = False"]),
     ],

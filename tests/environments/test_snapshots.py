@@ -68,8 +68,8 @@ def test_closed_state_raises() -> None:
         (StateSnapshot("json", b"{"), "not JSON"),
         (StateSnapshot("sqlite", b"not a database at all" * 100), "not a SQLite database"),
         (StateSnapshot("files", b"{}"), "not a set of files"),
-        (StateSnapshot("composite", b"[]"), "not a composite of several"),
-        (StateSnapshot("composite", b'{"a": {"kind": "json", "payload": "?"}}'), "not a composite of several"),
+        (StateSnapshot("composite", b"[]"), "not a composite"),
+        (StateSnapshot("composite", b'{"a": {"kind": "json", "payload": "?"}}'), "not a composite"),
         (StateSnapshot("files", b'{"files": {"a": {}}, "directories": []}'), "not a set of files"),
     ],
 )

@@ -330,7 +330,7 @@ async def test_a_wrong_call_is_refused_and_changes_nothing(tool, arguments, mess
         ({"boxes": 9}, "boxes"),
         ({"min_solution": 20, "max_solution": 10}, "min_solution 20 is above max_solution 10"),
         ({"width": 5, "height": 5, "boxes": 1, "min_solution": 90, "max_solution": 99}, "no board of 5 x 5 cells"),
-        ({"level": CORRIDOR, "boxes": 2}, "give level or boxes, not both"),
+        ({"level": CORRIDOR, "boxes": 2}, "set either level or boxes"),
         ({"level": "#####\n#@$ #\n#####"}, "1 boxes and 0 goals"),
         ({"level": "####\n#@*#\n####"}, "solved already"),
         ({"level": LOST}, "no solution"),

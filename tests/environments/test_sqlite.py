@@ -440,7 +440,7 @@ async def test_odd_databases_can_be_forked_and_reset(seed) -> None:
         ({"seed_sql_fil": "x"}, "did you mean 'seed_sql_file'"),
         ({"seed_sql": "CREATE TABEL t (a)"}, "syntax error"),
         ({"seed_sql_file": "no such file.sql"}, "cannot be read"),
-        ({"seed_sql": "", "seed_sql_file": "x"}, "give seed_sql or seed_sql_file, not both"),
+        ({"seed_sql": "", "seed_sql_file": "x"}, "set either seed_sql or seed_sql_file"),
         ({"now": "today"}, "YYYY-MM-DD"),
         ({"max_rows": 0}, "max_rows"),
         ({"db_name": "shared"}, "db_name: unknown key"),

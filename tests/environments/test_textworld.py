@@ -71,8 +71,8 @@ async def play_the_expert(resource: Any, most: int = 100) -> tuple[float, Any]:
     [
         ({}, "name either a game file"),
         ({"maker": "simple", "game": "a.z8"}, "name either a game file"),
-        ({"game": "a.z8", "options": {"level": 1}}, "a game file is made already"),
-        ({"game": "a.z8", "game_seed": 1}, "a game file is made already"),
+        ({"game": "a.z8", "options": {"level": 1}}, "options and game_seed need a maker"),
+        ({"game": "a.z8", "game_seed": 1}, "options and game_seed need a maker"),
         ({"maker": "coking"}, "maker: .*'cooking'"),
         ({"maker": "simple", "max_move": 3}, "did you mean 'max_moves'"),
         ({"maker": "simple", "show": ["facts"]}, r"show\.0"),
@@ -84,9 +84,9 @@ async def play_the_expert(resource: Any, most: int = 100) -> tuple[float, Any]:
         ({"maker": "coin_collector"}, "options of coin_collector: level: missing"),
         ({"maker": "coin_collector", "options": {"level": 151}}, "102 rooms, .* 100 at most"),
         ({"maker": "treasure_hunter", "options": {"level": 31}}, "must be 30 or less"),
-        ({"game": "game.ulx"}, "plays no Glulx games"),
+        ({"game": "game.ulx"}, "cannot play Glulx games"),
         ({"game": "game.txt"}, "'game.txt' is not a game file"),
-        ({"game": "none.z8"}, "no file"),
+        ({"game": "none.z8"}, "does not exist"),
         ({"game": "../none.z8", "task_folder": "/tmp"}, "outside the task's folder"),
     ],
 )
@@ -269,7 +269,7 @@ async def test_a_game_that_cannot_be_made_is_refused_and_leaves_nothing(tmp_path
     worker = EngineProcess("textworld", worker_command(module._WORKER))
     await worker.start()
     request = {"op": "make", "maker": "coin_collector", "options": {"level": 400}, "seed": 5}
-    with pytest.raises(ConfigError, match=r"makes no game of {'level': 400} with the seed 5: ValueError"):
+    with pytest.raises(ConfigError, match=r"cannot make a game with {'level': 400} and seed 5: ValueError"):
         await worker.ask({**request, "folder": str(tmp_path / "game")})
     assert names(tmp_path) == []
     (tmp_path / "game.z8").write_text("no game")

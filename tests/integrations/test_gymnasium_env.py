@@ -158,7 +158,7 @@ def test_a_tool_call_its_answer_and_what_is_refused() -> None:
     for wrong, told in (
         (call(text="ä"), "text and times, please"),
         ({"name": "note", "arguments": "no"}, "the arguments are not JSON"),
-        ({"name": "note", "arguments": "[]"}, "the arguments are a JSON object"),
+        ({"name": "note", "arguments": "[]"}, "the arguments must be a JSON object"),
     ):
         seen, reward, terminated, truncated, info = env.step(wrong)
         assert told in seen
@@ -185,20 +185,20 @@ def test_resets_without_a_seed_draw_from_the_last_that_was_given() -> None:
 def test_what_does_not_fit_is_told() -> None:
     for form, why in (
         ("discrete", "every argument needs an enum"),
-        ("text", "one tool with one argument that is text"),
+        ("text", "exactly one tool, with exactly one argument, a text"),
     ):
         with pytest.raises(ConfigError, match=f"actions='{form}' does not fit the tools note: .*{why}"):
             ResourceEnv(Notebook, actions=form)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="actions is auto, discrete, text or tool_call, not 'json'"):
+    with pytest.raises(ConfigError, match="actions must be auto, discrete, text or tool_call, got 'json'"):
         ResourceEnv(Notebook, actions="json")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="notebook: no keys"):
         ResourceEnv(Notebook, {"a": 1})
-    with pytest.raises(ConfigError, match="render_mode is None or 'ansi', not 'human'"):
+    with pytest.raises(ConfigError, match="render_mode must be None or 'ansi', got 'human'"):
         ResourceEnv(Notebook, render_mode="human")
     env = ResourceEnv(Notebook, max_text=20)
-    with pytest.raises(ConfigError, match="reset takes no options, and difficulty would have no effect"):
+    with pytest.raises(ConfigError, match="reset takes no options, got difficulty"):
         env.reset(options={"difficulty": 3})
-    with pytest.raises(EnvironmentFailure, match=r"an observation of \d+ characters; .* max_text"):
+    with pytest.raises(EnvironmentFailure, match=r"an observation has \d+ characters; raise max_text"):
         env.step(call(text="a longer note", times=1))
     env.close()
 
@@ -309,6 +309,6 @@ def test_closing_what_was_inherited_leaves_a_forked_process_its_own() -> None:
     assert reader.poll(30)
     told, seen = reader.recv()
     process.join(30)
-    assert "is of the process that this one was forked from; make one here" in told
+    assert "was created before this process was forked; create one here" in told
     assert seen == inherited.reset(seed=0)[0]
     inherited.close()

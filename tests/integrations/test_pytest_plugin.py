@@ -97,12 +97,12 @@ FAILED = {
     "its_own_claim": "assert 0.5 == 1.0",
 }
 REFUSED = {
-    "misspelt": "no option 'treshold'; did you mean 'threshold'?",
+    "misspelt": "unknown option 'treshold'; did you mean 'threshold'?",
     "no_file": "tsk\\x1b[2J.yaml",
     "no_number": "reward_kit(threshold='high'): expected a finite number",
-    "both": "name a task file, or reward= with data=, and not both",
-    "negative": "reward_kit(max_errors=-1): at least 0",
-    "no_flag": "reward_kit(lower_bound='yes'): True or False",
+    "both": "name either a task file, or reward= with data=",
+    "negative": "reward_kit(max_errors=-1): must be at least 0",
+    "no_flag": "reward_kit(lower_bound='yes'): must be True or False",
     "unmarked": "reward_kit_run is for tests with @pytest.mark.reward_kit",
 }
 

@@ -135,7 +135,7 @@ def test_ten_thousand_episodes_are_one_page_of_bounded_size(tmp_path: Path) -> N
     assert len(page.column("episodes", "rollout")) == 10_000
     assert path.stat().st_size < 4_000_000
     assert sum(tag == "rect" for tag, _ in page.tags) < MOST_BARS, "sums in place of bars"
-    assert "only the totals are drawn" in page.text
+    assert "only totals are drawn" in page.text
     assert page.figures["a"]["episodes"] + page.figures["b"]["episodes"] == 10_000
 
 
@@ -170,7 +170,7 @@ def test_only_the_latest_attempt_counts_and_what_a_limit_cut_off_is_no_result(tm
     lines = [episode("r"), cut, episode("r", attempt=1)]
     page = page_of(make_run(tmp_path, lines, [score("r", 0.0), score("r", 1.0, attempt=1)], total=2))
     assert page.column("episodes", "score") == [1.0]
-    assert "1 attempts were superseded" in page.text and "1 episodes were cut off by a limit of the run" in page.text
+    assert "1 attempts were replaced" in page.text and "1 episodes were cut off by a limit of the run" in page.text
 
 
 def test_scores_beyond_one_and_of_every_size_have_a_page(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_training_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is a training run; its figures are in metrics\.jsonl"):
+    with pytest.raises(ConfigError, match=r"is a training run, which has metrics\.jsonl"):
         read_run(make_run(tmp_path, [], [], training={"train_path": "t.yaml"}))
 
 

@@ -266,29 +266,32 @@ ONES = torch.ones(2, 3)
     [
         (
             lambda: ppo_clip_loss(ONES, ONES, torch.ones(2), ONES),
-            r"advantages has the shape \(2,\), loss_mask \(2, 3\)",
+            r"advantages has the shape \(2,\), but loss_mask \(2, 3\)",
         ),
-        (lambda: ppo_clip_loss(ONES, ONES, ONES, torch.ones(3)), r"the axes row and token; got the shape \(3,\)"),
+        (lambda: ppo_clip_loss(ONES, ONES, ONES, torch.ones(3)), r"the axes row and token, got the shape \(3,\)"),
         (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, sequence_ids_BT=torch.ones(2)), "sequence_ids has the shape"),
         (
             lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, sequence_ids_BT=ONES),
-            r"sequence_ids are integers; got torch.float32",
+            r"sequence_ids must be integers, got torch.float32",
         ),
         (
             lambda: ppo_clip_loss(ONES.tolist(), ONES, ONES, ONES),  # type: ignore[arg-type]
-            "logprobs is a tensor; got a list",
+            "logprobs must be a tensor, got a list",
         ),
-        (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES.numpy()), "loss_mask is a tensor; got"),  # type: ignore[arg-type]
-        (lambda: ppo_clip_loss(ONES, ONES, ONES, 0.5 * ONES), "loss_mask is 0 or 1; factors of tokens are weights_BT"),
-        (lambda: ppo_clip_loss(ONES, ONES, ONES, math.nan * ONES), "loss_mask is 0 or 1"),
+        (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES.numpy()), "loss_mask must be a tensor, got"),  # type: ignore[arg-type]
+        (
+            lambda: ppo_clip_loss(ONES, ONES, ONES, 0.5 * ONES),
+            "loss_mask must be 0 or 1; pass factors",
+        ),
+        (lambda: ppo_clip_loss(ONES, ONES, ONES, math.nan * ONES), "loss_mask must be 0 or 1"),
         (
             lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, global_batch=GlobalBatch(0, 0)),
-            "global_batch counts all rows of the step, and here 6 tokens",
+            "global_batch must count the 6 tokens of these rows too",
         ),
-        (lambda: token_logprobs(torch.ones(2, 3, 4), torch.ones(2, 4).long()), r"got \(2, 3, 4\) of \(2, 4\)"),
-        (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, clip_low=1.5), r"clip_low is in \[0, 1\]; got 1.5"),
-        (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, clip_high=math.nan), "clip_high is a finite number"),
-        (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, dual_clip=1.0), "dual_clip is above 1; got 1"),
+        (lambda: token_logprobs(torch.ones(2, 3, 4), torch.ones(2, 4).long()), r"got \(2, 3, 4\) and \(2, 4\)"),
+        (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, clip_low=1.5), r"clip_low must be in \[0, 1\], got 1.5"),
+        (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, clip_high=math.nan), "clip_high must be a finite number"),
+        (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, dual_clip=1.0), "dual_clip must be above 1, got 1"),
         (
             lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, aggregation="token_mean"),  # type: ignore[arg-type]
             "unknown aggregation 'token_mean'; did you mean 'token-mean'",
@@ -301,14 +304,14 @@ ONES = torch.ones(2, 3)
             lambda: decoupled_ppo_loss(ONES, ONES, ONES, ONES, ONES, beyond_cap="cut"),  # type: ignore[arg-type]
             "unknown beyond_cap 'cut'",
         ),
-        (lambda: decoupled_ppo_loss(ONES, ONES, ONES, ONES, ONES, cap=0.0), "cap is above 0; got 0"),
+        (lambda: decoupled_ppo_loss(ONES, ONES, ONES, ONES, ONES, cap=0.0), "cap must be above 0, got 0"),
         (
             lambda: truncated_importance_weights(ONES, ONES, ONES, level="step"),  # type: ignore[arg-type]
             "unknown level 'step'",
         ),
-        (lambda: value_loss(ONES, ONES, ONES, ONES, clip=0.0), "clip is above 0, or None"),
-        (lambda: GlobalBatch(-1, 1), "tokens is at least 0; got -1"),
-        (lambda: GlobalBatch(1, 1, 0.0), "norm_length is above 0; got 0"),
+        (lambda: value_loss(ONES, ONES, ONES, ONES, clip=0.0), "clip must be above 0, or None"),
+        (lambda: GlobalBatch(-1, 1), "tokens must be at least 0, got -1"),
+        (lambda: GlobalBatch(1, 1, 0.0), "norm_length must be above 0, got 0"),
     ],
 )
 def test_bad_input_gets_one_clear_error(call: Callable[[], object], message: str) -> None:

@@ -161,7 +161,7 @@ def test_nothing_holds_the_graph(name: str) -> None:
 @pytest.mark.parametrize("kind", ["mean", "min", "max", "effective"])
 def test_one_name_for_two_kinds_is_refused(kind: Kind) -> None:
     parts = [Diagnostics({"a": Statistic(found, torch.ones(2))}) for found in ("total", kind)]  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=f"is a total here and a {kind} there"):
+    with pytest.raises(ConfigError, match=f"is a total in one part, a {kind} in another"):
         merge_diagnostics(parts)
 
 

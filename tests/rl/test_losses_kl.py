@@ -135,20 +135,23 @@ ONES = torch.ones(1, 1)
     ("call", "message"),
     [
         (lambda: kl_estimate(ONES, ONES, "k2+"), "unknown estimator 'k2\\+'; did you mean 'k"),  # type: ignore[arg-type]
-        (lambda: penalised_rewards(ONES, ONES, ONES, ONES, coefficient=1.0, estimator="k3+"), "in rewards say 'k3'"),
-        (lambda: penalised_rewards(ONES, ONES, ONES, ONES, coefficient=-1.0), "coefficient is at least 0"),
-        (lambda: AdaptiveKLCoefficient(0.1, target=0.0, horizon=1), "target is above 0; got 0"),
+        (lambda: penalised_rewards(ONES, ONES, ONES, ONES, coefficient=1.0, estimator="k3+"), "for rewards use 'k3'"),
+        (lambda: penalised_rewards(ONES, ONES, ONES, ONES, coefficient=-1.0), "coefficient must be at least 0"),
+        (lambda: AdaptiveKLCoefficient(0.1, target=0.0, horizon=1), "target must be above 0, got 0"),
         (
             lambda: AdaptiveKLCoefficient(0.1, target=1.0, horizon=1).update(2.0, -100),
-            "samples is at least 0; got -100",
+            "samples must be at least 0, got -100",
         ),
-        (lambda: AdaptiveKLCoefficient(0.1, target=1.0, horizon=1).update(2.0, math.nan), "samples is a finite number"),
+        (
+            lambda: AdaptiveKLCoefficient(0.1, target=1.0, horizon=1).update(2.0, math.nan),
+            "samples must be a finite number",
+        ),
         (
             lambda: AdaptiveKLCoefficient(0.1, target=1.0, horizon=1).load_state_dict({}),
-            "the state's value is a finite",
+            "the state's value must be a finite",
         ),
         (lambda: kl_loss(ONES, ONES, ONES, weights_BT=torch.ones(1)), r"weights has the shape \(1,\)"),
-        (lambda: AdaptiveKLCoefficient(math.inf, target=1.0, horizon=1), "coefficient is a finite number"),
+        (lambda: AdaptiveKLCoefficient(math.inf, target=1.0, horizon=1), "coefficient must be a finite number"),
     ],
 )
 def test_bad_input_gets_one_clear_error(call: Callable[[], object], message: str) -> None:

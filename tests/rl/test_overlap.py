@@ -306,16 +306,16 @@ def test_rank_correlation_by_hand() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"rollout_s": -1}, "rollout_s is a number of seconds from 0 on, not -1"),
-        ({"publish_s": math.nan}, "publish_s is a number of seconds from 0 on, not nan"),
-        ({"update_s": math.inf}, "update_s is a number of seconds from 0 on, not inf"),
-        ({"rollout_s": 1e300}, "rollout_s is at most 1e+08 seconds, not 1e+300"),
-        ({"max_concurrency": 0}, "max_concurrency is at least 1, not 0"),
-        ({"steps": 0}, "steps is at least 1, not 0"),
-        ({"minibatch_size": 3}, "minibatch_size divides batch_size, as 2 does"),
-        ({"minibatch_size": 16}, "minibatch_size divides batch_size, as 8 does"),
+        ({"rollout_s": -1}, "rollout_s must be a number of seconds, at least 0, got -1"),
+        ({"publish_s": math.nan}, "publish_s must be a number of seconds, at least 0, got nan"),
+        ({"update_s": math.inf}, "update_s must be a number of seconds, at least 0, got inf"),
+        ({"rollout_s": 1e300}, "rollout_s must be at most 1e+08 seconds, got 1e+300"),
+        ({"max_concurrency": 0}, "max_concurrency must be at least 1, got 0"),
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"minibatch_size": 3}, "minibatch_size must divide batch_size, such as 2"),
+        ({"minibatch_size": 16}, "minibatch_size must divide batch_size, such as 8"),
         ({"rollout_s": 0, "update_s": 0}, "rollout_s and update_s are both 0"),
-        ({"steps": 10**9}, "1000000000 steps of 16 calls are more than 5,000,000"),
+        ({"steps": 10**9}, "1000000000 steps of 16 calls exceed 5,000,000 calls"),
     ],
 )
 def test_an_impossible_setting_is_refused(changes: dict[str, Any], told: str) -> None:
@@ -325,7 +325,7 @@ def test_an_impossible_setting_is_refused(changes: dict[str, Any], told: str) ->
 
 
 def test_latencies_of_another_shape_or_none_at_all_are_refused() -> None:
-    with pytest.raises(ConfigError, match="4 steps of 16 calls are needed"):
+    with pytest.raises(ConfigError, match=r"must have the shape \(4, 16\)"):
         simulate_overlap(BASE, np.ones((4, 15)))
     with pytest.raises(ConfigError, match="finite number of seconds"):
         simulate_overlap(BASE, np.full((4, 16), np.nan))
@@ -360,6 +360,6 @@ def test_two_steps_are_drawn_on_one_scale(steps: int, shown: tuple[int, int]) ->
 
 
 def test_a_drawing_of_a_few_characters_is_refused() -> None:
-    with pytest.raises(ConfigError, match="needs 21 characters, not 20"):
+    with pytest.raises(ConfigError, match="needs at least 21 characters, got 20"):
         draw_timeline(uniform(BASE), 20)
     assert draw_timeline(uniform(BASE), 21)

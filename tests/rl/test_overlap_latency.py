@@ -38,15 +38,15 @@ def test_the_spread_of_a_lognormal_latency_is_that_of_its_logarithm() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("unifrom:1:40", "no kind 'unifrom'; did you mean 'uniform'?"),
-        ("empirical:1", "no kind 'empirical'"),
+        ("unifrom:1:40", "unknown kind 'unifrom'; did you mean 'uniform'?"),
+        ("empirical:1", "unknown kind 'empirical'"),
         ("uniform:1", "latency uniform is written uniform:LOW:HIGH, with 2 numbers"),
-        ("uniform:1:x", "it is written uniform:LOW:HIGH, with numbers"),
-        ("uniform:40:1", "LOW is at most HIGH, not 40 and 1"),
-        ("constant:-1", "-1 is not a finite number from 0 on"),
-        ("exponential:inf", "inf is not a finite number from 0 on"),
-        ("uniform:1e308:1e308", "1e+308 is above 1e+08, the most that is simulated"),
-        ("constant:nan", "nan is not a finite number from 0 on"),
+        ("uniform:1:x", "write uniform:LOW:HIGH, with numbers"),
+        ("uniform:40:1", "LOW must be at most HIGH, got 40 and 1"),
+        ("constant:-1", "-1 is not a finite number of at least 0"),
+        ("exponential:inf", "inf is not a finite number of at least 0"),
+        ("uniform:1e308:1e308", "1e+308 is above the maximum, 1e+08 seconds"),
+        ("constant:nan", "nan is not a finite number of at least 0"),
     ],
 )
 def test_an_impossible_latency_is_refused(text: str, message: str) -> None:

@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.errors import ConfigError, TrainingError
 from reward_kit.rl.checkpoint import load_batch_for_study, save_batch_for_study
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.ppo import PPOLearner
-from reward_kit.tokens import TokenBatch
+from reward_kit.tokens import TokenBatch, build_rows
 from tests.rl.learner.cases import Bigram, a_model, bigram_rows, some_rows
 
 
@@ -91,6 +92,25 @@ def test_rows_without_a_token_that_takes_part_change_nothing() -> None:
     assert found["tokens"] == 1
 
 
+def test_episodes_without_tokens_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    episode = SingleAgentEpisode()
+    episode.add_env_reset("o")
+    episode.add_env_step("o", {"type": "terminate"}, 1.0)
+    PPOLearner(Bigram(), PPOConfig()).update(build_rows([episode], pad_token_id=0), version=0)
+    assert "nothing is learned: the episodes have no tokens; get_action has to return log_probs" in caplog.text
+
+
+def test_a_module_of_another_shape_is_named() -> None:
+    class Last(Bigram):
+        def forward(self, ids_BT: Tensor, attention_mask_BT: Tensor) -> Tensor:
+            return super().forward(ids_BT, attention_mask_BT)[:, -1]
+
+    with pytest.raises(ConfigError, match=r"Last has to return logits of shape \(1, \d+, V\); got \(1, \d+\)"):
+        PPOLearner(Last(), PPOConfig()).update(bigram_rows([1.0]), version=0)
+    with pytest.raises(ConfigError, match=r"expected a torch module, such as policy\.module; got a Holder"):
+        PPOLearner(type("Holder", (), {})(), PPOConfig())
+
+
 def test_a_batch_in_which_nothing_takes_part_makes_no_step() -> None:
     rows = bigram_rows([1.0])
     rows.batch["loss_mask"][:] = 0
@@ -105,7 +125,7 @@ def test_a_batch_in_which_nothing_takes_part_makes_no_step() -> None:
         ("logprobs", np.nan, "has no log-probability"),
         ("advantages", np.inf, "the loss is"),
         ("advantages", np.nan, "the loss is nan"),
-        ("advantages", 1e38, "the gradient's norm is inf"),
+        ("advantages", 1e38, "the gradient norm is inf"),
     ],
 )
 def test_what_is_not_finite_stops_before_the_weights_change(key: str, value: float, message: str) -> None:
@@ -198,7 +218,7 @@ def test_recomputed_logprobs_need_no_recorded_ones() -> None:
 
 def test_where_nothing_takes_part_there_is_no_gradient() -> None:
     rows = bigram_rows([1.0], loss_mask=np.zeros((1, 2)))
-    with pytest.raises(TrainingError, match="no token of these rows takes part"):
+    with pytest.raises(TrainingError, match="the gradient is empty: no token of 1 row takes part"):
         PPOLearner(Bigram(), PPOConfig()).gradients(rows)
 
 

@@ -219,9 +219,9 @@ def test_a_bad_item_of_a_batch_is_its_own_rows() -> None:
 
 
 def test_a_reward_of_the_other_mode_is_sent_to_its_manager() -> None:
-    with pytest.raises(ConfigError, match="'exact' is a pointwise reward; it is for the NaiveRewardManager"):
+    with pytest.raises(ConfigError, match="'exact' is a pointwise reward; use the NaiveRewardManager"):
         BatchRewardManager(WordTokenizer(), 0, exact)
-    with pytest.raises(ConfigError, match="is a batch reward; it is for the BatchRewardManager"):
+    with pytest.raises(ConfigError, match="is a batch reward; use the BatchRewardManager"):
         naive(lambda solution_strs: [])
 
 
@@ -236,7 +236,7 @@ def test_a_class_of_verls_form_is_scored_by_row_and_never_processed_as_a_group()
 
     assert naive(Judge)(sums("one", "one")).tolist() == [[0.0, 1.0], [0.0, 0.0]]
     for manager in (NaiveRewardManager, BatchRewardManager):
-        with pytest.raises(ConfigError, match="'Relative' has post_process_scores, which is for groups"):
+        with pytest.raises(ConfigError, match="'Relative' has post_process_scores, which needs groups"):
             manager(WordTokenizer(), 0, Relative)
 
 
@@ -334,7 +334,7 @@ def test_every_manager_has_a_name() -> None:
         ("x", {}, "known: batch, dapo, episode, naive, prime$"),
         ("episode", {"normalise": True}, "'episode' has no option 'normalise'; known: echo, norm"),
         ("naive", {}, "'naive' needs compute_score"),
-        ("prime", {"compute_score": exact, "deadline_s": 0}, "deadline_s is above 0; got 0"),
+        ("prime", {"compute_score": exact, "deadline_s": 0}, "deadline_s must be above 0, got 0"),
         ("naive", {"compute_score": 3}, "a reward is a function or a class, not an int"),
         (
             "dapo",

@@ -31,16 +31,16 @@ async def eventually(inputs: Any) -> float:
     ("options", "told"),
     [
         ({"normalization_type": "varianz"}, "unknown normalization_type 'varianz'; did you mean 'variance'"),
-        ({"normalize_by_length": True, "normalization_type": "variance"}, "normalize_by_length=True is"),
-        ({"normalize_by_length": True, "normalization_type": "none"}, "normalize_by_length=True is"),
-        ({"normalize_by_length": "no"}, "normalize_by_length is True or False; got 'no'"),
-        ({"step_rewards": "no"}, "step_rewards is True or False; got 'no'"),
+        ({"normalize_by_length": True, "normalization_type": "variance"}, "normalize_by_length=True contradicts"),
+        ({"normalize_by_length": True, "normalization_type": "none"}, "normalize_by_length=True contradicts"),
+        ({"normalize_by_length": "no"}, "normalize_by_length must be True or False, got 'no'"),
+        ({"step_rewards": "no"}, "step_rewards must be True or False, got 'no'"),
         ({"visual_rule": "ad"}, "unknown visual_rule 'ad'; did you mean 'add'"),
         ({"visual_rule": None}, "unknown visual_rule None; known: add, multiply"),
-        ({"visual_scorer": 3}, "visual_scorer is a plain function of one row's inputs; got 3"),
-        ({"visual_scorer": eventually}, "visual_scorer is a plain function"),
-        ({"seed": -1}, "seed is a whole number of at least 0; got -1"),
-        ({"echo": 3}, "echo is a function that takes a line; got 3"),
+        ({"visual_scorer": 3}, "visual_scorer must be a plain function of one row's inputs, got 3"),
+        ({"visual_scorer": eventually}, "visual_scorer must be a plain function"),
+        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
+        ({"echo": 3}, "echo must be a function that takes a line, got 3"),
     ],
 )
 def test_options_that_contradict_or_are_unknown(options: Any, told: str) -> None:
@@ -50,7 +50,7 @@ def test_options_that_contradict_or_are_unknown(options: Any, told: str) -> None
 
 @pytest.mark.parametrize("number", [-1, True, 1.5, "1", None])
 def test_a_number_of_examples_that_is_none(number: Any) -> None:
-    with pytest.raises(ConfigError, match="num_examine is a whole number of at least 0; got"):
+    with pytest.raises(ConfigError, match="num_examine must be a whole number of at least 0, got"):
         EpisodeRewardManager(WordTokenizer(), number)
 
 
@@ -72,11 +72,15 @@ def test_a_tokenizer_that_is_none() -> None:
     ("name", "options", "told"),
     [
         (None, {}, "unknown reward manager None; known: batch, dapo"),
-        ("prime", {"max_concurrency": 1.5}, "max_concurrency is a whole number of at least 1; got 1.5"),
-        ("prime", {"max_concurrency": None}, "max_concurrency is a whole number"),
-        ("prime", {"deadline_s": math.nan}, "deadline_s is a finite number; got nan"),
-        ("dapo", {"max_response_length": 3.5, "overlong_buffer_len": 1}, "max_response_length is a whole number"),
-        ("dapo", {"max_response_length": 3, "overlong_buffer_len": 0}, "overlong_buffer_len is a whole number of at"),
+        ("prime", {"max_concurrency": 1.5}, "max_concurrency must be a whole number of at least 1, got 1.5"),
+        ("prime", {"max_concurrency": None}, "max_concurrency must be a whole number"),
+        ("prime", {"deadline_s": math.nan}, "deadline_s must be a finite number, got nan"),
+        ("dapo", {"max_response_length": 3.5, "overlong_buffer_len": 1}, "max_response_length must be a whole number"),
+        (
+            "dapo",
+            {"max_response_length": 3, "overlong_buffer_len": 0},
+            "overlong_buffer_len must be a whole number of at",
+        ),
     ],
 )
 def test_a_name_or_number_of_the_wrong_type(name: Any, options: dict[str, Any], told: str) -> None:
@@ -94,13 +98,13 @@ def test_a_name_or_number_of_the_wrong_type(name: Any, options: dict[str, Any], 
     ],
 )
 def test_a_state_that_no_numbers_have(state: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="no running statistics"):
+    with pytest.raises(ConfigError, match="invalid running statistics"):
         manager(normalization_type="variance").load_state_dict({"normalization_type": "variance", **state})
 
 
 def test_a_state_that_is_no_mapping() -> None:
     nothing: Any = None
-    with pytest.raises(ConfigError, match=r"a state is what state_dict\(\) gave; got None"):
+    with pytest.raises(ConfigError, match=r"pass the result of state_dict\(\), got None"):
         manager().load_state_dict(nothing)
 
 
@@ -109,7 +113,7 @@ def test_a_state_that_is_no_mapping() -> None:
 
 @pytest.mark.parametrize("data", [None, {"responses": [[1]]}, SimpleNamespace(batch=None)])
 def test_what_is_no_batch(data: Any) -> None:
-    with pytest.raises(ConfigError, match="a batch has `batch` and `non_tensor_batch`, as DataProto and TokenBatch do"):
+    with pytest.raises(ConfigError, match="a batch needs `batch` and `non_tensor_batch`, like DataProto"):
         manager()(data)
 
 
@@ -122,17 +126,17 @@ def test_a_batch_of_tensors_alone_is_told_what_it_lacks() -> None:
     ("others", "told"),
     [
         ({"episode_reward": [1.0, 1.0]}, "has no 'episode_rewards'; did you mean 'episode_reward'"),
-        ({"episode_rewards": [1.0]}, r"episode_rewards'\] has one item per row, which are 2"),
+        ({"episode_rewards": [1.0]}, r"episode_rewards'\] must have one item for each of the 2 rows"),
         ({"episode_rewards": [0.0, math.inf]}, "infinite in row 1"),
         ({"episode_rewards": [0.0, 1e300]}, "infinite in row 1"),  # in float32
         ({"episode_rewards": ["won", 1.0]}, "not a number: 'won' is a text"),
         ({"episode_rewards": ["1", 1.0]}, "not a number: '1' is a text"),
-        ({"episode_rewards": [1.0, 2.0], "traj_uid": ["a", "a"]}, r"episode_rewards\[1\] is 2, and an earlier row of"),
+        ({"episode_rewards": [1.0, 2.0], "traj_uid": ["a", "a"]}, r"episode_rewards\[1\] is 2, but an earlier row of"),
         ({"episode_rewards": [None, 2.0], "traj_uid": ["a", "a"]}, r"episode_rewards\[1\] is 2, .* has nan"),
-        ({"episode_rewards": [1.0, 1.0], "traj_uid": ["a", None]}, "traj_uid'] is None of some row"),
-        ({"episode_rewards": [1.0, 1.0], "traj_uid": [["a"], ["b"]]}, "traj_uid'] names episodes by texts or numbers"),
-        ({"episode_rewards": [1.0, 1.0], "ends_episode": ["False", "True"]}, "ends_episode'] is true or false"),
-        ({"episode_rewards": [1.0, 1.0], "ends_episode": [None, True]}, "ends_episode'] is true or false"),
+        ({"episode_rewards": [1.0, 1.0], "traj_uid": ["a", None]}, "traj_uid'] is None in some row"),
+        ({"episode_rewards": [1.0, 1.0], "traj_uid": [["a"], ["b"]]}, "traj_uid'] must hold texts or numbers"),
+        ({"episode_rewards": [1.0, 1.0], "ends_episode": ["False", "True"]}, "ends_episode'] must be true or false"),
+        ({"episode_rewards": [1.0, 1.0], "ends_episode": [None, True]}, "ends_episode'] must be true or false"),
     ],
 )
 def test_entries_that_name_no_reward(others: dict[str, Any], told: str) -> None:
@@ -143,15 +147,19 @@ def test_entries_that_name_no_reward(others: dict[str, Any], told: str) -> None:
 @pytest.mark.parametrize(
     ("name", "values", "told"),
     [
-        ("responses", torch.ones(2), r"'responses' has the axes row and token; got the shape \(2,\)"),
-        ("responses", torch.ones(2, 2, 1), "'responses' has the axes row and token"),
-        ("attention_mask", torch.ones(1, 5), r"'attention_mask' is \(1, 5\); beside 'responses' it is \(2, 2\), or"),
-        ("attention_mask", torch.ones(2, 4), r"is \(2, 4\); .* it is \(2, 2\), or \(2, 5\) with the prompts"),
+        ("responses", torch.ones(2), r"'responses' must have the axes row and token, got the shape \(2,\)"),
+        ("responses", torch.ones(2, 2, 1), "'responses' must have the axes row and token"),
+        ("attention_mask", torch.ones(1, 5), r"'attention_mask' is \(1, 5\); with 'responses' it must be \(2, 2\), or"),
+        ("attention_mask", torch.ones(2, 4), r"is \(2, 4\); .* it must be \(2, 2\), or \(2, 5\) with the prompts"),
         ("response_mask", torch.ones(2, 1), r"'response_mask' is \(2, 1\)"),
-        ("response_mask", np.full((2, 2), None), "'response_mask' cannot be a tensor"),
-        ("response_mask", np.ones((2, 2), dtype=">i8"), "'response_mask' cannot be a tensor: .* byte order"),
-        ("rm_scores", torch.ones(2), r"'rm_scores' are rewards on tokens, \(2, 2\); got \(2,\)"),
-        ("rm_scores", torch.ones(3, 2), r"'rm_scores' are rewards on tokens, \(2, 2\); got \(3, 2\)"),
+        ("response_mask", np.full((2, 2), None), "'response_mask' cannot be converted"),
+        (
+            "response_mask",
+            np.ones((2, 2), dtype=">i8"),
+            "'response_mask' cannot be converted to .* byte order",
+        ),
+        ("rm_scores", torch.ones(2), r"'rm_scores' must have one reward per token, \(2, 2\), got \(2,\)"),
+        ("rm_scores", torch.ones(3, 2), r"'rm_scores' must have one reward per token, \(2, 2\), got \(3, 2\)"),
     ],
 )
 def test_arrays_of_another_shape_or_kind(name: str, values: Any, told: str) -> None:
@@ -164,14 +172,14 @@ def test_arrays_of_another_shape_or_kind(name: str, values: Any, told: str) -> N
 def test_a_batch_without_any_mask() -> None:
     with pytest.raises(ConfigError, match=r"needs 'responses' with .* the batch has ids"):
         manager()(proto({"ids": torch.zeros(1, 1)}, episode_rewards=[1.0]))
-    with pytest.raises(ConfigError, match=r"'attention_mask' is \(1, 1\); beside 'responses' it is \(1, 2\)$"):
+    with pytest.raises(ConfigError, match=r"'attention_mask' is \(1, 1\); with 'responses' it must be \(1, 2\)$"):
         short = {"responses": torch.zeros(1, 2), "attention_mask": torch.ones(1, 1)}
         manager()(proto(short, episode_rewards=[1.0]))
 
 
 def test_step_rewards_that_are_one_number_per_row_are_no_rewards_of_steps() -> None:
     data = answers([[4], [5]], episode_rewards=[1.0, 2.0], step_rewards=np.array([0.5, 0.25]))
-    with pytest.raises(ConfigError, match=r"step_rewards'\]\[0\] is a list with one reward per action; got 0.5"):
+    with pytest.raises(ConfigError, match=r"step_rewards'\]\[0\] must be a list with one reward per action, got 0.5"):
         manager(step_rewards=True)(data)
 
 
@@ -185,7 +193,7 @@ def test_a_reward_that_is_infinite_on_its_token() -> None:
 @pytest.mark.parametrize(
     ("others", "told"),
     [
-        ({"reward_model": ["one"]}, r"reward_model'\]\[0\] is a mapping with 'ground_truth'.*; got 'one'"),
+        ({"reward_model": ["one"]}, r"reward_model'\]\[0\] must be a mapping with 'ground_truth'.*; got 'one'"),
         ({"reward_model": [{"groundtruth": "one"}]}, "rename 'groundtruth' to 'ground_truth'"),
         (
             {"raw_prompt": ["what?"], "reward_model": [{"ground_truth": 1}]},

@@ -143,7 +143,7 @@ async def test_a_server_that_is_down_is_an_error_of_the_provider(folder: Path) -
 
 async def test_a_server_that_says_no_token_ids_is_an_error(folder: Path) -> None:
     async with served(folder, "vllm", says_ids=False) as (_, policy):
-        with pytest.raises(PolicyError, match="no prompt_ids: it does not know `return_token_ids`"):
+        with pytest.raises(PolicyError, match="no prompt_ids: it does not support `return_token_ids`"):
             await policy.get_action(HELLO)
 
 
@@ -151,7 +151,7 @@ async def test_a_server_that_says_no_token_ids_is_an_error(folder: Path) -> None
     ("options", "message"),
     [
         ({"server": "vlm"}, "server"),
-        ({"server": "vllm", "top_p": 0.9}, "'top_p' is not for a policy in training"),
+        ({"server": "vllm", "top_p": 0.9}, "'top_p' is not allowed for a policy in training"),
     ],
 )
 def test_what_cannot_be_is_refused(folder: Path, options: dict[str, Any], message: str) -> None:

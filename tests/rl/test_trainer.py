@@ -239,6 +239,6 @@ class TestVersions:
 
 async def test_only_a_policy_with_weights_can_be_trained() -> None:
     assert isinstance(Publishes(), TrainablePolicy)
-    with pytest.raises(ConfigError, match="ScriptedPolicy is not a TrainablePolicy"):
+    with pytest.raises(ConfigError, match="not a TrainablePolicy: it has no module and no pad_token_id and no publish"):
         async with training(ScriptedPolicy([])):
             pass

@@ -333,7 +333,7 @@ async def test_a_program_that_asks_for_what_cannot_be_is_refused(settings, messa
 
 
 async def test_a_path_that_is_not_there_is_refused(sandbox):
-    with pytest.raises(ConfigError, match="/not/there, which the program reads, does not exist"):
+    with pytest.raises(ConfigError, match="read path /not/there does not exist"):
         await run(sandbox, "return 1", read_paths=("/not/there",))
 
 

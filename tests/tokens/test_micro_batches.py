@@ -93,7 +93,7 @@ def test_nothing_makes_no_parts() -> None:
 def test_what_cannot_be() -> None:
     with pytest.raises(ConfigError, match="row 1 has 11 tokens, more than max_tokens=10; raise max_tokens"):
         micro_batches([3, 11], 10)
-    with pytest.raises(ConfigError, match="multiple_of is at least 1; got 0"):
+    with pytest.raises(ConfigError, match="multiple_of must be at least 1, got 0"):
         micro_batches([3], 10, multiple_of=0)
     with pytest.raises(ConfigError, match="2 rows cannot make 4 parts, the next multiple of multiple_of=4"):
         micro_batches([3, 3], 10, multiple_of=4)

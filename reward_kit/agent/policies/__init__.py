@@ -25,8 +25,8 @@ BUILT_IN: dict[str, str] = {
     "replay": "reward_kit.agent.policies.replay_policy:ReplayPolicy",
     "scripted": "reward_kit.agent.policies.simple_policies:ScriptedPolicy",
 }
-# Parameters that the program fills in are not options of a task file.
-_NOT_OPTIONS = {"expert": {"resource"}, "human": {"reader", "writer"}}
+# Parameters filled in by the program are not options of a task file.
+_NOT_OPTIONS = {"expert": {"resource"}, "human": {"reader", "writer"}, "openai": {"client", "http_client"}}
 _SHARED = "traffic"
 
 
@@ -47,8 +47,8 @@ def make_policy(
         folder: base of a relative `file.py:Class`.
         traffic: shared by all requests of a run; passed to a policy whose constructor has such a parameter.
         section: the task file's key of this block, for messages.
-        of_user: options that the user gave, on the command line or in Python. The others count as the file's, which
-            sends a key only where it is configured to go (`providers/keys.py`).
+        of_user: names of options set on the command line or in Python. Others count as the file's, which may send a key
+            only to its configured origins (`providers/keys.py`).
 
     Raises:
         ConfigError: the policy or an option is unknown, a required option is missing, or a key is not configured for
@@ -90,7 +90,7 @@ def make_policy(
 
 
 def _path_hint(kind: type[AgentPolicy], options: Mapping[str, Any], folder: Path, message: str) -> str:
-    """Return where a name in the message was looked for as a path, and a similar name there."""
+    """Return the folder in which a name of the message was looked up as a path, and a similar name there."""
     for key in kind.maybe_path_options:
         value = options.get(key)
         if not isinstance(value, str) or not (

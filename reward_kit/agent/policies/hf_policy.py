@@ -34,20 +34,20 @@ _TEXT = Plain()  # without tools, every answer is a text
 
 
 class HFAgentPolicy(AgentPolicy):
-    """Acts with a causal language model, and can be trained.
+    """A trainable policy that acts with a causal language model.
 
     Args:
         model: a folder written by `save_pretrained`, a name at the hub, or a model.
         tokenizer: a tokenizer, or its folder or name; by default the one stored with the model.
-        action_format: how the model writes tool calls: hermes, llama, mistral, template, plain, bare; by default as it
-            was trained, if that was saved with it, else as its tokenizer and chat template suggest.
-        temperature: logits are divided by it; 0 takes the likeliest token.
-        top_p: keep the fewest tokens that have this probability together. Episodes sampled with it cannot be trained
-            on, since the tokens left out are not recorded.
-        top_k: keep this many of the likeliest tokens; 0 keeps all. Not for training either.
+        action_format: the format of tool calls: hermes, llama, mistral, template, plain, bare; by default the one saved
+            with the model, else inferred from its tokenizer and chat template.
+        temperature: divides the logits; 0 takes the likeliest token.
+        top_p: sample from the smallest set of tokens with this total probability. Episodes sampled with it cannot be
+            trained on, since the excluded tokens are not recorded.
+        top_k: sample from this many likeliest tokens; 0: all. Not for training either.
         max_new_tokens: limit of one answer.
         constrain: make every answer a tool call that is valid for its schema.
-        tools_in_prompt: give the tools to the chat template; by default as the model was trained, else True.
+        tools_in_prompt: pass the tools to the chat template; by default as the model was trained, else True.
         tool_role: the role under which tool results appear in the prompt, "tool" or "user"; by default as the model was
             trained, else "tool".
         chat_template: Jinja text or a file of it, replacing the tokenizer's.
@@ -119,7 +119,7 @@ class HFAgentPolicy(AgentPolicy):
         if isinstance(tokenizer, PreTrainedTokenizerBase):
             self.tokenizer = tokenizer
         elif self._source is None:
-            raise ConfigError("tokenizer: a model that is given needs its tokenizer")
+            raise ConfigError("tokenizer: a model object needs its tokenizer; pass tokenizer")
         else:
             self.tokenizer = self._source.load_tokenizer(str(tokenizer) if tokenizer is not None else None)
         chosen = {"action_format": None if action_format == "auto" else action_format}
@@ -144,14 +144,14 @@ class HFAgentPolicy(AgentPolicy):
         self._form = find_action_format(format_name, self.tokenizer, self._layout.source, self._layout.opening)
         end_id = self._layout.end_id if self._layout.end_id is not None else self.tokenizer.eos_token_id
         if not isinstance(end_id, int):
-            raise ConfigError("tokenizer: it has no end-of-answer token, in eos_token or in the chat template either")
+            raise ConfigError("tokenizer: no end-of-answer token in eos_token or in the chat template")
         self._end_id = end_id
         self._stop_ids = _stop_ids(language_model, self.tokenizer, end_id)
         if max_context is None:
             known = (getattr(config, "max_position_embeddings", None), self.tokenizer.model_max_length)
             limits = [int(size) for size in known if size is not None and size < 10**9]
             if not limits:
-                raise ConfigError("max_context: the model does not say how long a context it takes; give it")
+                raise ConfigError("max_context: the model's configuration has no context length; set max_context")
             max_context = min(limits)
         if max_new_tokens >= max_context:
             raise ConfigError(
@@ -177,7 +177,7 @@ class HFAgentPolicy(AgentPolicy):
     def module(self) -> nn.Module:
         """The weights in training, a model of `transformers` or a `PolicyWithValue`; the engine has a copy.
 
-        Those of a folder are loaded again on first use, since a policy that only acts needs them once.
+        Weights of a folder are loaded again on first use, since a policy that only acts needs them once.
         """
         return self._given if self._given is not None else self._load()
 
@@ -191,7 +191,7 @@ class HFAgentPolicy(AgentPolicy):
     @property
     def _engine(self) -> Engine:
         if self._started is None:
-            raise PolicyError("this policy was made without weights (device: meta), and cannot act")
+            raise PolicyError("this policy has no weights (device: meta) and cannot act")
         return self._started
 
     @property
@@ -211,7 +211,7 @@ class HFAgentPolicy(AgentPolicy):
         if self.sampling.temperature == 0:
             return "temperature 0 samples nothing: every token has probability one"
         if self.sampling.top_p < 1 or self.sampling.top_k > 0:
-            return "top_p and top_k leave tokens out that are not recorded; set top_p: 1 and top_k: 0"
+            return "top_p and top_k exclude tokens without recording them; set top_p: 1 and top_k: 0"
         return None
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
@@ -232,7 +232,7 @@ class HFAgentPolicy(AgentPolicy):
     async def publish(self, version: int, state_dict: Mapping[str, Tensor] | None = None) -> None:
         """Act with new weights from the next turn on; a PolicyError if they do not fit.
 
-        The weights have their names in `module`; by default they are its own, with trained adapters merged in.
+        Weights are named as in `module`; by default they are its own, with trained adapters merged.
         """
         given = merged_state_dict(self.module) if state_dict is None else state_dict
         weights: dict[str, Tensor] = {}
@@ -250,7 +250,7 @@ class HFAgentPolicy(AgentPolicy):
             await self._started.close()
 
     def form_of(self, tools: Sequence[ToolSchema]) -> ActionFormat:
-        """Return the format of calls of these tools; a PolicyError if it is unknown, or cannot call one of them."""
+        """Return the call format for these tools; raise a PolicyError if it is unknown or cannot call one of them."""
         if isinstance(self._form, PolicyError):
             raise PolicyError(str(self._form))
         self._form.check(tools)
@@ -309,7 +309,7 @@ class HFSession(AgentPolicy):
         return PolicyOutput(action, text, known, generated.value)
 
     async def close(self) -> None:
-        """Give the slot in the engine back."""
+        """Release the slot in the engine."""
         await self._policy._engine.close_slot(self._slot)
 
 

@@ -10,18 +10,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reward_kit.agent.actions import parse_action
-from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
+from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput, policy_output
 from reward_kit.environments.base import ToolSpec
-from reward_kit.errors import ConfigError, ProviderError
+from reward_kit.errors import ConfigError, ProviderError, type_name
 from reward_kit.models import Message
 from reward_kit.providers.chat import ChatEndpoint, EncodedMessages, encode_json
+from reward_kit.providers.client_transport import ClientTransport, http_sender, openai_sender
 from reward_kit.providers.completion import ChatCompletion
+from reward_kit.providers.keys import EndpointSettings
 from reward_kit.providers.prices import load_prices
 from reward_kit.providers.request_queue import Rates, RetryPolicy
 from reward_kit.providers.session import ProviderSession, endpoint_for
 from reward_kit.validation import check_number
 
+_CREDENTIALS = ("authorization", "api-key", "x-api-key")  # headers that replace a bearer token
 _SEED_RANGE = 2**31  # servers keep seeds in a signed 32-bit integer
 _OWN_KEYS = ("model", "messages", "tools", "stream", "stream_options", "seed")
 
@@ -31,7 +33,12 @@ class OpenAIAgentPolicy(AgentPolicy):
 
     Args:
         model: the model's name at the endpoint.
-        base_url: by default OPENAI_BASE_URL, else OpenAI's own.
+        client: an `openai.AsyncOpenAI` or `AsyncAzureOpenAI` that sends the requests, with its own URL, key and
+            headers. You close it. Its `max_retries` and `timeout` do not apply; those below do.
+        http_client: an `httpx.AsyncClient` that sends them instead of our own, for proxies and certificates. You close
+            it.
+        default_headers: sent with each request, such as `{"api-key": …}`.
+        base_url: by default OPENAI_BASE_URL, else OpenAI's own; it may have a query, such as `?api-version=1`.
         api_key: by default the value of `api_key_env`, else OPENAI_API_KEY; both also from `.env`.
         api_key_env: name of the variable that holds the key; "" sends none. Here both are the caller's own choice; a
             task file may name only what is configured for that origin (`providers/keys.py`).
@@ -67,6 +74,9 @@ class OpenAIAgentPolicy(AgentPolicy):
         self,
         model: str,
         *,
+        client: Any = None,
+        http_client: Any = None,
+        default_headers: Mapping[str, str] | None = None,
         base_url: str | None = None,
         api_key: str | None = None,
         api_key_env: str | None = None,
@@ -112,7 +122,25 @@ class OpenAIAgentPolicy(AgentPolicy):
         check_number("retry_budget_s", retry_budget_s)
         check_number("retry_base_s", retry_base_s)
         check_number("max_attempts", max_attempts, is_integer=True)
-        settings = endpoint_for(traffic, base_url, api_key, api_key_env)
+        transport, settings = None, EndpointSettings("", None)
+        if client is not None:
+            own = {"http_client": http_client, "default_headers": default_headers, "base_url": base_url}
+            own |= {"api_key": api_key, "api_key_env": api_key_env, "trust_env": trust_env or None}
+            if given := [name for name, value in own.items() if value is not None]:
+                raise ConfigError(f"{given[0]}: the client has its own; set it there, or leave client out")
+            transport = ClientTransport(
+                openai_sender(client), idle_timeout_s=idle_timeout_s, total_timeout_s=total_timeout_s
+            )
+            settings = EndpointSettings(str(client.base_url).partition("?")[0], None)
+        else:
+            _check_headers(default_headers)
+            has_key = any(name.lower() in _CREDENTIALS for name in default_headers or ())
+            settings = endpoint_for(traffic, base_url, api_key, "" if has_key and not api_key else api_key_env)
+            if http_client is not None:
+                if trust_env:
+                    raise ConfigError("trust_env: http_client has its own; set it there")
+                send = http_sender(http_client, settings.base_url.partition("?")[2])
+                transport = ClientTransport(send, idle_timeout_s=idle_timeout_s, total_timeout_s=total_timeout_s)
         self._prices = load_prices(price_file) if price_file is not None else None
         self._endpoint = ChatEndpoint(
             settings.base_url,
@@ -125,6 +153,8 @@ class OpenAIAgentPolicy(AgentPolicy):
             traffic=traffic,
             rates=Rates(requests_per_minute, tokens_per_minute, max_connections),
             no_key=settings.no_key,
+            headers=default_headers,
+            transport=transport,
         )
         self._endpoint.queue(model)  # refuses two policies with different rates before the run begins
 
@@ -197,23 +227,10 @@ class _ChatSession(AgentPolicy):
         return policy_output(await self._endpoint.complete(request, scope=self._scope))
 
 
-def policy_output(completion: ChatCompletion) -> PolicyOutput:
-    """Return a chat completion as the output of a policy; `log_probs` holds only what the endpoint sent."""
-    message, usage = completion.message, completion.usage
-    facts: dict[str, Any] = {
-        "prompt_ids": completion.prompt_ids,
-        "token_ids": completion.token_ids,
-        "logprobs": completion.logprobs,
-    }
-    if usage:
-        facts["usage"] = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
-        if usage.cached_tokens:
-            facts["usage"]["cached_tokens"] = usage.cached_tokens
-        if usage.cost is not None:
-            facts["usage"]["cost"] = usage.cost
-    facts["finish_reason"] = completion.finish_reason
-    raw = message.text if message.text or not message.tool_calls else None
-    return PolicyOutput(parse_action(message), raw, {key: value for key, value in facts.items() if value is not None})
+def _check_headers(headers: Any) -> None:
+    is_text = isinstance(headers, Mapping) and all(isinstance(one, str) for pair in headers.items() for one in pair)
+    if headers is not None and not is_text:
+        raise ConfigError(f"default_headers: expected a mapping of names to texts, got {type_name(headers)}")
 
 
 def _check_extra_body(extra_body: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`OwnAgentPolicy`: an agent with a loop of its own, in any framework, whose requests to the model are recorded.
+"""`OwnAgentPolicy`: run an agent with its own loop, in any framework, and record its requests to the model.
 
 The agent gets a private OpenAI-compatible address in front of the real model and needs nothing else of this package. It
 runs in a task beside the worker. The two take turns: while `get_action` runs, the episode's environment belongs to the
@@ -26,8 +26,15 @@ import anyio
 import pydantic
 from aiohttp import web
 
-from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy, policy_output
-from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, get_tool_calls
+from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy
+from reward_kit.agent.policy_interface import (
+    Action,
+    AgentPolicy,
+    EpisodeContext,
+    PolicyOutput,
+    get_tool_calls,
+    policy_output,
+)
 from reward_kit.agent.tool_execution import NOT_EXECUTED
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, EpisodeError, PolicyError, RewardKitError, boundary, type_name
@@ -69,9 +76,9 @@ def _parse_request(data: bytes) -> ChatRequest:
     except (ValueError, RecursionError) as error:
         raise web.HTTPBadRequest(text=f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
-        raise web.HTTPBadRequest(text=f"the body is a JSON object, not {type_name(body)}")
+        raise web.HTTPBadRequest(text=f"the body must be a JSON object, got {type_name(body)}")
     if body.get("n") not in (None, 1):
-        raise web.HTTPBadRequest(text=f"n: one answer a request, got {body['n']!r}; ask several times for several")
+        raise web.HTTPBadRequest(text=f"n must be 1, got {body['n']!r}; send several requests for several answers")
     for key, problem in _NOT_SERVED.items():
         if body.get(key):
             raise web.HTTPBadRequest(text=f"{key}: {problem}")
@@ -105,7 +112,7 @@ class RecordedAnswer:
         return {**self._head("chat.completion"), "choices": [choice], **self._usage()}
 
     def chunks(self, include_usage: bool) -> Iterator[dict[str, Any]]:
-        """Return it as chat completion chunks; the usage comes last if it is wanted and known."""
+        """Return it as chat completion chunks; the usage comes last if requested and known."""
         message, head = self.completion.message, self._head("chat.completion.chunk")
         deltas: list[dict[str, Any]] = [
             {"role": "assistant", "content": None if message.tool_calls and not message.text else ""}
@@ -165,7 +172,7 @@ class RecordingEndpoint:
                 app.router.add_post("/{token}/v1/chat/completions", self._complete)
                 app.router.add_get("/{token}/v1/models", self._models)
                 app.router.add_route("*", "/{token}/v1/{rest:.*}", self._unserved)
-                # The request of a client that hangs up is cancelled, so that the model is not asked in vain.
+                # Requests of disconnected clients are cancelled, to save calls of the model.
                 self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
                 await self._runner.setup()
                 await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -175,11 +182,11 @@ class RecordingEndpoint:
         return f"{self._url}/{token}/v1"
 
     def forget(self, base_url: str) -> None:
-        """Answer requests to this address with 404 from now on."""
+        """Remove this address; further requests to it get 404."""
         self._answerers.pop(base_url.split("/")[-2], None)
 
     async def close(self) -> None:
-        """Stop the server. Called once, when no address is in use."""
+        """Stop the server. Call it once, when no address is in use."""
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -212,7 +219,7 @@ class RecordingEndpoint:
 
     async def _unserved(self, request: web.Request) -> web.Response:
         self._answerer(request)
-        raise web.HTTPNotFound(text=f"{request.match_info['rest']} is not served here; use POST chat/completions")
+        raise web.HTTPNotFound(text=f"{request.match_info['rest']} is not supported; use POST chat/completions")
 
 
 @web.middleware
@@ -240,15 +247,14 @@ class AgentTask:
 
     Attributes:
         messages: the conversation so far in chat form; usually a system and a user message.
-        tools: the specifications in OpenAI form of the tools of `call_tool`, as they were when the model was last
-            asked, possibly [].
+        tools: the specifications in OpenAI form of the tools of `call_tool` at the model's last request, possibly [].
         call_tool: `await call_tool(name, arguments)` calls a tool of the episode's environment and returns the text
             that answers it; without `await` for an agent that is a plain function. `arguments` is a mapping, or the
             JSON text as the model wrote it. Raises an EpisodeError once the episode is over.
         model: the model's name; requests may give any.
         sample_id: of the episode.
         rollout_id: the episode's own id.
-        seed: for everything random in the agent; never shared between episodes.
+        seed: for all randomness in the agent; unique to the episode.
     """
 
     messages: list[ChatMessage]
@@ -267,16 +273,16 @@ class AgentTask:
 
 
 Agent = Callable[[AgentTask, str], Any]
-"""`async def agent(task, base_url)`, or a plain function, which runs in a thread of its own. It returns its final
+"""`async def agent(task, base_url)`, or a plain function, which runs in its own thread. It returns its final
 answer as text, or None if that is the model's last answer."""
 
 
 class OwnAgentPolicy(AgentPolicy):
-    """Runs an agent, and records every answer that the model gives it as one action.
+    """Runs an agent, and records every answer of the model to it as one action.
 
-    An action is complete once the agent has sent its next request, or has ended; its work in between, in the episode's
-    environment or by itself, is in the action's `results`. So the limits on a policy's time apply to the agent's own
-    work too, and an agent is stopped when its episode ends.
+    An action is complete when the agent sends its next request or ends; its work in between, in the episode's
+    environment or on its own, is in the action's `results`. So a policy's time limits include the agent's own work, and
+    an agent is stopped when its episode ends.
 
     Args:
         agent: the agent, or `file.py:function`; see `Agent`.
@@ -302,7 +308,7 @@ class OwnAgentPolicy(AgentPolicy):
                 f"agent: {function!r} cannot be called with the task and the base URL: {error}"
             ) from error
         except ValueError:
-            logger.debug("the signature of %r is not known", function)
+            logger.debug("cannot read the signature of %r", function)
         self._agent: Agent = function
         self._model = model
         self._upstream = OpenAIAgentPolicy(model, **options)
@@ -317,7 +323,7 @@ class OwnAgentPolicy(AgentPolicy):
         return self._upstream.knows_cost
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Return one episode: a run of the agent, with an address of its own."""
+        """Return one episode: a run of the agent, with its own address."""
         session = _AgentSession(self._agent, self._model, self._upstream, self._endpoint, context)
         session.base_url = await self._endpoint.open(session.answer)
         return session
@@ -325,7 +331,7 @@ class OwnAgentPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Raise a PolicyError: an agent runs from the beginning of an episode to its end."""
+        """Raise a PolicyError: an agent acts only in an episode."""
         raise PolicyError("own_agent acts in episodes only; open a session first")
 
     async def close(self) -> None:
@@ -336,7 +342,7 @@ class OwnAgentPolicy(AgentPolicy):
             await self._upstream.close()
 
 
-# The constructor passes `**options` on: its signature names them, so that typos are refused.
+# The signature names the options in `**options`, so that typos are refused.
 _parameters = [
     *inspect.signature(OwnAgentPolicy.__init__).parameters.values(),
     *inspect.signature(OpenAIAgentPolicy).parameters.values(),
@@ -349,7 +355,7 @@ OwnAgentPolicy.__init__.__signature__ = inspect.Signature(  # type: ignore[attr-
 
 @dataclass(slots=True)
 class CallMade:
-    """A call that the agent made in the episode's environment, and its answer."""
+    """A call by the agent in the episode's environment, and its answer."""
 
     name: str
     answer: str
@@ -415,7 +421,7 @@ class _AgentSession(AgentPolicy):
             self._is_workers = True
 
     async def close(self) -> None:
-        """Refuse further requests and calls, and end the agent; a thread that does not end is left behind."""
+        """Refuse further requests and calls, and end the agent; a hanging thread is abandoned."""
         self._is_over = True
         self._endpoint.forget(self.base_url)
         for answer in self._unanswered:
@@ -430,7 +436,7 @@ class _AgentSession(AgentPolicy):
             task.cancel()
         _, left = await asyncio.wait(tasks, timeout=_END_SECONDS)
         if left:
-            logger.warning("the agent of %s goes on after the end of its episode", self._context.rollout_id)
+            logger.warning("the agent of %s still runs after the end of its episode", self._context.rollout_id)
         elif not self._running.cancelled() and (error := self._running.exception()) is not None:
             logger.debug("the agent of %s ended with its episode", self._context.rollout_id, exc_info=error)
 
@@ -454,7 +460,7 @@ class _AgentSession(AgentPolicy):
         with boundary(PolicyError, _AGENT_CODE):
             result = await (agent(task, self.base_url) if is_async else _run_in_thread(agent, task, self.base_url))
         if not isinstance(result, str | None):
-            raise PolicyError(f"the agent returned {type_name(result)}; it returns text, or None")
+            raise PolicyError(f"the agent must return text or None, got {type_name(result)}")
         return result
 
     async def _call_tool(self, name: str, arguments: Mapping[str, Any] | str | None = None) -> str:
@@ -464,7 +470,7 @@ class _AgentSession(AgentPolicy):
                 read = parse_json(arguments) if arguments.strip() else {}
             except (ValueError, RecursionError):
                 read = None
-            if isinstance(read, dict):  # other text goes on as it is, for the tool to refuse
+            if isinstance(read, dict):  # other text is passed on unchanged, for the tool to refuse
                 arguments = read
         async with self._environment:
             if self._is_over or self._context.call_tool is None:
@@ -501,7 +507,7 @@ class _AgentSession(AgentPolicy):
         if not waiting.done():
             name = f"chatcmpl-{self._context.rollout_id}-{self._answers}"
             waiting.set_result(RecordedAnswer(completion, name, self._model))
-        # Stop a little before the worker's deadline, so that an answer is recorded however long the agent works on it.
+        # Stop shortly before the worker's deadline, so that the answer is recorded even if the agent works too long.
         with anyio.CancelScope(deadline=anyio.current_effective_deadline() - _SPARE_SECONDS):
             await self._wait_for_agent()
         answer = completion.message.to_chat()
@@ -527,7 +533,7 @@ class _AgentSession(AgentPolicy):
             await self._moved.wait()
 
     def _closing_action(self) -> PolicyOutput:
-        """Return the last action of an agent that did not end with an answer of the model."""
+        """Return the last action of an agent whose last output is not the model's answer."""
         text = None
         if self._has_ended():
             assert self._running is not None
@@ -536,7 +542,7 @@ class _AgentSession(AgentPolicy):
         action: Action = {"type": "terminate", **({"content": text} if text else {})}
         if self._made:
             action["results"] = results_of_calls(action, self._made, self._is_over)
-        # The action was free; where costs are known it must report that.
+        # The action was free, and must report that if costs are known.
         facts = {"usage": {"cost": 0.0}} if self._upstream.knows_cost else None
         return PolicyOutput(action, text, facts)
 
@@ -545,13 +551,13 @@ class _AgentSession(AgentPolicy):
 
 
 async def _run_in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a plain function in a thread of its own, which goes on if this is cancelled.
+    """Run a plain function in its own thread, which continues if this is cancelled.
 
     A pool would delay episodes while all its threads wait for a model, and keep the program from ending while one of
     them hangs.
     """
     done: concurrent.futures.Future[Any] = concurrent.futures.Future()
-    done.set_running_or_notify_cancel()  # a running one is not cancelled with the task that waits for it
+    done.set_running_or_notify_cancel()  # a running one is not cancelled with the waiting task
 
     def work() -> None:
         try:
@@ -571,8 +577,8 @@ def read_results(
 ) -> list[ChatMessage] | None:
     """Return the messages that followed the answer to `given` in a later request of the agent.
 
-    The answer may come back in another shape, so it is found by its position. If the agent rewrote its context, only
-    the messages that name one of the answer's calls are returned, or None.
+    The answer may be reformatted, so it is located by position. If the agent rewrote its context, only the messages
+    that refer to one of the answer's calls are returned, or None.
     """
     size = len(given)
     continues = len(later) > size and later[size]["role"] == "assistant"

@@ -31,19 +31,19 @@ _ENVIRONMENT_FAILURES = ("EnvironmentFailure", "ToolError")
 
 
 class _Line(NamedTuple):
-    """The attempt of a line's episode, of which the latest counts, and its offset in the file."""
+    """The attempt number of a line's episode, and its offset in the file; the latest attempt counts."""
 
     attempt: int
     offset: int
 
 
 class ReplayPolicy(AgentPolicy):
-    """Plays the episodes of a recorded run: that of the same rollout id, else of the same sample and group position.
+    """Replays the recorded episode with the same rollout id, else with the same sample and group position.
 
     Args:
         run: a run's folder, or its `episodes.jsonl`. An index of it is kept in memory, the episodes are not.
-        on_difference: at the first difference in the conversation, "stop" breaks the episode with a `PolicyError` that
-            shows it; "continue" logs it and plays on.
+        on_difference: at the first difference in the conversation, "stop" fails the episode with a `PolicyError` that
+            shows it; "continue" logs it and continues.
         policy: the label of the policy to replay; required if the run has several.
 
     Raises:
@@ -175,7 +175,7 @@ class _ReplaySession(AgentPolicy):
         text = f"{self._name}: step {self._next}: {what}"
         if self._stops:
             raise PolicyError(text)
-        logger.warning("%s; it goes on all the same", text)
+        logger.warning("%s; continuing", text)
         self._has_diverged = True
 
     def _past_the_end(self, observation: Sequence[Message]) -> PolicyOutput:
@@ -186,7 +186,7 @@ class _ReplaySession(AgentPolicy):
         if failure and failure["where"] not in _ENVIRONMENT_FAILURES and not self._has_diverged:
             raise Failure.from_json(failure).to_exception()
         ended = f"ended with {facts['stop_reason']} after {len(self._episode)} actions"
-        self._report(f"the recorded episode {ended}, and this one goes on")
+        self._report(f"the recorded episode {ended}, but this one continues")
         return PolicyOutput({"type": "terminate"})
 
     async def _action(self, step: int, outputs: Mapping[str, Any]) -> Action:
@@ -206,7 +206,7 @@ class _ReplaySession(AgentPolicy):
                 raise PolicyError(f"{self._name}: the policy called {call['name']}, which needs an episode")
             answer = (await self._call_tool(call["name"], call["arguments"])).text
             if hash_key(answer) != call["answer"]:
-                self._report(f"{call['name']} {call['arguments']!r} has another answer than it had: {answer!r:.200}")
+                self._report(f"{call['name']} {call['arguments']!r} has another answer than recorded: {answer!r:.200}")
         action["results"] = [message.to_chat() for message in recorded.answers_to(step)]
         return action
 
@@ -225,9 +225,9 @@ def recorded_labels(run: Path) -> list[str]:
 
 
 def _identities(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Return the offset and the first fields of each line; a torn last line is left out."""
+    """Return the offset and the first fields of each line; an incomplete last line is skipped."""
     for number, (offset, line) in enumerate(complete_lines(file), 1):
-        # Inside a JSON text quotes are escaped, so this is the key itself, and the long part is not parsed.
+        # Quotes are escaped inside JSON strings, so this is the key itself, and the long part need not be parsed.
         end = line.find(_AFTER_IDENTITY)
         try:
             identity = json.loads(line if end < 0 else line[:end] + b"}")

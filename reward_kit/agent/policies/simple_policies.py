@@ -25,7 +25,7 @@ _NEXT_LINE = "\n  "  # indented, so that a text cannot look like another message
 
 
 class RandomPolicy(AgentPolicy):
-    """Acts at random, from the episode's policy seed: the baseline that every agent must beat.
+    """Acts at random, from the episode's policy seed: a baseline for every agent.
 
     If the resource lists its admissible actions, each is equally likely; otherwise each tool is, with arguments drawn
     from its schema. Without tools it answers with an empty text.
@@ -116,9 +116,9 @@ class ExpertPolicy(AgentPolicy):
         self._has_acted = False
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Return a session that asks the episode's own resource; without one raise a PolicyError."""
+        """Return a session that uses the episode's resource; without one raise a PolicyError."""
         if context.resource is None:
-            raise PolicyError("the expert policy asks the resource, and this task has none")
+            raise PolicyError("the expert policy needs a resource, and this task has none")
         return ExpertPolicy(context.resource)
 
     async def get_action(
@@ -156,7 +156,7 @@ class HumanPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return the action that the person types; the end of the input raises a PolicyError."""
+        """Return the typed action; the end of the input raises a PolicyError."""
         for message in observation[self._shown :]:
             self._show(f"[{message.role}] {message.text}".replace("\n", _NEXT_LINE))
         self._shown = len(observation) + 1

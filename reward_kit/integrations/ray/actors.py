@@ -28,12 +28,12 @@ from reward_kit.providers.session import ProviderSession
 from reward_kit.task_parts import RunLimitsModel
 
 Build = Callable[[ProviderSession, RunBudget], Mapping[str, RLRolloutWorker]]
-"""Makes the workers of one process, by label. It is pickled and called there, with the process's provider session and
-budget; raises ConfigError if something that it needs is missing there."""
+"""Makes the workers of one process, by label. It is pickled and called there with the process's provider session and
+budget; raises ConfigError if something is missing there."""
 Start = Callable[[], Awaitable[Any]]
 """Starts an actor and returns its handle. Raises ConfigError if it never can, RayError if it may later."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-_SETTLE_S = 10.0  # time that the other actors get to start after the first one
+_SETTLE_S = 10.0  # time for the other actors to start after the first one
 _CLOSE_SECONDS = 15.0
 _MOST_LOG_LINES = 1_000
 logger = logging.getLogger("reward_kit.integrations.ray")
@@ -54,14 +54,14 @@ class Usage(NamedTuple):
 
 
 class RunUsage(NamedTuple):
-    """The state of a run outside one process: what all others have spent, and how long the run has lasted."""
+    """The state of a run outside one process: the spending of all others, and the duration of the run."""
 
     spent: Usage
     seconds: float
 
 
 class ActorBudget(RunBudget):
-    """The budget of a run in one process: `own` spending at once, that of the others as the driver reports it."""
+    """The budget of a run in one process: `own` spending at once, the others' as the driver reports it."""
 
     def __init__(self, limits: RunLimitsModel | None = None) -> None:
         super().__init__(limits)
@@ -72,7 +72,7 @@ class ActorBudget(RunBudget):
         self.own = self.own.plus(Usage(used.tokens, used.cost or 0.0, steps))
 
     def hear(self, rest: RunUsage) -> None:
-        """Take over the spending of all others and the time of the run."""
+        """Update the spending of all others and the time of the run."""
         news, self._others = rest.spent.since(self._others), rest.spent
         super().spend(ActionUsage(news.tokens, news.cost), news.steps)
         self._began = time.monotonic() - rest.seconds
@@ -82,7 +82,7 @@ class ActorBudget(RunBudget):
 class Setup:
     """The settings of a process: its workers, the limits of the run, and environment variables with secrets.
 
-    They go straight to the process, and into no file.
+    They go straight to the process and are never written to a file.
     """
 
     build: Build
@@ -113,7 +113,7 @@ class Reply(NamedTuple):
 
 
 class Process:
-    """An actor's process. Each call is a task of its own; one further task opens and closes what they share.
+    """An actor's process. Each call runs in its own task; one more task opens and closes shared objects.
 
     Attributes:
         context: the context variables of every call.
@@ -144,14 +144,14 @@ class Process:
         await self._leave.wait()
 
     async def close(self) -> None:
-        """Close what is shared."""
+        """Close the shared objects."""
         self._leave.set()
         if self._holder is not None:
             await self._holder
 
 
 class CollectedLogs(logging.Handler):
-    """Keeps the package's log records until they are taken; the cluster's files get none of them."""
+    """Keeps the package's log records until they are taken; none go to the cluster's files."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,12 +177,12 @@ def unpickle_setup(driver: str, packed: bytes) -> Any:
     """Unpickle an object of a driver with this version of the package.
 
     Raises:
-        ConfigError: this package is another version here, or cannot read the object.
+        ConfigError: the package has another version here, or cannot read the object.
     """
     where, here = os.uname().nodename, version("reward-kit")
     if driver != here:
         raise ConfigError(f"reward-kit is {here} on {where} and {driver} in the driver")
-    with boundary(ConfigError, f"on {where}: what the driver sent cannot be read"):
+    with boundary(ConfigError, f"on {where}: the driver's message cannot be read"):
         return pickle.loads(packed)
 
 
@@ -200,7 +200,7 @@ class Member:
         return self.lost.is_set()
 
     def lose(self) -> None:
-        """Give it up, also if it is only unreachable; its further results are not used."""
+        """Mark it as lost, even if it is only unreachable; its further results are ignored."""
         if not self.is_lost:
             self.lost.set()
             ray_module().kill(self.handle)
@@ -237,11 +237,11 @@ class ActorPool:
                 slots.cancel_scope.cancel()
 
     async def place(self) -> Member:
-        """Return the actor with the least load, or wait for the next one.
+        """Return the least loaded actor, or wait for the next one.
 
         Raises:
             ConfigError: none can be started.
-            ClusterError: none came in time.
+            ClusterError: none started in time.
         """
         with anyio.move_on_after(self._wait_s):
             while True:
@@ -249,11 +249,11 @@ class ActorPool:
                     if self._refusal is not None:
                         raise self._refusal
                     await self._changed.wait()
-                # Until all are there, or have had their time.
+                # Until all have started, or their time is up.
                 with anyio.move_on_after(self._settled_at - anyio.current_time()):
                     while len(self.members) < self.size and self._refusal is None:
                         await self._changed.wait()
-                if self._alive():  # the first may be lost while the others are awaited
+                if self._alive():  # the first may be lost while waiting for the others
                     break
         if not (alive := self._alive()):
             raise ClusterError(
@@ -266,7 +266,7 @@ class ActorPool:
         return [member for member in self.members if not member.is_lost]
 
     async def _keep(self, number: int) -> None:
-        """Keep an actor in one slot as long as the pool is open."""
+        """Keep one slot filled as long as the pool is open."""
         pause_s = _FIRST_PAUSE_S
         while not self._is_closing:
             try:
@@ -283,7 +283,7 @@ class ActorPool:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
             pause_s = _FIRST_PAUSE_S
-            if self._settled_at == math.inf:  # the first one does not get all the work
+            if self._settled_at == math.inf:  # the first one should not get all the work
                 self._settled_at = anyio.current_time() + _SETTLE_S
             member = Member(handle, number)
             self.members.append(member)
@@ -324,8 +324,8 @@ async def _end(member: Member) -> None:
 async def start_actor(kind: type, setup: Any, resources: Mapping[str, Any]) -> Any:
     """Start an actor of a class with `prepare(version, packed)`; return its handle once it is ready to work.
 
-    Its settings, secrets among them, are an argument of a call, which goes straight to the process: the cluster keeps
-    the arguments of an actor's constructor.
+    Its settings, including secrets, are an argument of a call, which goes straight to the process; the cluster would
+    store the arguments of an actor's constructor.
 
     Raises:
         ConfigError: it cannot work there.
@@ -340,13 +340,13 @@ async def start_actor(kind: type, setup: Any, resources: Mapping[str, Any]) -> A
         if isinstance(error, ray.exceptions.RayTaskError):
             cause = error.cause
             reason = str(cause) if isinstance(cause, RewardKitError) else f"{type(cause).__name__}: {cause}"
-            raise ConfigError(f"a worker cannot be made: {reason}") from error
+            raise ConfigError(f"cannot make a worker: {reason}") from error
         raise
     return handle
 
 
 async def await_result(member: Member, reference: Any) -> Any:
-    """Return the result of a call, or raise a RayError; if the caller is cancelled, so is the call."""
+    """Return the result of a call, or raise a RayError; cancelling the caller cancels the call."""
     try:
         return await reference
     except anyio.get_cancelled_exc_class():
@@ -356,5 +356,5 @@ async def await_result(member: Member, reference: Any) -> Any:
 
 
 def is_actor_lost(error: Exception) -> bool:
-    """Return whether a call failed because its process or machine is gone, or its answer was lost on the way."""
+    """Return whether a call failed because its process, machine or answer was lost."""
     return not isinstance(error, ray_module().exceptions.RayTaskError)

@@ -1,4 +1,4 @@
-"""The connection to a cluster: made once per run, quiet, and without anything sent to third parties."""
+"""The connection to a cluster: made once per run, quiet, and without telemetry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from reward_kit.errors import ConfigError, RewardKitError, boundary, install_hin
 from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.processes import remove_folder, temporary_folder
 
-_LONGEST_HOME = 43  # a socket's path has at most 107 bytes, of which Ray needs 64
+_LONGEST_HOME = 43  # a socket's path has at most 107 bytes; Ray needs 64 of them
 _ANSWER_S = 10.0
 _NOT_SHIPPED = ["runs/", ".git/", ".venv/", "__pycache__/"]
 
@@ -49,11 +49,11 @@ class Connection:
         ship: a folder that is copied to the nodes, where it is the working directory of every worker.
 
     Attributes:
-        is_own: the cluster was started here; it has the resources of this machine and never more.
+        is_own: the cluster was started here and has only the resources of this machine.
 
     Raises:
         ClusterError: no cluster answers at the address.
-        ConfigError: the address is invalid, or a folder is to be shipped and the program is connected already.
+        ConfigError: the address is invalid, or `ship` was given but the program is connected already.
     """
 
     def __init__(self, address: str | None, ship: Path | None = None) -> None:
@@ -81,15 +81,15 @@ class Connection:
         if ray.is_initialized():
             if self._ship is not None:
                 raise ConfigError(
-                    "ship: this program is connected to a cluster already; name runtime_env in its ray.init"
+                    "ship: this program is connected to a cluster already; set runtime_env in its ray.init"
                 )
             return
         with ExitStack() as opened:
-            # What workers print stays with them: here it would mix with the result on standard output.
+            # Workers' output is not forwarded: it would mix with the result on standard output.
             arguments: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
             where = "a cluster on this machine"
             if address is None:
-                os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # by default Ray reports to its makers
+                os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # by default Ray sends usage statistics
                 # "local" is a cluster of our own, also if RAY_ADDRESS names another.
                 arguments |= {"address": "local", "include_dashboard": False}
                 # The cluster's files end with it, unless the path of its sockets would be too long.
@@ -114,7 +114,7 @@ class Connection:
 
 
 def _check_address(address: str) -> None:
-    """Check that a program answers there; Ray itself would ask for minutes."""
+    """Check that a program answers there; Ray itself would retry for minutes."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
@@ -134,7 +134,7 @@ def _take_signals_back() -> None:
         return
     for number in (signal.SIGINT, signal.SIGTERM):
         if (handler := signal.getsignal(number)) is not None:
-            signal.signal(number, handler)  # Ray's is one in C, of which Python knows nothing
+            signal.signal(number, handler)  # Ray installs a C handler, which Python does not know
 
 
 def workers_that_fit(cpus: float, gpus: float, taken: float = 0.0) -> int:

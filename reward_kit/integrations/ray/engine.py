@@ -161,7 +161,7 @@ def divide_rates(definition: TaskDefinitionModel, processes: int) -> TaskDefinit
             if connections < 1:
                 raise ConfigError(
                     f"{section}.max_connections {given['max_connections']} cannot be shared by {processes} workers; "
-                    f"give no more of them with -E workers={given['max_connections']}"
+                    f"use at most -E workers={given['max_connections']}"
                 )
             shares["max_connections"] = int(connections)
         if shares:

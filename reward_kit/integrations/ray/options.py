@@ -15,7 +15,7 @@ RATES = ("requests_per_minute", "tokens_per_minute", "max_connections")
 
 
 class RayOptions(pydantic.BaseModel):
-    """The workers of one run.
+    """Options of the workers of one run.
 
     Attributes:
         address: of a running cluster, "auto" for the one this machine belongs to; None starts one on this machine.
@@ -24,9 +24,9 @@ class RayOptions(pydantic.BaseModel):
         cpus: CPUs that each of them reserves; a fraction if it mostly waits for an endpoint.
         gpus: GPUs that each of them reserves.
         reward_workers: processes that call the reward, each with its own sandbox; 0 calls it in the driver.
-        ship: copy the task's folder to the nodes; else it is there already, at the same path.
-        env: further environment variables of the driver that the workers get.
-        worker_wait_s: seconds without any worker after which the run gives up.
+        ship: copy the task's folder to the nodes; else it must exist there at the same path.
+        env: further environment variables of the driver to pass to the workers.
+        worker_wait_s: seconds without any worker after which the run fails.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
@@ -52,13 +52,13 @@ class RayOptions(pydantic.BaseModel):
         Args:
             given: by name.
             address: of the cluster.
-            option: the option they were typed after, for messages.
+            option: the command-line option, for messages.
 
         Raises:
             ConfigError: a name is unknown, or a value out of its range.
         """
         if "address" in given:
-            raise ConfigError(f"{option} address: is given as --address")
+            raise ConfigError(f"{option} address: use --address")
         try:
             return cls.model_validate({**given, "address": address})
         except pydantic.ValidationError as error:

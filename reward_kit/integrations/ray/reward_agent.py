@@ -1,9 +1,9 @@
 """`RayAsyncRewardAgent`: the reward agent as an actor, for trainers that call it from several processes.
 
-Its two calls are those of the agent that verl's users know: `compute_reward_pipeline` begins with a batch and returns
-its size; `get` waits for a part of it, in whole groups. Behind them is `AsyncRewardAgent`: batches are scored
-concurrently and never mixed, an exception is the failure of its own rollout, a request that can never be met is refused
-at once, and every column of a chunk is in one order.
+It has two calls, familiar to users of verl: `compute_reward_pipeline` submits a batch and returns its size; `get` waits
+for a part of it, in whole groups. It uses `AsyncRewardAgent`: batches are scored concurrently and never mixed, an
+exception fails only its own rollout, an impossible request is refused at once, and all columns of a chunk have the
+same order.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RewardChunk(_RequestColumns):
         extra_infos: the whole results, with failures.
         batch: the number of the batch, from 1.
         lengths: tokens of each response, as `ScoredChunk.lengths`.
-        incomplete_groups: the groups of the batch in which a score is missing.
+        incomplete_groups: the groups of the batch with a missing score.
     """
 
     batch: int
@@ -60,7 +60,7 @@ class RewardChunk(_RequestColumns):
 
     @classmethod
     def of(cls, scored: ScoredChunk) -> RewardChunk:
-        """Return the parts of a chunk that can leave its process."""
+        """Return the picklable parts of a chunk."""
         chunk = cls(*scored)
         chunk.batch, chunk.lengths = scored.ticket.number, scored.lengths
         chunk.incomplete_groups = scored.incomplete_groups
@@ -78,7 +78,7 @@ class RewardChunk(_RequestColumns):
         placed = np.zeros((len(self.rewards), width), dtype=np.float32)
         for row, (length, reward) in enumerate(zip(self.lengths, self.rewards, strict=True)):
             if length is None or not 1 <= length <= width:
-                raise ConfigError(f"item {self.data_idxs[row]}: its response has {length} tokens, not 1 to {width}")
+                raise ConfigError(f"item {self.data_idxs[row]}: response must have 1 to {width} tokens, got {length}")
             placed[row, length - 1] = np.nan if reward is None else reward
         return placed
 
@@ -88,7 +88,7 @@ class RewardAgentProcess(Process):
 
     Args:
         reference: of the reward, `file.py:function` or `package.module:function`.
-        folder: what a file is relative to, by default the working directory of the program that starts it.
+        folder: the base of file paths; default: the working directory of the program that starts it.
         choice: the settings of the sandbox; the level is chosen as by the command line.
         options: keyword parameters of the reward to fix.
         reward_workers: processes that call the reward; 0 calls it in this one.
@@ -127,7 +127,7 @@ class RewardAgentProcess(Process):
             ConfigError: the reward is loaded already.
         """
         if self._agent is not None:
-            raise ConfigError("set_environment comes before the first batch")
+            raise ConfigError("call set_environment before the first batch")
         self._environment = dict(variables)
         os.environ.update(variables)
 
@@ -156,7 +156,7 @@ class RewardAgentProcess(Process):
         cut_groups: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Wait for exactly `chunk_size` results of the oldest batch that is not fetched in full.
+        """Wait for exactly `chunk_size` results of the oldest batch with results left.
 
         Args:
             chunk_size: a multiple of the group size, unless `cut_groups`.
@@ -168,7 +168,7 @@ class RewardAgentProcess(Process):
             A `RewardChunk`.
 
         Raises:
-            ConfigError: it can never be met; nothing is waited for, and nothing is lost.
+            ConfigError: the request is impossible; it does not wait, and no result is lost.
         """
         agent = await self._opened()
         options: dict[str, Any] = {"order": order, "cut_groups": cut_groups, **kwargs}
@@ -208,5 +208,5 @@ RayAsyncRewardAgent = ray.remote(max_concurrency=1_000)(RewardAgentProcess)
 
 def _as_requests(data: Any) -> list[ScoringRequest]:
     if not isinstance(data, Sequence):
-        raise ConfigError(f"a batch is requests or episodes; got {type_name(data)}: name requests_of, which makes them")
+        raise ConfigError(f"a batch must be requests or episodes, got {type_name(data)}; pass requests_of")
     return [ScoringRequest.from_episode(item) if isinstance(item, SingleAgentEpisode) else item for item in data]

@@ -33,13 +33,13 @@ from reward_kit.reward_agent.scoring import Reward, Scored, Scorer, ScoringReque
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import EvaluationMode, RewardSpec
 
-_MOST_LOSSES = 3  # a call that kills its process would do so for ever
+_MOST_LOSSES = 3  # a call that kills its process would do so forever
 _CALLS_AT_A_TIME = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class RewardSetup:
-    """The settings of a process: a confined reward, or the reference of another one."""
+    """The settings of a process: a confined reward, or the reference of an unconfined one."""
 
     confined: SandboxedReward | None
     reference: str = ""
@@ -60,7 +60,7 @@ class RewardSetup:
 
 
 class RewardActor(Process):
-    """The process. Calls come many at a time; a sandbox has a bound of its own."""
+    """The process. It takes many concurrent calls; a sandbox has its own limit."""
 
     async def prepare(self, driver: str, packed: bytes) -> str:
         """Open the reward of a pickled `RewardSetup`, and return the name of the machine."""
@@ -72,7 +72,7 @@ class RewardActor(Process):
         return os.uname().nodename
 
     async def score(self, requests: Sequence[ScoringRequest], in_group: bool) -> list[Scored]:
-        """Return the scores of one call: of one rollout, or of the rollouts of a group."""
+        """Return the scores of one call, for a rollout or a group."""
         if in_group:
             return await CallTurn(self._scorer.score_group(requests), self.context)
         return [await CallTurn(self._scorer.score(requests[0]), self.context)]
@@ -99,7 +99,7 @@ class RayScorer:
         connection: to the cluster, opened before the processes; by default the program is connected already.
 
     Attributes:
-        rates, retries: of the class of a custom reward; the reward agent keeps to them.
+        rates, retries: from the class of a custom reward, for the reward agent.
 
     Raises:
         ConfigError: the reward limits its rates, which several processes cannot share.
@@ -119,14 +119,14 @@ class RayScorer:
         connection: AbstractAsyncContextManager[None] | None = None,
     ) -> None:
         if workers < 1:
-            raise ConfigError(f"workers is at least 1, got {workers}")
+            raise ConfigError(f"workers must be at least 1, got {workers}")
         if workers > 1 and (limits := sorted(set(RATES) & reward.options.keys())):
-            raise ConfigError(f"reward {reward.id!r}: {limits[0]} cannot be shared by {workers} processes; give it one")
+            raise ConfigError(f"reward {reward.id!r}: {limits[0]} cannot be shared by {workers} processes; use one")
         self._reward, folder, env = reward, (folder or Path.cwd()).resolve(), env or {}
         if isinstance(reward, SandboxedReward):
             setup = RewardSetup(reward, env=env)
         else:
-            assert isinstance(reward, RewardSpec), "a reward is confined or a RewardSpec"
+            assert isinstance(reward, RewardSpec), "a reward is either confined or a RewardSpec"
             options = dict(reward.options)
             setup = RewardSetup(None, reference, folder, options, reward.weakened_from, deadline_s, env)
         here = make_scorer(reward, deadline_s)  # never opened; its attributes hold for all processes
@@ -167,7 +167,7 @@ class RayScorer:
     ) -> list[Scored]:
         """Return the result of one call, made again if its process is lost."""
         wanted, sent = self._reward.parameters, list(requests)
-        if wanted is not None and "step_data" not in wanted:  # no parameter shows anything of the episode
+        if wanted is not None and "step_data" not in wanted:  # the parameters reveal nothing about the episode
             sent = [replace(request, episode=None) for request in requests]
         for _ in range(_MOST_LOSSES):
             member = await self._pool.place()

@@ -50,8 +50,8 @@ from reward_kit.providers.session import ProviderSession
 from reward_kit.reward_agent.call_scheduler import CallTurn
 
 _CLOSE_SECONDS = 10.0
-_MOST_LOSSES = 4  # an episode that kills its process would do so for ever
-_EXCHANGE_S, _EXCHANGES_PER_S = 0.5, 200  # with many processes less often: each exchange costs the driver a call
+_MOST_LOSSES = 4  # an episode that kills its process would do so forever
+_EXCHANGE_S, _EXCHANGES_PER_S = 0.5, 200  # less often with many processes: each exchange costs the driver a call
 logger = logging.getLogger("reward_kit.integrations.ray")
 
 
@@ -101,17 +101,17 @@ class RolloutActor(Process):
                 await group.close()
 
     async def close_group(self, group_id: str) -> None:
-        """Close the start of a group whose last episode is over."""
+        """Close the start of a finished group."""
         if (group := self._groups.pop(group_id, None)) is not None:
             await CallTurn(group.close(), self.context)
 
     async def exchange(self, rest: RunUsage) -> Usage:
-        """Take over the state of the run, and return the spending of this process."""
+        """Update the state of the run, and return the spending of this process."""
         self._budget.hear(rest)
         return self._budget.own
 
     async def publish(self, version: int, weights: Any) -> None:
-        """Give every policy the weights to act with from now on: its `publish(version, weights)` is called."""
+        """Call `publish(version, weights)` of every policy, which then acts with these weights."""
         for worker in self._workers.values():
             policy: Any = worker.agent_policy
             await CallTurn(policy.publish(version, weights), self.context)
@@ -175,16 +175,16 @@ class RolloutPool:
         return RayRolloutWorker(self, label)
 
     async def publish(self, version: int, weights: Any) -> None:
-        """Have all policies act with these weights, whose `publish(version, weights)` is called.
+        """Call `publish(version, weights)` of all policies, which then act with these weights.
 
-        They are put into the object store once; every machine fetches them once.
+        The weights are put into the object store once; every machine fetches them once.
 
         Args:
             version: of the weights.
             weights: in the form that the policies take, such as a `state_dict` on the CPU.
         """
         reference = ray_module().put(weights)
-        self._published = (version, reference)  # a process that starts from here on gets them too
+        self._published = (version, reference)  # processes that start later get them too
         async with anyio.create_task_group() as tasks:
             for member in self._pool.members:
                 tasks.start_soon(_ask, member, lambda handle: handle.publish.remote(version, reference))
@@ -195,7 +195,7 @@ class RolloutPool:
         resources = {"num_cpus": self._options.cpus, "num_gpus": self._options.gpus, "max_concurrency": calls}
         handle = await start_actor(RolloutActor, self._setup, resources)
         sent = None
-        while (newest := self._published) is not None and newest is not sent:  # again, if newer ones came meanwhile
+        while (newest := self._published) is not None and newest is not sent:  # again, if newer ones arrived meanwhile
             await handle.publish.remote(*newest)
             sent = newest
         return handle
@@ -233,7 +233,7 @@ class RolloutPool:
             self.traffic.tell(f"worker {member.number}: {notice}")
         if reply.gave_up is not None:
             self.traffic.give_up(reply.gave_up)
-            await anyio.lowlevel.checkpoint()  # if that ends the run, this episode is not a part of it
+            await anyio.lowlevel.checkpoint()  # if that ends the run, this episode does not count
         return reply
 
     async def close_group(self, group: RayGroup) -> None:
@@ -321,7 +321,7 @@ class RayGroup:
         self._start = GroupStart(definition, self.sample, self.run_seed, policy_label=self.label)
         self.id = self._start.group_id
         self.keeps_start = False
-        if definition.resource_type is not None:  # the group's episodes begin in forks of one world
+        if definition.resource_type is not None:  # the group's episodes begin in forks of one resource
             kind = resource_class(definition.resource_type)
             base, sample = definition.base_resource_config, self.sample
             config = merged_config(kind, base, sample.resource_config, sample.location)
@@ -340,14 +340,14 @@ class RayGroup:
         await self.pool.close_group(self)
 
     def assignment(self, rollout_index: int) -> Assignment:
-        """Return the message that has one episode of it collected."""
+        """Return the assignment that collects one of its episodes."""
         worker = self.worker or self.label
         return Assignment(worker, self.sample, self.run_seed, self.id, rollout_index, self.keeps_start)
 
     def received(self, reply: Reply, losses: int) -> SingleAgentEpisode:
         """Return the episode of a reply.
 
-        If the group moved to another process, its start was made again; it is verified if its key is the first one's.
+        If the group moved to another process, its start was made again; it is verified if its key is unchanged.
         """
         episode = episode_from_record(reply.record)
         facts = get_facts(episode)
@@ -358,7 +358,7 @@ class RayGroup:
         return episode
 
     def given_up(self, rollout_index: int) -> SingleAgentEpisode:
-        """Return the failed episode that is kept if every process that tried it was lost."""
+        """Return the failed episode to record if every process that tried it was lost."""
         start = self._start.identity(rollout_index)
         live = LiveEpisode(start, SingleAgentEpisode(start.rollout_id))
         error = ClusterError(f"its process was lost {_MOST_LOSSES} times; the call may be the cause")

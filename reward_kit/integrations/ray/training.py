@@ -70,7 +70,7 @@ class PackedTensor(NamedTuple):
 
 
 def pack_weights(weights: Mapping[str, Tensor]) -> dict[str, PackedTensor]:
-    """Return the weights in a form that Ray ships without pickling their bytes; they must not change before it does."""
+    """Return the weights in a form that Ray ships without pickling their bytes; do not change them before it has."""
     result = {}
     for name, tensor in weights.items():
         plain = tensor.detach().cpu().contiguous()
@@ -150,7 +150,7 @@ class TrainingWorkers:
 
     @classmethod
     def of(cls, plan: TrainingPlan) -> TrainingWorkers:
-        """Return those of a plan."""
+        """Return the workers of a plan."""
         policy, folder = plan.policy_block
         tasks = {TRAINED: plan.task} | ({HELD_OUT: plan.held_out.task} if plan.held_out is not None else {})
         plain = {name: replace(task, samples=(), tools=None, reward=None, notes=()) for name, task in tasks.items()}
@@ -178,7 +178,7 @@ class TrainingWorkers:
 class ActingPolicy(AgentPolicy):
     """A policy in one of the processes, which receives the weights that it acts with.
 
-    Without `publishes`, another one passes the same weights on already.
+    `publishes` is False if another one already passes the same weights on.
     """
 
     def __init__(self, policy: Any, *, publishes: bool) -> None:
@@ -212,7 +212,7 @@ class ActingPolicy(AgentPolicy):
 
 
 class ClusterPolicy:
-    """The policy in training as the trainer sees it: its weights are here, and the processes act with copies."""
+    """The policy in training, for the trainer: its weights are here, and the processes act with copies."""
 
     def __init__(self, policy: AgentPolicy, pool: RolloutPool) -> None:
         self._policy, self._pool, self.version = trainable(policy), pool, 0
@@ -227,7 +227,7 @@ class ClusterPolicy:
 
     @property
     def pad_token_id(self) -> int:
-        """Fills up rows."""
+        """The padding id of rows."""
         return self._policy.pad_token_id
 
     async def publish(self, version: int) -> None:
@@ -254,7 +254,7 @@ def train_loop(config: Mapping[str, Any]) -> None:
 
     Args:
         config: of `train_loop_config`: `train_file`, a path that exists on every node; `run`, the folder of the run,
-            on a disk that the first worker sees also after a restart; `overrides`, keys laid over the file's.
+            on a disk that the first worker can read after a restart; `overrides`, keys laid over the file's.
 
     Raises:
         ConfigError: the file is wrong, or the folder holds a run that began otherwise.

@@ -1,1 +1,1 @@
-"""Reward functions over HTTP: what `reward-kit serve` runs."""
+"""Reward functions over HTTP, the server of `reward-kit serve`."""

@@ -1,4 +1,4 @@
-"""The limits and the keys of a reward server, and its answers to requests that exceed or lack them."""
+"""The limits and keys of a reward server, and its answers to requests that violate them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VARIABLE = "REWARD_KIT_SERVE_API_KEY"
 _SHORTEST_KEY = 16
 MIB = 2**20
 AT_LEAST = (("max_pending", "max_batch"), ("max_held_mb", "max_body_mb"))
-"""Options of `ServerOptions`, each with the option that it may not be below."""
+"""Options of `ServerOptions`, each with the option that must not exceed it."""
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Server": "reward-kit"}
 
 
@@ -38,7 +38,7 @@ class Keys:
     def __init__(self, keys: Iterable[str]) -> None:
         texts = list(dict.fromkeys(keys))
         if not texts:
-            raise ConfigError("a reward server needs a key, such as secrets.token_urlsafe(32) makes")
+            raise ConfigError("a reward server needs a key, such as the output of secrets.token_urlsafe(32)")
         for number, text in enumerate(texts, 1):
             check_key(text, f"key {number}")
         self._digests = [_digest(text) for text in texts]
@@ -46,7 +46,7 @@ class Keys:
     def number_of(self, authorization: Sequence[str]) -> int:
         """Return the number, from 1, of the key in the `Authorization` headers of a request; 0 without a valid key.
 
-        Takes the same time for a key that is nearly right as for any other.
+        Takes constant time, so that timing reveals nothing about the key.
         """
         scheme, _, token = (authorization[0] if len(authorization) == 1 else "").partition(" ")
         digest = _digest(token.strip() if scheme.lower() == "bearer" else "")
@@ -62,10 +62,10 @@ def _digest(text: str) -> bytes:
 
 
 def check_key(key: str, where: str) -> None:
-    """Refuse a key that is too short or that no header can carry; no message shows it."""
+    """Refuse a key that is too short or invalid in a header; messages never show it."""
     if len(key) < _SHORTEST_KEY:
         raise ConfigError(
-            f"{where} has {len(key)} characters; a key has at least {_SHORTEST_KEY}, better 43 random ones"
+            f"{where} has {len(key)} characters; a key needs at least {_SHORTEST_KEY}, better 43 random ones"
         )
     if not (key.isascii() and key.isprintable() and " " not in key):
         raise ConfigError(f"{where} holds a blank or a character that no HTTP header can carry")
@@ -146,11 +146,11 @@ class ServerOptions:
                 check_number(field.name, getattr(self, field.name), is_integer=field.type == "int")
         for larger, smaller in AT_LEAST:
             if getattr(self, smaller) > getattr(self, larger):
-                raise ConfigError(f"{smaller} is at most {larger}, {getattr(self, larger):g}; raise that too")
+                raise ConfigError(f"{smaller} must be at most {larger}, {getattr(self, larger):g}; raise that too")
 
 
 class RefusedError(RewardKitError):
-    """A request that is answered with an error: a code for programs, a message for people.
+    """A request answered with an error: a code for programs, a message for people.
 
     With `closes` the connection is closed afterwards, such as when the body was not read.
     """
@@ -169,7 +169,7 @@ class RefusedError(RewardKitError):
 
 
 def busy(message: str, wait_s: float) -> RefusedError:
-    """Return the error for an overloaded server; the client may retry after `wait_s`, rounded up to whole seconds."""
+    """Return the error of an overloaded server; the client may retry after `wait_s`, rounded up to whole seconds."""
     return RefusedError(429, "too_many", message, {"Retry-After": str(math.ceil(max(1.0, wait_s)))}, closes=True)
 
 

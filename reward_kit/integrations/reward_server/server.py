@@ -76,9 +76,9 @@ def load_named_rewards(
 
     Args:
         references: `file.py:function`, or `name=file.py:function`.
-        folder: what file paths are relative to.
-        choice: the user's settings of their sandbox.
-        options: of the one reward; with several rewards, each begins with the name of its own and a dot.
+        folder: the base of file paths.
+        choice: the user's sandbox settings.
+        options: of the reward; with several rewards, each is prefixed with its reward's name and a dot.
 
     Raises:
         ConfigError: a reward cannot be loaded, two have the same name, or an option belongs to no reward.
@@ -89,7 +89,7 @@ def load_named_rewards(
         match = _NAMED.fullmatch(text)
         name, reference = (match[1], match[2]) if match else ("", text)
         if reference.startswith(("http://", "https://")):
-            raise ConfigError(f"{checked_address(reference)} is served already; name a function of this machine")
+            raise ConfigError(f"{checked_address(reference)} is a served reward already; name a local function")
         prefix = "" if is_single else f"{name or split_reference(reference)[1]}."
         own = {key.removeprefix(prefix): value for key, value in options.items() if key.startswith(prefix)}
         unused -= {prefix + key for key in own}
@@ -141,7 +141,7 @@ def _family(name: str, kind: str, description: str, samples: Iterable[tuple[str,
 
 
 class ServedReward:
-    """Scores requests of many clients with one reward; `pending` rollouts were accepted and are not answered."""
+    """Scores requests of many clients with one reward; `pending` counts accepted, unanswered rollouts."""
 
     def __init__(self, named: NamedReward, options: ServerOptions) -> None:
         reward = named.reward
@@ -196,13 +196,13 @@ _ERRORS = {
     400: "The body is not JSON according to RFC 8259.",
     401: "The key is missing or unknown to this server.",
     404: "The reward is unknown.",
-    408: "The body did not come in time.",
+    408: "The body did not arrive in time.",
     413: "The body is too large.",
     415: "The body is not JSON in UTF-8, or is compressed.",
-    422: "The body is not such a request; the message names the field.",
+    422: "The body is not a valid request; the message names the field.",
     429: "Too many requests at the moment; Retry-After gives the time to wait.",
-    500: "A fault of the server.",
-    503: "The server is ending.",
+    500: "An internal server error.",
+    503: "The server is shutting down.",
 }
 _BODY_ERRORS = (404, 400, 408, 413, 415, 422, 429)
 _RETRY_AFTER = {"description": "Whole seconds.", "schema": {"type": "integer", "minimum": 1}}
@@ -301,7 +301,7 @@ def openapi_document(names: Iterable[str], options: ServerOptions) -> bytes:
 
 @dataclass(slots=True)
 class _Request:
-    """A request for figures and the log: also one that stays unanswered because its client hung up."""
+    """A request for figures and the log, including one whose client disconnected."""
 
     key: int
     route: str = "unknown"
@@ -327,7 +327,7 @@ class Service:
         self._idle = anyio.Event()
 
     async def handle(self, request: web.BaseRequest) -> web.Response:
-        """Answer one request, count and log it; a fault of ours is logged and answered without details."""
+        """Answer one request, count and log it; an internal error is logged and answered without details."""
         began = asyncio.get_running_loop().time()
         seen = _Request(self._keys.number_of(request.headers.getall("Authorization", [])))
         self._in_flight += 1
@@ -340,7 +340,7 @@ class Service:
                 response = refusal.response()
             except RewardKitError as error:
                 logger.error("%s failed", seen.route, exc_info=error)
-                message = "a fault of the server; its log says more"
+                message = "internal server error; see its log"
                 response = RefusedError(500, "internal", message, closes=True).response()
             if not seen.key:  # a client without a key gets one answer, and cannot hold the connection for more
                 response.force_close()
@@ -380,7 +380,7 @@ class Service:
             prefix, _, rest = path.partition("/v1/rewards/")
             name, slash, action = rest.partition("/")
             if prefix or (slash and action not in ("score", "score_batch")) or not rest:
-                message = f"unknown path {path!r:.200}; /openapi.json lists all"
+                message = f"unknown path {path!r:.200}; /openapi.json lists all paths"
                 raise RefusedError(404, "not_found", message, closes=True)
             if name not in self.rewards:
                 message = f"unknown reward {name!r:.100}; this server has {', '.join(self.rewards)}"
@@ -389,10 +389,10 @@ class Service:
         methods = ("POST",) if route in ("score", "score_batch") else _READS
         if request.method not in methods:
             allowed = ", ".join(methods)
-            message = f"{path:.200} takes {allowed}"
+            message = f"{path:.200} supports only {allowed}"
             raise RefusedError(405, "method_not_allowed", message, {"Allow": allowed}, closes=True)
         if self._is_ending and route != "health":
-            raise RefusedError(503, "ending", "the server is ending", {"Retry-After": "1"}, closes=True)
+            raise RefusedError(503, "ending", "the server is shutting down", {"Retry-After": "1"}, closes=True)
         seen.route, seen.reward = route, name
 
     async def _answer(self, request: web.BaseRequest, seen: _Request) -> web.Response:
@@ -437,15 +437,15 @@ class Service:
             for reward, labels, _ in named
             for outcome, count in sorted(reward.outcomes.items())
         )
-        yield _family("rollouts_total", "counter", "Rollouts that were answered: scored, or why not.", outcomes)
+        yield _family("rollouts_total", "counter", "Answered rollouts, by outcome.", outcomes)
         pending = [("", labels, reward.pending) for reward, labels, _ in named]
-        yield _family("pending", "gauge", "Rollouts that were accepted and are not answered.", pending)
+        yield _family("pending", "gauge", "Accepted rollouts without an answer yet.", pending)
         flying = [("", labels, stats.in_flight) for _, labels, stats in named]
-        yield _family("calls_in_flight", "gauge", "Calls of a reward that are being made.", flying)
+        yield _family("calls_in_flight", "gauge", "Calls of a reward in flight.", flying)
         cost = [("", labels, stats.cost_usd) for _, labels, stats in named if stats.cost_usd is not None]
-        yield _family("cost_usd_total", "counter", "Dollars that scores say they took.", cost)
+        yield _family("cost_usd_total", "counter", "Cost of scores in US dollars, as reported.", cost)
         calls = (one for reward, labels, _ in named for one in reward.call_seconds.samples(labels))
-        yield _family("call_seconds", "histogram", "Of a call, with its wait for a thread or a worker.", calls)
+        yield _family("call_seconds", "histogram", "Duration of a call, with its wait for a thread or worker.", calls)
 
 
 _KEPT_ALIVE_S = 75.0
@@ -471,7 +471,7 @@ _http_logger.addFilter(_is_server_fault)
 
 
 class _ProtocolFactory:
-    """Makes a protocol for each connection: at most `max_connections`, each silent for a short time only."""
+    """Makes a protocol for each connection: at most `max_connections`, with a time limit for the first head."""
 
     def __init__(self, server: web.Server, options: ServerOptions) -> None:
         self._server, self._options = server, options
@@ -550,7 +550,7 @@ async def serving(named: Sequence[NamedReward], keys: Keys, options: ServerOptio
         except (OSError, OverflowError) as error:
             message = getattr(error, "strerror", None) or error
             raise ConfigError(f"--host {host} --port {port}: {message}") from error
-        for each in listener.sockets:  # connections inherit it: unread answers are not kept for ever
+        for each in listener.sockets:  # connections inherit it: unread answers are not kept forever
             with contextlib.suppress(OSError, AttributeError):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
         bound, port = listener.sockets[0].getsockname()[:2]

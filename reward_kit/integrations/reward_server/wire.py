@@ -58,7 +58,7 @@ class RolloutBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", title="Rollout")
 
     messages: list[Message] = Field(fail_fast=True, description="The whole conversation, in OpenAI chat form.")
-    rollout_id: str | None = Field(None, description="Names it in the answer; by default its place in the request.")
+    rollout_id: str | None = Field(None, description="Its id in the answer; default: its position in the request.")
     ground_truth: Any = Field(None, description="The sample's.")
     assistant_turns: list[int] | None = Field(
         None,
@@ -151,7 +151,7 @@ class BodyReader:
         """Read the body; its bytes count as held until the block ends, also when only the parsed values are left."""
         options, most = self._options, int(self._options.max_body_mb * MIB)
         too_large = RefusedError(
-            413, "too_large", f"a body has at most {options.max_body_mb:g} MiB (max_body_mb)", closes=True
+            413, "too_large", f"a body may have at most {options.max_body_mb:g} MiB (max_body_mb)", closes=True
         )
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise RefusedError(415, "unsupported_media_type", "send the body uncompressed", closes=True)
@@ -178,7 +178,7 @@ class BodyReader:
                             self._take(len(body) - taken)
                             taken = len(body)
             except TimeoutError:
-                message = f"the body was not there after {options.body_timeout_s:g} s (body_timeout)"
+                message = f"the body did not arrive within {options.body_timeout_s:g} s (body_timeout)"
                 raise RefusedError(408, "too_slow", message, closes=True) from None
             except (web.RequestPayloadError, OSError) as error:
                 raise RefusedError(400, "invalid_request", f"the body is broken: {error}", closes=True) from None
@@ -193,7 +193,7 @@ async def parse_requests(
     """Return the requests in a body, and how its values are coded; episodes are read if the reward wants them.
 
     Raises:
-        RefusedError: it is not such a request; the field is named.
+        RefusedError: the request is invalid; the message names the field.
     """
     arguments = (body, options, is_batch, wants_episodes)
     if len(body) > _PARSED_IN_A_THREAD:
@@ -216,7 +216,7 @@ def _parse_requests(
         if value:
             raise _invalid(f"{next(iter(value))!r:.60}: unknown key; a batch has rollouts and codec")
         if not isinstance(rollouts, list) or not rollouts:
-            raise _invalid("rollouts: expected a list of one rollout or more")
+            raise _invalid("rollouts: expected a list with at least one rollout")
         if len(rollouts) > options.max_batch:
             raise _invalid(f"rollouts: {len(rollouts)} of them; a request has at most {options.max_batch} (max_batch)")
     requests = []
@@ -224,8 +224,8 @@ def _parse_requests(
         prefix = f"rollouts.{index}." if is_batch else ""
         try:
             if codec == "typed" and isinstance(rollout, Mapping):
-                with boundary(EpisodeError, "a value is not coded as codec: typed says"):
-                    # The episode's own values are coded in its record already.
+                with boundary(EpisodeError, "a value is not encoded as codec: typed requires"):
+                    # The episode's values are already encoded in its record.
                     rollout = {key: v if key == "episode" else from_json_value(v) for key, v in rollout.items()}
             _check_sizes(rollout, options, prefix)
             model = RolloutBody.model_validate(rollout, strict=True)
@@ -264,12 +264,12 @@ def _request(body: RolloutBody, index: int, wants_episode: bool) -> ScoringReque
 
 
 def _check_sizes(rollout: Any, options: ServerOptions, prefix: str) -> None:
-    """Refuse long lists before each of their items could be found wrong, and reported."""
+    """Refuse long lists before validating each of their items."""
     messages = rollout.get("messages") if isinstance(rollout, dict) else None
     if not isinstance(messages, list):
         return
     if len(messages) > options.max_messages:
-        most = f"a rollout has at most {options.max_messages} (max_messages)"
+        most = f"a rollout may have at most {options.max_messages} (max_messages)"
         raise _invalid(f"{prefix}messages: {len(messages)} of them; {most}")
     for index, message in enumerate(messages):
         for name in ("content", "tool_calls"):
@@ -309,13 +309,13 @@ def _read_json(body: bytearray) -> Any:
     except UnicodeDecodeError as error:
         raise _not_json(f"the body is not UTF-8 text: byte {error.start}") from None
     except RecursionError:
-        raise _not_json("the body nests deeper than it can be read") from None
+        raise _not_json("the body is nested too deeply") from None
     except ValueError as error:
         raise _not_json(_first_fault(text) or str(error)[:200]) from None
     if _SURROGATE.search(text):
         for field, leaf in _leaves(value):
             if isinstance(leaf, str) and any("\ud800" <= character <= "\udfff" for character in leaf):
-                raise _not_json(f"{field}: a lone surrogate, which no UTF-8 text can hold")
+                raise _not_json(f"{field}: a lone surrogate, which is not valid in UTF-8")
     return value
 
 
@@ -326,7 +326,7 @@ def _not_json(message: str) -> RefusedError:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        raise ValueError("a key stands in an object twice")
+        raise ValueError("a key occurs twice in an object")
     return value
 
 
@@ -338,11 +338,11 @@ class _Fault(str):
 
 
 def _first_fault(text: str) -> str:
-    """Name the first value, with its field, that strict JSON refuses and other readers take; "" for other errors."""
+    """Name the first value, with its field, that only lenient JSON readers accept; "" for other errors."""
 
     def parse_object(pairs: list[tuple[str, Any]]) -> Any:
         twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
-        return _Fault(f"the key {twice[0]!r:.60} is given twice") if twice else dict(pairs)
+        return _Fault(f"the key {twice[0]!r:.60} occurs twice") if twice else dict(pairs)
 
     def parse_float(number: str) -> Any:
         return 0.0 if math.isfinite(float(number)) else _Fault(f"{number:.40} is out of the range of floats")
@@ -358,7 +358,7 @@ def _first_fault(text: str) -> str:
 
 
 def _leaves(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every value that holds no others, and every key, with its field, in the order of the text."""
+    """Yield every leaf value and every key, with its field, in the order of the text."""
     waiting: list[tuple[str, Any]] = [("", value)]
     while waiting:
         field, item = waiting.pop()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reward_kit.agent.actions import parse_action
+from reward_kit.agent.message_actions import parse_action
 from reward_kit.agent.models import StopReason
 from reward_kit.agent.samples import make_group_id
 from reward_kit.episodes.allowed_ids import AllowedTrack

@@ -1,12 +1,12 @@
 "use strict";
-// What all parts of the page share: texts of strangers made harmless, elements, figures, colours, views and keys.
-// Text goes into the page as text alone: nothing here makes markup of what a run said.
+// Shared by all parts of the page: sanitized untrusted texts, elements, figures, colours, views and keys.
+// Text is inserted as text only, never as markup.
 const RK = (() => {
-  // Control characters, what turns the direction of text around, and halves of surrogate pairs; \n and \t stay.
+  // Control characters, bidirectional marks and lone surrogates; \n and \t stay.
   const UNSHOWN =
     /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]/gu;
   const ACCENTS = "\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f";
-  const STACKED = new RegExp(`([${ACCENTS}]{4})[${ACCENTS}]+`, "g"); // more would climb over the lines above
+  const STACKED = new RegExp(`([${ACCENTS}]{4})[${ACCENTS}]+`, "g"); // more would overlap the lines above
   const PLAIN = /^[\n\t\x20-\x7e]*$/;
   const SVG = "http://www.w3.org/2000/svg";
   const DASH = "–";
@@ -16,7 +16,7 @@ const RK = (() => {
     return code < 0x100 ? `\\x${code.toString(16).padStart(2, "0")}` : `\\u${code.toString(16).padStart(4, "0")}`;
   };
 
-  // The first characters of a text, without half of a pair at the end.
+  // The first characters of a text, without half of a surrogate pair at the end.
   const cut = (text, limit) => {
     if (text.length <= limit) return text;
     const last = text.charCodeAt(limit - 1);
@@ -77,7 +77,7 @@ const RK = (() => {
   };
   const count = (n) => n.toLocaleString("en");
 
-  // Which of nine colours a number has: heat-m4 (as far below 0 as `scale`) … heat-0 … heat-p4; what is unknown has none.
+  // The colour class of a number: heat-m4 (-`scale`) … heat-0 … heat-p4 (`scale`); "" if unknown.
   const heat = (value, scale) => {
     if (value === null || value === undefined) return "heat-none";
     const level = scale > 0 ? Math.min(4, Math.ceil((Math.abs(value) / scale) * 4 - 1e-9)) : 0;
@@ -94,7 +94,7 @@ const RK = (() => {
 
   // Views: `#/episode/ID/3` is the view "episode"; everything else is the overview.
 
-  const MARKED = "json:"; // before a part that no URL can hold as it is
+  const MARKED = "json:"; // before a part that a URL cannot contain
   const encoded = (part) => {
     const text = String(part);
     try {
@@ -109,7 +109,7 @@ const RK = (() => {
       const text = decodeURIComponent(part);
       return text.startsWith(MARKED) ? JSON.parse(text.slice(MARKED.length)) : text;
     } catch {
-      return part; // somebody wrote it by hand
+      return part; // a hand-written address
     }
   };
   const href = (name, ...parts) => `#/${[name, ...parts].map(encoded).join("/")}`;
@@ -125,7 +125,7 @@ const RK = (() => {
     if (location.hash === target) return route();
     location.hash = target;
   };
-  // As `go`, without another entry in the history: for steps within a view.
+  // Like `go`, without a history entry: for steps within a view.
   const replace = (target) => history.replaceState(null, "", target);
   const overview = () => {
     if (state.overview && state.overview.came) history.back();

@@ -1,10 +1,10 @@
-// A message as one reads it: long texts folded, calls with their arguments and results, JSON set out.
+// A formatted message: long texts folded, calls with their arguments and results, JSON indented.
 (() => {
   const { el } = RK;
-  const OPEN = { letters: 900, lines: 18 }; // of a text that is shown at once
+  const OPEN = { letters: 900, lines: 18 }; // of an unfolded text
   const ONE_LINE = 88;
   const JSON_PARTS = /"(?:[^"\\]|\\.)*"|[{}[\],:]|[^\s{}[\],:"]+/g;
-  const DRAWN = /\S {2,}\S|[#|=_+*.-]{4,}|\n {2,}\S/; // boards, tables and code stand in letters of one width
+  const DRAWN = /\S {2,}\S|[#|=_+*.-]{4,}|\n {2,}\S/; // boards, tables and code are shown in monospace
 
   const parsed = (text) => {
     if (!/^\s*[{[]/.test(text)) return undefined;
@@ -15,7 +15,7 @@
     }
   };
 
-  // JSON set out in lines, each token as it was written, so that numbers stay what they are; letters are not written as codes.
+  // Indented JSON. Tokens stay as written, so that numbers keep their form; letters are not escaped.
   const setOut = (text) => {
     const tokens = text.match(JSON_PARTS) ?? [];
     let out = "";
@@ -45,7 +45,7 @@
 
   const preview = (text) => RK.cut(text.trimStart().split("\n", 3).join(" ⏎ "), 160);
 
-  // A text in full where it is short, else folded behind its beginning.
+  // A text in full if short, else folded behind its beginning.
   const folded = (text, length = text.length, kind = "") => {
     const isDrawn = kind.includes("code") || DRAWN.test(text);
     const block = () => el("div", { class: `said stranger${isDrawn ? " drawn" : ""} ${kind}`, dir: "auto" }, text);
@@ -54,7 +54,7 @@
         ? el(
             "p",
             { class: "faint" },
-            `… cut after ${RK.count(text.length)} of ${RK.count(length)} characters; the whole is in episodes.jsonl`,
+            `… cut after ${RK.count(text.length)} of ${RK.count(length)} characters; the full text is in episodes.jsonl`,
           )
         : null;
     if (text.length <= OPEN.letters && linesOf(text) <= OPEN.lines) return [block(), rest];
@@ -69,7 +69,7 @@
       ),
     );
     fold.addEventListener("toggle", () => {
-      // what nobody opens costs nothing
+      // created on opening
       if (fold.open && fold.children.length === 1) fold.append(...[block(), rest].filter(Boolean));
     });
     return [fold];
@@ -77,7 +77,7 @@
 
   const valueOf = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 2));
 
-  // The arguments of a call: in a line where they fit, else each by itself, texts as they read.
+  // The arguments of a call: on one line if they fit, else one by one.
   const argumentsOf = (text) => {
     const value = parsed(text);
     if (value === undefined || Array.isArray(value))
@@ -118,7 +118,7 @@
     );
   };
 
-  // A message; `results` are those of its calls.
+  // A message with the `results` of its calls.
   const messageOf = (message, results = []) => {
     const own = (call) => results.filter((result) => result.call_id !== null && result.call_id === call.id);
     const taken = new Set(message.calls.flatMap(own));
@@ -144,7 +144,7 @@
     );
   };
 
-  // Messages one after another; results that directly follow their calls stand under them.
+  // Messages in order; results that directly follow their calls are shown below them.
   RK.chat = (messages) => {
     const blocks = [];
     for (let place = 0; place < messages.length; place += 1) {

@@ -1,13 +1,13 @@
-// The episodes behind the page: stored lines, opened when somebody asks for them. A chunk of them is text, a line for
-// each stored line with a letter before it: E an episode, then its S score and C credit; G, from a server alone, says
-// which part of a large group follows.
+// The episodes of the page: stored lines, loaded on demand. A chunk is text with a line for each stored line, after a
+// letter: E an episode, then its S score and C credit; G, sent only by a server, says which part of a large group
+// follows.
 (() => {
   const index = RK.read("index");
 
-  // Where things are
+  // Index
 
-  const parts = new Map(); // of each group: {id, size, first, ids, chunk, at}
-  const placeOf = new Map(); // the part in which an episode is
+  const parts = new Map(); // of groups: {id, size, first, ids, chunk, at}
+  const placeOf = new Map(); // episode -> its part
   (index.chunks ?? []).forEach((groups, chunk) => {
     let at = 0;
     for (const [id, size, first, ids] of groups) {
@@ -18,10 +18,10 @@
     }
   });
 
-  const asked = new Map(); // chunk, or what was fetched -> promise of its stored episodes
-  const waiting = new Map(); // chunk -> who waits for its script
+  const asked = new Map(); // chunk or fetched address -> promise of its stored episodes
+  const waiting = new Map(); // chunk -> callbacks for its script
   const groups = new Map(); // part -> promise of the group
-  const fetched = new Map(); // episode -> promise of its group, on a server
+  const fetched = new Map(); // episode -> promise of its group, from a server
 
   const scriptOf = (chunk) =>
     new Promise((resolve, reject) => {
@@ -32,7 +32,7 @@
       script.onerror = () =>
         reject(
           new Error(
-            `${src} cannot be opened. The episodes of this run lie in a folder beside the page: keep the two together.`,
+            `${src} cannot be loaded. The episodes of this run are in a folder beside the page: keep them together.`,
           ),
         );
       document.head.append(script);
@@ -43,7 +43,7 @@
     if (!map.has(key)) {
       const made = make();
       map.set(key, made);
-      made.catch(() => map.delete(key)); // the next one tries again
+      made.catch(() => map.delete(key)); // retry on the next request
     }
     return map.get(key);
   };
@@ -57,11 +57,11 @@
     try {
       return JSON.parse(text);
     } catch {
-      return null; // a damaged line is no reason to show none of the others
+      return null; // a damaged line must not hide the others
     }
   };
 
-  // The stored episodes of a chunk: {record, score, credit}, and what a server says of their group.
+  // The stored episodes of a chunk: {record, score, credit}, and the server's data about their group.
   const storedIn = (text) => {
     const stored = [];
     let told = {};
@@ -80,7 +80,7 @@
       const { stored } = await once(asked, part.chunk, async () => storedIn(await textOf(part.chunk)));
       const own = stored.slice(part.at, part.at + part.ids.length);
       if (own.length < part.ids.length)
-        throw new Error("The folder beside this page is of another writing of it: load the page again.");
+        throw new Error("The folder beside this page belongs to another version of it: reload the page.");
       return RK.groupOf(part.id, part.size, part.first, part.ids, own);
     });
 
@@ -88,7 +88,7 @@
     const answer = await fetch(path, { credentials: "same-origin" });
     if (!answer.ok) throw new Error(`${answer.status} ${answer.statusText}: ${(await answer.text()).slice(0, 300)}`);
     const { stored, told } = storedIn(await answer.text());
-    if (!stored.length) throw new Error("The server knows no such episode.");
+    if (!stored.length) throw new Error("The server has no such episode.");
     const ids = stored.map(({ record }, place) => record?.rollout_id ?? `?${place}`);
     const id = RK.plainText(stored.find(({ record }) => record)?.record.group_id) || ids[0];
     return RK.groupOf(id, told.size ?? ids.length, told.first ?? 0, ids, stored);

@@ -1,7 +1,7 @@
-// One episode step by step: what was said and done, and beside each step what it was worth and what its peers did.
+// One episode step by step: messages and actions, and beside each step its credit and the actions of its peers.
 (() => {
   const { el, numbersOf, peersOf, scalesOf } = RK;
-  const MANY = 200; // steps that are on the page at once
+  const MANY = 200; // steps on the page at a time
   const KEY_SHOWN = 12;
 
   class EpisodePage {
@@ -27,7 +27,7 @@
       this.shows(0);
     }
 
-    // Other episodes: those of the table of episodes as it is sorted and filtered now
+    // Next and previous episodes: in the current order and filter of the episode table
 
     neighbours() {
       const table = RK.tables?.episodes;
@@ -69,7 +69,7 @@
       return RK.episodeHead(this.episode, this.group, this.heading);
     }
 
-    // All steps in one line
+    // All steps in a row
 
     strip() {
       const { steps } = this.episode;
@@ -125,7 +125,7 @@
         : null;
     }
 
-    // An action and what came of it: everything up to the next action.
+    // An action and its outcome: everything up to the next action.
     messagesOf(t) {
       const { messages, steps } = this.episode;
       const begin = steps[t].message;
@@ -187,7 +187,7 @@
                   "state ",
                   el("span", { class: "stranger", title: RK.cut(step.key, 300) }, key),
                   el("br"),
-                  others ? `${RK.count(others)} peer${others === 1 ? "" : "s"} in it` : "no peers in it",
+                  others ? `${RK.count(others)} peer${others === 1 ? "" : "s"}` : "no peers",
                 ],
           ),
         ),
@@ -197,7 +197,7 @@
       return card;
     }
 
-    // Put the steps around one onto the page.
+    // Render the steps around one.
     shows(t) {
       const { steps } = this.episode;
       const begin = steps.length <= MANY ? 0 : Math.max(0, Math.min(t - MANY / 4, steps.length - MANY));
@@ -209,7 +209,7 @@
       this.list.replaceChildren(
         ...[
           this.begin > 0
-            ? more(`steps 0 to ${this.begin - 1} stand before these: show step ${this.begin - 1}`, this.begin - 1)
+            ? more(`${RK.count(this.begin)} earlier steps: show step ${this.begin - 1}`, this.begin - 1)
             : null,
           ...steps.slice(this.begin, this.end).map((_, place) => this.card(this.begin + place)),
           this.end < steps.length
@@ -231,7 +231,7 @@
       );
     }
 
-    // Go to a step. A quiet one was clicked, and is where the reader looks already.
+    // Go to a step. A quiet one was clicked, so it is already in view.
     select(t, { isQuiet = false } = {}) {
       const { steps } = this.episode;
       if (!steps.length || t === this.current) return;
@@ -299,7 +299,7 @@
   RK.view("episode", async (container, [id, step], isCurrent) => {
     const isSame = page?.episode.id === id && page.heading.isConnected;
     if (!isSame) {
-      container.replaceChildren(el("p", { class: "faint", role: "status" }, "Opening the episode …"));
+      container.replaceChildren(el("p", { class: "faint", role: "status" }, "Loading the episode …"));
       const group = await RK.groupWith(id);
       if (!isCurrent()) return;
       page = new EpisodePage(

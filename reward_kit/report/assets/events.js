@@ -1,9 +1,9 @@
-// What the server tells while a page is looked at. A page that is hidden hangs up: a browser keeps six connections to a
-// server at most, and what was missed is told when it is looked at again.
+// Events from the server while a page is visible. A hidden page disconnects, since browsers allow only six connections
+// per server; it receives missed events when it is visible again.
 (() => {
   const AGAIN_S = 3;
 
-  // `handlers` by the name of the event; `told` is called with a sentence on the connection, "" where all is well.
+  // `handlers` by event name; `told` is called with a message about the connection, "" if it works.
   const listen = (handlers, told) => {
     const state = { source: null, mark: RK.mark, again: null, isOver: false };
 
@@ -14,7 +14,7 @@
     };
     const lost = () => {
       hangUp();
-      told("No connection: what you see is as it was told last. Is `reward-kit view` still running?");
+      told("No connection; this page is out of date. Is `reward-kit view` still running?");
       state.again = setTimeout(open, AGAIN_S * 1000);
     };
     const trouble = (data) => {
@@ -40,14 +40,14 @@
     open();
   };
 
-  // A line above the heading, read out to those who do not see it; `links` stand before it.
+  // A status line above the heading, announced by screen readers, after `links`.
   const line = (...links) => {
     const status = RK.el("span", { role: "status" });
     document.querySelector("header").before(RK.el("nav", { class: "live", "aria-label": "Viewer" }, links, status));
     return (text) => { if (status.textContent !== text) status.textContent = text; };
   };
 
-  // What somebody is in the middle of stays: the focus, what is folded out, and how far a table is scrolled sideways.
+  // Keep the reader's state: focus, unfolded details, and horizontal scrolling of tables.
   const REACHED = "a[href], button, summary, input, select, [tabindex]";
   const keeping = (root, change) => {
     const focused = root.contains(document.activeElement) ? document.activeElement : null;

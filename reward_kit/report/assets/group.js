@@ -1,4 +1,4 @@
-// A group as a whole: its picture, and the list of its episodes.
+// A group: its diagram, and the list of its episodes.
 (() => {
   const { el } = RK;
 
@@ -20,14 +20,14 @@
     );
 
   RK.view("group", async (container, [id], isCurrent) => {
-    container.replaceChildren(el("p", { class: "faint", role: "status" }, "Opening the group …"));
+    container.replaceChildren(el("p", { class: "faint", role: "status" }, "Loading the group …"));
     const group = await RK.group(id);
     if (!isCurrent()) return;
     const heading = el("h2", { tabindex: -1, class: "stranger", dir: "auto" }, group.id);
     const tree = el("div");
     const shownOf =
       group.episodes.length < group.size
-        ? `${group.episodes.length} of its ${RK.count(group.size)} episodes are here`
+        ? `showing ${group.episodes.length} of ${RK.count(group.size)} episodes`
         : `${group.size} episode${group.size === 1 ? "" : "s"}`;
     container.replaceChildren(
       el(
@@ -44,7 +44,7 @@
           group.policy,
           shownOf,
           `mean score ${RK.figure(group.baseline)}`,
-          `${RK.count(group.anchors.length)} states that several steps share`,
+          `${RK.count(group.anchors.length)} states shared by several steps`,
         ].map((one) => el("li", { class: "stranger" }, one)),
       ),
       RK.creditTold(group.episodes[0]),

@@ -1,4 +1,4 @@
-// What stands above the steps of an episode: its score and why it has it, how it ended, what it was about.
+// The head of an episode: its score with the reason, its end, and its sample.
 (() => {
   const { el } = RK;
 
@@ -42,7 +42,7 @@
       `${episode.steps.length} step${episode.steps.length === 1 ? "" : "s"}`,
       episode.took_s === null ? null : `took ${RK.seconds(episode.took_s)}`,
       episode.attempt ? `attempt ${episode.attempt + 1}` : null,
-      episode.environment_return === null ? null : `environment’s return ${RK.signed(episode.environment_return)}`,
+      episode.environment_return === null ? null : `environment return ${RK.signed(episode.environment_return)}`,
     ];
     const shown = told.filter(Boolean).map((one) => el("li", { class: "stranger" }, one));
     return el("ul", { class: "facts" }, shown);
@@ -74,19 +74,19 @@
     const hasTruth = truth !== null && truth !== undefined;
     const text = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 2));
     return [
-      query ? aside("What the judge was asked", query) : null,
-      response ? aside("What the judge answered", response) : null,
+      query ? aside("Judge prompt", query) : null,
+      response ? aside("Judge response", response) : null,
       hasData ? aside("The sample", text(data)) : null,
       hasTruth ? aside("Ground truth", text(truth)) : null,
     ];
   };
 
-  // Where the numbers beside the steps come from, and what to do where some are missing.
+  // The source of the figures beside the steps, and how to compute missing ones.
   RK.creditTold = ({ credit }) => {
     const hint = [
       " ",
       el("code", null, "reward-kit credit RUN"),
-      " says what each step was worth, and writes this page again.",
+      " computes the credit of each step and rewrites this page.",
     ];
     return el("p", { class: "faint credit-told" }, credit.told, credit.is_credited ? null : hint);
   };

@@ -1,4 +1,4 @@
-// The table of runs, kept as the server tells it.
+// The table of runs, updated by the server.
 (() => {
   RK.register("runs", () => {
     const table = RK.tables.runs;

@@ -1,7 +1,7 @@
-// The page of a run while it goes on: rows of episodes as they are told, and the figures again, not too often.
+// The page of a running run: new episode rows as they arrive, and occasionally refreshed figures.
 (() => {
   const LEAST_MS = 1000;
-  const SHARE = 0.05; // of the time, that making the figures again may take
+  const SHARE = 0.05; // largest share of time for refreshing the figures
 
   const bodyOf = (name) => document.querySelector(`[data-table="${name}"] tbody`);
 
@@ -12,7 +12,7 @@
     }
     const isViewing = document.body.classList.contains("viewing");
     for (const part of document.querySelectorAll("[data-overview]")) part.hidden = isViewing;
-    RK.enliven?.(document); // there are no tables on the page of a training run
+    RK.enliven?.(document); // the page of a training run has no tables
     RK.swapped?.(page);
   };
 
@@ -29,10 +29,10 @@
         const began = performance.now();
         try {
           const answer = await fetch("figures");
-          // Read by the browser as a page is, and no script in it runs: neither of the parser nor by the policy.
+          // Parsed by the browser like a page; neither the parser nor the policy runs its scripts.
           if (answer.ok) swap(new DOMParser().parseFromString(await answer.text(), "text/html"));
         } catch {
-          break; // the connection is lost, and the stream says so
+          break; // the connection is lost; the stream reports it
         }
         const took = performance.now() - began;
         await new Promise((done) => setTimeout(done, Math.max(LEAST_MS, took / SHARE)));
@@ -46,7 +46,7 @@
       }
       RK.forget?.();
       state.came += told.episodes.length;
-      status(`Live: ${RK.count(state.came)} ${state.came === 1 ? "episode" : "episodes"} came or were scored.`);
+      status(`Live: ${RK.count(state.came)} ${state.came === 1 ? "episode" : "episodes"} new or scored.`);
     };
 
     const said = (text) => { if (text) status(text); };

@@ -1,16 +1,16 @@
-// Stored lines as the objects that the page shows: episodes with their messages and steps, groups with the states that
-// several of their steps share. RK.groupOf makes a group of the lines of its episodes.
+// Converts stored lines to objects of the page: episodes with their messages and steps, groups with the states shared by
+// several steps. RK.groupOf makes a group from the lines of its episodes.
 (() => {
-  const LONGEST = 20000; // characters of a message that are shown
+  const LONGEST = 20000; // displayed characters of a message
   const LONGEST_ACTION = 2000;
   const DIGEST = /^[0-9a-f]{32,}$/;
-  const settings = RK.read("index").credit ?? null; // of the run's credit
+  const settings = RK.read("index").credit ?? null; // settings of the run's credit
 
-  // What stored values say
+  // Stored values
 
   const decoded = (base64) => new TextDecoder().decode(Uint8Array.from(atob(base64), (byte) => byte.charCodeAt(0)));
 
-  // A stored value as {text, length}: of a long text only the beginning may be stored.
+  // A stored value as {text, length}: long texts may be stored truncated.
   const said = (value, limit = LONGEST) => {
     if (value === null || value === undefined) return { text: "", length: 0 };
     if (typeof value === "string") return { text: RK.cut(value, limit), length: value.length };
@@ -21,7 +21,7 @@
   };
   const plainText = (value) => said(value).text;
 
-  // The content of a message: a text, or parts of which only the texts are shown.
+  // The content of a message: a text, or parts; only text parts are shown.
   const content = (value) => {
     if (!Array.isArray(value)) return said(value);
     const told = value.map((part) =>
@@ -44,7 +44,7 @@
       .join(", ");
   };
 
-  // An action as one would say it: the text, or the calls.
+  // An action as text: the message, or the calls.
   const actionText = (action) => {
     if (action === null || typeof action !== "object") return plainText(action);
     const calls = action.calls ?? ("name" in action ? [action] : []);
@@ -77,7 +77,7 @@
     };
   };
 
-  // The conversation; that of an episode without one is made of what was seen and done.
+  // The conversation, or without one, messages made from observations and actions.
   const messagesOf = (record) => {
     const steps = record.steps ?? [];
     const turns = new Map(steps.map((step, t) => [step?.assistant_turn, t]));
@@ -98,7 +98,7 @@
 
   // Steps
 
-  // The rewards of steps: as they are told, and as they count. Where an environment gave 0 alone, the score counts.
+  // The rewards of steps: as recorded, and as counted. If an environment gave only 0, the score counts.
   const rewardsOf = (record, score, count) => {
     const none = new Array(count).fill(null);
     const outputs = score?.result?.step_outputs ?? [];
@@ -116,7 +116,7 @@
       : { rewards: given, counted: none, of: null };
   };
 
-  // G of each step; where a step has no reward the score is added at the last one, as credit does.
+  // G of each step; if a step has no reward the score is added at the last one, as in credit.
   const returnsOf = (rewards, score, gamma, usual) => {
     const hasAll = rewards.every((reward) => reward !== null);
     if (!hasAll && score === null) return rewards.map(() => null);
@@ -175,7 +175,7 @@
     };
   };
 
-  // Where the numbers of the steps come from, in words.
+  // The source of the steps' figures, in words.
   const toldOf = (isCredited, of, hasAll) => {
     const gamma = number(settings?.gamma) ?? 1;
     if (isCredited && settings) {
@@ -186,17 +186,17 @@
       return {
         is_credited: true,
         gamma,
-        told: `Credit by ${how}. G is what came from a step on, discounted by γ = ${gamma} each step.`,
+        told: `Credit by ${how}. G is the sum of rewards from a step on, discounted by γ = ${gamma} per step.`,
       };
     }
-    const some = hasAll ? "" : ", and where a step has none it counts 0 and the score is added at the last one";
+    const some = hasAll ? "" : "; missing ones count 0, and the score is added at the last step";
     const rewards = of
       ? `Rewards are ${of}${some}`
-      : "No step has a reward of its own but 0: the score stands at the last one";
+      : "No step has a reward other than 0; the score counts as the reward of the last step";
     const discount = settings
       ? `discounted by the γ of the credit, ${gamma}`
       : "undiscounted (γ = 1), since the run has no credit";
-    return { is_credited: false, gamma, told: `${rewards}; G is what came from a step on, ${discount}.` };
+    return { is_credited: false, gamma, told: `${rewards}; G is the sum of rewards from a step on, ${discount}.` };
   };
 
   // Episodes and groups
@@ -254,7 +254,7 @@
     return numbers.length ? numbers.reduce((sum, value) => sum + value, 0) / numbers.length : null;
   };
 
-  // What was done in one state: one entry for each action, in the order in which they were met.
+  // The actions taken in one state, one entry per action, in order of occurrence.
   const actionsOf = (episodes, members) => {
     const actions = new Map();
     for (const [e, t] of members) {
@@ -271,13 +271,13 @@
     }));
   };
 
-  // Made when they are asked for: all steps of a state know each other, which would be the square of their number.
+  // Computed on demand: storing the peers of all steps would be quadratic.
   const withPeers = (step, one, at, members) => {
     const get = () => members.filter(([other, t]) => other !== one || t !== at);
     Object.defineProperty(step, "peers", { get, enumerable: true });
   };
 
-  // The states that several steps of the group share. An estimator that looks at no states leaves the recorded ones.
+  // The states shared by several steps of the group; recorded keys if the estimator uses no states.
   const anchorsOf = (episodes) => {
     const states = new Map();
     episodes.forEach((one, e) =>

@@ -1,4 +1,4 @@
-// Tables to sort, filter and search: their rows are in RK.data, their frames in the page. RK.tables names them.
+// Sortable, filterable and searchable tables: rows in RK.data, frames in the page, listed by RK.tables.
 (() => {
   const PAGE = 50;
   const LONG = 100;
@@ -12,7 +12,7 @@
   };
   const tables = {};
 
-  // A cell may be [text, what it leads to].
+  // A cell may be [text, link target].
   const plain = (cell) => (Array.isArray(cell) ? cell[0] : cell);
   const isNothing = (value) => value === null || value === "";
   const isOwn = (href) => /^(#|\/(?!\/)|\.\/)/.test(href);
@@ -85,7 +85,7 @@
       }
     }
 
-    // Put these rows in the place of those with the same key, or at the end. What is chosen stays.
+    // Replace rows with the same key, or append. Sorting and filters stay.
     upsert(rows) {
       const keyOf = (row) => JSON.stringify(row.slice(0, RK.data[this.name].key ?? 1));
       const places = new Map(this.rows.map((row, at) => [keyOf(row), at]));
@@ -141,7 +141,7 @@
       const { place, down } = this.sort;
       return rows.sort((one, other) => {
         const [a, b] = [plain(one[place]), plain(other[place])];
-        if (isNothing(a) || isNothing(b)) return isNothing(a) - isNothing(b); // what is not known comes last
+        if (isNothing(a) || isNothing(b)) return isNothing(a) - isNothing(b); // unknown values last
         const order = a < b ? -1 : Number(a > b);
         return down ? -order : order;
       });
@@ -207,7 +207,7 @@
     heading.focus({ preventScroll: true });
   };
 
-  // What does nothing without a script waits disabled.
+  // Controls that need this script are disabled until it runs.
   const enliven = (root) => {
     for (const button of root.querySelectorAll("button[data-key]")) button.disabled = false;
   };

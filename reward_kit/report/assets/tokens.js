@@ -1,11 +1,11 @@
-// The tokens of one step as a heat map: how likely each was, which of them the policy sampled, what they were worth, and
-// how an update changed them. What the model saw is grey: it is context, and nothing is learned from it.
+// The tokens of one step as a heat map: probability, action mask, advantage, and importance ratio. Context tokens are
+// grey: they are not trained on.
 (() => {
   const { el } = RK;
-  const SHOWN = 60; // tokens of context, before the rest is asked for
-  const LEVELS = [0.9, 0.5, 0.2, 0.05]; // a probability of at least so much has the colour of its place
-  const LEAST_SPREAD = Math.log(1.2); // of ratios: smaller changes do not look large
-  const choice = { key: "logprob" }; // stays as it was from step to step
+  const SHOWN = 60; // context tokens shown at first
+  const LEVELS = [0.9, 0.5, 0.2, 0.05]; // smallest probability of each colour
+  const LEAST_SPREAD = Math.log(1.2); // of ratios: smaller changes must not look large
+  const choice = { key: "logprob" }; // kept from step to step
   const largest = (values, least) => values.reduce((most, value) => Math.max(most, Math.abs(value)), least);
 
   const isNumber = (value) => typeof value === "number";
@@ -16,7 +16,7 @@
   };
   const all = (episode, key) => episode.tokens.steps.flatMap((row) => row[key] ?? []).filter(isNumber);
 
-  // What can be shown, each with the value of a token, its colour, its figure, and a legend.
+  // The views, each with the value, colour and figure of a token, and a legend.
   const kinds = (episode) => {
     const advantage = (row, place) => row.advantages?.[place] ?? episode.steps[row.step]?.A ?? null;
     const worth = largest([...all(episode, "advantages"), ...episode.steps.map((step) => step.A).filter(isNumber)], 1e-9);
@@ -30,23 +30,23 @@
       },
       {
         key: "mask", name: "action mask", value: () => 1, colour: (x) => `mask-${x}`, figure: String, ofContext: 0,
-        legend: [["mask-1", "1: sampled, learned from"], ["mask-0", "0: seen"]],
+        legend: [["mask-1", "1: sampled, trained on"], ["mask-0", "0: context"]],
       },
       {
         key: "advantage", name: "advantage", value: advantage, colour: (x) => RK.heat(x, worth), figure: (x) => RK.signed(x, 2),
         legend: [["heat-m4", RK.signed(-worth, 2)], ["heat-0", "0"], ["heat-p4", RK.signed(worth, 2)]],
-        missing: "The steps are not credited; `reward-kit credit RUN` does that.",
+        missing: "The steps have no credit; run `reward-kit credit RUN`.",
       },
       {
         key: "ratio", name: "importance ratio", value: (row, place) => row.ratios?.[place] ?? null, colour: ratioLevel,
         figure: (x) => (isNumber(x) ? `×${x.toFixed(x < 10 ? 3 : 1)}` : RK.DASH),
         legend: [["heat-m4", `×${Math.exp(-spread).toFixed(2)}`], ["heat-0", "×1"], ["heat-p4", `×${Math.exp(spread).toFixed(2)}`]],
-        missing: "No ratios: they are kept of episodes of a training run, with `logs.episodes_every`.",
+        missing: "No ratios: only training runs with `logs.episodes_every` log them.",
       },
     ];
   };
 
-  // The text of a token so that its spaces and line breaks are seen.
+  // The text of a token with visible spaces and line breaks.
   const written = (episode, id) => {
     const text = episode.tokens.texts?.[id];
     if (text === undefined || text === null) return `[${id}]`;
@@ -69,7 +69,7 @@
   const context = (episode, row, kind, from) => row.context.slice(from).map((id) => {
     const text = written(episode, id);
     return token(text, kind.ofContext === undefined ? "" : kind.figure(kind.ofContext), kind.ofContext === undefined ? "seen" : kind.colour(kind.ofContext),
-      `${text}, id ${id}, seen`);
+      `${text}, id ${id}, context`);
   });
 
   const sampled = (episode, row, kind, known) => row.ids.map((id, place) => {
@@ -80,13 +80,13 @@
   const facts = (row) => {
     const known = row.logprobs.filter(isNumber);
     const seen = row.context.length + row.cut;
-    const parts = [`${RK.count(row.ids.length)} token${row.ids.length === 1 ? "" : "s"} sampled, after ${RK.count(seen)} new ${seen === 1 ? "one" : "ones"} seen`];
+    const parts = [`${RK.count(row.ids.length)} token${row.ids.length === 1 ? "" : "s"} sampled, after ${RK.count(seen)} new context token${seen === 1 ? "" : "s"}`];
     if (known.length) {
       const sum = known.reduce((one, other) => one + other, 0);
-      parts.push(`together log-probability ${RK.signed(sum)}, probability ${Math.exp(sum).toPrecision(3)}`);
+      parts.push(`total log-probability ${RK.signed(sum)}, probability ${Math.exp(sum).toPrecision(3)}`);
     }
-    if (isNumber(row.version)) parts.push(`by version ${row.version} of the weights`);
-    if (row.reason) parts.push(`a new segment: ${row.reason}`);
+    if (isNumber(row.version)) parts.push(`weights version ${row.version}`);
+    if (row.reason) parts.push(`new segment: ${row.reason}`);
     return el("p", { class: "faint stranger" }, `${parts.join("; ")}.`);
   };
 
@@ -102,7 +102,7 @@
       },
     }), one.name);
     const begin = Math.max(0, row.context.length - SHOWN);
-    const list = el("div", { class: "token-list", role: "list", "aria-label": "the tokens of this step" });
+    const list = el("div", { class: "token-list", role: "list", "aria-label": "tokens of this step" });
     const fill = (from) => list.replaceChildren(...context(episode, row, kind, from), ...sampled(episode, row, kind, known));
     fill(begin);
     const hidden = begin + row.cut;
@@ -110,8 +110,8 @@
     container.replaceChildren(el("div", { class: "tokens" },
       el("fieldset", { class: "token-kinds" }, el("legend", null, "Tokens, coloured by"), known.map(pick)),
       isThere(kind) || !row.ids.length ? el("ul", { class: "token-legend" }, kind.legend.map(([colour, name]) => el("li", null, el("span", { class: `token-key ${colour}` }), name)),
-        kind.key === "mask" ? null : el("li", null, el("span", { class: "token-key seen" }), "seen, not sampled")) : el("p", { class: "faint" }, kind.missing),
-      hidden ? el("p", { class: "faint" }, `${RK.count(hidden)} earlier tokens of what the model saw are not shown. `, more) : null,
+        kind.key === "mask" ? null : el("li", null, el("span", { class: "token-key seen" }), "context, not sampled")) : el("p", { class: "faint" }, kind.missing),
+      hidden ? el("p", { class: "faint" }, `${RK.count(hidden)} earlier context tokens are hidden. `, more) : null,
       list, facts(row)));
   };
 

@@ -1,5 +1,5 @@
-// The curves of a training run: what is under the pointer, and the same curves over another axis. Without this script
-// they are all there, over updates.
+// The curves of a training run: values under the pointer, and other x axes. Without this script the curves are shown
+// over updates.
 (() => {
   const X_TICKS = 6;
   let charts = {};
@@ -21,7 +21,7 @@
     return `${isSmall ? Number((100 * value).toPrecision(2)) : (100 * value).toFixed(1)}%`;
   };
 
-  // The place of the value nearest to `wanted` in ascending ones.
+  // The index of the value nearest to `wanted` in ascending values.
   const nearest = (values, wanted) => {
     let [low, high] = [0, values.length - 1];
     while (high - low > 1) {
@@ -32,7 +32,7 @@
     return wanted - values[low] <= values[high] - wanted ? low : high;
   };
 
-  // From one of two ascending lists to the other, by straight lines between their points.
+  // Linear interpolation from one ascending list to another.
   const between = (from, to, at) => {
     if (at <= from[0]) return to[0];
     const place = from.findIndex((value) => value >= at);
@@ -185,6 +185,6 @@
     select().addEventListener("change", () => choose(select().value));
   });
 
-  // The live parts of the page were replaced by those of a fresh one.
+  // The live parts of the page were replaced.
   RK.swapped = (fresh) => begin(JSON.parse(fresh.getElementById("data").textContent));
 })();

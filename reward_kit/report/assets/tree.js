@@ -1,26 +1,26 @@
-// The whole group in one picture. Each lane is an episode, each cell a step, coloured by what the step was worth. Lanes
-// run together while the episodes are in one state, part where they do different things, and meet in shared states.
+// The whole group in one diagram. Each lane is an episode, each cell a step, coloured by its credit. Lanes run together
+// while the episodes are in one state, split where they act differently, and meet again in shared states.
 (() => {
-  const AHEAD = 700; // pixels drawn beyond what is seen
-  const LEAST = 0.8; // what is just too wide is made so much smaller, which can still be read
+  const AHEAD = 700; // pixels drawn beyond the visible part
+  const LEAST = 0.8; // smallest scale to fit a diagram that is slightly too wide
   const MANY = 24; // lanes shown at first
   const FIELDS = [
-    ["A", "A, the advantage"], ["A_S", "A_S, its step part"], ["A_E", "A_E, its episode part"],
-    ["ret", "G, the return from here on"], ["reward", "the reward of the step"],
+    ["A", "A, the advantage"], ["A_S", "A_S, step part"], ["A_E", "A_E, episode part"],
+    ["ret", "G, return from this step on"], ["reward", "reward of the step"],
   ];
-  const choice = { field: "A", all: false, whole: false }; // stays as it was from step to step
-  const trees = new WeakMap(); // what is drawn in a container
-  const placed = new WeakMap(); // where a group's cells stand
+  const choice = { field: "A", all: false, whole: false }; // kept from step to step
+  const trees = new WeakMap(); // container -> diagram
+  const placed = new WeakMap(); // group -> layout
   const { el, svg } = RK;
   const { CELL } = RK.TreePlaces;
 
   const round = (x) => Math.round(x * 10) / 10;
   const isNumber = (value) => typeof value === "number";
-  // The largest of the numbers in a field of all steps, whatever their sign; 0 where there is none.
+  // The largest absolute value of a field over all steps; 0 if none.
   const largest = (group, field) => group.episodes.reduce((most, one) => one.steps.reduce(
     (larger, step) => (isNumber(step[field]) ? Math.max(larger, Math.abs(step[field])) : larger), most), 0);
 
-  // The lanes that are shown of a large group: the one looked at, and others from the best to the worst evenly.
+  // The displayed lanes of a large group: the selected one, and others evenly from best to worst.
   const chosen = (group, own) => {
     const all = group.episodes.map((_, place) => place);
     if (all.length <= MANY || choice.all) return all;
@@ -30,7 +30,7 @@
     return [own, ...some].sort((a, b) => a - b);
   };
 
-  // What is placed once serves every step of the group.
+  // A layout is reused for every step of the group.
   const placesOf = (group, shown, names) => {
     const key = shown.join();
     if (placed.get(group)?.key !== key) placed.set(group, { key, places: new RK.TreePlaces(group, shown, names) });
@@ -42,7 +42,7 @@
       this.container = container;
       this.group = group;
       this.names = RK.actionNames(group);
-      // A part of the advantage that is 0 everywhere, as A_S is of many estimators, says nothing.
+      // Hide a part of the advantage that is 0 everywhere, such as A_S with many estimators.
       this.fields = FIELDS.filter(([key]) => largest(group, key) > 0);
       if (!this.fields.length) this.fields = FIELDS.filter(([key]) => key === "reward");
     }
@@ -63,7 +63,7 @@
     }
 
     canvas() {
-      const told = "Lanes are episodes, cells are steps. Arrow keys go along and across the lanes, Enter opens a step.";
+      const told = "Lanes are episodes, cells are steps. Arrow keys move along and across lanes, Enter opens a step.";
       this.root = svg("svg", {
         viewBox: `0 0 ${this.places.width} ${this.places.height}`, role: "group", "aria-label": told,
         onkeydown: (event) => this.key(event), onfocusin: (event) => this.lookAt(event.target),
@@ -85,7 +85,7 @@
       this.root.setAttribute("height", Math.ceil(height * this.scale));
     }
 
-    // Drawing, as far as it is seen
+    // Drawing the visible part
 
     draw() {
       const { x, columns, width } = this.places;
@@ -112,7 +112,7 @@
       }
     }
 
-    // The lane of a step on its way into a column.
+    // The lane of a step leading into a column.
     drawWay(lane, column) {
       const step = this.places.before[lane][column];
       const key = `${lane} ${step}`;
@@ -123,7 +123,7 @@
       if (isOwn) this.layers[0].append(svg("path", { class: "rim", d }));
       const way = svg("path", { class: `lane ${RK.heat(this.value(this.shown[lane], step), this.most)}${isOwn ? " own" : ""}`, d });
       if (isOwn) this.layers[0].append(way);
-      else this.layers[0].prepend(way); // what is looked at stands above the others
+      else this.layers[0].prepend(way); // the selected lane is on top
     }
 
     label(label, column) {
@@ -160,9 +160,9 @@
       return this.group.episodes[episode].steps[step]?.[this.field];
     }
 
-    // Looking and choosing
+    // Selection
 
-    // Another step of the episode that is looked at.
+    // Select another step of the episode.
     move(step) {
       this.at = [this.at[0], step];
       this.bringIntoView(...this.at);
@@ -198,7 +198,7 @@
       marks.append(svg("rect", { class: "ring", x: own.x - 3, y: own.y - 3, width: CELL.width + 6, height: CELL.height + 6, rx: 6 }));
     }
 
-    // Around the cells of the state of a step, neighbours in one box.
+    // Boxes around the cells of a step's state; neighbours share a box.
     together(episode, step) {
       const peers = this.group.episodes[episode]?.steps[step]?.peers ?? [];
       const places = peers.length ? [[episode, step], ...peers].map((peer) => this.place(...peer)).filter(Boolean) : [];
@@ -249,7 +249,7 @@
       return near.length ? near[0].place : [episode, step];
     }
 
-    // The step of an episode that stands nearest to a column.
+    // The step of an episode nearest to a column.
     nearest(episode, x) {
       const all = this.group.episodes[episode].steps.map((_, step) => ({ ...this.place(episode, step), place: [episode, step] }));
       return all.sort((a, b) => Math.abs(a.x - x) - Math.abs(b.x - x))[0];
@@ -262,7 +262,7 @@
       this.tabbed.focus({ preventScroll: true });
     }
 
-    // Above it
+    // Controls above the diagram
 
     head() {
       const options = this.fields.map(([key, name]) => el("option", { value: key, selected: key === this.field }, name));
@@ -272,15 +272,15 @@
         this.container.querySelector(`[data-control=${event.target.dataset.control}]`)?.focus();
       };
       const [all, some] = [this.group.episodes.length, this.shown.length];
-      const more = choice.all ? `all ${all} episodes: show fewer` : `${some} of ${all} episodes, from the best to the worst: show all`;
+      const more = choice.all ? `all ${all} episodes: show fewer` : `${some} of ${all} episodes, from best to worst: show all`;
       return el("div", { class: "tree-head" }, RK.treeScale(this.most, this.field), el("div", null,
         all > MANY ? el("button", { type: "button", data: { control: "all" }, onclick: again(() => { choice.all = !choice.all; }) }, more) : null,
-        el("label", null, el("input", { type: "checkbox", checked: choice.whole, data: { control: "whole" }, onchange: again((box) => { choice.whole = box.checked; }) }), "the whole width"),
+        el("label", null, el("input", { type: "checkbox", checked: choice.whole, data: { control: "whole" }, onchange: again((box) => { choice.whole = box.checked; }) }), "full width"),
         el("label", null, "colour", el("select", { data: { control: "field" }, onchange: again((box) => { choice.field = box.value; }) }, options))));
     }
   }
 
-  // The step at which what was done mattered most: the best one in the state whose actions' returns are widest apart.
+  // The most decisive step: the best in the state with the largest difference in return between actions.
   const crossroads = (group) => {
     const found = group.anchors.filter((anchor) => anchor.actions.length > 1).map((anchor) => {
       const sorted = anchor.actions.filter((one) => one.mean_return !== null).sort((a, b) => b.mean_return - a.mean_return);
@@ -290,7 +290,7 @@
     return found.find((one) => one.place)?.place ?? [group.episodes.findIndex((one) => one.steps.length), 0];
   };
 
-  // Without an episode the picture begins at the widest crossroads.
+  // Without an episode, start at the most decisive state.
   RK.tree = (container, group, episodeIndex, stepIndex) => {
     if (episodeIndex === undefined || episodeIndex === null) return RK.tree(container, group, ...crossroads(group));
     const step = stepIndex ?? 0;

@@ -1,22 +1,22 @@
-// Where the cells of a group's picture stand, without drawing anything. Episodes that begin alike run together: they
-// share the nodes of a trie of their states. After they parted, states that come in one order in several episodes are
-// aligned, so that the episodes meet again. A lane is an episode, a column holds the states that stand above each other.
+// Layout of a group's diagram, without drawing. Episodes with equal beginnings run together: they share nodes in a trie
+// of their states. After they split, states that occur in the same order in several episodes are aligned, so that the
+// episodes meet again. A lane is an episode; a column holds states above each other.
 (() => {
   const CELL = { width: 18, height: 14 };
   const PITCH = 16; // from lane to lane within one state
   const GAP = 14; // between states of one column
-  const CURVE = { least: 26, most: 64 }; // in which lanes go up or down
+  const CURVE = { least: 26, most: 64 }; // width in which lanes change height
   const MARGIN = { left: 14, top: 12, right: 56, bottom: 12 };
-  const LETTER = 7.1; // width of a letter of a label, about
+  const LETTER = 7.1; // approximate width of a letter in labels
   const LONGEST = 22; // letters of a label
   const round = (x) => Math.round(x * 10) / 10;
-  const ALONE = 0.9; // what a single meeting costs: a run of meetings is worth a detour, one by chance hardly is
-  const STRETCH = 1.5; // of the longest episode: meetings that would make the picture longer do not count
-  const EFFORT = 4e6; // lanes looked at to find a good order of them
-  const MOST = 600000; // pairs of a step and a node looked at to align one episode; beyond, it parts for good
+  const ALONE = 0.9; // cost of a single meeting: a run of meetings justifies a detour, a chance meeting hardly does
+  const STRETCH = 1.5; // times the longest episode: ignore meetings that would make the diagram longer
+  const EFFORT = 4e6; // lane comparisons when searching for a good order
+  const MOST = 600000; // pairs of step and node when aligning one episode; beyond, it stays apart
 
-  // The way of one episode along known nodes, as far as its states are those with which another one began. `ways` is a
-  // trie of states: {node, after: state -> the same}.
+  // The path of one episode along known nodes, as long as its states start another episode. `ways` is a trie of states:
+  // {node, after: state -> the same}.
   const alongTrie = (ways, keys) => {
     const way = [];
     for (let at = ways; way.length < keys.length && at.after.has(keys[way.length]);) {
@@ -39,8 +39,8 @@
     return chain;
   };
 
-  // Which nodes the rest of an episode meets, as pairs [step, node]: the heaviest common subsequence of its states and
-  // of the nodes in the order of their columns. Meetings that follow each other weigh more.
+  // The nodes that the rest of an episode meets, as pairs [step, node]: the heaviest common subsequence of its states and
+  // the nodes in column order. Consecutive meetings weigh more.
   const meetings = (graph, keys, way) => {
     const begin = way.length;
     const last = begin ? way[begin - 1] : null;
@@ -55,8 +55,8 @@
       if (!places.has(node.key)) places.set(node.key, []);
       places.get(node.key).push(place);
     });
-    let matched = []; // of the step before: chains of meetings that end there
-    const best = new Array(wide).fill(null); // by place: the best chain so far that ends at it or before
+    let matched = []; // chains of meetings that end at the previous step
+    const best = new Array(wide).fill(null); // by index: the best chain so far that ends there or before
     for (let step = begin; step < keys.length; step += 1) {
       const found = (places.get(keys[step]) ?? []).map((place) => longer(best, matched, { step, place, node: nodes[place], last: step === begin ? last : null }));
       if (!found.length) {
@@ -79,13 +79,13 @@
     return pairs;
   };
 
-  // Those meetings that do not push what was there too far to the right.
+  // Keep meetings that do not push existing nodes too far right.
   const fitting = (graph, way, pairs, length) => {
     const columns = graph.nodes.reduce((most, node) => Math.max(most, node.column + 1), 0);
     let at = way.length ? way[way.length - 1].column : -1;
     let before = way.length - 1;
     return pairs.filter(([step, node]) => {
-      const column = at + step - before; // where the episode is by then, on its own
+      const column = at + step - before; // the column of the episode without meetings
       const end = Math.max(columns + column - node.column, node.column + length - step);
       if (end > graph.most) return false;
       [at, before] = [Math.max(column, node.column), step];
@@ -111,7 +111,7 @@
     layer(graph.nodes);
   };
 
-  // The column of a node is one after the last of those before it: every arrow goes to the right.
+  // A node is one column after the last of its predecessors, so every arrow points right.
   const layer = (nodes) => {
     const waits = new Map(nodes.map((node) => [node, 0]));
     for (const node of nodes) {
@@ -128,7 +128,7 @@
     }
   };
 
-  // The lanes from top to bottom: those that part late are neighbours, and the better branch is above.
+  // Lanes from top to bottom: lanes that split late are neighbours, and the better branch is above.
   const order = (sequences, worth) => {
     const lanes = [];
     const sort = (episodes, step) => {
@@ -153,8 +153,8 @@
     return lanes;
   };
 
-  // The order in which lanes that are often in one state are near each other: one lane after the other is put where it
-  // stands best, as long as that helps. The beginning counts most; what is shared by all speaks for no order.
+  // Order lanes so that those that often share a state are close: move one lane at a time to its best position while that
+  // helps. Early steps count most; states shared by all are ignored.
   const settled = (lanes, nodes) => {
     const shared = nodes.map((node) => ({ members: node.members.map(([lane]) => lane), weight: 1 / (4 + node.column) }))
       .filter(({ members }) => members.length > 1 && members.length < lanes.length);
@@ -190,7 +190,7 @@
     return best.order;
   };
 
-  // Centres as near as can be to where items want to be, in this order and without overlap: isotonic regression.
+  // Centres as close as possible to the wanted positions, in order and without overlap: isotonic regression.
   const spread = (items, gap) => {
     const blocks = [];
     let offset = 0;
@@ -217,8 +217,8 @@
     return lean > 0 ? [...lanes].reverse() : lanes;
   };
 
-  // sequences: for each episode the keys of its states; worth: for each episode a number, more is above.
-  // Gives {nodes, nodeOf: node of [episode][step], lanes: episodes from top to bottom, columns}.
+  // sequences: the state keys of each episode; worth: a number per episode, higher is above.
+  // Returns {nodes, nodeOf: node of [episode][step], lanes: episodes from top to bottom, columns}.
   const treeLayout = (sequences, worth) => {
     const longest = Math.max(0, ...sequences.map((keys) => keys.length));
     const graph = { nodes: [], ways: { after: new Map() }, most: Math.max(longest + 6, STRETCH * longest) };
@@ -231,7 +231,7 @@
     return { nodes: graph.nodes, nodeOf, lanes: upright(settled(lanes, graph.nodes), worth), columns };
   };
 
-  // What stands in each column, and where: the states (nodes) with their lanes, lanes on their way, and ends.
+  // The items of each column and their positions: states (nodes) with their lanes, passing lanes, and ends.
   class TreePlaces {
     static CELL = CELL;
 
@@ -244,13 +244,13 @@
       this.nodeOf = layout.nodeOf;
       this.names = shown.map((place) => names[place]);
       this.endWidth = LETTER * Math.max(0, ...shown.map((place) => RK.scoreText(group.episodes[place]).length));
-      this.columns = layout.columns + 1; // the last for what stands behind the lanes
+      this.columns = layout.columns + 1; // the last column is for the ends
       this.rows = [];
       layout.lanes.forEach((lane, row) => { this.rows[lane] = row; });
       this.items = Array.from({ length: this.columns }, () => new Map());
       this.itemOf = shown.map(() => new Array(this.columns).fill(null));
-      this.steps = shown.map(() => new Int32Array(this.columns).fill(-1)); // that stand in each column
-      this.before = shown.map(() => new Int32Array(this.columns).fill(-1)); // the last one before each column
+      this.steps = shown.map(() => new Int32Array(this.columns).fill(-1)); // by column
+      this.before = shown.map(() => new Int32Array(this.columns).fill(-1)); // the last step before each column
       shown.forEach((_, lane) => this.run(lane));
       this.items = this.items.map((items) => this.spread([...items.values()]));
       this.measure();
@@ -313,7 +313,7 @@
       return round(item.y + this.top + (item.lanes.indexOf(lane) - (item.lanes.length - 1) / 2) * PITCH);
     }
 
-    // What was done before a column in states of several lanes, once for neighbours that did it together.
+    // Actions before a column in states of several lanes, once for neighbours with the same action.
     labelsBefore(column) {
       const labels = [];
       for (const item of this.items[column]) {
@@ -337,7 +337,7 @@
       return { x: this.x[column], y: this.y(lane, column) - CELL.height / 2, ...CELL };
     }
 
-    // The way from the cell of a step to the next one, or to the end.
+    // The path from the cell of a step to the next one, or to the end.
     way(lane, step) {
       const from = this.nodeOf[lane][step].column;
       const to = this.nodeOf[lane][step + 1]?.column ?? from + 1;

@@ -1,31 +1,31 @@
-// Beside the picture of a group: its scale, the numbers of one step, what was done in one state, and all of it in words.
+// The panel of a group's diagram: its scale, the figures of one step, the actions in its state, and a text description.
 (() => {
-  const STATE = 800; // characters of a state that are shown
+  const STATE = 800; // displayed characters of a state
   const LISTED = 8; // episodes named for one action
-  const CROSSROADS = 12; // states told in words
+  const CROSSROADS = 12; // states in the text description
   const LEVELS = [-4, -3, -2, -1, 0, 1, 2, 3, 4];
   const NUMBERS = [
-    ["reward", "reward", "of this step"], ["ret", "G", "return from here on"], ["A_E", "A_E", "the episode among its group"],
-    ["A_S", "A_S", "the step among those of its state"], ["A", "A", "advantage, the two together"],
+    ["reward", "reward", "of this step"], ["ret", "G", "return from this step on"], ["A_E", "A_E", "the episode compared with its group"],
+    ["A_S", "A_S", "the step compared with others in its state"], ["A", "A", "advantage, both combined"],
   ];
-  // An action as a call with one argument, as text of Python or of JSON.
+  // An action as a call with one argument, in Python or JSON syntax.
   const CALL = /^([\w.-]+)\(([\w.-]+)=(?:"(.*)"|'(.*)'|([^,"']*))\)$/s;
 
-  // What was seen before a step: the text of the state where it has one, else what was said last.
+  // The observation before a step: the text of the state if any, else the last message.
   RK.stateText = (episode, step) => {
     const before = (episode.messages ?? []).filter((message) => message.step === step && message.role !== "assistant");
     return before.at(-1)?.text || episode.steps[step].key_text;
   };
 
-  // The number of an episode among all of its group, of which only a part may be here; people count from 1.
+  // The number of an episode in its whole group, from 1.
   RK.numberOf = (group, episode) => (group.first ?? 0) + episode + 1;
 
-  // A number without zeros at its end.
+  // A number without trailing zeros.
   RK.short = (x) => String(Number(Math.abs(x) < 1000 ? x.toFixed(3) : x.toPrecision(6))).replace("-", "−");
 
   RK.scoreText = ({ score }) => (typeof score === "number" ? RK.short(score) : "unscored");
 
-  // The actions of a group, [episode][step], without what is the same in all: `act(command="look")` is `look`.
+  // The actions of a group, [episode][step], without their common parts: `act(command="look")` is `look`.
   RK.actionNames = (group) => {
     const all = group.episodes.map((one) => one.steps.map((step) => step.action ?? ""));
     const parts = all.map((actions) => actions.map((text) => CALL.exec(text)));
@@ -40,7 +40,7 @@
     return value > 0 ? "M-3.2,0H3.2M0,-3.2V3.2" : value < 0 ? "M-3.2,0H3.2" : "M-.5,0H.5";
   };
 
-  // One coloured box with its sign; of an SVG.
+  // One coloured SVG box with its sign.
   RK.heatBox = (value, scale, box) => [
     RK.svg("rect", { class: `box ${RK.heat(value, scale)}`, ...box, rx: 4 }),
     RK.svg("path", {
@@ -49,16 +49,16 @@
     }),
   ];
 
-  // How the picture is read, for those who see the first one.
+  // The caption: how to read the diagram.
   RK.treeCaption = (group) => {
     const size = group.size ?? group.episodes.length;
     const mean = typeof group.baseline === "number" ? `, mean score ${RK.short(group.baseline)}` : "";
     return RK.el("p", { class: "faint tree-caption" }, `${RK.count(size)} episode${size === 1 ? "" : "s"} from one start${mean}. `,
       "A lane is an episode, a cell a step: + and blue where it did better than the others, − and orange where it did worse. ",
-      "Steps in one frame were taken in the same state. At the end of a lane stand its score and the episode’s number.");
+      "Steps in one frame were taken in the same state. Each lane ends with its score and episode number.");
   };
 
-  // What the colours mean, from minus `most` to plus `most`.
+  // The colour scale from -`most` to `most`.
   RK.treeScale = (most, field) => {
     const told = `nine colours from ${RK.signed(-most, 2)}, marked with a minus, to ${RK.signed(most, 2)}, marked with a plus`;
     const bar = RK.svg("svg", { viewBox: "0 0 190 32", width: 190, height: 32, role: "img", "aria-label": told });
@@ -86,13 +86,13 @@
     return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
   };
 
-  // What was done in the state of a step, the best action first: {text, members, ret, A}.
+  // The actions taken in the state of a step, best first: {text, members, ret, A}.
   const doneThere = (group, names, episode, step) => {
     const one = group.episodes[episode].steps[step];
     const actions = new Map();
     for (const [e, t] of [[episode, step], ...(one.peers ?? [])]) {
       const text = names[e]?.[t];
-      if (text === undefined) continue; // in a part of the group that is not here
+      if (text === undefined) continue; // in another part of the group
       if (!actions.has(text)) actions.set(text, { text, members: [], steps: [] });
       actions.get(text).members.push([e, t]);
       actions.get(text).steps.push(group.episodes[e].steps[t]);
@@ -129,10 +129,10 @@
     const table = (episode, step) => {
       const found = doneThere(group, names, episode, step);
       const steps = found.reduce((sum, one) => sum + one.members.length, 0);
-      if (steps < 2) return RK.el("p", { class: "faint" }, "No other step of the group was taken in this state, so this action has no comparison.");
+      if (steps < 2) return RK.el("p", { class: "faint" }, "No other step of the group was taken in this state, so there is nothing to compare.");
       const episodes = new Set(found.flatMap((one) => one.members.map(([e]) => e))).size;
       return [
-        RK.el("h4", null, `What was done in this state: ${steps} steps of ${episodes} episode${episodes === 1 ? "" : "s"}`),
+        RK.el("h4", null, `Actions in this state: ${steps} steps of ${episodes} episode${episodes === 1 ? "" : "s"}`),
         RK.el("div", { class: "tree-actions" }, RK.el("table", null,
           RK.el("thead", null, RK.el("tr", null, ["action", "times", "mean return", "mean A", "episodes"].map((name, place) => RK.el("th", { scope: "col", class: place > 0 && place < 4 ? "n" : null }, name)))),
           RK.el("tbody", null, found.map((one) => row(one, one.text === names[episode][step]))))),
@@ -141,7 +141,7 @@
 
     let now = "";
     const show = (episode, step) => {
-      if (now === `${episode} ${step}`) return element; // what has the focus in it stays
+      if (now === `${episode} ${step}`) return element; // keep the focus
       now = `${episode} ${step}`;
       const one = group.episodes[episode]?.steps[step];
       if (!one) return element.replaceChildren();
@@ -154,7 +154,7 @@
     return { element, show, told: (episode, step) => told(group, names, episode, step) };
   };
 
-  // The picture in words: where the episodes part, and what came of it.
+  // The text description: where the episodes split, and the outcomes.
   RK.treeWords = (group, names) => {
     const seen = new Set();
     const lines = [];

@@ -1,13 +1,13 @@
-// What a step was worth, in numbers and bars, and what others did in its state.
+// The credit of a step in numbers and bars, and the actions of others in its state.
 (() => {
   const { el } = RK;
-  const LISTED = 12; // peers that are named for one action
-  const ACTIONS = 12; // that are told of one state
+  const LISTED = 12; // peers listed for one action
+  const ACTIONS = 12; // actions listed for one state
   const NUMBERS = [
-    ["reward", "reward", "given in this step"],
+    ["reward", "reward", "reward of this step"],
     ["ret", "G", "return: discounted rewards from this step on"],
-    ["A_E", "A_E", "the episode's advantage: its score among those of its group"],
-    ["A_S", "A_S", "the step's advantage: its return among those of the same state"],
+    ["A_E", "A_E", "the episode's advantage: its score compared with its group"],
+    ["A_S", "A_S", "the step's advantage: its return compared with others in the same state"],
     ["A", "A", "advantage: the combination used in training"],
   ];
 
@@ -31,7 +31,7 @@
     };
   };
 
-  // A bar from the middle: to the right where a number is above 0, to the left below; of a length by the group's largest.
+  // A bar from the middle, to the right above 0 and to the left below, scaled by the group's largest value.
   const barOf = (value, scale, isAdvantage) => {
     const share = value === null || !scale ? 0 : Math.min(1, Math.abs(value) / scale) * 50;
     const css = value < 0 ? { right: "50%", width: `${share}%` } : { left: "50%", width: `${share}%` };
@@ -42,7 +42,7 @@
     );
   };
 
-  // A_E with its E below the line.
+  // A_E with E as a subscript.
   const nameOf = (name) => (name.startsWith("A_") ? ["A", el("sub", null, name.slice(2))] : name);
 
   const numbersOf = (step, scales) =>
@@ -68,7 +68,7 @@
       ),
     );
 
-  // What others did in the same state
+  // Actions of others in the same state
 
   const linksTo = (group, members) => [
     members
@@ -102,7 +102,7 @@
       el(
         "td",
         { class: "text" },
-        others.length ? linksTo(group, others) : el("span", { class: "faint" }, "no one else"),
+        others.length ? linksTo(group, others) : el("span", { class: "faint" }, "no others"),
       ),
     );
   };
@@ -112,13 +112,13 @@
       return el(
         "p",
         { class: "faint" },
-        "No other step of the group was taken in this state: there is nothing to compare it with.",
+        "No other step of the group was taken in this state, so there is nothing to compare.",
       );
     const worth = (action) => action.mean_A ?? action.mean_return ?? -Infinity;
     const actions = [...anchor.actions].sort((one, other) => worth(other) - worth(one));
     const isOwn = (action) => action.members.some(([e, t]) => e === own[0] && t === own[1]);
     const place = actions.findIndex(isOwn);
-    if (place >= ACTIONS) actions.splice(ACTIONS - 1, 0, ...actions.splice(place, 1)); // what was done here is always told
+    if (place >= ACTIONS) actions.splice(ACTIONS - 1, 0, ...actions.splice(place, 1)); // always list this step's action
     const hidden = actions.slice(ACTIONS);
     const episodes = new Set(anchor.members.map(([e]) => e)).size;
     return el(
@@ -157,7 +157,7 @@
         ? el(
             "p",
             { class: "faint" },
-            `and ${RK.count(hidden.length)} more actions, of mean G ${RK.signed(hidden[0].mean_return)} to ${RK.signed(hidden.at(-1).mean_return)}`,
+            `and ${RK.count(hidden.length)} more actions, mean G ${RK.signed(hidden[0].mean_return)} to ${RK.signed(hidden.at(-1).mean_return)}`,
           )
         : null,
     );

@@ -70,6 +70,12 @@ class LogprobModel:
         with self._precision(part.ids_BT.device):
             if self._head is None:
                 logits_BTV = self.module(part.ids_BT, part.mask_BT)
+                if logits_BTV.shape[:-1] != part.ids_BT.shape:
+                    expected = ", ".join(map(str, part.ids_BT.shape))
+                    raise ConfigError(
+                        f"{type(self.module).__name__} has to return logits of shape ({expected}, V); got "
+                        f"{tuple(logits_BTV.shape)}"
+                    )
                 logits_NV = logits_BTV.reshape(-1, logits_BTV.shape[-1]).index_select(0, part.before_N)
                 return Scores(*self._statistics(logits_NV, part.targets_N, part.restriction, entropies), None)
             with torch.no_grad() if values_only else nullcontext():

@@ -263,7 +263,7 @@ def build_decoder(
     numbers = {"the vocabulary": vocabulary, "layers": layers, "width": width, "heads": heads, "context": context}
     for name, number in (numbers | {"kv_heads": kv_heads, "hidden": hidden}).items():
         if number < 1:
-            raise ConfigError(f"{name} is at least 1; got {number}")
+            raise ConfigError(f"{name} must be at least 1, got {number}")
     if width % heads or (width // heads) % 2:
         # Rotary positions turn pairs of numbers.
         raise ConfigError(f"width is an even multiple of heads; got width={width} and heads={heads}")

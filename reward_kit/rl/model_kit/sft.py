@@ -335,7 +335,7 @@ class SFTConfig:
 
     def __post_init__(self) -> None:
         if self.max_tokens_per_batch < 1:
-            raise ConfigError(f"max_tokens_per_batch is at least 1; got {self.max_tokens_per_batch}")
+            raise ConfigError(f"max_tokens_per_batch must be at least 1, got {self.max_tokens_per_batch}")
         for name in ("warmup_share", "label_smoothing"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ConfigError(f"{name} is in [0, 1); got {getattr(self, name)}")

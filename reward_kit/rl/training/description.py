@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+from reward_kit.display_text import pluralize
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.overlap import Schedule
 from reward_kit.rl.training.config import TrainModel
@@ -117,8 +118,9 @@ def _training(plan: TrainingPlan) -> list[str]:
     limit = f", at most {rollout.max_concurrency} at a time" if rollout.max_concurrency else ""
     block = config.policy or plan.task.definition.policy
     lines = [
-        f"{plan.name}: {config.updates} updates of {rollout.samples_per_update} samples × {rollout.group_size} "
-        f"episodes = {episodes} episodes{limit}; {len(plan.samples)} samples to train on, seed {config.seed}",
+        f"{plan.name}: {pluralize(config.updates, 'update')} of {pluralize(rollout.samples_per_update, 'sample')} × "
+        f"{pluralize(rollout.group_size, 'episode')} = {pluralize(episodes, 'episode')}{limit}; "
+        f"{pluralize(len(plan.samples), 'sample')} to train on, seed {config.seed}",
         f"policy {block.type if block else 'none'}; task {plan.task.path}",
     ]
     if (dynamic := config.dynamic_sampling) is not None:

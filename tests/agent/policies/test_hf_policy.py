@@ -333,7 +333,7 @@ def test_bad_options_are_one_clear_error(folder, options, message):
 
 
 def test_a_model_without_its_tokenizer_is_refused():
-    with pytest.raises(ConfigError, match="tokenizer: a model that is given needs its tokenizer"):
+    with pytest.raises(ConfigError, match="tokenizer: a model object needs its tokenizer"):
         HFAgentPolicy(small_llama(10))
 
 

@@ -122,7 +122,7 @@ async def test_an_agent_that_will_not_end_is_left_behind_with_a_warning(monkeypa
 
     episode, _ = await collect([answer("3")], agent, limits={"wall_time_s": 0.5})
     assert reason(episode) == "wall_time_limit"
-    assert f"the agent of {episode.id_} goes on after the end of its episode" in caplog.messages
+    assert f"the agent of {episode.id_} still runs after the end of its episode" in caplog.messages
     allowed.set()
     await ended.wait()
 
@@ -196,7 +196,7 @@ async def test_an_agent_returns_text_or_nothing() -> None:
         return 3
 
     episode, _ = await collect([], agent)
-    assert "the agent returned an int; it returns text, or None" in failure(episode)["message"]
+    assert "the agent must return text or None, got an int" in failure(episode)["message"]
 
 
 async def test_a_failure_of_the_real_endpoint_is_the_episodes_failure() -> None:

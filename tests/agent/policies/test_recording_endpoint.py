@@ -115,7 +115,7 @@ async def test_what_the_agent_asks_for_arrives_but_for_what_it_may_not_decide() 
 
 
 REFUSED = {
-    "several answers": ({"messages": HELLO, "n": 2}, "n: one answer a request, got 2"),
+    "several answers": ({"messages": HELLO, "n": 2}, "n must be 1, got 2"),
     "log-probabilities": ({"messages": HELLO, "logprobs": True}, "logprobs: log-probabilities go into the record"),
     "the older form of tools": ({"messages": HELLO, "functions": [{"name": "add"}]}, "use tools and tool_choice"),
     "no messages": ({"model": "m"}, "messages: expected a list of at least one message"),
@@ -124,7 +124,7 @@ REFUSED = {
     "a number that is none": (b'{"messages": [], "temperature": NaN}', "NaN is not JSON"),
     "no text": (b"\xff\xfe\xff", "the body is not JSON"),
     "a deep hole": (b"[" * 100_000, "the body is not JSON"),
-    "no object": ([1], "the body is a JSON object, not a list"),
+    "no object": ([1], "the body must be a JSON object, got a list"),
 }
 
 

@@ -213,7 +213,7 @@ class TestOwnAccount:
     async def test_so_is_an_answer_that_changed(self, tmp_path, caplog):
         other = {"resource_type": f"{__name__}:Louder"}
         _, again = await replayed(tmp_path, Own(*self.STEPS), before={"on_text": "continue"}, now=other)
-        assert "add {'by': 2} has another answer than it had: 'THE COUNT IS 2'" in failure(again)["message"]
+        assert "add {'by': 2} has another answer than recorded: 'THE COUNT IS 2'" in failure(again)["message"]
         twice, fields = Own(self.call_and_tell, self.call_and_tell, *self.STEPS[1:]), {"on_text": "continue"}
         caplog.clear()
         _, again = await replayed(tmp_path, twice, before=fields, now=other, on_difference="continue")
@@ -263,7 +263,7 @@ class TestDifferences:
         fields = {"before": {**self.BEFORE, "max_episode_steps": 2}, "now": {"max_episode_steps": 3}}
         _, again = await replayed(tmp_path, ScriptedPolicy(self.SCRIPT), **fields)
         assert (
-            "recorded episode ended with max_steps after 2 actions, and this one goes on" in failure(again)["message"]
+            "recorded episode ended with max_steps after 2 actions, but this one continues" in failure(again)["message"]
         )
         _, again = await replayed(tmp_path, ScriptedPolicy(self.SCRIPT), **fields, on_difference="continue")
         assert (reason(again), len(again)) == ("terminate_action", 3)
@@ -282,7 +282,7 @@ class TestDifferences:
         before = {"resource_type": f"{__name__}:Broken", "tools": None}
         first, again = await replayed(tmp_path, ScriptedPolicy([call(), text("x")]), before=before, now=COUNT)
         assert failure(first)["where"] == "EnvironmentFailure"
-        assert "ended with error after 1 actions, and this one goes on" in failure(again)["message"]
+        assert "ended with error after 1 actions, but this one continues" in failure(again)["message"]
 
 
 class TestTheRun:

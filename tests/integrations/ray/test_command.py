@@ -202,7 +202,7 @@ def test_a_model_of_ones_own_is_in_the_workers_and_only_its_outline_in_the_drive
     counting = Counting(folder / "task", samples=2, policy=policy, max_episode_steps=2)
     task = without_model_weights(counting.loaded())
     (driver,) = make_policies(task, RunArgs(task_path=task.path))
-    with pytest.raises(PolicyError, match="made without weights"):
+    with pytest.raises(PolicyError, match="has no weights"):
         driver.policy._engine  # type: ignore[attr-defined] # noqa: B018
     shell = Shell(folder / "task", Path(f"/tmp/{secrets.token_hex(2)}"))
     shell.temporary.mkdir()

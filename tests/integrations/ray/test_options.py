@@ -42,14 +42,14 @@ class TestFlags:
     @pytest.mark.parametrize(
         ("flags", "expected"),
         [
-            (["--address", "auto"], "--address goes with --engine ray"),
-            (["-E", "workers=2"], "-E goes with --engine ray"),
+            (["--address", "auto"], "--address needs --engine ray"),
+            (["-E", "workers=2"], "-E needs --engine ray"),
             (["--engine", "ray", "--record", "r"], "--record requires --engine local"),
             (["--engine", "ray", "--replay", "r"], "--replay requires --engine local"),
             (["--engine", "ray", "-E", "worker=2"], "-E worker: unknown key; did you mean 'workers'?"),
             (["--engine", "ray", "-E", "workers=0"], "-E workers: must be 1 or more (got 0)"),
             (["--engine", "ray", "-E", "cpus=none"], "-E cpus: expected a number"),
-            (["--engine", "ray", "-E", "address=auto"], "-E address: is given as --address"),
+            (["--engine", "ray", "-E", "address=auto"], "-E address: use --address"),
             (["--engine", "ray", "-E", "workers"], "-E 'workers': write key=value"),
             (["--engine", "ray", "--policy", "human"], "a cluster cannot reach the person at this terminal"),
         ],

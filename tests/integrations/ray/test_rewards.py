@@ -168,7 +168,7 @@ class TestAgent:
         chunk = ray.get(agent.get.remote(4))
         assert (chunk.data_idxs, chunk.lengths, chunk.batch) == ([0, 1, 2, 3], [1, 1, 4, 4], 1)
         assert chunk.placed(4).nonzero()[1].tolist() == [0, 0, 3, 3]
-        with pytest.raises(ConfigError, match="item 2: its response has 4 tokens, not 1 to 3"):
+        with pytest.raises(ConfigError, match="item 2: response must have 1 to 3 tokens, got 4"):
             chunk.placed(3)
 
     def test_an_exception_affects_only_its_own_rollout(self, started: list[Any], rewards: Path) -> None:
@@ -199,7 +199,7 @@ class TestAgent:
         with pytest.raises(ConfigError, match=r"get\(6\) cannot return: 4 results are outstanding"):
             ray.get(agent.get.remote(6))
         assert ray.get(agent.get.remote(4)).rewards == [0.1] * 4
-        with pytest.raises(ConfigError, match="a batch is requests or episodes; got a dict"):
+        with pytest.raises(ConfigError, match="a batch must be requests or episodes, got a dict"):
             ray.get(agent.compute_reward_pipeline.remote({"prompts": []}))
 
     def test_instant_rewards_come_back_at_once(self, started: list[Any], rewards: Path) -> None:

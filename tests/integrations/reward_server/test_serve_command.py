@@ -98,7 +98,7 @@ def test_a_limit_that_is_lowered_lowers_what_is_part_of_it(tmp_path: Path) -> No
         most, batch, large, said = asyncio.run(ask())
     assert (most, said) == (2, b"")
     assert batch == "rollouts: 3 of them; a request has at most 2 (max_batch)"
-    assert large == "a body has at most 0.5 MiB (max_body_mb)"
+    assert large == "a body may have at most 0.5 MiB (max_body_mb)"
 
 
 def test_every_key_of_the_file_is_accepted_and_readable_files_warn(tmp_path: Path) -> None:
@@ -134,15 +134,15 @@ class TestWhatIsRefused:
     def test_rewards_that_cannot_be(self) -> None:
         here = ("--sandbox", "in_process")
         assert "two rewards are called 'exact': write NAME=" in refused("rewards.py:exact", "rewards.py:exact", *here)
-        assert "is served already" in refused("http://127.0.0.1:1/v1/rewards/x")
+        assert "is a served reward already" in refused("http://127.0.0.1:1/v1/rewards/x")
         assert "rewards.py has no 'exakt'; did you mean 'exact'?" in refused("rewards.py:exakt", *here)
         assert refused() == "Missing parameter: rewards"
 
     def test_limits_that_cannot_be(self) -> None:
         told = refused("rewards.py:exact", "--max-batch", "9999")
-        assert told == "--max-batch is at most --max-pending, 4096; raise that too"
+        assert told == "--max-batch must be at most --max-pending, 4096; raise that too"
         told = refused("rewards.py:exact", "--max-held-mb", "1", "--max-body-mb", "2")
-        assert told == "--max-body-mb is at most --max-held-mb, 1; raise that too"
+        assert told == "--max-body-mb must be at most --max-held-mb, 1; raise that too"
         assert "'nan' is not a finite number" in refused("rewards.py:exact", "--deadline", "nan")
 
     def test_an_option_that_is_of_none_of_them(self) -> None:
@@ -162,7 +162,7 @@ class TestWhatIsRefused:
 
 
 def test_a_reward_behind_http_is_checked_where_it_runs() -> None:
-    with pytest.raises(ConfigError, match="runs behind HTTP, and cannot be watched here"):
+    with pytest.raises(ConfigError, match="is served over HTTP; check"):
         program(("check", "http://127.0.0.1:1/v1/rewards/x"), prog_name="reward-kit", standalone_mode=False)
 
 

@@ -292,15 +292,18 @@ class TestRefusals:
                 b'{"messages": [], "environment_return": 1e999}',
                 "environment_return: 1e999 is out of the range of floats",
             ),
-            (b'{"messages": [], "sample": {"a": 1, "b": 2, "a": 3}}', "sample: the key 'a' is given twice"),
-            (b'{"messages": [], "messages": []}', "(top level): the key 'messages' is given twice"),
+            (b'{"messages": [], "sample": {"a": 1, "b": 2, "a": 3}}', "sample: the key 'a' occurs twice"),
+            (b'{"messages": [], "messages": []}', "(top level): the key 'messages' occurs twice"),
             (rb'{"messages": [{"role": "user", "content": "\ud800"}]}', "messages.0.content: a lone surrogate"),
             (rb'{"messages": [], "sample": {"\uDfff": 1}}', "sample, a key: a lone surrogate"),
             (b'{"messages": []', "Expecting"),
             (b"\xff\xfe{}", "the body is not UTF-8 text: byte 0"),
             (b"", "Expecting value"),
             (b'{"messages": [], "ground_truth": ' + b"9" * 5000 + b"}", "Exceeds the limit"),
-            (b'{"messages": [], "ground_truth": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "the body nests deeper"),
+            (
+                b'{"messages": [], "ground_truth": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+                "the body is nested too deeply",
+            ),
         ]
         for body, start in cases:
             found = await refusal(asker, body)
@@ -437,13 +440,13 @@ class TestLimits:
     async def test_a_conversation_may_not_have_more_messages_than_allowed(self) -> None:
         async with server(exact, max_messages=2) as asker:
             status, message = await refusal(asker, {"messages": [{"role": "user", "content": "x"}] * 3})
-        assert status == 422 and message.startswith("messages: 3 of them; a rollout has at most 2")
+        assert status == 422 and message.startswith("messages: 3 of them; a rollout may have at most 2")
 
     @pytest.mark.parametrize(
         ("options", "told"),
         [
-            ({"max_batch": 5000}, "max_batch is at most max_pending, 4096"),
-            ({"max_body_mb": 1000.0}, "max_body_mb is at most max_held_mb, 512"),
+            ({"max_batch": 5000}, "max_batch must be at most max_pending, 4096"),
+            ({"max_body_mb": 1000.0}, "max_body_mb must be at most max_held_mb, 512"),
             ({"max_concurrency": 0}, "max_concurrency: expected a whole number above 0"),
             ({"deadline_s": float("nan")}, "deadline_s: expected a number above 0"),
         ],

@@ -108,7 +108,7 @@ def test_ten_thousand_updates_are_a_small_page(tmp_path: Path) -> None:
     run = make_training(tmp_path, lines, config={"updates": 10_000})
     page = page_of(run)
     assert (run / "report.html").stat().st_size < 3_000_000
-    assert "a line is the mean of about 50 updates" in page.text
+    assert "lines are means of about 50 updates" in page.text
     points = json.loads(page.blocks["script"][0])["charts"]["score"]["lines"][0]
     assert len(points["u"]) == len(points["low"]) == len(points["high"]) == 200
 

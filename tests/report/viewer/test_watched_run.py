@@ -129,7 +129,7 @@ def test_an_episode_that_the_budget_cut_off_is_none_of_its_group(tmp_path: Path)
     watch = WatchedRun(make_run(tmp_path, [episode("a"), cut], []))
     watch.poll_all()
     assert watch.group_lines("x-p").size == len(watch.episode_lines("a").lines) == 1
-    with pytest.raises(ConfigError, match="episode 'cut' is not there yet"):
+    with pytest.raises(ConfigError, match="episode 'cut' does not exist yet"):
         watch.episode_lines("cut")
 
 

@@ -198,7 +198,7 @@ def test_pruning_never_removes_the_last_whole_one(tmp_path: Path) -> None:
     damaged(tmp_path / "step-000002", "no manifest")
     assert prune(tmp_path, keep=1) == [tmp_path / "step-000000"]
     assert latest(tmp_path).path == tmp_path / "step-000001"
-    with pytest.raises(ConfigError, match="keep is at least 1"):
+    with pytest.raises(ConfigError, match="keep must be at least 1"):
         prune(tmp_path, keep=0)
 
 
@@ -227,7 +227,7 @@ def test_steps_beyond_six_digits_are_in_order(tmp_path: Path) -> None:
 
 def test_no_checkpoint_at_all(tmp_path: Path) -> None:
     assert latest(tmp_path / "nowhere") == (None, [])
-    with pytest.raises(ConfigError, match="step counts from 0"):
+    with pytest.raises(ConfigError, match="step must be at least 0"):
         save_checkpoint(tmp_path, -1, {})
 
 

@@ -125,7 +125,7 @@ def test_a_state_of_other_weights_is_refused() -> None:
     frozen = a_model()
     frozen.model.embed_tokens.weight.requires_grad_(False)
     for module in (frozen, PolicyWithValue(a_model())):
-        with pytest.raises(ConfigError, match="the state is not of a module like this one"):
+        with pytest.raises(ConfigError, match="the state is from a module with other weights"):
             PPOLearner(module, PPOConfig()).load_state_dict(state)
 
 

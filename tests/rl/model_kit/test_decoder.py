@@ -106,11 +106,11 @@ def test_mlps_are_eight_thirds_wide_by_default() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"layers": 0}, "layers is at least 1; got 0"),
+        ({"layers": 0}, "layers must be at least 1, got 0"),
         ({"width": 30}, "width is an even multiple of heads"),
         ({"width": 36}, "width is an even multiple of heads"),
         ({"kv_heads": 3}, "heads is a multiple of kv_heads"),
-        ({"context": 0}, "context is at least 1"),
+        ({"context": 0}, "context must be at least 1"),
     ],
 )
 def test_impossible_sizes_are_refused(wrong: dict[str, int], message: str) -> None:

@@ -42,7 +42,7 @@ def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
             "aprox_kl",
             "ppo.limits.aprox_kl: unknown key; did you mean 'approx_kl'?",
         ),
-        ({"ppo": {"lr": -1}}, "ppo", "lr is at least 0"),
+        ({"ppo": {"lr": -1}}, "ppo", "lr must be at least 0"),
         ({"pipeline": "asynchronous"}, "pipeline", "'sync', 'minibatch', 'one_step_off' or 'both'"),
         ({"credit": {"estimator": "gigpo", "omegga": 0.5}}, "omegga", "gigpo has no option 'omegga'"),
         ({"reward_manager": "dapo"}, "reward_manager", "'dapo' scores single answers by itself"),

@@ -34,7 +34,7 @@ def hf(model: Path, options: dict[str, Any]) -> dict[str, Any]:
         (
             {"top_p": 0.9},
             {},
-            "train.yaml: HFAgentPolicy cannot be trained as it samples: top_p and top_k leave tokens out",
+            "train.yaml: HFAgentPolicy cannot be trained with its sampling: top_p and top_k exclude tokens",
         ),
         ({"temperature": 0}, {}, "the policy samples greedily"),
         (
@@ -120,6 +120,6 @@ def test_a_model_with_adapters_is_saved_with_them_added(tmp_path: Path) -> None:
 
 def test_a_cluster_sends_weights_so_the_policy_takes_them(tmp_path: Path, model: Path) -> None:
     plan = load_plan(lake_folder(tmp_path, engine="ray"))
-    with pytest.raises(ConfigError, match=r"TinyPolicy\.publish takes none; give it publish\(version, state_dict\)"):
+    with pytest.raises(ConfigError, match=r"TinyPolicy\.publish accepts none; define publish\(version, state_dict\)"):
         check_policy(plan)
     check_policy(load_plan(lake_folder(tmp_path, engine="ray", policy=hf(model, {}))))

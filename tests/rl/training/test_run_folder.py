@@ -69,6 +69,6 @@ def test_a_secret_that_was_given_is_asked_for_and_may_be_given_again(tmp_path: P
     (run,) = (tmp_path / "runs").iterdir()
     assert not [file for file in run.rglob("*.*") if file.is_file() and b"sk-a-long-secret" in file.read_bytes()]
     refused = command_line.call("train", "--resume", cwd=tmp_path)
-    assert refused.returncode == 2 and "-T policy.api_key=… is a secret, or holds one" in refused.stderr
+    assert refused.returncode == 2 and "-T policy.api_key=… is or contains a secret" in refused.stderr
     again = command_line.call("train", "--resume", *secret, cwd=tmp_path)
     assert again.returncode == 0, again.stderr

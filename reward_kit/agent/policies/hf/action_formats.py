@@ -16,7 +16,8 @@ from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
-from reward_kit.agent.actions import RawToolCall, action_from_parts, json_text
+from reward_kit.agent.actions import json_text
+from reward_kit.agent.message_actions import RawToolCall, action_from_parts
 from reward_kit.agent.policy_interface import Action
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean

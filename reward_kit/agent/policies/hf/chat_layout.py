@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens
 
-from reward_kit.agent.actions import parse_action
+from reward_kit.agent.message_actions import parse_action
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, PolicyError, boundary
 from reward_kit.models import Message
