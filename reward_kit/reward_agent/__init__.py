@@ -1,4 +1,4 @@
-"""Asynchronous scoring: episodes in, scores out, while the machine goes on working."""
+"""Asynchronous scoring of episodes, concurrently with other work."""
 
 from __future__ import annotations
 

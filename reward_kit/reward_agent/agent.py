@@ -1,8 +1,7 @@
 """`AsyncRewardAgent`: submit a batch of rollouts and receive the scores group by group, concurrently with other work.
 
-A pointwise reward is called once for each rollout, a batch reward once for each group. Nothing here polls: a result
-wakes its waiters. `call_scheduler.py` makes the calls, `tickets.py` holds a batch and delivers its
-results.
+A pointwise reward is called once per rollout, a batch reward once per group. Nothing polls: a result wakes its waiters.
+`call_scheduler.py` makes the calls, `tickets.py` holds a batch and delivers its results.
 """
 
 from __future__ import annotations
@@ -42,20 +41,20 @@ class AsyncRewardAgent:
     Args:
         scorer: a reward function or class, called in this process (with a warning if it asks for a sandbox), or an
             object that calls one elsewhere, such as `RemoteReward`.
-        max_concurrency: calls in flight at a time; that of a group is one.
-        deadline_s: for one call; beyond it, the call is cancelled and unscored with the class `timeout`. For a
-            synchronous reward in this process it begins with the call, for any other scorer with the wait for a worker.
-        max_pending: requests submitted and not yet scored at a time; beyond it, `submit` waits.
-        rates: calls that may begin in a minute, and in flight; by default the scorer's attribute `rates`.
-        retries: of failed calls; by default the scorer's attribute `retries`, or none.
+        max_concurrency: calls in flight at a time; a group's call counts as one.
+        deadline_s: time limit of one call; beyond it, the call is cancelled and unscored with the class `timeout`. It
+            starts with the call for a synchronous reward in this process, else with the wait for a worker.
+        max_pending: unscored requests at a time; beyond it, `submit` waits.
+        rates: limits of calls per minute and in flight; by default the scorer's attribute `rates`.
+        retries: retries of failed calls; by default the scorer's attribute `retries`, or none.
         cache: equal requests get the same score, and equal requests in flight share one call; none by default, since
-            two answers of a judge to one question are two draws.
+            two answers of a judge to one question are two samples.
 
     Attributes:
-        scorer: as given, or made of the reward.
+        scorer: the given scorer, or the one made from the reward.
 
     Raises:
-        ConfigError: a number is out of its range, the rates count tokens, or the reward cannot be cached.
+        ConfigError: a number is out of range, the rates count tokens, or the reward cannot be cached.
     """
 
     def __init__(
@@ -101,8 +100,8 @@ class AsyncRewardAgent:
         )
         self._max_pending = max_pending
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._tickets: dict[Ticket, None] = {}  # not handed out in full
-        self._completed: dict[tuple[Ticket, int], None] = {}  # not handed out
+        self._tickets: dict[Ticket, None] = {}  # with undelivered results
+        self._completed: dict[tuple[Ticket, int], None] = {}  # undelivered groups
         self._group_takers: deque[asyncio.Event] = deque()
         self._submitters: deque[asyncio.Event] = deque()
         self._quiet = anyio.Event()
@@ -120,7 +119,7 @@ class AsyncRewardAgent:
     ) -> None:
         tasks = self._open_tasks()
         try:
-            # A call that waits for its retry has no task meanwhile, so the task group would not wait for it.
+            # A call waiting for its retry has no task, so the task group would not wait for it.
             while self._pending and error is None:
                 self._quiet = anyio.Event()
                 await self._quiet.wait()
@@ -129,7 +128,7 @@ class AsyncRewardAgent:
             if error is not None or self._pending:
                 tasks.cancel_scope.cancel()
             try:
-                # The error of the block is not handed over, since the task group would wrap it in an ExceptionGroup.
+                # Keep the block's error from the task group, which would wrap it in an ExceptionGroup.
                 await tasks.__aexit__(None, None, None)
             finally:
                 self._tasks = None
@@ -150,15 +149,15 @@ class AsyncRewardAgent:
     async def submit(
         self, batch: Sequence[ScoringRequest], group_size: int = 1, *, deadline_s: float | None = None
     ) -> Ticket:
-        """Begin scoring a batch. Wait while `max_pending` is exceeded, unless nothing else is pending.
+        """Start scoring a batch. Waits while `max_pending` is exceeded, unless nothing else is pending.
 
         Args:
             batch: the requests.
-            group_size: so many consecutive ones are a group, which a batch reward sees as one.
-            deadline_s: from now on; requests without a score then are unscored with the class `timeout`.
+            group_size: this many consecutive requests form a group, which a batch reward scores in one call.
+            deadline_s: time limit from now; requests without a score by then are unscored with the class `timeout`.
 
         Raises:
-            ConfigError: the batch is not a whole number of groups of requests, or the deadline not a positive number.
+            ConfigError: the batch size is not a multiple of the group size, or the deadline is not positive.
             RewardError: the agent is not open.
         """
         self._open_tasks()
@@ -173,7 +172,7 @@ class AsyncRewardAgent:
             raise ConfigError(f"a batch of {len(batch)} cannot be cut into groups of {group_size}")
         if deadline_s is not None:
             check_number("deadline_s", deadline_s)
-        if self._max_pending is not None:  # earlier submitters go first
+        if self._max_pending is not None:  # first come, first served
             turn = asyncio.Event()
             self._submitters.append(turn)
             try:
@@ -185,7 +184,7 @@ class AsyncRewardAgent:
                     self._open_tasks()
             finally:
                 self._submitters.remove(turn)
-                if self._submitters:  # it checks whether it fits too
+                if self._submitters:  # the next submitter may fit too
                     self._submitters[0].set()
         self._submitted += 1
         finishes_groups = self._caller.finishes_groups
@@ -202,7 +201,7 @@ class AsyncRewardAgent:
         return ticket
 
     async def compute_reward_pipeline(self, batch: Sequence[ScoringRequest], group_size: int = 1) -> int:
-        """Submit for a trainer that keeps no tickets: `get` serves the oldest batch first. Return the batch's size."""
+        """Submit without keeping the ticket: `get` serves the oldest batch first. Return the size of the batch."""
         return len((await self.submit(batch, group_size)).requests)
 
     @overload
@@ -221,23 +220,23 @@ class AsyncRewardAgent:
         cut_groups: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Return exactly `chunk_size` results of one batch, in whole groups, as soon as these are complete.
+        """Return exactly `chunk_size` results of one batch, in whole groups, as soon as they are complete.
 
-        They are in the order of their index in the batch, whatever the order of groups.
+        Results are sorted by their index in the batch.
 
         Args:
             chunk_size: a multiple of the group size, unless `cut_groups`.
-            hook_func: called with the chunk's three columns; its (awaited) result is returned instead.
+            hook_func: called with the chunk's three columns; its result, awaited if needed, is returned instead.
             ticket: the batch; by default the oldest one with outstanding results.
-            order: "completion": the groups that completed first, which are those with fast rewards;
-                "submission": those that were submitted first, even if others complete before them.
-            cut_groups: allow to cut a group; its rest comes first in the next chunk.
+            order: "completion": the groups that completed first, which favors fast rewards;
+                "submission": the groups that were submitted first, even if others complete earlier.
+            cut_groups: allow splitting a group; its rest comes first in the next chunk.
             **kwargs: for `hook_func`.
 
         Raises:
-            ConfigError: at once, and without losing anything: more is asked for than is outstanding, or a group would
-                be cut.
-            RewardError: the agent is not open, or was closed meanwhile.
+            ConfigError: fewer results are outstanding, or a group would be split; raised at once, without losing
+                results.
+            RewardError: the agent is not open, or was closed while waiting.
         """
         if kwargs and hook_func is None:
             raise ConfigError(f"get: {', '.join(sorted(kwargs))} needs a hook_func")
@@ -256,27 +255,27 @@ class AsyncRewardAgent:
         return await answer if inspect.isawaitable(answer) else answer
 
     async def score_all(self, batch: Sequence[ScoringRequest], group_size: int = 1) -> list[Scored]:
-        """Submit a batch and return its scores, in its order. If the caller is cancelled, they are too.
+        """Submit a batch and return its scores in order. Cancelling the caller cancels the calls.
 
         Raises:
-            ConfigError: as `submit`.
-            RewardError: the agent is not open, or was closed meanwhile.
+            ConfigError: see `submit`.
+            RewardError: the agent is not open, or was closed while waiting.
         """
         ticket = await self.submit(batch, group_size)
         try:
             return (await self.get(len(batch), ticket=ticket)).extra_infos
         except anyio.get_cancelled_exc_class():
             ticket.cancel()
-            if ticket.belongs_to(self):  # take the results, all of which exist now; the agent would keep them
+            if ticket.belongs_to(self):  # take the results, or the agent would keep them
                 await self.get(len(batch), ticket=ticket)
             raise
 
     async def get_group(self) -> ScoredChunk:
-        """Return the next group that completes, of whatever batch, unless a `get` waits for it.
+        """Return the next complete group of any batch, except those that a `get` waits for.
 
         Raises:
-            ConfigError: all that was submitted has been handed out.
-            RewardError: the agent is not open, or was closed meanwhile.
+            ConfigError: no results are outstanding.
+            RewardError: the agent is not open, or was closed while waiting.
         """
         wake_up = asyncio.Event()
         self._group_takers.append(wake_up)
@@ -296,10 +295,10 @@ class AsyncRewardAgent:
     async def mini_batches(
         self, chunk_size: int, *, ticket: Ticket | None = None, order: Order = "completion"
     ) -> AsyncIterator[ScoredChunk]:
-        """Yield the outstanding results of one batch in chunks as of `get`; the last one may be smaller.
+        """Yield the outstanding results of one batch in chunks like `get`; the last one may be smaller.
 
         Raises:
-            ConfigError, RewardError: as `get`.
+            ConfigError, RewardError: see `get`.
         """
         self._open_tasks()
         ticket = self._oldest(1) if ticket is None else ticket
@@ -308,14 +307,14 @@ class AsyncRewardAgent:
 
     @property
     def stats(self) -> AgentStats:
-        """Figures of past and current calls; `stats.metrics()` has them as a trainer logs them."""
+        """Return figures of past and current calls; `stats.metrics()` returns them for logging."""
         return self._tally.stats(self._pending)
 
     def _oldest(self, chunk_size: int) -> Ticket:
         for ticket in self._tickets:
             if ticket.deliveries.outstanding:
                 return ticket
-        if chunk_size == 0:  # all of an empty batch
+        if chunk_size == 0:  # an empty batch
             return Ticket((), 1, self)
         raise ConfigError(f"get({chunk_size}) cannot return: 0 results are outstanding")
 
@@ -368,7 +367,7 @@ _Result = TypeVar("_Result")
 class SyncRewardAgent:
     """`AsyncRewardAgent` with blocking methods and the same arguments. Use it as a context manager, from any thread.
 
-    Its thread is a daemon: a program that does not leave the agent still ends.
+    It runs a daemon thread, so a program that does not close the agent still exits.
     """
 
     def __init__(self, scorer: Callable[..., Any] | RewardSpec | Scorer, **options: Any) -> None:
@@ -434,13 +433,13 @@ class SyncRewardAgent:
             raise RewardError(_NOT_OPEN)
         try:
             return thread.run(method())
-        except concurrent.futures.CancelledError:  # the agent was left meanwhile
+        except concurrent.futures.CancelledError:  # the agent was closed
             raise RewardError(_NOT_OPEN) from None
 
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """The agent of one loop, and the task that opens and closes it, since the tasks of callers end."""
+    """The agent of one loop, and the task that opens and closes it."""
 
     ready: asyncio.Future[AsyncRewardAgent]
     leave: asyncio.Event = field(default_factory=asyncio.Event)
@@ -448,7 +447,7 @@ class _Held:
 
 
 class PersistentAgent:
-    """A reward agent that stays open between calls, for trainers that score in loops and tasks of their own.
+    """A reward agent that stays open between calls, for trainers that score in their own loops and tasks.
 
     Each event loop has an agent, opened by its first call and closed when the loop ends: trainers have no hook at the
     end, and opening a confined reward for each rollout would take a third of a second each time.
@@ -456,11 +455,11 @@ class PersistentAgent:
 
     def __init__(self, make: Callable[[], AsyncRewardAgent]) -> None:
         self._make = make
-        # Loops run in several threads, and each touches its own entry alone.
+        # Loops run in several threads; each uses only its own entry.
         self._held: dict[asyncio.AbstractEventLoop, _Held] = {}
 
     async def score(self, request: ScoringRequest) -> Scored:
-        """Score one rollout; if the caller is cancelled, so is the call."""
+        """Score one rollout; cancelling the caller cancels the call."""
         loop = asyncio.get_running_loop()
         held = self._held.get(loop)
         if held is None:
@@ -479,7 +478,7 @@ class PersistentAgent:
             await held.task
 
     async def _hold(self, loop: asyncio.AbstractEventLoop, held: _Held) -> None:
-        """Keep it open until `close`, or until the loop cancels its tasks."""
+        """Keep the agent open until `close`, or until the loop cancels its tasks."""
         try:
             async with self._make() as agent:
                 held.ready.set_result(agent)
@@ -487,9 +486,9 @@ class PersistentAgent:
         except Exception as error:
             if held.ready.done():
                 raise
-            held.ready.set_exception(error)  # raised where it was to be opened; the next call tries again
+            held.ready.set_exception(error)  # raised by `score`; the next call tries again
         finally:
-            held.ready.cancel()  # does nothing to one that is done
+            held.ready.cancel()  # no effect if done
             if self._held.get(loop) is held:
                 del self._held[loop]
 
@@ -509,7 +508,7 @@ def score_all(
         **options: of `AsyncRewardAgent`, such as `max_concurrency` or `deadline_s`.
 
     Raises:
-        ConfigError: an option is invalid, or the requests are not a whole number of groups.
+        ConfigError: an option is invalid, or the number of requests is not a multiple of `group_size`.
     """
     with SyncRewardAgent(reward, **options) as agent:
         return agent.score_all(requests, group_size)

@@ -1,7 +1,7 @@
-"""The calls of a reward agent: which is next, how many run at a time, which are made again when they fail.
+"""The scheduling of a reward agent's calls: their order, concurrency and retries.
 
-Tickets take turns, group by group, and a group that was begun comes before a new one. Retries have two budgets: one of
-each call, and one of the agent, which keeps an endpoint that is down from several times the requests of one that works.
+Tickets take turns group by group; started groups come before new ones. Retries have two budgets: one per call, and one
+per agent, so that an endpoint that is down does not receive many times the usual number of requests.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from reward_kit.reward_agent.tickets import Ticket
 from reward_kit.validation import check_number
 
 SPARE = 10
-"""Retries allowed whatever the share, so that an agent of few calls has some too."""
+"""Retries allowed regardless of the share, for agents with few calls."""
 _SLICES = 20
 _Result = TypeVar("_Result")
 Finisher = Callable[[Sequence[ScoringRequest], Sequence[Scored]], Coroutine[Any, Any, Sequence[Scored]]]
@@ -44,19 +44,19 @@ Finisher = Callable[[Sequence[ScoringRequest], Sequence[Scored]], Coroutine[Any,
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """The failed calls that an agent makes again. A rollout that broke itself is never tried again.
+    """The policy for retrying failed calls. A failed rollout is never retried.
 
     Attributes:
         policy: attempts, time budget of each call, and the waits between: exponential with full jitter on top of the
             endpoint's Retry-After, as for model endpoints.
-        classes: of failures that may pass by themselves. Transient errors of the user's own client are a
-            `provider_error`; see `providers/faults.py`.
-        seed: of the jitter; None draws it from the system.
-        max_share: at most so many retries for each call that began within the budget of the policy, and `SPARE` more;
-            None for any number. Failures beyond it are not tried again.
+        classes: classes of temporary failures. Transient errors of the user's client are `provider_error`; see
+            `providers/faults.py`.
+        seed: seed of the jitter; None draws it from the system.
+        max_share: retries allowed per call that began within the policy's time budget, plus `SPARE`; None for any
+            number. Failures beyond it are not retried.
 
     Raises:
-        ConfigError: a class is unknown, or the share not a positive number.
+        ConfigError: a class is unknown, or the share is not positive.
     """
 
     policy: RetryPolicy = field(default_factory=RetryPolicy)
@@ -73,11 +73,11 @@ class Retries:
 
 
 class SharedBudget:
-    """The retries of an agent: a share of the calls that began within a time window, and some to spare."""
+    """The retry budget of an agent: a share of the calls begun within a time window, plus `SPARE`."""
 
     def __init__(self, share: float, window_s: float) -> None:
         self._share, self._slice_s = share, window_s / _SLICES
-        self._slices: deque[list[int]] = deque()  # each its number, calls and retries
+        self._slices: deque[list[int]] = deque()  # [number, calls, retries] of each slice
         self._calls = self._retries = 0
 
     def begin(self, now_s: float) -> None:
@@ -86,7 +86,7 @@ class SharedBudget:
         self._calls += 1
 
     def take(self, now_s: float) -> bool:
-        """Take a retry and return True, unless none is left."""
+        """Take a retry; return False if none is left."""
         current = self._slice(now_s)
         if self._retries >= SPARE + self._share * self._calls:
             return False
@@ -96,7 +96,7 @@ class SharedBudget:
 
     def _slice(self, now_s: float) -> list[int]:
         number = int(now_s / self._slice_s)
-        # One slice more than the window has, so that a call counts for the whole of it.
+        # One more slice than the window has, so that a call counts for the whole window.
         while self._slices and self._slices[0][0] < number - _SLICES:
             _, calls, retries = self._slices.popleft()
             self._calls -= calls
@@ -108,18 +108,18 @@ class SharedBudget:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One call of a scorer: of one request, or of a group if the reward scores groups."""
+    """One call of a scorer, for one request or for a group."""
 
     ticket: Ticket
     start: int  # the index of its first request in the ticket
     count: int  # the number of its requests
     attempts: int = 0
-    began: float = 0.0  # the begin of the first attempt, in the time of the loop
-    spans: list[tuple[float, float]] = field(default_factory=list)  # begin and end of each attempt
-    given_up: str = ""  # why it is not made again, if not because its attempts are used up
+    began: float = 0.0  # start of the first attempt, in loop time
+    spans: list[tuple[float, float]] = field(default_factory=list)  # start and end of each attempt
+    given_up: str = ""  # why it is not retried, unless its attempts are used up
     key: str | None = None  # the hash of its content, if results are cached
-    scope: anyio.CancelScope | None = None  # cancels it while it is being made
-    followers: list[Call] = field(default_factory=list)  # calls of the same content, which get its results
+    scope: anyio.CancelScope | None = None  # cancels it while in flight
+    followers: list[Call] = field(default_factory=list)  # equal calls, which share its results
 
     @property
     def requests(self) -> Sequence[ScoringRequest]:
@@ -133,7 +133,7 @@ class Call:
 
 
 class CallScheduler:
-    """Makes the calls of all tickets."""
+    """Schedules the calls of all tickets."""
 
     def __init__(
         self,
@@ -154,11 +154,11 @@ class CallScheduler:
             retries,
         )
         self._in_groups = scorer.mode == "batch"
-        # It gets all results of a group when they are there.
+        # Receives all results of a complete group.
         self._finisher: Finisher | None = getattr(scorer, "finish_group", None)
         self.finishes_groups = self._finisher is not None
-        self._begun: deque[Call] = deque()  # of groups that were begun
-        self._tickets: deque[tuple[Ticket, int]] = deque()  # with the start of their next group
+        self._begun: deque[Call] = deque()  # calls of started groups
+        self._tickets: deque[tuple[Ticket, int]] = deque()  # with the index of their next group
         self._making: set[Call] = set()
         self._finishing: dict[anyio.CancelScope, tuple[Ticket, int]] = {}
         self._leading: dict[str, Call] = {}
@@ -173,7 +173,7 @@ class CallScheduler:
         self._workers = 0
 
     def open(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Work in these tasks from now on."""
+        """Run workers in this task group."""
         self._tasks, self._loop = tasks, asyncio.get_running_loop()
         per_minute = self._rates.requests_per_minute
         self._bucket = Bucket(per_minute, self._loop.time()) if per_minute else None
@@ -193,12 +193,12 @@ class CallScheduler:
         self._leading.clear()
 
     def add(self, ticket: Ticket) -> None:
-        """Begin with the calls of a ticket."""
+        """Schedule the calls of a ticket."""
         self._tickets.append((ticket, 0))
         self._start_workers()
 
     def cancel_unwanted(self) -> None:
-        """Cancel calls whose results are not wanted any more."""
+        """Cancel calls whose results are no longer wanted."""
         for call in [call for call in self._making if not call.is_wanted]:
             self._promote_follower(call)
             if call.scope is not None:
@@ -215,13 +215,13 @@ class CallScheduler:
             self._tasks.start_soon(self._work, call)
 
     def _take(self) -> Call | None:
-        """Return the next call that the rate allows now."""
+        """Return the next call if the rate allows it now."""
         while (call := self._next()) is not None:
             if not call.is_wanted:
                 self._promote_follower(call)
                 continue
             wait_s = self._bucket.wait_s(1.0, self._loop.time()) if self._bucket is not None else 0.0
-            if wait_s:  # then it comes first
+            if wait_s:  # it goes first afterwards
                 self._begun.appendleft(call)
                 if self._pause is None:
                     self._pause = self._loop.call_later(wait_s, self._resume)
@@ -250,14 +250,14 @@ class CallScheduler:
         self._time_came.set()
 
     async def _wait_for_timers(self) -> None:
-        """Start workers after a timer, which runs outside of any task, where none can be started."""
+        """Start workers after a timer, since timers run outside tasks and cannot start them."""
         while self._tasks is not None:
             self._start_workers()
             await self._time_came.wait()
             self._time_came.clear()
 
     async def _work(self, first: Call) -> None:
-        """Make one call after the other. A task for each of them would cost as much as a short reward."""
+        """Make calls one after another; a task per call would cost as much as a short reward."""
         call: Call | None = first
         try:
             while call is not None:
@@ -275,7 +275,7 @@ class CallScheduler:
             self._workers -= 1
 
     async def _make(self, call: Call) -> list[Scored]:
-        """Return the results of one attempt; failures are in them."""
+        """Return the results of one attempt, including failures."""
         began = self._loop.time()
         call.attempts += 1
         if call.attempts == 1:
@@ -307,7 +307,7 @@ class CallScheduler:
             scored = _failed(call.requests, error or self._too_long())
         ended = self._loop.time()
         call.spans.append((began, ended))
-        # Cancelled calls, and rollouts that broke before, are not latencies of the scorer.
+        # Cancelled calls and failed rollouts are not latencies of the scorer.
         if call.is_wanted and any(request.failure is None for request in call.requests):
             self._tally.latencies.add(ended - began)
         self._tally.spend(scored)
@@ -317,7 +317,7 @@ class CallScheduler:
         return DeadlineError(f"the call exceeded deadline_s={self._deadline_s}")
 
     def _schedule_retry(self, call: Call, scored: Sequence[Scored]) -> bool:
-        """Schedule another attempt, if there is one; the call waits for it outside of the calls in flight."""
+        """Schedule another attempt if allowed; a waiting call does not count as in flight."""
         retries = self._retries
         if retries is None or not call.is_wanted:
             return False
@@ -329,7 +329,7 @@ class CallScheduler:
             return False
         now_s = self._loop.time()
         left_s = retries.policy.budget_s - (now_s - call.began)
-        # The wait that the endpoint asked for is never shortened.
+        # Never shorten the endpoint's Retry-After.
         asked_s = max((one.retry_after_s for one in scored if one.retry_after_s is not None), default=None)
         budget = f"budget_s={retries.policy.budget_s:g}"
         if asked_s is not None and asked_s > left_s:
@@ -354,7 +354,7 @@ class CallScheduler:
         return True
 
     async def _settle(self, call: Call, scored: Sequence[Scored]) -> None:
-        """Hand results to the ticket, and to those of equal calls."""
+        """Pass results to the ticket, and to the tickets of equal calls."""
         self._promote_follower(call)
         if call.attempts > 1 or call.given_up:
             attempts = f"; {call.attempts} attempt{'' if call.attempts == 1 else 's'}"
@@ -367,13 +367,13 @@ class CallScheduler:
             ]
         if self._cache is not None and call.key is not None:
             self._cache.keep(call.key, scored)
-        for follower in call.followers:  # in tasks, since finishing a group may take its time
+        for follower in call.followers:  # in tasks, since finishing a group may take time
             if self._tasks is not None:
                 self._tasks.start_soon(self._hand_over, follower, shared(scored, follower.requests))
         await self._hand_over(call, scored)
 
     async def _hand_over(self, call: Call, scored: Sequence[Scored]) -> None:
-        """Keep results in the ticket; if they complete a group, let the scorer finish it."""
+        """Store results in the ticket; if a group is complete, let the scorer finish it."""
         ticket, group = call.ticket, call.ticket.settle(call.start, scored, call.spans)
         if group is None or self._finisher is None:
             return
@@ -390,13 +390,13 @@ class CallScheduler:
                 error = raised
             finally:
                 del self._finishing[scope]
-        if ticket.is_open(group):  # a failure is that of the whole group
+        if ticket.is_open(group):  # a failure applies to the whole group
             ticket.finish(group, _failed(requests, error or self._too_long()))
 
     async def _answer_without_call(self, call: Call, cache: ScoreCache) -> bool:
         """Answer a call from the cache, or let it follow an equal call in flight."""
         if call.attempts:
-            return False  # it is that equal call
+            return False  # it is the call in flight itself
         call.key = content_hash(call.requests)
         if call.key is None:
             return False
@@ -407,7 +407,7 @@ class CallScheduler:
         else:
             return False
         self._tally.cached += 1
-        await asyncio.sleep(0)  # a batch that is entirely known does not block the loop
+        await asyncio.sleep(0)  # so that a fully cached batch does not block the loop
         return True
 
     def _promote_follower(self, call: Call) -> None:
@@ -416,7 +416,7 @@ class CallScheduler:
 
 
 def _checked(scored: Sequence[Scored], requests: Sequence[ScoringRequest]) -> list[Scored]:
-    """Return results if there is one for each request, in their order."""
+    """Return the results if there is one per request, in order."""
     results = list(scored)
     if [getattr(one, "rollout_id", None) for one in results] != [request.rollout_id for request in requests]:
         raise RewardError(f"the scorer returned {len(results)} results that do not match the {len(requests)} requests")
@@ -429,7 +429,7 @@ def _failed(requests: Sequence[ScoringRequest], error: RewardKitError) -> list[S
 
 
 class CallTurn(Generic[_Result]):
-    """Awaits a coroutine like a task, in a copy of a context and yielding at least once, without a task's cost."""
+    """Awaits a coroutine like a task, in a copied context and yielding at least once, but cheaper."""
 
     __slots__ = ("_context", "_coroutine")
 

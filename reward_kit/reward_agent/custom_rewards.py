@@ -1,10 +1,10 @@
-"""Adapters from verl's `compute_score`, a function or a class that keeps a client between calls, to a reward.
+"""Adapters from verl's `compute_score`, as a function or as a class that keeps a client, to rewards.
 
     def compute_score(data_source, solution_str, ground_truth, extra_info) -> (score, query, response)
 
     class RewardAgent:
         def compute_score(self, data_source, solution_str, ground_truth, extra_info): ...
-        def post_process_scores(self, scores): ...  # optional, once for each group
+        def post_process_scores(self, scores): ...  # optional, once per group
 
 `build_spec` turns both into ordinary rewards with options, deadlines and sandbox levels. In reading order: signatures
 (`ScoreForm`), calls (`Calls`), answers. The sandboxed worker imports this file, so it imports little.
@@ -42,7 +42,7 @@ from reward_kit.typed_interface import (
 _GIVEN = ("data_source", "solution_str", "ground_truth", "extra_info")
 _GIVEN_TO_BATCH = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 _WANTED = ("messages", "assistant_turns", "sample", "task_name", *_GIVEN)
-"""The values asked for of a rollout; the first three of `_GIVEN` may be a trainer's own."""
+"""The values requested of a rollout; a trainer may supply the first three of `_GIVEN`."""
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _NO_EXTRA = {"data_source", "ground_truth", "reward_model", "extra_info"}
 _LOGGED = (*_GIVEN, "score", "query", "response")
@@ -53,7 +53,7 @@ logger = logging.getLogger("reward_kit.reward_agent")
 
 
 def build_spec(given: Any) -> RewardSpec:
-    """Return the spec of a reward in any of its forms: `@reward_function`, a plain function, or a `compute_score`."""
+    """Return the spec of a reward in any form: `@reward_function`, a plain function, or a `compute_score`."""
     if isinstance(given, type):
         if hasattr(given, "score"):
             return reward_spec(given)
@@ -67,7 +67,7 @@ def build_spec(given: Any) -> RewardSpec:
             names = inspect.signature(given).parameters
         except (TypeError, ValueError):
             return reward_spec(given)
-        # Under the name that verl looks for, a misspelt parameter is reported as one of that form.
+        # A function with verl's name is always checked as a `compute_score`.
         is_called_so = getattr(given, "__name__", "") == "compute_score"
         takes_solution = any(_nearly(name, ("solution_str", "solution_strs")) for name in names)
         if not {"messages", "rollouts_messages"} & set(names) and (is_called_so or takes_solution):
@@ -132,7 +132,7 @@ def _class_spec(kind: type) -> RewardSpec:
 
 
 def _adapted_class(kind: type, form: ScoreForm, method: str) -> type:
-    """Return a reward class whose instance holds the user's own, and sets up and closes it."""
+    """Return a reward class that wraps the user's class, and sets up and closes it."""
 
     def start(self: Any) -> None:
         self.user = kind()
@@ -158,7 +158,7 @@ def _adapted_class(kind: type, form: ScoreForm, method: str) -> type:
 
 
 def _run_sync(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Return the result of a coroutine of `Calls` for a synchronous reward; nothing in it waits."""
+    """Return the result of a `Calls` coroutine of a synchronous reward, which never waits."""
     try:
         coroutine.send(None)
     except StopIteration as done:
@@ -186,12 +186,12 @@ def _spec(form: ScoreForm, function: Any, code: Any, given: Any, mode: Evaluatio
 
 
 def _nearly(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name of which this one is a typo; names that are only similar are not."""
+    """Return the known name that this one misspells; similarity alone is not enough."""
     return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.85)), None)
 
 
 def _misspelled_method(kind: type, method: str) -> str | None:
-    """Return a method of a class whose name is a typo of this one."""
+    """Return a method of a class whose name misspells this one."""
     written = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
     return next((name for name in written if _nearly(name, (method,))), None)
 
@@ -201,11 +201,11 @@ class ScoreForm:
     """The signature of a `compute_score`."""
 
     id: str
-    names: frozenset[str]  # the parameters of the form that it takes
-    own: frozenset[str]  # its further parameters, which options fix
+    names: frozenset[str]  # its standard parameters
+    own: frozenset[str]  # its further parameters, set by options
     required: frozenset[str]  # all parameters without a default
-    hints: Mapping[str, Any]  # the annotations of its own parameters and of the ground truth
-    is_batch: bool  # it takes the plural names, and scores a group in one call
+    hints: Mapping[str, Any]  # annotations of its further parameters and of the ground truth
+    is_batch: bool  # it takes plural names and scores a group in one call
     is_async: bool
 
     @classmethod
@@ -233,7 +233,7 @@ class ScoreForm:
         except (NameError, AttributeError, TypeError, SyntaxError) as error:
             raise ConfigError(f"{where}: an annotation cannot be resolved: {error}") from error
         own = frozenset(names - set(form))
-        for name in sorted(own):  # a misspelt parameter of the form would always have its default
+        for name in sorted(own):  # a misspelt parameter would always have its default
             if name in other:
                 meant = form[other.index(name)]
                 raise ConfigError(f"{where}: {name!r} cannot be combined with {form[1]!r}; write {meant!r}")
@@ -263,11 +263,11 @@ class ScoreForm:
 
 
 def _offered(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the four values of the form from those of a rollout; a trainer's values of these names come first."""
+    """Return the four standard values from a rollout's values; a trainer's values of these names take precedence."""
     sample = values.get("sample") or {}
     source = values.get("data_source")
     solution = values.get("solution_str")
-    if solution is None:  # the texts of the policy's messages, without tools' answers and calls
+    if solution is None:  # the texts of the policy's messages, without tool results and calls
         messages, turns = values["messages"], values.get("assistant_turns") or ()
         written = [messages[turn] for turn in turns] or [each for each in messages if each.role == "assistant"]
         solution = "\n".join(message.text for message in written if message.text)
@@ -285,7 +285,7 @@ def _offered(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Calls:
-    """Calls a user's `compute_score`, its log and its post-processing. Nothing waits unless the form is async."""
+    """Calls a user's `compute_score`, `log` and post-processing. Nothing waits unless they are async."""
 
     def __init__(self, owner: Any, form: ScoreForm) -> None:
         self.form = form
@@ -336,7 +336,7 @@ class Calls:
         try:
             return await self.one(values)
         except MemoryError:
-            raise  # a limit, which the sandbox describes
+            raise  # the sandbox describes this limit
         except RewardKitError as error:
             return failed(safe_str(error))
         except Exception as error:  # noqa: BLE001 - its own rollout is unscored, and the others are not
@@ -360,7 +360,7 @@ class Calls:
 
 
 def _log_of(log: Any) -> Callable[[Mapping[str, Any], EvaluateResult], Any] | None:
-    """Return a user's `log` if it takes values of a score; one with other parameters is a helper of their own."""
+    """Return a user's `log` if it takes a score's values; with other parameters it is an unrelated helper."""
     if not callable(log):
         return None
     parameters = inspect.signature(log).parameters.values()
@@ -379,14 +379,14 @@ def _log_of(log: Any) -> Callable[[Mapping[str, Any], EvaluateResult], Any] | No
 
 
 class CustomAnswer(EvaluateResult):
-    """The result of an answer in verl's form."""
+    """A result in verl's form."""
 
-    # The values of a mapping other than the score, unchanged; files have them as text in `reason` instead.
+    # The other values of a returned mapping, unchanged; files have them as text in `reason`.
     mapping_values: dict[Any, Any] = Field(default_factory=dict, exclude=True, repr=False)
 
 
 def read_answer(returned: Any, what: str) -> EvaluateResult:
-    """Return the result of an answer, without a valid score if the score is None or NaN."""
+    """Convert a return value to a result; without a valid score if the score is None or NaN."""
     if isinstance(returned, EvaluateResult):
         return returned
     if inspect.isawaitable(returned):
@@ -417,12 +417,12 @@ def read_answer(returned: Any, what: str) -> EvaluateResult:
 
 
 def failed(why: str, **kept: str | None) -> CustomAnswer:
-    """Return a result that leaves its rollout unscored; its number is not used."""
+    """Return a result that leaves its rollout unscored; its score is not used."""
     return CustomAnswer(score=0.0, is_score_valid=False, error=_plain(why), **kept)
 
 
 def _number(score: Any, what: str, forms: str = _FORMS) -> float:
-    """Return a score as a number, NaN without one; also one of NumPy, or a tensor of one item."""
+    """Convert a score to a float, NaN if missing; accepts NumPy scalars and tensors of one item."""
     if score is None:
         return math.nan
     if not isinstance(score, int | float) and callable(item := getattr(score, "item", None)):
@@ -442,7 +442,7 @@ def _number(score: Any, what: str, forms: str = _FORMS) -> float:
 
 
 def _text(value: Any) -> str | None:
-    """Return a query or a response as it is kept."""
+    """Return a query or a response as stored."""
     if value is None or isinstance(value, str):
         return None if value is None else _plain(value)
     try:
@@ -452,17 +452,17 @@ def _text(value: Any) -> str | None:
 
 
 def _plain(text: str) -> str:
-    """Escape lone surrogates, which a model may write and files cannot hold."""
+    """Escape lone surrogates, which models may write and files cannot store."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _scores(results: Sequence[EvaluateResult]) -> list[float]:
-    """Return the scores as a post-processing gets them: NaN for none."""
+    """Return the scores for post-processing, NaN if missing."""
     return [result.score if result.error is None and result.is_score_valid else math.nan for result in results]
 
 
 def finished(results: Sequence[EvaluateResult], processed: Any, what: str) -> list[EvaluateResult]:
-    """Return the results of a group with the scores that its post-processing gave.
+    """Return the results of a group with the scores from its post-processing.
 
     A new score of an unscored rollout is marked as imputed; a changed one keeps the earlier score in `raw_score`; a
     removed one leaves the rollout unscored.

@@ -1,4 +1,4 @@
-"""The scorer of a user's `compute_score` in this process: its calls one by one, the scores of a group then together."""
+"""The in-process scorer of a user's `compute_score`: single calls, then post-processing per group."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from reward_kit.typed_interface import RewardSpec
 from reward_kit.validation import check_number
 
 MAX_THREADS = 256
-"""Calls of a synchronous `compute_score` at a time: most of them wait for an endpoint."""
+"""Concurrent calls of a synchronous `compute_score`: most of them wait for an endpoint."""
 
 
 class CustomScorer(InProcessScorer):
-    """As `InProcessScorer`, for a user's class or function with the form of `compute_score`."""
+    """Like `InProcessScorer`, for a user's `compute_score`."""
 
     def __init__(self, spec: RewardSpec, deadline_s: float | None = None, *, max_threads: int = MAX_THREADS) -> None:
         super().__init__(spec, deadline_s, max_threads=max_threads)
@@ -50,7 +50,7 @@ class CustomScorer(InProcessScorer):
 
 
 class GroupScorer(CustomScorer):
-    """Calls `compute_score` of each rollout by itself, and `post_process_scores` once all of a group are in."""
+    """Calls `compute_score` for each rollout, and `post_process_scores` once a group is complete."""
 
     def __init__(self, spec: RewardSpec, deadline_s: float | None = None, *, max_threads: int = MAX_THREADS) -> None:
         each: RewardSpec = spec.function.each  # type: ignore[attr-defined]
@@ -62,9 +62,9 @@ class GroupScorer(CustomScorer):
         return await self.finish_group(requests, await super().score_group(requests))
 
     async def finish_group(self, requests: Sequence[ScoringRequest], scored: Sequence[Scored]) -> list[Scored]:
-        """Return the scores of a group after its post-processing, in their order; if it fails, all are unscored."""
+        """Return the scores of a group after post-processing, in order; if that fails, all are unscored."""
         indexes = [index for index, request in enumerate(requests) if request.failure is None]
-        if self._opened is None or not indexes:  # it could not be opened, and every call reports the reason
+        if self._opened is None or not indexes:  # opening failed, and every call reports why
             return list(scored)
         before = [scored[index] for index in indexes]
         try:
@@ -92,14 +92,14 @@ class GroupScorer(CustomScorer):
         for each in before:
             if each.result is not None and each.failure is None:
                 results.append(each.result)
-            else:  # a result with the reason of a missing score
+            else:  # a result with the reason for the missing score
                 kept = {} if each.result is None else {"query": each.result.query, "response": each.result.response}
                 results.append(failed(each.failure.message if each.failure is not None else NO_SCORE, **kept))
         scored = []
         for each, result in zip(before, finished(results, processed, self._spec.id), strict=True):
             if result.is_score_valid and result.error is None:
                 scored.append(replace(each, result=result, failure=None))
-            elif each.failure is not None:  # it had no score and got none
+            elif each.failure is not None:  # still without a score
                 scored.append(each)
             else:
                 failure = Failure("invalid_result", "InvalidResultError", result.error or "no valid score")

@@ -33,17 +33,17 @@ from reward_kit.typed_interface import EvaluationMode, RewardSpec
 
 try:
     from sniffio import current_async_library_cvar as _library
-except ModuleNotFoundError:  # then nothing asks it
+except ModuleNotFoundError:  # then nothing needs it
     _library = None  # type: ignore[assignment]
 
-MAX_THREADS = 40  # anyio's own limit for the threads of a loop
+MAX_THREADS = 40  # anyio's default limit of threads
 _PATIENCE_S = 0.001
-_WEIGHT = 0.25  # of the last call in how long calls take of late
+_WEIGHT = 0.25  # of the last call in the moving average of durations
 logger = logging.getLogger("reward_kit.reward_agent")
 
 
 class OverdueError(TimeoutError):
-    """A call exceeded its deadline and was given up. Its thread may still be running it."""
+    """A call exceeded its deadline and was abandoned. Its thread may still be running it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,10 +62,10 @@ class _Call:
 
 
 class CallThreads:
-    """Daemon threads for the running event loop, started as they are needed and kept until they are closed.
+    """Daemon threads for the running event loop, started on demand and kept until `close`.
 
-    The deadline counts from the beginning of a call. A thread whose call was given up ends with that call, and is not
-    counted in `most`, the threads at work at a time.
+    The deadline counts from the start of a call. A thread with an abandoned call ends with that call and is not counted
+    in `most`, the limit of working threads.
     """
 
     def __init__(self, deadline_s: float | None = None, most: int = MAX_THREADS) -> None:
@@ -76,7 +76,7 @@ class CallThreads:
         self._over: deque[_Call] = deque()
         self._is_notified = False
 
-        self._lock = threading.Lock()  # of everything below
+        self._lock = threading.Lock()  # guards everything below
         self._waiting: deque[_Call] = deque()
         self._threads: set[_Thread] = set()
         self._idle: list[_Thread] = []
@@ -94,7 +94,7 @@ class CallThreads:
         await anyio.lowlevel.checkpoint_if_cancelled()
         context = contextvars.copy_context()
         if _library is not None:
-            context.run(_library.set, None)  # the thread may run an event loop of its own
+            context.run(_library.set, None)  # the thread may run its own event loop
         call = _Call(function, context, self._loop.create_future(), is_bounded, time.monotonic())
         with self._lock:
             if self._active == 0 or (self._of_late_s > _PATIENCE_S and self._active < self._most):
@@ -115,10 +115,10 @@ class CallThreads:
         try:
             raise call.error
         finally:
-            call.error = None  # its traceback holds this frame
+            call.error = None  # its traceback references this frame
 
     def close(self) -> None:
-        """End the threads: idle ones now, the others after their call."""
+        """End idle threads now, and the others after their call."""
         with self._lock:
             self._is_closed = True
             while self._idle:
@@ -133,7 +133,7 @@ class CallThreads:
                 thread.join()
 
     def _look_after(self) -> None:
-        """Take results, and start threads for calls that waited; runs every millisecond while calls wait."""
+        """Collect results and start threads for waiting calls; runs every millisecond while calls wait."""
         self._look = None
         self._deliver()
         with self._lock:
@@ -152,7 +152,7 @@ class CallThreads:
                 call.done.set_result(None)
 
     def _ring(self, deadline_s: float) -> None:
-        """Give up overdue calls. One timer serves all: no call can be due before those that run, or `deadline_s`."""
+        """Abandon overdue calls. One timer serves all: no call can be due before the running ones, or `deadline_s`."""
         now = time.monotonic()
         with self._lock:
             calls = [thread.call for thread in self._threads if thread.call is not None]
@@ -168,7 +168,7 @@ class CallThreads:
                 call.done.set_exception(OverdueError())
         self._alarm = None if next_due is None else self._loop.call_later(next_due - now, self._ring, deadline_s)
 
-    def _give_up(self, call: _Call) -> None:  # with the lock, as `_start`
+    def _give_up(self, call: _Call) -> None:  # call with the lock held, like `_start`
         call.is_given_up = True
         if (thread := call.thread) is not None and thread.call is call and not thread.is_lost:
             thread.is_lost = True
@@ -184,25 +184,25 @@ class CallThreads:
             self._threads.add(thread)
         self._active += 1
 
-    # In the threads.
+    # The following run in the threads.
 
     def _make_calls(self, thread: _Thread) -> None:
         while (call := self._next(thread)) is not None:
             try:
                 call.result = call.context.run(call.function)
             except BaseException as error:  # noqa: BLE001 - raised where the call is awaited
-                # Ctrl-C reaches the main thread only, so the function itself raised what looks like it.
+                # Ctrl-C reaches the main thread only, so the function raised this itself.
                 if not isinstance(error, Exception | SystemExit | asyncio.CancelledError):
                     failure = RuntimeError(f"it raised {type(error).__name__}")
                     failure.__cause__, error = error, failure
                 call.error = error
             call.is_over = True
             self._over.append(call)
-            del call  # keep nothing of it alive while the thread waits for the next
+            del call  # free it while the thread waits for the next
         self._notify()
 
     def _next(self, thread: _Thread) -> _Call | None:
-        """Wait for the thread's next call; return None if the thread is to end."""
+        """Wait for the thread's next call; return None if the thread must end."""
         while True:
             with self._lock:
                 if thread.is_lost:
@@ -214,8 +214,8 @@ class CallThreads:
                     self._threads.remove(thread)
                     return None
                 self._idle.append(thread)
-            # Not earlier, since the loop would take results one by one. While there is a next call, others waited for
-            # it, and `_look_after` takes the results should it be a long one.
+            # Not earlier, or the loop would take results one by one. While there is a next call, others waited for
+            # it, and `_look_after` takes the results if it is long.
             self._notify()
             thread.wake.acquire()
 
@@ -242,7 +242,7 @@ class CallThreads:
 
 
 class _Thread(threading.Thread):
-    """A thread and its current call. It is lost if that call was given up."""
+    """A thread and its current call; lost if that call was abandoned."""
 
     def __init__(self, make_calls: Callable[[_Thread], None]) -> None:
         super().__init__(name="reward-kit calls", daemon=True)
@@ -253,7 +253,7 @@ class _Thread(threading.Thread):
         self.wake.acquire()
 
     def run(self) -> None:
-        """Make calls until the thread is not needed."""
+        """Make calls until the thread is no longer needed."""
         self._make_calls(self)
 
 
@@ -264,10 +264,10 @@ class InProcessScorer:
     """Calls a reward in this process: a synchronous function in a thread, an async one in the loop. No sandbox.
 
     Args:
-        spec: the reward. Its resources are opened, and its instance is made, before the first call.
-        deadline_s: for one call, of a rollout or of a group, without its wait for a thread, and for the opening; beyond
-            it, the call is unscored with the class `timeout`.
-        max_threads: calls of a synchronous function at a time.
+        spec: the reward. Its resources are opened and its instance is created before the first call.
+        deadline_s: time limit of the opening, and of one call for a rollout or group, without its wait for a thread;
+            beyond it, the call is unscored with the class `timeout`.
+        max_threads: concurrent calls of a synchronous function.
     """
 
     def __init__(self, spec: RewardSpec, deadline_s: float | None = None, *, max_threads: int = MAX_THREADS) -> None:
@@ -297,7 +297,7 @@ class InProcessScorer:
         try:
             with anyio.CancelScope(shield=True), boundary(RewardError, f"close of reward {self._spec.id!r}"):
                 await opened.close()
-        except RewardKitError as problem:  # every score is there, so a warning suffices
+        except RewardKitError as problem:  # all scores exist, so warn only
             logger.warning("%s", problem, exc_info=problem)
         finally:
             if self._threads is not None:
@@ -335,7 +335,7 @@ class InProcessScorer:
                     try:
                         with boundary(RewardError, f"reward {self._spec.id!r}"):
                             rollouts.append(request.named_values(self._spec.parameters))
-                    except RewardKitError as error:  # a state that cannot be opened is left out of the call
+                    except RewardKitError as error:  # leave a rollout with an unreadable state out of the call
                         rollouts.append(error)
                 given = [values for values in rollouts if not isinstance(values, RewardKitError)]
                 results = await self._closing(given, opened.call_group(rollouts))
@@ -361,7 +361,7 @@ class InProcessScorer:
         try:
             result = await self._in_time(call)
         except OverdueError:
-            raise  # As after a cancellation states stay open: the call that was given up may still use them.
+            raise  # As after a cancellation, states stay open: the abandoned call may still use them.
         except Exception:
             _close_states(given)
             raise
@@ -370,7 +370,7 @@ class InProcessScorer:
 
     async def _in_time(self, call: Coroutine[Any, Any, _Result]) -> _Result:
         if self._deadline_s is None or not self._spec.is_async:
-            return await call  # the threads keep the deadline themselves
+            return await call  # the threads enforce the deadline
         with anyio.move_on_after(self._deadline_s):
             return await call
         raise OverdueError
@@ -396,7 +396,7 @@ def _close_states(given: Iterable[Mapping[str, Any]]) -> None:
 
 
 def warn_unconfined(spec: RewardSpec) -> None:
-    """Warn once if a reward asks for a sandbox and is given as a function, which cannot have one."""
+    """Warn once if a reward asks for a sandbox but is passed as a function, which runs unconfined."""
     if spec.sandbox not in (None, "in_process") and spec.weakened_from is None:
         _warn_unconfined(spec.id, spec.sandbox)
 
@@ -408,7 +408,7 @@ def _warn_unconfined(id: str, level: str) -> None:
 
 
 async def score_one(spec: RewardSpec, request: ScoringRequest, deadline_s: float | None = None) -> Scored:
-    """Call a reward on one rollout in this process, and close what it opened."""
+    """Call a reward on one rollout in this process, and close its resources."""
     warn_unconfined(spec)
     async with InProcessScorer(spec, deadline_s) as scorer:
         return await scorer.score(request)

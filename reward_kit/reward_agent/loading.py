@@ -1,8 +1,8 @@
-"""Selection of a reward's sandbox level, and the reward loaded for that level.
+"""Selection of a reward's sandbox level, and loading the reward for that level.
 
 The level comes from the command line, else the task file, else a default: `warm` for a user's own file, `in_process`
-for the rewards of this package. The reward's own code can ask for a stricter level than the default, as built-in
-rewards do that parse a model's text; a request for a weaker one is ignored.
+for the rewards of this package. The reward's code can ask for a stricter level than the default, as built-in
+rewards that parse model text do; requests for a weaker level are ignored.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 _LONGEST_S = 86_400.0
 _ANSWER_S = 60.0
-"""Seconds that a call over HTTP may take on top of the time of the reward."""
+"""Extra seconds that a call over HTTP may take."""
 logger = logging.getLogger("reward_kit.reward_agent")
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxChoice:
-    """The user's settings of a reward's sandbox.
+    """The user's sandbox settings for a reward.
 
     Attributes:
         level: None for the default.
         limits: fields of `sandbox.Limits` except `wall_s`.
-        read_paths: files and folders that it may read, absolute or relative to the folder of its reference.
+        read_paths: readable files and folders, absolute or relative to the folder of the reference.
         preload: installed modules to import once, before any call.
-        reward_time_s: seconds that one call may take; None for a day.
+        reward_time_s: time limit of one call in seconds; None for a day.
     """
 
     level: SandboxLevel | None = None
@@ -56,7 +56,7 @@ class SandboxChoice:
 
 @dataclass(frozen=True, slots=True)
 class LoadedReward:
-    """A reward loaded in this process, or described by the sandbox or a server, and lines for the user."""
+    """A reward loaded in this process, or described by the sandbox or a server, with notes for the user."""
 
     reward: Reward
     notes: tuple[str, ...] = ()
@@ -71,15 +71,15 @@ def load_reward(
     """Load a reward for its sandbox level. Unless that is `in_process`, none of its code runs in this process.
 
     Args:
-        reference: `file.py:function` or `package.module:function`, of a function or a class with `score`; or the URL of
-            a reward that `reward-kit serve` serves.
+        reference: `file.py:function` or `package.module:function` of a function or a class with `score`, or the URL of
+            a reward served by `reward-kit serve`.
         folder: the base of a file path, by default the working directory.
-        choice: of its sandbox.
+        choice: its sandbox settings.
         options: keyword parameters to fix, see `reward_calls.with_options`.
 
     Raises:
-        ConfigError: it cannot be loaded, `isolated` is asked for and not available, its requirements are not met, or an
-            option does not fit.
+        ConfigError: it cannot be loaded, `isolated` is requested but not available, its requirements are not met, or an
+            option is invalid.
     """
     choice, folder, options = choice or SandboxChoice(), (folder or Path.cwd()).resolve(), options or {}
     if reference.startswith(("http://", "https://")):
@@ -128,7 +128,7 @@ def resolve_reward(
     *,
     choice_is: str = "choice",
 ) -> Reward:
-    """Return the reward that a user handed to a trainer: a reference, or the reward itself. Notes are logged."""
+    """Return the reward that a user passed to a trainer, as a reference or as an object; log its notes."""
     choice = choice or SandboxChoice()
     if isinstance(given, str):
         loaded = load_reward(given, folder, choice, options)
@@ -153,19 +153,19 @@ def load_custom_reward(
     choice: SandboxChoice | None = None,
     reward_kwargs: Mapping[str, Any] | None = None,
 ) -> LoadedReward:
-    """Load a reward named as verl names it, by `custom_reward_function.path` and `.name`.
+    """Load a reward by verl's settings `custom_reward_function.path` and `.name`.
 
-    It may be a `compute_score`, a class that has one, or any other reward. `make_scorer(loaded.reward)` calls it.
+    It may be a `compute_score`, a class with one, or any other reward. `make_scorer(loaded.reward)` calls it.
 
     Args:
         path: the file, or a module's dotted name.
-        name: of the function or class in it.
+        name: the function or class in it.
         folder: the base of a relative path, by default the working directory.
-        choice: of its sandbox; a reward that calls an endpoint runs at the level `in_process` alone.
+        choice: its sandbox settings; a reward that calls an endpoint must run at the level `in_process`.
         reward_kwargs: further keyword parameters.
 
     Raises:
-        ConfigError: it cannot be loaded, or not at that level.
+        ConfigError: it cannot be loaded, or cannot run at that level.
 
     Example:
         ```python
@@ -183,8 +183,8 @@ def make_scorer(reward: Reward, deadline_s: float | None = None) -> Scorer:
     """Return a scorer for a loaded reward.
 
     Args:
-        reward: as `load_reward` gives it.
-        deadline_s: for one call in this process; a confined reward has its own.
+        reward: the reward from `load_reward`.
+        deadline_s: time limit of one call in this process; a confined reward has its own.
     """
     if isinstance(reward, RewardSpec):
         return in_process_scorer(reward, deadline_s)
@@ -248,7 +248,7 @@ def _described(
     readable = tuple(map(str, read_paths))
     program = worker_program(reference, folder, sources, read_paths=readable, preload=preload, options=options)
     wall_s = min(choice.reward_time_s or _LONGEST_S, _LONGEST_S)
-    # CPU time is as long as the wall limit, unless the user sets it.
+    # The CPU limit equals the wall limit unless the user sets it.
     limits = Limits(**{"wall_s": wall_s, "cpu_s": float(math.ceil(wall_s)), **choice.limits})
     try:
         facts, output = run_blocking(describe(program, str(file), limits))

@@ -1,8 +1,8 @@
-"""`RemoteReward`: a reward that runs behind `reward-kit serve`, named by its URL, and scored with like any other.
+"""`RemoteReward`: a reward served by `reward-kit serve`, identified by its URL and used like any other.
 
-Scores and failures are those of the same reward in process: values that JSON does not have are sent in the form of
-`episodes/json_codec.py`. Errors of the network are retried, and then recorded as a `provider_error`, a `timeout` or
-`refused`. Every answer is untrusted.
+Scores and failures equal those of the same reward in process: values outside JSON are sent in the format of
+`episodes/json_codec.py`. Network errors are retried, then recorded as `provider_error`, `timeout` or `refused`. Every
+answer is untrusted.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 KEY_VARIABLE = "REWARD_KIT_REWARD_API_KEY"
-"""The environment variable that holds the key for rewards behind HTTP."""
+"""The environment variable with the key for rewards over HTTP."""
 _ALWAYS = frozenset({"messages", "rollout_id", "assistant_turns"})
 _OWN_FIELDS = ("ground_truth", "sample", "environment_return", "stop_reason")
 _ADDRESS = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?/v1/rewards/[A-Za-z0-9._-]+\Z")
@@ -73,7 +73,7 @@ class FailureBody(BaseModel):
 
 
 class AnswerBody(BaseModel):
-    """One rollout's score, or why it has none. Unscored is null, which is not zero."""
+    """One rollout's score, or why it is missing. Unscored is null, which is not zero."""
 
     model_config = ConfigDict(strict=True, title="Score")
 
@@ -120,7 +120,7 @@ def checked_address(url: str) -> str:
     except ValueError:
         is_right = False
     if not is_right:
-        if address != (shown := re.split("[?#]", address)[0]):  # the rest may be a key too
+        if address != (shown := re.split("[?#]", address)[0]):  # the rest may contain a key
             raise ConfigError(f"{shown + '…'!r} is not a reward's address; nothing follows its path")
         near = address.removesuffix("/score").removesuffix("/score_batch")
         fix = f"name {near}" if near != address and _ADDRESS.match(near) else "it looks like " + _EXAMPLE
@@ -129,7 +129,7 @@ def checked_address(url: str) -> str:
 
 
 def check_named_by_file(url: str) -> None:
-    """Refuse to send the key to an address that only a file names: the file may be untrusted (`providers/keys.py`)."""
+    """Refuse to send the key to an address from a file: the file may be untrusted (`providers/keys.py`)."""
     url = checked_address(url)
     if _key():
         check_allowed(KEY_VARIABLE, url, os.environ)
@@ -140,7 +140,7 @@ def _key() -> str:
 
 
 def key_for(url: str, api_key: str | None = None) -> str:
-    """Return the key for a server: the given one, else of the environment, else of the nearest `.env`."""
+    """Return the key for a server: the given one, else from the environment, else from the nearest `.env`."""
     key = (api_key or _key()).strip()
     if not key:
         raise ConfigError(f"no key for {url}: set {KEY_VARIABLE} in the environment or in a .env file")
@@ -154,10 +154,10 @@ class RequestOptions:
     """Timeouts and attempts of requests to a reward server.
 
     Attributes:
-        timeout_s: for one attempt, from its begin to the last byte of the answer.
-        connect_timeout_s: for a connection.
+        timeout_s: time limit of one attempt, from its start to the last byte of the answer.
+        connect_timeout_s: time limit of connecting.
         policy: attempts if the server cannot be reached, is overloaded or fails (408, 409, 429, 500, 502 to 504), and
-            the waits between, on top of its Retry-After. An attempt that took `timeout_s` is not made again.
+            the waits between, on top of its Retry-After. An attempt that timed out is not retried.
 
     Raises:
         ConfigError: a time is not a positive number.
@@ -175,7 +175,7 @@ class RequestOptions:
 
 
 class RewardEndpoint:
-    """One reward's address, requested over kept-alive connections; the key is shown in no message."""
+    """The HTTP client of one reward's address, with kept-alive connections; no message shows the key."""
 
     def __init__(self, url: str, key: str, request_options: RequestOptions) -> None:
         self.url = url
@@ -184,14 +184,14 @@ class RewardEndpoint:
         self._session: aiohttp.ClientSession | None = None
 
     def clone(self) -> RewardEndpoint:
-        """Return one with connections of its own."""
+        """Return a copy with its own connections."""
         return RewardEndpoint(self.url, self._key, self._options)
 
     async def __aenter__(self) -> Self:
         import aiohttp
 
         self._session = aiohttp.ClientSession(
-            # The reward agent decides how many are in flight.
+            # The reward agent limits the requests in flight.
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=self._options.timeout_s, sock_connect=self._options.connect_timeout_s),
@@ -216,8 +216,8 @@ class RewardEndpoint:
             body: JSON.
 
         Raises:
-            ConfigError: the server refuses the request, or the key.
-            ProviderError: it cannot be reached, is overloaded or answers something else, after all attempts.
+            ConfigError: the server rejects the request or the key.
+            ProviderError: after all attempts, it cannot be reached, is overloaded or sends an invalid answer.
             DeadlineError: it did not answer in time.
         """
         value, _ = await with_retries(lambda: self._attempt(action, body), self._options.policy, self._jitter)
@@ -269,7 +269,7 @@ class RewardEndpoint:
 class RemoteReward:
     """One reward of a reward server: its description, and the scorer that calls it; see `scoring.Reward`.
 
-    Make it with `RemoteReward.connect` or `load_reward`. The reward agent opens it as an async context manager.
+    Create it with `RemoteReward.connect` or `load_reward`. The reward agent opens it as an async context manager.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ class RemoteReward:
         self.id, self.mode, self.digest = about.id, about.mode, about.digest
         self.parameters = None if about.parameters is None else frozenset(about.parameters)
         self.required = frozenset(about.required)
-        # They are on the server, and part of its digest.
+        # They are on the server, included in its digest.
         self.origin: Origin | None = None
         self.requirements: tuple[str, ...] = ()
         self.resources: Mapping[str, Any] = {}
@@ -291,17 +291,17 @@ class RemoteReward:
     async def connect(
         cls, url: str, *, api_key: str | None = None, request_options: RequestOptions | None = None
     ) -> Self:
-        """Return the reward at an address, once the server has described it.
+        """Return the reward at an address, with the server's description.
 
         Args:
             url: its address.
-            api_key: by default `REWARD_KIT_REWARD_API_KEY`, of the environment or `.env`.
+            api_key: by default `REWARD_KIT_REWARD_API_KEY` from the environment or `.env`.
             patience: timeouts and attempts.
 
         Raises:
-            ConfigError: the URL is not a reward's, the key is missing, or the server does not know one of them.
-            ProviderError: it cannot be reached, or is not a reward server.
-            DeadlineError: it does not answer.
+            ConfigError: the URL is invalid, the key is missing, or the server rejects either.
+            ProviderError: the server cannot be reached, or is not a reward server.
+            DeadlineError: the server does not answer.
         """
         url = checked_address(url)
         async with RewardEndpoint(url, key_for(url, api_key), request_options or RequestOptions()) as endpoint:
@@ -314,7 +314,7 @@ class RemoteReward:
         return cls(url, about, api_key=api_key, request_options=request_options)
 
     def scorer(self, deadline_s: float | None = None) -> RemoteReward:
-        """Return another one that can be opened beside this; beyond `deadline_s`, a call is unscored as a timeout."""
+        """Return a copy with its own connections; beyond `deadline_s`, a call is unscored with the class `timeout`."""
         if deadline_s is not None:
             check_number("deadline_s", deadline_s)
         other = copy.copy(self)
@@ -339,7 +339,7 @@ class RemoteReward:
         return await score_unbroken(requests, self._score_complete)
 
     async def _score_complete(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        # A group that is too large for the server is refused there; requests of a pointwise reward can be split.
+        # The server refuses a group that is too large; requests of a pointwise reward can be split.
         size = len(requests) if self.mode == "batch" else self.about.max_batch
         parts = [requests[start : start + size] for start in range(0, len(requests), size)]
         return [scored for part in parts for scored in await self._scored(part, "score_batch")]
@@ -393,7 +393,7 @@ class RemoteReward:
 
 
 def encode_rollout(request: ScoringRequest, wanted: frozenset[str] | None) -> dict[str, Any]:
-    """Return the values of a rollout that the reward names, coded."""
+    """Return the encoded values of a rollout that the reward names."""
     names = request.names(wanted) | _ALWAYS
     values: dict[str, Any] = {
         "messages": [to_json_value(message.to_chat()) for message in request.messages],
@@ -413,7 +413,7 @@ def encode_rollout(request: ScoringRequest, wanted: frozenset[str] | None) -> di
 
 
 def reward_notes(reward: RemoteReward) -> tuple[str, ...]:
-    """Return lines for the user."""
+    """Return notes for the user."""
     address = urlsplit(reward.url)
     if address.scheme != "http" or address.hostname in _LOOPBACK:
         return ()

@@ -1,4 +1,4 @@
-"""Comparison of a reward's requirements with the installed packages. Nothing is ever installed."""
+"""Checks of a reward's requirements against the installed packages. Nothing is ever installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # most rewards require nothing
 
 
 def check_installed(texts: Sequence[str], what: str) -> None:
-    """Check names, versions and what extras add; requirements whose marker is false on this machine are skipped."""
+    """Check names, versions and extras; requirements whose marker is false on this machine are skipped."""
     if not texts:
         return
     from packaging.requirements import InvalidRequirement, Requirement
@@ -50,7 +50,7 @@ def _why_unmet(requirement: Requirement, seen: frozenset[tuple[str, str]]) -> st
     except metadata.PackageNotFoundError:
         return f"{requirement.name} is not installed"
     try:
-        # The content of a URL cannot be compared; that a package of its name is installed suffices.
+        # A URL's content cannot be compared; an installed package of its name suffices.
         fits = requirement.url is not None or requirement.specifier.contains(installed.version, prereleases=True)
     except (InvalidVersion, TypeError):
         fits = False

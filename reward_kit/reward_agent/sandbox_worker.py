@@ -1,7 +1,7 @@
-"""The part of a reward's call that runs in the sandboxed worker: its file loaded from text, its arguments rebuilt.
+"""The worker side of a sandboxed reward call: load its file from text, rebuild its arguments, call it.
 
-Nothing here confines anything; it shares a process with the reward. The host checks every answer itself. It is imported
-once where workers are forked from, and calls a small reward then, so that first-time costs are paid there.
+Nothing here confines anything: it shares a process with the reward, and the host checks every answer. The process that
+workers are forked from imports this module, which calls a small reward once to pay first-time costs.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from reward_kit.typed_interface import RewardSpec, reward_spec
 
 
 class _Texts(MetaPathFinder, Loader):
-    """Finder and loader of modules whose text the host sent; their folder is not readable."""
+    """Finder and loader of modules whose text the host sent, since their folder is not readable."""
 
     def __init__(self, modules: Mapping[str, list[Any]]) -> None:
         self._modules = modules
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """As importlib asks."""
+        """Implement importlib's finder."""
         if name not in self._modules:
             return None
         filename, text, is_package = self._modules[name]
@@ -46,11 +46,11 @@ class _Texts(MetaPathFinder, Loader):
         return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As importlib asks; the default module suffices."""
+        """Use importlib's default module."""
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the text; tracebacks show its lines."""
+        """Run the module's text; tracebacks show its lines."""
         filename, text, _ = self._modules[module.__name__]
         if text is None:  # a folder without __init__.py
             return
@@ -60,15 +60,15 @@ class _Texts(MetaPathFinder, Loader):
 
 
 class WorkerCalls:
-    """One reward, loaded from text, and the calls of it.
+    """Loads one reward from text and calls it.
 
-    `modules` has [file name, text, is a package] by name, of the reward's file and of the user's modules it imports.
+    `modules` maps names to [file name, text, is a package], for the reward's file and the user's modules it imports.
     """
 
     def __init__(
         self, modules: Mapping[str, list[Any]], reference: str, folder: str, options: Mapping[str, Any]
     ) -> None:
-        # First, since the host has seen that no installed module has one of these names; the others read folders.
+        # First, since the host checked that no installed module has one of these names; other finders read folders.
         sys.meta_path.insert(0, _Texts(modules))
         self._modules, self._reference, self._folder, self._options = modules, reference, folder, options
         self._opened: OpenReward | None = None
@@ -76,8 +76,8 @@ class WorkerCalls:
         self._spec: RewardSpec | None = None
 
     def prepare(self) -> WorkerCalls:
-        """Load and open everything before the first call; each call reports a failure."""
-        # The output of the import was shown when it was described, and belongs to no call.
+        """Load and open everything before the first call; calls report a failure."""
+        # The import's output was shown when the reward was described, and belongs to no call.
         silent = io.StringIO()
         with (
             contextlib.suppress(RewardKitError),
@@ -103,7 +103,7 @@ class WorkerCalls:
             if "describe" in request and isinstance(error, ConfigError):
                 return {"refused": str(error)}
             return _to_json(error, name)
-        except BaseException:  # our code does not raise: something changed it
+        except BaseException:  # our code never raises, so it was tampered with
             harness.SPOILT.append("its own code")
             raise
 
@@ -127,7 +127,7 @@ class WorkerCalls:
         return results
 
     def _values_or_error(self, sent: Mapping[str, Any], states: list[Any]) -> dict[str, Any] | RewardKitError:
-        """Return the values of a rollout in a group, or why its state cannot be opened."""
+        """Return the values of a rollout in a group, or the error of opening its state."""
         try:
             with boundary(RewardError, f"reward {self._load().id!r}"):
                 return _values(sent, states)
@@ -161,7 +161,7 @@ class WorkerCalls:
         if self._opened is None:
             spec = self._load()
             if spec.is_async or spec.resources or isinstance(spec.function, type):
-                # Made here, so that its descriptors are not taken for something that a call left open.
+                # Created here, so that its descriptors do not look like leaks of a call.
                 self._runner = self._runner or asyncio.Runner()
                 self._runner.get_loop()
 
@@ -200,7 +200,7 @@ class WorkerCalls:
 
 
 def _to_json(result: EvaluateResult | RewardKitError, name: str) -> dict[str, Any]:
-    """Return a result or a failure as the host reads it."""
+    """Return a result or a failure for the host."""
     if isinstance(result, EvaluateResult):
         fields = {field: value for field, value in result.model_dump().items() if field in EvaluateResult.model_fields}
         return {"result": fields}
@@ -209,14 +209,14 @@ def _to_json(result: EvaluateResult | RewardKitError, name: str) -> dict[str, An
 
 
 def _raise_limit(error: RewardKitError) -> None:
-    """Raise the cause that hit a limit, which the harness and the host describe better."""
+    """Raise the cause if it is a limit, which the harness and the host describe better."""
     cause = error.__cause__
     if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and harness.errno_kind(cause) is not None):
         raise cause from None
 
 
 def _values(sent: Mapping[str, Any], states: list[Any]) -> dict[str, Any]:
-    """Rebuild the values of a rollout; a state that is opened for it is added to `states`."""
+    """Rebuild the values of a rollout; append its opened state, if any, to `states`."""
     values = dict(sent)
     if "messages" in values:
         values["messages"] = [Message.model_validate(message) for message in values["messages"]]

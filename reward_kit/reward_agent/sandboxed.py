@@ -1,4 +1,4 @@
-"""A reward that is never loaded in this process: described and called in the sandbox, its answers checked here."""
+"""A reward that is described and called in the sandbox, never loaded in this process; its answers are checked here."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ logger = logging.getLogger("reward_kit.reward_agent")
 
 
 class RewardDescription(pydantic.BaseModel):
-    """The worker's description of a reward, whose own code may have tampered with it."""
+    """The worker's description of a reward; the reward's code may have tampered with it."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -73,14 +73,14 @@ class SandboxedReward:
     """A reward that runs in the sandbox; see `scoring.Reward` for the first fields.
 
     Attributes:
-        program: calls it.
+        program: the program that calls it.
         origin: its file and name.
-        resources: the names of its resources, whose values exist in the sandbox only.
+        resources: the names of its resources; their values exist only in the sandbox.
         level: "warm" or "isolated".
-        limits: of one call, of a rollout or of a group; the result of a group may be larger, see `limits_for`.
-        output: printed by its file when it was loaded.
-        files: decide its scores: its file, the user's own modules that it imports, and the files it may read.
-        options: its keyword parameters that are fixed; the program holds them too.
+        limits: limits of one call for a rollout or group; a group's result may be larger, see `limits_for`.
+        output: output of its file on loading.
+        files: the files that determine its scores: its file, the user's modules it imports, and readable files.
+        options: its fixed keyword parameters; the program contains them too.
     """
 
     id: str
@@ -98,8 +98,8 @@ class SandboxedReward:
     options: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def limits_for(self, rollouts: int) -> Limits:
-        """Return the limits of a call for so many rollouts: the size of the result is multiplied, nothing else."""
-        # To the next power of two: workers are kept by their limits, and groups that lost a rollout can share one.
+        """Return the limits of a call for this many rollouts: only the size of the result grows."""
+        # Round up to a power of two, so that groups of similar size share a worker; workers are keyed by limits.
         result_kb = self.limits.result_kb << (rollouts - 1).bit_length()
         return replace(self.limits, result_kb=min(result_kb, MOST_RESULT_KB))
 
@@ -130,7 +130,7 @@ def worker_program(
 
 
 def ready_to_score(program: Program, facts: RewardDescription) -> Program:
-    """Return the program of a described reward, with everything opened and imported that calls need."""
+    """Return the program of a described reward, with everything that calls need opened and imported."""
     names = _FOR.keys() if facts.parameters is None else _FOR.keys() & set(facts.parameters)
     further = [module for name in sorted(names) for module in _FOR[name]]
     return replace(
@@ -142,7 +142,7 @@ def ready_to_score(program: Program, facts: RewardDescription) -> Program:
 
 
 async def describe(program: Program, what: str, limits: Limits) -> tuple[RewardDescription, str]:
-    """Load a reward in the sandbox; return its description and what its file printed."""
+    """Load a reward in the sandbox; return its description and the output of its file."""
     async with Sandbox(slots=1) as sandbox:
         limits = replace(limits, wall_s=min(limits.wall_s, _DESCRIBE_S))
         outcome = await sandbox.call(program, {"describe": True}, limits=limits)
@@ -159,7 +159,7 @@ async def describe(program: Program, what: str, limits: Limits) -> tuple[RewardD
 
 
 class SandboxedScorer:
-    """Calls a reward in the sandbox; by default the strongest that this machine has, with a slot for each CPU."""
+    """Calls a reward in the sandbox; by default the strongest available, with one slot per CPU."""
 
     def __init__(
         self, reward: SandboxedReward, *, strength: Strength | Literal["auto"] = "auto", slots: int | None = None
@@ -219,7 +219,7 @@ class SandboxedScorer:
         return {"rollouts": rollouts, "is_last": True} if self._reward.level == "isolated" else {"rollouts": rollouts}
 
     async def _call(self, request: Mapping[str, Any]) -> Outcome:
-        """Make the call in a task of its own: a cancelled scope of anyio cancels again and again, clean-up included."""
+        """Make the call in its own task, since a cancelled anyio scope would also cancel the clean-up."""
         reward, limits = self._reward, self._reward.limits_for(len(request["rollouts"]))
         call = asyncio.ensure_future(self._sandbox.call(reward.program, request, limits=limits, level=reward.level))
         try:
@@ -264,7 +264,7 @@ class SandboxedScorer:
         return judged
 
     def _failure(self, answer: Any) -> Failure:
-        """Return the failure in an answer; InvalidResultError if it is not one that the worker wrote."""
+        """Return the failure in an answer; InvalidResultError if it has an invalid form."""
         fields = answer.get("failure") if isinstance(answer, dict) and answer.keys() == {"failure"} else None
         names = {"class", "where", "message", "traceback"}
         if (
@@ -278,7 +278,7 @@ class SandboxedScorer:
 
 
 def state_record(request: ScoringRequest) -> dict[str, str] | None:
-    """Return the final state of a rollout in JSON."""
+    """Return the final state of a rollout as JSON data."""
     state = request.final_state
     if state is None:
         return None
@@ -286,7 +286,7 @@ def state_record(request: ScoringRequest) -> dict[str, str] | None:
 
 
 def steps_record(request: ScoringRequest) -> dict[str, Any] | None:
-    """Return the episode as its line in a file, without what no step shows; the worker makes the steps from it."""
+    """Return the episode's line without fields that steps do not use; the worker rebuilds the steps from it."""
     if request.episode is None:
         return None
     record = episode_to_record(request.episode, final_state={"kind": "", "sha256": ""})
@@ -301,7 +301,7 @@ _WAY_OUT = "what needs them runs with --sandbox in_process"
 
 
 def _with_keys(message: str) -> str:
-    """Put the keys of a task file into the message of a limit, and add a hint if there is one."""
+    """Replace limit names by keys of the task file, and add a hint if there is one."""
 
     def key_of_task(match: re.Match[str]) -> str:
         name = match.group(1)

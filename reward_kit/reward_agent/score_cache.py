@@ -1,4 +1,4 @@
-"""Scores by the content of their requests, for deterministic rewards."""
+"""A cache of scores by request content, for deterministic rewards."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _NOT_HASHED = frozenset({"rollout_id", "step_data"})
 
 
 class ScoreCache:
-    """The scores of one reward; failures are not kept. Several agents of that reward may share it.
+    """The scores of one reward, without failures. Several agents of that reward may share it.
 
-    The key is everything in a request except its `rollout_id` and its episode's steps: a reward that asks for those
-    cannot be cached. Values that are not JSON, such as a tuple key or an object, are scored each time.
+    The key covers everything in a request except `rollout_id` and the episode's steps, so rewards that use those cannot
+    be cached. Requests with values outside JSON, such as objects, are scored each time.
 
     Args:
-        max_entries: beyond it, the least recently used are dropped.
+        max_entries: beyond it, the least recently used entries are dropped.
 
     Raises:
-        ConfigError: `max_entries` is not a positive whole number.
+        ConfigError: `max_entries` is not a positive integer.
     """
 
     def __init__(self, max_entries: int = 100_000) -> None:
@@ -40,7 +40,7 @@ class ScoreCache:
         return len(self._entries)
 
     def find(self, key: str, requests: Sequence[ScoringRequest]) -> list[Scored] | None:
-        """Return the results for requests of this content, under their own names."""
+        """Return the cached results, with the rollout ids of these requests."""
         scored = self._entries.get(key)
         if scored is None:
             return None
@@ -48,7 +48,7 @@ class ScoreCache:
         return shared(scored, requests)
 
     def keep(self, key: str, scored: Sequence[Scored]) -> None:
-        """Keep results, if all are scores."""
+        """Store results if all are scores."""
         if any(result.score is None for result in scored):
             return
         self._entries[key] = tuple(shared(scored))
@@ -57,7 +57,7 @@ class ScoreCache:
 
 
 def shared(scored: Sequence[Scored], requests: Sequence[ScoringRequest] | None = None) -> list[Scored]:
-    """Return independent copies of results; with `requests`, under their names."""
+    """Return independent copies of results; with `requests`, under their rollout ids."""
     copies = [replace(one, result=one.result and one.result.model_copy(deep=True)) for one in scored]
     if requests is None:
         return copies
@@ -66,14 +66,14 @@ def shared(scored: Sequence[Scored], requests: Sequence[ScoringRequest] | None =
 
 
 def check_cacheable(spec: RewardSpec) -> None:
-    """Reject a reward that names a value outside of the key."""
+    """Reject a reward that uses a value outside the cache key."""
     left_out = _NOT_HASHED | {BATCH_NAMES.get(name, name) for name in _NOT_HASHED}
     for name in sorted((spec.parameters or frozenset()) & left_out):
         raise ConfigError(f"reward {spec.id!r} uses {name!r}, which is not part of the cache key: remove cache=")
 
 
 def content_hash(requests: Sequence[ScoringRequest]) -> str | None:
-    """Return a 128-bit hash of the requests of a call; None if a value is not JSON, or a rollout broke."""
+    """Return a 128-bit hash of the requests of a call; None if a value is not JSON or a rollout failed."""
     digest = hashlib.blake2b(digest_size=16)
     for request in requests:
         if request.failure is not None:
@@ -91,7 +91,7 @@ def content_hash(requests: Sequence[ScoringRequest]) -> str | None:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value if its JSON is unambiguous, else an object that JSON rejects."""
+    """Return the value if its JSON is unambiguous, else an object that `json` rejects."""
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             return object()

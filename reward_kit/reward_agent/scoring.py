@@ -31,18 +31,18 @@ _UNCHANGEABLE = (str, int, float, NoneType)
 
 @dataclass(frozen=True, slots=True)
 class ScoringRequest:
-    """One rollout as a reward function may see it.
+    """One rollout with the data available to a reward function.
 
     Attributes:
-        rollout_id: names the rollout in results.
+        rollout_id: identifies the rollout in results.
         messages: the whole conversation.
-        ground_truth: the sample's.
+        ground_truth: the sample's ground truth.
         assistant_turns: the position in `messages` of each step's assistant message.
         sample: the sample's row.
         environment_return: the sum of the environment's rewards; None without any.
         stop_reason: why the episode ended.
         final_state: the resource's final state as stored.
-        failure: why the rollout itself broke; None if it did not.
+        failure: why the rollout itself failed; None if it did not.
         episode: for rewards that name `step_data`; None for a transcript.
         extra: further named values, such as the task's `goal_description`.
     """
@@ -87,10 +87,7 @@ class ScoringRequest:
         )
 
     def named_values(self, wanted: frozenset[str] | None) -> dict[str, Any]:
-        """Return copies of the values that a pointwise reward names (None: all).
-
-        A reward that changes them changes nothing, neither here nor for the siblings of the rollout.
-        """
+        """Return copies of the values that a pointwise reward names (None: all), so that rewards may change them."""
         values: dict[str, Any] = {}
         for name in self.names(wanted):
             if name == "messages":
@@ -109,7 +106,7 @@ class ScoringRequest:
         return known if wanted is None else known & {_POINTWISE_NAMES.get(name, name) for name in wanted}
 
     def plain_value(self, name: str) -> Any:
-        """Return a value other than messages, steps and state, not copied."""
+        """Return a value other than messages, steps and state, without copying it."""
         if name in self.extra:
             return self.extra[name]
         return list(self.assistant_turns) if name == "assistant_turns" else getattr(self, name)
@@ -123,7 +120,7 @@ def _copied(value: Any) -> Any:
 
 
 def _copy(message: Message) -> Message:
-    """Return a copy that shares nothing mutable; plain text needs no deep copy."""
+    """Return a copy without shared mutable data; plain text needs no deep copy."""
     calls = message.tool_calls or ()
     is_plain = isinstance(message.content, _UNCHANGEABLE) and not message.function_call and not message.model_extra
     if not is_plain or any(call.model_extra or call.function.model_extra for call in calls):
@@ -136,17 +133,17 @@ def _copy(message: Message) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One rollout's score, or why it has none.
+    """One rollout's score, or why it is missing.
 
     Attributes:
         rollout_id: the rollout.
-        result: what the reward function returned; None where it failed.
+        result: the return value of the reward function; None if it failed.
         failure: the reason for a missing score.
-        duration_s: of the call, with its wait for a thread or a worker; a group is one call.
-        sandbox: the level it ran at and the strength of the sandbox; None without a call.
-        stdout, stderr: the output of that call, if it was captured.
-        is_output_cut: it wrote more than was kept.
-        retry_after_s: the endpoint's Retry-After, if it failed because of that.
+        duration_s: duration of the call, including the wait for a thread or worker; a group is one call.
+        sandbox: the sandbox level and strength; None without a call.
+        stdout, stderr: captured output of the call.
+        is_output_cut: whether the output was truncated.
+        retry_after_s: the endpoint's Retry-After, if that caused the failure.
     """
 
     rollout_id: str
@@ -166,7 +163,7 @@ class Scored:
 
 
 class Reward(Protocol):
-    """The facts of a reward that are known without calling it."""
+    """The description of a reward, known without calling it."""
 
     @property
     def id(self) -> str: ...
@@ -187,11 +184,11 @@ class Reward(Protocol):
 
 
 class Scorer(Protocol):
-    """The caller of a reward: opened, asked for scores of rollouts or groups, and closed."""
+    """Calls a reward to score rollouts or groups; use it as an async context manager."""
 
     @property
     def mode(self) -> EvaluationMode:
-        """That of the reward: whether it scores rollouts one by one or groups of them."""
+        """The reward's mode: pointwise, or batch for whole groups."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -199,14 +196,14 @@ class Scorer(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
     async def score(self, request: ScoringRequest) -> Scored:
-        """Score one rollout, for a batch reward a group of one; failures are in the result."""
+        """Score one rollout, as a group of one for a batch reward; failures are in the result."""
         ...
 
     async def score_group(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        """Score the rollouts of one group, in their order: a batch reward is called once for all of them.
+        """Score the rollouts of one group, in order: a batch reward is called once for all of them.
 
-        A rollout that broke is left out of the call, and its failure is its answer. A call that fails leaves all others
-        unscored; an invalid result leaves its own rollout unscored.
+        Failed rollouts are left out of the call and keep their failure. A failed call leaves all others unscored; an
+        invalid result leaves its own rollout unscored.
         """
         ...
 
@@ -225,7 +222,7 @@ def check_parameters(spec: Reward) -> None:
 
 
 def check_truth(reward: Reward, truths: Iterable[Any], fields: Iterable[str], what: str = "sample") -> None:
-    """Reject a reward that requires a ground truth if nothing has one; samples without one are unscored."""
+    """Reject a reward that requires a ground truth if no sample has one; samples without one are unscored."""
     if reward.required & {"ground_truth", "ground_truths"} and all(truth is None for truth in truths):
         known = sorted(set(fields))
         near = difflib.get_close_matches("ground_truth", known, n=1)
@@ -235,7 +232,7 @@ def check_truth(reward: Reward, truths: Iterable[Any], fields: Iterable[str], wh
 
 
 def failure_from_error(error: RewardKitError) -> tuple[Failure, float | None]:
-    """Return the failure of a call, and the Retry-After of the endpoint behind it."""
+    """Return the failure of a call, and the endpoint's Retry-After."""
     failure, trouble = Failure.from_exception(error), find_transient_failure(error)
     if trouble is None:
         return failure, None
@@ -248,7 +245,7 @@ async def score_unbroken(
     requests: Sequence[ScoringRequest],
     score_complete: Callable[[Sequence[ScoringRequest]], Awaitable[Sequence[Scored]]],
 ) -> list[Scored]:
-    """Score a group without its broken rollouts; their failures are their results."""
+    """Score a group without its failed rollouts, which keep their failures."""
     whole = [request for request in requests if request.failure is None]
     scored = iter(await score_complete(whole) if whole else ())
     return [
@@ -258,7 +255,7 @@ async def score_unbroken(
 
 
 def result_error(id: str, result: EvaluateResult, steps: int) -> RewardKitError | None:
-    """Return why a result leaves its rollout unscored: by its own fields, or since a step output names a wrong step."""
+    """Return why a result leaves its rollout unscored: its own fields, or a step output for a missing step."""
     try:
         if result.step_outputs:
             match_to_steps(result.step_outputs, dict.fromkeys(map(str, range(steps))), f"reward {id!r}")

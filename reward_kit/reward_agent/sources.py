@@ -46,7 +46,7 @@ _HEAVY = frozenset(
         "py3langid",
     }
 )
-"""Installed packages that are slow to import, and whose import has no side effects."""
+"""Packages that are slow to import, without import side effects."""
 _NOT_PRELOADED = frozenset(
     {
         *("antigravity", "this", "idlelib", "tkinter", "turtle", "turtledemo", "test", "lib2to3", "ensurepip", "venv"),
@@ -54,11 +54,11 @@ _NOT_PRELOADED = frozenset(
         *("__main__", "builtins", "__future__"),
     }
 )
-"""Modules of the standard library whose import has side effects, or that are useless to a reward."""
+"""Standard library modules with import side effects, or useless for rewards."""
 
 
 def definitions(scope: Sequence[ast.stmt]) -> Iterator[Definition]:
-    """Yield the functions and classes of one scope, also those under `if`, `try` and `with`."""
+    """Yield the functions and classes of one scope, including those under `if`, `try` and `with`."""
     for node in scope:
         if isinstance(node, Definition):
             yield node
@@ -68,7 +68,7 @@ def definitions(scope: Sequence[ast.stmt]) -> Iterator[Definition]:
 
 
 def find_definition(name: str, scope: Sequence[ast.stmt]) -> Definition | None:
-    """Return the last definition of a name, dotted for one in a class; None if the scope does not define it."""
+    """Return the last definition of a name, dotted inside a class; None if the scope does not define it."""
     definition: Definition | None = None
     for part in name.split("."):
         named = [node for node in definitions(scope) if node.name == part]
@@ -80,7 +80,7 @@ def find_definition(name: str, scope: Sequence[ast.stmt]) -> Definition | None:
 
 
 def declared_requirements(text: str, name: str) -> tuple[str, ...]:
-    """Return the plain texts of `requirements=` in a reward's decorator, whatever the decorator is called."""
+    """Return the literal `requirements=` of a reward's decorator, regardless of the decorator's name."""
     definition = find_definition(name, _tree(text).body)
     for decorator in definition.decorator_list if definition is not None else ():
         for keyword in decorator.keywords if isinstance(decorator, ast.Call) else ():
@@ -96,7 +96,7 @@ def declared_requirements(text: str, name: str) -> tuple[str, ...]:
 
 
 def refuse_network(text: str, name: str, file: str, level: str) -> None:
-    """Reject a `compute_score` that imports a client of the network, which the sandbox does not have."""
+    """Reject a `compute_score` that imports a network client, since the sandbox has no network."""
     tree = _tree(text)
     definition = find_definition(name, tree.body)
     if isinstance(definition, ast.ClassDef):
@@ -118,7 +118,7 @@ def refuse_network(text: str, name: str, file: str, level: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One module of the user's own. `text` is None for a folder without `__init__.py`."""
+    """One of the user's modules. `text` is None for a folder without `__init__.py`."""
 
     filename: str
     text: str | None
@@ -127,7 +127,7 @@ class Module:
 
 @dataclass(slots=True)
 class Sources:
-    """The code that a reward needs: the user's own modules by name, and installed ones to import before any call."""
+    """The code that a reward needs: the user's modules by name, and installed modules to import before any call."""
 
     modules: dict[str, Module] = field(default_factory=dict)
     imports: set[str] = field(default_factory=set)
@@ -154,7 +154,7 @@ def collect_sources(file: Path, name: str, roots: Sequence[Path]) -> Sources:
                 sources.imports |= {top} if _may_be_preloaded(top, library) else set()
             else:
                 pending += _parts(wanted, roots)
-        for node in ast.walk(tree):  # files that texts of the form "file.py:factory" name
+        for node in ast.walk(tree):  # files in strings of the form "file.py:factory"
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and REFERENCE.match(node.value):
                 factory = (file.parent / node.value.partition(":")[0]).resolve()
                 if _is_within(factory, file.parent):
@@ -163,7 +163,7 @@ def collect_sources(file: Path, name: str, roots: Sequence[Path]) -> Sources:
 
 
 def built_in_imports(name: str) -> set[str]:
-    """Return the modules to import once, before any call, for a built-in reward: its own and heavy packages."""
+    """Return the modules to import before any call for a built-in reward: its own and heavy packages."""
     if not name.startswith(f"{_BUILT_IN}."):
         return set()
     library = library_path()
@@ -186,7 +186,7 @@ def built_in_imports(name: str) -> set[str]:
 
 
 def find_module(name: str) -> Path | None:
-    """Return the file of a dotted name without importing anything; None without one."""
+    """Return the file of a dotted name without importing anything; None if not found."""
     if "/" in name or "\0" in name or not all(name.split(".")):
         return None
     parts = _parts(name, [*user_roots(), *map(Path, library_path())])
@@ -212,12 +212,12 @@ def read_source(path: Path) -> str:
 def _tree(text: str) -> ast.Module:
     try:
         return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # reported with its line when it is run
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # running it reports the line
         return ast.Module([], [])
 
 
 def _imports(tree: ast.Module, name: str, is_package: bool) -> Iterator[str]:
-    """Yield every dotted name that a module may import, also inside functions."""
+    """Yield every dotted name that a module may import, including inside functions."""
     package = name if is_package else name.rpartition(".")[0]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -232,7 +232,7 @@ def _imports(tree: ast.Module, name: str, is_package: bool) -> Iterator[str]:
 
 
 def _parts(name: str, roots: Sequence[Path]) -> list[tuple[str, Path, bool]]:
-    """Return the packages around a dotted name and its module, as far as they are in the first of `roots` with any."""
+    """Return the parent packages and module of a dotted name from the first of `roots` that has any."""
     for root in roots:
         folder, done = root, ""
         parts: list[tuple[str, Path, bool]] = []
@@ -254,12 +254,12 @@ def _parts(name: str, roots: Sequence[Path]) -> list[tuple[str, Path, bool]]:
 
 
 def _is_within(file: Path, root: Path) -> bool:
-    """Report whether it is a file, and not a link out of `root`: its text is handed to the reward's code."""
+    """Report whether it is a file and not a link out of `root`: the reward's code receives its text."""
     return file.is_file() and file.resolve().is_relative_to(root)
 
 
 def _is_installed(top: str, library: Sequence[str]) -> bool:
-    """Report whether the interpreter in the sandbox finds a package by itself."""
+    """Report whether the interpreter in the sandbox finds a package itself."""
     return top in sys.stdlib_module_names or importlib.machinery.PathFinder.find_spec(top, library) is not None
 
 

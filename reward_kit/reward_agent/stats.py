@@ -1,4 +1,4 @@
-"""Figures of a reward agent; their memory is constant."""
+"""Figures of a reward agent, in constant memory."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def usage_cost(usage: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class AgentStats:
-    """Figures since the agent was made. Read in another thread, two of them may be of two moments.
+    """Figures since the agent was created. Read from another thread, they may be slightly inconsistent.
 
     Attributes:
-        submitted: requests.
-        pending: of them, those without a result.
-        waiting: of those, the ones whose call is not in flight: the depth of the queue.
-        in_flight: calls being made; that of a group is one.
-        done: results of complete groups, scores and failures.
-        failed: of those, the unscored ones by their class.
-        groups_complete: groups that can be or were handed out.
-        groups_outstanding: groups that are not complete; 0 once the agent was left.
-        retries: calls made again.
-        cached: calls not made, since the answer of an equal one was known or on its way.
-        latency_p50_s, latency_p90_s, latency_p99_s: of an attempt, without those that a ticket gave up. None before the
-            first one ended.
-        cost_usd: dollars recorded in scores, retried attempts included; None without any.
-        unpriced: usages of unknown price: the cost is at least `cost_usd`.
+        submitted: submitted requests.
+        pending: requests without a result.
+        waiting: pending requests whose call is not in flight: the depth of the queue.
+        in_flight: calls in flight; a group's call counts as one.
+        done: results of complete groups, including failures.
+        failed: unscored results by failure class.
+        groups_complete: complete groups, delivered or not.
+        groups_outstanding: incomplete groups; 0 after the agent is closed.
+        retries: repeated calls.
+        cached: calls saved, since an equal call was cached or in flight.
+        latency_p50_s, latency_p90_s, latency_p99_s: percentiles of attempts, without cancelled ones. None before the
+            first attempt ended.
+        cost_usd: dollars recorded in scores, including retried attempts; None without any.
+        unpriced: usages without a known price; if positive, the cost is at least `cost_usd`.
     """
 
     submitted: int
@@ -63,7 +63,7 @@ class AgentStats:
     unpriced: int
 
     def metrics(self) -> dict[str, float]:
-        """Return the figures under flat names, as for TensorBoard, without unknown ones."""
+        """Return the known figures under flat names, as for TensorBoard."""
         known = {name: getattr(self, name) for name in self.__slots__ if name != "failed"}
         known |= {f"failed/{name}": count for name, count in sorted(self.failed.items())}
         known["failed"] = sum(self.failed.values())
@@ -71,7 +71,7 @@ class AgentStats:
 
 
 class Latencies:
-    """Percentiles of durations: exact for the first few thousand, beyond that of a uniform sample.
+    """Percentiles of durations: exact for the first few thousand, then of a uniform sample.
 
     The sample is drawn by reservoir sampling (Vitter 1985, algorithm R).
     """
@@ -90,7 +90,7 @@ class Latencies:
             self._kept[index] = seconds
 
     def percentiles(self, wanted: Sequence[float]) -> list[float | None]:
-        """Return each in seconds; None before anything was added."""
+        """Return each percentile in seconds; None without data."""
         if not self._kept:
             return [None] * len(wanted)
         return [float(value) for value in np.percentile(self._kept.copy(), wanted)]
@@ -98,7 +98,7 @@ class Latencies:
 
 @dataclass(slots=True)
 class Tally:
-    """The counters of an agent and its caller; `stats` reads them."""
+    """The counters behind `AgentStats`."""
 
     submitted: int = 0
     groups_complete: int = 0
@@ -114,7 +114,7 @@ class Tally:
     unpriced: int = 0
 
     def begin_call(self, requests: int) -> None:
-        """Count a call in flight for so many requests."""
+        """Count a call in flight with this many requests."""
         self.in_flight += 1
         self.requests_in_flight += requests
 
@@ -129,7 +129,7 @@ class Tally:
 
     def spend(self, scored: Iterable[Scored]) -> None:
         """Add the cost of the results of one call."""
-        # Rollouts of a group that were judged together all record the whole cost.
+        # Rollouts judged together all record the cost of the whole call.
         usages = (one.result.metrics.get(METRIC) for one in scored if one.result is not None)
         for usage in dict.fromkeys(metric.reason for metric in usages if metric is not None):
             if (cost := usage_cost(usage)) is None:
@@ -138,13 +138,13 @@ class Tally:
                 self.cost_usd = (self.cost_usd or 0.0) + cost
 
     def stats(self, pending: int) -> AgentStats:
-        """Return the figures, with so many requests that have no result."""
+        """Return the figures, given the number of requests without a result."""
         p50, p90, p99 = self.latencies.percentiles((50, 90, 99))
         counters = {name: getattr(self, name) for name in AgentStats.__slots__ if hasattr(self, name)}
         return AgentStats(
             **{**counters, "failed": dict(self.failed)},
             pending=pending,
-            # A call for a ticket that was given up may go on for equal calls alone.
+            # A cancelled ticket's call may continue for equal calls.
             waiting=max(0, pending - self.requests_in_flight),
             latency_p50_s=p50,
             latency_p90_s=p90,

@@ -1,7 +1,7 @@
-"""One submitted batch: its results as they come in, and the order in which they are handed out.
+"""One submitted batch: its results as they arrive, and the order of their delivery.
 
-Groups are handed out whole, unless a caller allows cutting one. Callers are served in the order in which they asked.
-Nothing polls: a caller sleeps until the group that completes its chunk wakes it.
+Groups are delivered whole, unless a caller allows splitting them. Callers are served in order. Nothing polls: a caller
+sleeps until the group that completes its chunk wakes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from reward_kit.errors import ConfigError, DeadlineError, Failure, RewardError
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 
 Order = Literal["completion", "submission"]
-"""Which groups are handed out next: those that completed first, or those that were submitted first."""
+"""Which groups to deliver next: the first to complete, or the first submitted."""
 Spans = Sequence[tuple[float, float]]
 NOT_OPEN = "the reward agent is not open; use `async with AsyncRewardAgent(…)`"
 _CANCELLED = Failure("refused", "CancelledError", "its ticket was cancelled before it was scored")
@@ -37,9 +37,9 @@ class ScoredChunk(_Columns):
     """Results in the order of their index in the batch. Unpacks as (data_idxs, rewards, extra_infos).
 
     Attributes:
-        data_idxs: their indexes in the batch of `ticket`, ascending.
-        rewards: None if unscored, which is not zero; `rewards_B` is the same as an array.
-        extra_infos: the whole results, with failures.
+        data_idxs: the indexes in the batch of `ticket`, ascending.
+        rewards: None if unscored, which is not zero; `rewards_B` has them as an array.
+        extra_infos: the full results, including failures.
         ticket: the batch.
     """
 
@@ -47,7 +47,7 @@ class ScoredChunk(_Columns):
 
     @classmethod
     def of(cls, ticket: Ticket, indexes: list[int]) -> Self:
-        """Return the chunk of these indexes, all of which have their results."""
+        """Return the chunk of these indexes, which must have results."""
         results = [result for index in indexes if (result := ticket.results[index]) is not None]
         chunk = cls(indexes, [result.score for result in results], results)
         chunk.ticket = ticket
@@ -55,36 +55,36 @@ class ScoredChunk(_Columns):
 
     @property
     def rewards_B(self) -> npt.NDArray[np.float64]:
-        """(B,) the rewards, NaN where unscored, so that a careless mean is not a number."""
+        """(B,) the rewards, NaN if unscored, so that a careless mean is NaN."""
         return np.array(self.rewards, dtype=np.float64)
 
     @property
     def lengths(self) -> list[int | None]:
-        """Tokens of each response; a trainer puts the reward on the last one.
+        """The number of tokens of each response, for trainers that put the reward on the last one.
 
-        It is `extra["response_length"]` of the request; else of the episode's tokens, if they are one row.
+        From `extra["response_length"]` of the request, else from the episode's tokens if they are one row.
         """
         return [response_length(self.ticket.requests[index]) for index in self.data_idxs]
 
     @property
     def completion_ranks(self) -> list[int]:
-        """The order in which results came in, from 0 in each batch: fast rewards have low ranks."""
+        """The order in which results arrived, from 0 in each batch: fast rewards have low ranks."""
         return [self.ticket.completion_ranks[index] for index in self.data_idxs]
 
     @property
     def groups(self) -> list[int]:
-        """The number of each one's group in its batch."""
+        """The group number of each result in its batch."""
         return [index // self.ticket.group_size for index in self.data_idxs]
 
     @property
     def incomplete_groups(self) -> list[int]:
-        """The groups in which a score is missing."""
+        """The groups with a missing score."""
         pairs = zip(self.groups, self.rewards, strict=True)
         return sorted({group for group, reward in pairs if reward is None})
 
 
 def response_length(request: ScoringRequest) -> int | None:
-    """Return the tokens of a request's response; None if unknown."""
+    """Return the number of tokens of a request's response; None if unknown."""
     if (length := request.extra.get("response_length")) is not None:
         return int(length)
     rows = list(request.episode.tokens.rows()) if request.episode is not None else []
@@ -92,7 +92,7 @@ def response_length(request: ScoringRequest) -> int | None:
 
 
 class TicketOwner(Protocol):
-    """The side of a ticket that the agent sees."""
+    """The ticket's view of its agent."""
 
     def settled(self, count: int) -> None: ...
     def completed(self, ticket: Ticket, group: int) -> None: ...
@@ -100,18 +100,18 @@ class TicketOwner(Protocol):
 
 
 class Ticket:
-    """One submitted batch. Its indexes count from 0 and are never mixed with those of another.
+    """One submitted batch. Its indexes start at 0.
 
     Attributes:
         requests: the batch.
-        group_size: so many consecutive requests are a group.
-        number: of the batch in its agent, from 1.
-        results: `results[i]` is that of its i-th request, None until it is there. If the scorer finishes groups, it may
-            change until the group is handed out.
-        completion_ranks: `completion_ranks[i]` is the rank by time of the i-th result; -1 until then.
-        submitted_at: in the time of the loop.
-        spans: `spans[i]` has begin and end of each call that was made for the i-th result, in the time of the loop;
-            none if it came from the cache, from an equal call or without a call.
+        group_size: this many consecutive requests form a group.
+        number: the number of the batch in its agent, from 1.
+        results: `results[i]` is the result of the i-th request, None until it arrives. If the scorer finishes groups,
+            it may change until the group is delivered.
+        completion_ranks: `completion_ranks[i]` is the rank by time of the i-th result; -1 until it arrives.
+        submitted_at: time of submission, in loop time.
+        spans: `spans[i]` has start and end of each call for the i-th result, in loop time; empty if it came from the
+            cache, from an equal call or without a call.
         context: the context variables of the submitter.
     """
 
@@ -152,10 +152,10 @@ class Ticket:
         return self._owner is owner
 
     def cancel(self) -> None:
-        """Give up all requests without a score, and cancel their calls. May be called from any thread.
+        """Cancel all requests without a score, and their calls. May be called from any thread.
 
-        They are unscored with the class `refused`, and handed out like the others. If the scorer finishes groups, so is
-        every request of a group that is not finished.
+        They are unscored with the class `refused`, and delivered like the others. If the scorer finishes groups, this
+        applies to every request of an unfinished group.
         """
         try:
             is_here = asyncio.get_running_loop() is self._loop
@@ -167,13 +167,13 @@ class Ticket:
             self._loop.call_soon_threadsafe(self._end, _CANCELLED)
 
     def expire_in(self, seconds: float) -> None:
-        """Give up all requests without a score after this time, with the class `timeout`."""
+        """After this time, leave requests without a score unscored with the class `timeout`."""
         error = DeadlineError(f"not scored within the ticket's deadline_s={seconds:g}")
         if not self.is_done:
             self._deadline = self._loop.call_later(seconds, self._end, Failure.from_exception(error))
 
     def close(self) -> None:
-        """End without further results: the agent was left."""
+        """End without further results, since the agent was closed."""
         self._owner = None
         if self._deadline is not None:
             self._deadline.cancel()
@@ -184,9 +184,9 @@ class Ticket:
         return slice(group * self.group_size, (group + 1) * self.group_size)
 
     def settle(self, start: int, scored: Sequence[Scored], spans: Spans = ()) -> int | None:
-        """Keep results from the index `start` on, unless there are any: those after a deadline are too late.
+        """Store results from the index `start` on, unless they exist: results after a deadline are too late.
 
-        Return the group if now all of its results are there and the scorer is to finish it.
+        Return the group if it is now complete and the scorer must finish it.
         """
         if self._owner is None:
             return None
@@ -207,7 +207,7 @@ class Ticket:
         return None
 
     def finish(self, group: int, scored: Sequence[Scored]) -> None:
-        """Replace the results of a group by finished ones, unless it is too late, and let it be handed out."""
+        """Replace the results of a group by finished ones, unless it is too late, and release it."""
         if self.is_open(group):
             self.results[self.group_slice(group)] = scored
             self._complete(group)
@@ -230,7 +230,7 @@ class Ticket:
         self._owner.completed(self, group)
 
     def _end(self, failure: Failure) -> None:
-        """Complete every group, with failures for missing scores."""
+        """Complete every group, with this failure for missing scores."""
         if self._owner is None:
             return
         ended = [group for group, is_complete in enumerate(self._is_complete) if not is_complete]
@@ -241,7 +241,7 @@ class Ticket:
                 if self.results[index] is None:
                     self._keep(index, lost)
                     fresh += 1
-                elif self._finishes_groups:  # a score that was not finished is on another scale
+                elif self._finishes_groups:  # an unfinished score is on another scale
                     self.results[index] = lost
         self._owner.settled(fresh)
         for group in ended:
@@ -257,31 +257,31 @@ class _Waiter:
 
 
 class DeliveryQueue:
-    """The results of one batch, whose name is for messages, on their way out by index."""
+    """Delivers the results of one batch by index; `batch` names it in messages."""
 
     def __init__(self, size: int, group_size: int, batch: str) -> None:
-        self.outstanding = size  # results for which no caller waits
-        self.undelivered = size  # results that are not handed out
+        self.outstanding = size  # results that no caller waits for
+        self.undelivered = size  # results not yet delivered
         self._group_size, self._batch = group_size, batch
         self._undelivered = OrderedDict.fromkeys(range(size // group_size))
         self._ready: OrderedDict[int, None] = OrderedDict()
-        self._rest: list[int] = []  # of a group that was cut
+        self._rest: list[int] = []  # of a split group
         self._takers: deque[_Waiter] = deque()
         self._is_closed = False
 
     def complete(self, group: int) -> None:
-        """Let a group be handed out."""
+        """Release a group for delivery."""
         self._ready[group] = None
         self._wake_first()
 
     def close(self) -> None:
-        """Wake all callers: nothing will complete any more."""
+        """Wake all callers: no more groups will complete."""
         self._is_closed = True
         for taker in self._takers:
             taker.wake_up.set()
 
     def has_ready_group(self) -> bool:
-        """Report whether there is a complete group for which no caller waits."""
+        """Report whether there is a complete group that no caller waits for."""
         return bool(self._ready) and self.outstanding >= self._group_size
 
     def take_group(self) -> list[int]:
@@ -298,7 +298,7 @@ class DeliveryQueue:
         outstanding = f"{self.outstanding} results are outstanding of {self._batch}"
         if size > self.outstanding:
             raise ConfigError(f"get({size}) cannot return: {outstanding}")
-        # The rest of a group that earlier callers will have cut comes first.
+        # The rest of a group split by earlier callers comes first.
         over = (size - self.outstanding) % self._group_size
         if over and not cut_groups:
             below, above = size - over, size - over + self._group_size
@@ -330,7 +330,7 @@ class DeliveryQueue:
         return sorted(taken)
 
     def _groups_for(self, taker: _Waiter) -> list[int] | None:
-        """Return the groups that serve the first caller; None if they are not complete."""
+        """Return the groups for the first caller; None if they are not complete."""
         count = max(0, -(-(taker.size - len(self._rest)) // self._group_size))
         if len(self._ready) < count:
             return None
@@ -340,7 +340,7 @@ class DeliveryQueue:
         return groups if all(group in self._ready for group in groups) else None
 
     def _hand_out(self, groups: list[int], size: int | None = None) -> list[int]:
-        """Return the indexes of ready groups and remove them; count `size` as delivered if it is not all of them."""
+        """Remove ready groups and return their indexes; count `size` as delivered if only a part is."""
         for group in groups:
             del self._ready[group], self._undelivered[group]
         step = self._group_size
