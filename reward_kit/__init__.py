@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from reward_kit.reward_agent.agent import AsyncRewardAgent as AsyncRewardAgent
     from reward_kit.reward_agent.agent import score_all as score_all
     from reward_kit.reward_calls import with_options as with_options
+    from reward_kit.reward_function import RewardFunction as RewardFunction
     from reward_kit.rl.training.train_file import train as train
     from reward_kit.rl_helpers import system_apply_gigpo_to_batch_steps as system_apply_gigpo_to_batch_steps
     from reward_kit.rl_processing import CreditAssigner as CreditAssigner
@@ -62,6 +63,7 @@ _MODULES = {
     "models": "EvaluateResult Message MetricResult StepOutput TaskDefinitionModel ToolCall",
     "reward_agent.agent": "AsyncRewardAgent score_all",
     "reward_calls": "with_options",
+    "reward_function": "RewardFunction",
     "rl.training.train_file": "train",
     "rl_helpers": "system_apply_gigpo_to_batch_steps",
     "rl_processing": "CreditAssigner RLDataAligner",

@@ -50,7 +50,7 @@ class RewardKitError(Exception):
     recorded: Failure | None = None  # the recorded failure, if raised again from a record
 
 
-class ConfigError(RewardKitError):
+class ConfigError(RewardKitError, ValueError):
     """A task file, dataset, option or path is wrong. Raised before anything is written.
 
     Likely cause: a misspelled key, a value out of range, a missing file, or an extra that is not installed.
@@ -111,7 +111,7 @@ class RewardError(RewardKitError):
     """
 
 
-class InvalidResultError(RewardKitError):
+class InvalidResultError(RewardKitError, ValueError):
     """A reward function returned something that is not a result.
 
     Likely cause: None from a branch without `return`, NaN, a string, or a metric outside [0, 1].

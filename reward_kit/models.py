@@ -13,7 +13,17 @@ import re
 from collections.abc import Collection, ItemsView, Iterable, Iterator, KeysView, ValuesView
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from reward_kit.errors import AlignmentError, did_you_mean, type_name
 from reward_kit.legacy_tasks import upgrade_task
@@ -106,8 +116,9 @@ class Message(BaseModel):
 
 
 def _finite_number(value: Any) -> float:
-    # NumPy registers its numbers as Real, but not its bool.
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    if getattr(value, "ndim", None) == 0:  # a scalar of NumPy or torch, with a bool of its own
+        value = value.item()
+    if not isinstance(value, numbers.Real):  # a bool is one
         raise ValueError(f"a score is a number, not {type_name(value)}")
     try:
         number = float(value)
@@ -157,19 +168,33 @@ class _MappingModel(BaseModel):
 
 
 class MetricResult(_MappingModel):
-    """A named component of a score, in [0, 1]."""
+    """A named component of a score, in [0, 1]. `success=` is accepted and has no effect, as in reward-kit 0.4."""
 
     is_score_valid: bool = True
     score: Score = Field(ge=0.0, le=1.0)
     reason: str
 
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_success(cls, data: Any) -> Any:
+        return {key: value for key, value in data.items() if key != "success"} if isinstance(data, dict) else data
+
+
+_StepMetric = Annotated[
+    Annotated[MetricResult, Tag("metric")] | Annotated[Score, Tag("number")],
+    Discriminator(lambda value: "metric" if isinstance(value, dict | MetricResult) else "number"),
+]
+
 
 class StepOutput(_MappingModel):
-    """The reward of one step. `step_index` counts the policy's actions from 0; 3 and "3" are the same step."""
+    """The reward of one step. `step_index` counts the policy's actions from 0; 3 and "3" are the same step.
+
+    A metric is a `MetricResult` or a number.
+    """
 
     step_index: int | str
     base_reward: Score
-    metrics: dict[str, MetricResult] = Field(default_factory=dict)
+    metrics: dict[str, _StepMetric] = Field(default_factory=dict)
     reason: str | None = None
 
 

@@ -20,7 +20,15 @@ import pydantic
 
 from reward_kit.errors import ConfigError, InvalidResultError, RewardError, RewardKitError, did_you_mean
 from reward_kit.models import EvaluateResult, MetricResult, StepOutput
-from reward_kit.typed_interface import RewardSpec, as_function, as_result, as_results, reward_spec, scoring_function
+from reward_kit.typed_interface import (
+    RewardSpec,
+    as_function,
+    as_result,
+    as_results,
+    reward_spec,
+    scoring_function,
+    type_adapter,
+)
 from reward_kit.validation import describe_validation_error
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -75,7 +83,8 @@ def fix_options(spec: RewardSpec, options: Mapping[str, Any]) -> RewardSpec:
                 raise ConfigError(f"reward {spec.id!r} takes no options; remove {name!r}")
             raise ConfigError(f"reward {spec.id!r} has no option {name!r}{did_you_mean(name, known)}")
         try:
-            values[name] = pydantic.TypeAdapter(hints.get(name, Any)).validate_python(value)
+            adapter = type_adapter(hints.get(name, Any))
+            values[name] = value if adapter is None else adapter.validate_python(value)
         except pydantic.ValidationError as error:
             problem = "; ".join(line.removeprefix("(top level): ") for line in describe_validation_error(error))
             raise ConfigError(f"reward {spec.id!r}, option {name!r}: {problem}") from None
@@ -199,8 +208,10 @@ class OpenReward:
                     failed[index] = values
                 else:
                     self._check_truth(values)
+                    # Its values alone, so that one that does not fit leaves out this rollout only.
+                    self.spec.arguments({BATCH_NAMES.get(name, name): [value] for name, value in values.items()})
                     whole.append(values)
-            except RewardError as error:
+            except (RewardError, InvalidResultError) as error:
                 failed[index] = error
         if not whole:
             return list(failed.values())

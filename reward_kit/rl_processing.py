@@ -68,7 +68,7 @@ class RLDataAligner:
         for index, output in matched.items():
             step = aligned[positions[index]]
             step.base_reward = output.base_reward
-            step.step_info["metrics"] = {name: metric.model_dump() for name, metric in output.metrics.items()}
+            step.step_info["metrics"] = output.model_dump()["metrics"]
             if output.reason is not None:
                 step.step_info["reward_reason"] = output.reason
         return aligned

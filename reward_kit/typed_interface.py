@@ -1,16 +1,21 @@
 """`@reward_function`: turn a plain Python function into a validated reward.
 
 The decorator reads the signature once, when the file loads, and rejects one that cannot be called. Each call passes
-only the parameters that the function names, converts messages and ground truth to the annotations, and validates the
-returned value. The function stays an ordinary function, sync or async, and can be called directly. A class with `score`
-and, if needed, `setup` and `close` is a reward too.
+only the parameters that the function names, converts them to their annotations, and validates the returned value. The
+function stays an ordinary function, sync or async, and can be called directly. A class with `score` and, if needed,
+`setup` and `close` is a reward too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
+import json
+import numbers
+import operator
+import types
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,16 +23,19 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, overload
 
 import pydantic
+import typing_extensions
 
 from reward_kit.errors import ConfigError, InvalidResultError, type_name
 from reward_kit.models import EvaluateResult, Message
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.validation import describe_validation_error
 
-Mode = Literal["pointwise", "batch"]
+EvaluationMode = Literal["pointwise", "batch"]
 Function = Callable[..., Any]
 _SPEC = "__reward_spec__"
 _FIRST: dict[str, str] = {"pointwise": "messages", "batch": "rollouts_messages"}
+_DATA = frozenset({"ground_truth", "ground_truths", "sample", "state", "evaluation_criteria", *_FIRST.values()})
+"""The parameters that get a user's data and are converted to their annotations; options are when they are fixed."""
 
 
 class Origin(NamedTuple):
@@ -57,7 +65,7 @@ class RewardSpec:
     """
 
     function: Function
-    mode: Mode
+    mode: EvaluationMode
     id: str
     requirements: tuple[str, ...]
     resources: Mapping[str, Any]
@@ -106,7 +114,7 @@ def reward_function(
     _func: None = None,
     /,
     *,
-    mode: Mode = "pointwise",
+    mode: EvaluationMode = "pointwise",
     id: str | None = None,
     requirements: Sequence[str] | None = None,
     resources: Mapping[str, Any] | None = None,
@@ -118,7 +126,7 @@ def reward_function(
     _func: Function | None = None,
     /,
     *,
-    mode: Mode = "pointwise",
+    mode: EvaluationMode = "pointwise",
     id: str | None = None,
     requirements: Sequence[str] | None = None,
     resources: Mapping[str, Any] | None = None,
@@ -126,13 +134,17 @@ def reward_function(
 ) -> Any:
     """Make a function, or a class with a `score` method, a reward.
 
+    Values are converted to the annotations of their parameters: a ground truth to a pydantic model, a dataclass, a
+    TypedDict, `int` from "45", `list[str]` from JSON text. One that does not fit leaves the rollout unscored.
+
     A class is instantiated without arguments once per worker; `setup()` runs before the first `score`, `close()` at
     the end.
 
     Args:
         mode: "pointwise" for `f(messages, ground_truth=None, **kwargs) -> EvaluateResult`, "batch" for
             `f(rollouts_messages, ground_truths, **kwargs) -> list[EvaluateResult]`: one call for the rollouts of a
-            group that did not fail, in order, with lists of their values; it returns one result for each.
+            group that did not fail, in order, with lists of their values; it returns one result for each. Instead of
+            an `EvaluateResult`, a function may return its fields as a dict, a number, a bool, or (score, reason).
         id: the reward's name in files.
         requirements: packages it needs.
         resources: passed by name: a plain value, a factory without arguments, or a string "file.py:factory". The
@@ -285,9 +297,11 @@ def _read_signature(
     else:
         code = scoring_function(function)
         parameters = dict(inspect.signature(function).parameters)
+    # Everything is passed by name, so `*args` stays empty.
+    parameters = {n: p for n, p in parameters.items() if p.kind is not inspect.Parameter.VAR_POSITIONAL}
     kinds = {p.name: p.kind for p in parameters.values()}
     for parameter, kind in kinds.items():
-        if kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL):
+        if kind is inspect.Parameter.POSITIONAL_ONLY:
             raise ConfigError(f"reward {name!r}: parameters are passed by name; {parameter!r} cannot be")
     takes_any = inspect.Parameter.VAR_KEYWORD in kinds.values()
     first = _FIRST[mode]
@@ -303,7 +317,7 @@ def _read_signature(
         hints = typing.get_type_hints(code, include_extras=True)
     except (NameError, AttributeError, TypeError, SyntaxError) as error:
         raise ConfigError(f"reward {name!r}: an annotation cannot be resolved: {error}") from error
-    converted = [key for key in ("messages", "ground_truth", "rollouts_messages", "ground_truths") if key in hints]
+    converted = hints.keys() & parameters.keys() & _DATA - resources.keys()
     return RewardSpec(
         function=function,
         mode="batch" if mode == "batch" else "pointwise",
@@ -313,33 +327,82 @@ def _read_signature(
         parameters=None if takes_any else frozenset(parameters),
         required=frozenset(p.name for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD),
         is_async=inspect.iscoroutinefunction(code),
-        _converters={key: _converter(hints[key], f"reward {name!r}, {key}") for key in converted},
+        _converters={key: _converter(key, hints[key], f"reward {name!r}, {key}") for key in sorted(converted)},
         sandbox=sandbox,
         origin=function_origin(function, code),
     )
 
 
-def _converter(annotation: Any, what: str) -> Callable[[Any], Any]:
-    """Return a function that converts a value to `annotation`: dicts to `Message`s, or `Message`s to dicts."""
-    if not _mentions(annotation, Message):
+def _converter(name: str, annotation: Any, what: str) -> Callable[[Any], Any]:
+    """Return a function that converts a parameter's value to its annotation; `what` names both in messages."""
+    if name in _FIRST.values() and not _mentions(annotation, Message):
+        # As dicts, messages keep the keys of their providers, whatever the dict's annotation.
         return _dumped if _mentions(annotation, dict) else lambda value: value
-    try:
-        adapter = _adapter(annotation)
-    except TypeError:  # an annotation that has no hash
-        adapter = pydantic.TypeAdapter(annotation)
 
-    def validate(value: Any) -> Any:
+    of_messages, of_dicts = _mentions(annotation, Message), _mentions(annotation, dict)
+    find_adapter = functools.cache(functools.partial(type_adapter, annotation))  # not before the first call
+
+    def convert(value: Any) -> Any:
+        is_absent = value is None and not of_messages
+        is_object = name == "state" and not isinstance(value, dict | list)  # such as a database
+        adapter = None if is_absent or is_object else find_adapter()
+        if adapter is None:
+            return value
+        if of_messages:
+            value = _listed(value)
+        elif of_dicts and isinstance(value, list) and any(isinstance(item, Message) for item in value):
+            value = _dumped(value)
         try:
-            return adapter.validate_python(_listed(value))
+            return adapter.validate_python(value)
         except pydantic.ValidationError as error:
-            raise InvalidResultError(f"{what}: {'; '.join(describe_validation_error(error))}") from None
+            problem = error
+        if isinstance(value, str):  # a cell of a CSV file, or JSON in a column of text
+            with contextlib.suppress(ValueError, RecursionError):
+                return adapter.validate_python(json.loads(value))
+        lines = (line.removeprefix("(top level): ") for line in describe_validation_error(problem))
+        raise InvalidResultError(f"{what}: {'; '.join(lines)}") from None
 
-    return validate
+    return convert
 
 
-@functools.lru_cache(maxsize=64)
-def _adapter(annotation: Any) -> pydantic.TypeAdapter[Any]:
-    return pydantic.TypeAdapter(annotation)
+def type_adapter(annotation: Any) -> pydantic.TypeAdapter[Any] | None:
+    """Return what validates and converts values to an annotation; None if it has a type that pydantic cannot read."""
+    try:
+        return _type_adapter(annotation)
+    except TypeError:  # an annotation that has no hash
+        return _type_adapter.__wrapped__(annotation)
+
+
+@functools.lru_cache(maxsize=256)
+def _type_adapter(annotation: Any) -> pydantic.TypeAdapter[Any] | None:
+    annotation = _with_readable_dicts(annotation)
+    for config in (pydantic.ConfigDict(coerce_numbers_to_str=True), None):
+        try:
+            return pydantic.TypeAdapter(annotation, config=config)
+        except pydantic.PydanticUserError:  # a model has a configuration of its own
+            continue
+    return None
+
+
+def _with_readable_dicts(annotation: Any) -> Any:
+    """Replace each `typing.TypedDict`, which pydantic reads from Python 3.12 on, by one of typing_extensions."""
+    if typing.is_typeddict(annotation) and type(annotation).__module__ == "typing":
+        fields = {}
+        for name, hint in typing.get_type_hints(annotation, include_extras=True).items():
+            fields[name] = _with_readable_dicts(hint)
+            if typing.get_origin(hint) not in (typing.Required, typing.NotRequired):
+                is_required = name in annotation.__required_keys__
+                fields[name] = (typing.Required if is_required else typing.NotRequired)[fields[name]]
+        return typing_extensions.TypedDict(annotation.__name__, fields)  # type: ignore[operator]
+    parts = get_args(annotation)
+    replaced = tuple(map(_with_readable_dicts, parts))
+    if all(map(operator.is_, parts, replaced)):
+        return annotation
+    if isinstance(annotation, types.UnionType):
+        return typing.Union[replaced]  # noqa: UP007 - of a tuple
+    return (
+        annotation.copy_with(replaced) if hasattr(annotation, "copy_with") else typing.get_origin(annotation)[replaced]
+    )
 
 
 def _dumped(value: Any) -> Any:
@@ -363,11 +426,17 @@ def _mentions(annotation: Any, target: type) -> bool:
 
 
 def as_result(returned: Any, what: str) -> EvaluateResult:
-    """Return `returned` as an `EvaluateResult`; a mapping is validated. `what` names the reward in messages.
+    """Return `returned` as an `EvaluateResult`; `what` names the reward in messages.
+
+    A mapping is validated; a number or bool is the score, and so is the first of a tuple (score, reason).
 
     Raises:
         InvalidResultError: it is not a result.
     """
+    if isinstance(returned, numbers.Real) or getattr(returned, "ndim", None) == 0:  # also a scalar of NumPy or torch
+        returned = {"score": returned}
+    elif isinstance(returned, tuple) and len(returned) == 2:
+        returned = {"score": returned[0], "reason": returned[1]}
     if isinstance(returned, EvaluateResult | Mapping):
         # Validated again, since fields may have been assigned to.
         kind = type(returned) if isinstance(returned, EvaluateResult) else EvaluateResult
@@ -379,7 +448,7 @@ def as_result(returned: Any, what: str) -> EvaluateResult:
     if inspect.isawaitable(returned):
         raise InvalidResultError(f"{what} returned a coroutine; declare the function with `async def`")
     kind_returned = "nothing (None)" if returned is None else type_name(returned)
-    raise InvalidResultError(f"{what} returned {kind_returned}; return an EvaluateResult(score=…)")
+    raise InvalidResultError(f"{what} returned {kind_returned}; return a number, (score, reason) or an EvaluateResult")
 
 
 def as_results(returned: Any, count: int | None, what: str) -> list[EvaluateResult | InvalidResultError]:

@@ -19,7 +19,7 @@ LAYERS = [
     ["errors", "lazy", "blocking", "private_files", "display_text", "notebook_html", "safe_input"],
     ["task_parts", "legacy_tasks", "validation", "models", "loading", "process_guardian"],
     ["processes", "limited_yaml", "torch_cpu"],
-    ["typed_interface", "reward_calls", "providers", "episodes", "environments"],
+    ["typed_interface", "reward_calls", "reward_function", "providers", "episodes", "environments"],
     ["console", "agent", "sandbox"],
     ["agreement", "rewards", "tokens", "reward_agent", "credit", "rl_helpers", "rl_processing"],
     ["runs", "report"],

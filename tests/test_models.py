@@ -83,14 +83,13 @@ class TestResults:
             (float("nan"), "nan"),
             (float("inf"), "inf"),
             (-float("inf"), "-inf"),
-            (True, "True"),
             ("0.5", "'0.5'"),
             ("nan", "'nan'"),
             (None, "None"),
             ([0.5], "[0.5]"),
             (1j, "1j"),
             (np.float32("nan"), "nan"),
-            (np.bool_(True), "True"),
+            (np.array([0.5, 1.0]), "array"),
         ],
     )
     def test_a_score_that_is_no_finite_number_is_refused_with_field_and_value(self, model, value, shown):
@@ -101,7 +100,7 @@ class TestResults:
     def test_an_integer_too_large_for_a_float_is_refused_like_infinity(self):
         assert "finite" in problems(EvaluateResult, {"score": 10**400})[0]
 
-    @pytest.mark.parametrize("value", [1, 0.5, -3, np.float32(0.5), np.int64(2)])
+    @pytest.mark.parametrize("value", [1, 0.5, -3, True, np.float32(0.5), np.int64(2), np.bool_(True), np.array(1)])
     def test_numbers_of_all_kinds_are_scores_and_become_floats(self, value):
         assert type(EvaluateResult(score=value).score) is float
 
@@ -112,7 +111,7 @@ class TestResults:
     def test_a_misspelt_key_names_the_nearest(self):
         assert problems(EvaluateResult, {"score": 1, "reson": "x"}) == ["reson: unknown key; did you mean 'reason'?"]
         # The earlier package ignored `success=`.
-        assert problems(MetricResult, {"score": 1, "reason": "", "success": True})[0].startswith("success: unknown key")
+        assert problems(MetricResult, {"score": 1, "reason": "", "succes": True})[0].startswith("succes: unknown key")
 
     def test_a_misspelt_key_deep_inside_names_the_nearest_of_its_own_model(self):
         data = {"score": 1, "metrics": {"accuracy": {"scor": 1, "score": 1, "reason": ""}}}

@@ -72,7 +72,7 @@ class TestShapes:
         truth = {"calls": [1, 2]}
 
         @reward_function
-        def reward(messages: list[Message], ground_truth: dict | None = None):
+        def reward(messages: list[Message], ground_truth=None):
             return {"score": float(ground_truth is truth)}
 
         assert reward(CHAT, truth).score == 1.0
@@ -206,7 +206,7 @@ class TestResults:
         with pytest.raises(InvalidResultError, match="reson: unknown key; did you mean 'reason'"):
             self.returning({"score": 1, "reson": ""})(CHAT)
 
-    @pytest.mark.parametrize("score", [float("nan"), float("inf"), True, "0.5"])
+    @pytest.mark.parametrize("score", [float("nan"), float("inf"), "0.5"])
     def test_a_score_that_is_no_finite_number_names_field_and_value(self, score):
         with pytest.raises(InvalidResultError) as caught:
             self.returning({"score": score})(CHAT)
@@ -228,9 +228,9 @@ class TestResults:
 
         assert self.returning(Mine(score=1, colour="blue"))(CHAT).colour == "blue"
 
-    @pytest.mark.parametrize("value", [None, 0.5, (1.0, "reason"), "1.0"])
+    @pytest.mark.parametrize("value", [None, "1.0", [0.5], (1.0, "query", "response")])
     def test_anything_else_is_refused_by_its_type(self, value):
-        with pytest.raises(InvalidResultError, match=r"returned (an? |nothing).*; return an EvaluateResult"):
+        with pytest.raises(InvalidResultError, match=r"returned (an? |nothing).*; return a number, \(score, reason\)"):
             self.returning(value)(CHAT)
 
     def test_a_coroutine_that_a_sync_function_returns_is_explained(self):
@@ -251,8 +251,8 @@ class TestResults:
     def test_a_batch_that_returns_no_list_or_a_bad_item_says_which(self):
         with pytest.raises(InvalidResultError, match="a batch reward returns a list, not an EvaluateResult"):
             reward_function(mode="batch")(lambda rollouts_messages: ONE)([CHAT])
-        with pytest.raises(InvalidResultError, match=r"reward 'b'\[1\] returned a float"):
-            reward_function(mode="batch", id="b")(lambda rollouts_messages: [ONE, 0.5])([CHAT, CHAT])
+        with pytest.raises(InvalidResultError, match=r"reward 'b'\[1\] returned a str"):
+            reward_function(mode="batch", id="b")(lambda rollouts_messages: [ONE, "0.5"])([CHAT, CHAT])
 
 
 class TestClasses:

@@ -55,6 +55,7 @@ GROUPS = (
         {
             "Write a reward": (
                 "reward_kit.typed_interface:reward_function",
+                "reward_kit.reward_function:RewardFunction",
                 "reward_kit.reward_calls:with_options",
                 "reward_kit.models:EvaluateResult",
                 "reward_kit.models:MetricResult",

@@ -154,9 +154,10 @@ class _Variables(NamedTuple):
     def may_get(self, name: str, url: str) -> bool:
         """Report whether a variable may go to a URL; not if that has no origin."""
         try:
-            return url_origin(url) in allowed_origins(name, self.shell, self.beside(name))
+            origin = url_origin(url)
         except ValueError:
             return False
+        return origin in allowed_origins(name, self.shell, self.beside(name))
 
 
 def resolve_endpoint(

@@ -30,7 +30,7 @@ from reward_kit.errors import ConfigError, InvalidResultError, RewardKitError, s
 from reward_kit.models import EvaluateResult
 from reward_kit.reward_calls import BATCH_NAMES
 from reward_kit.typed_interface import (
-    Mode,
+    EvaluationMode,
     RewardSpec,
     argument_without_default,
     function_origin,
@@ -166,7 +166,7 @@ def _run_sync(coroutine: Coroutine[Any, Any, Any]) -> Any:
     raise AssertionError("only calls of an asynchronous reward wait")
 
 
-def _spec(form: ScoreForm, function: Any, code: Any, given: Any, mode: Mode | None = None) -> RewardSpec:
+def _spec(form: ScoreForm, function: Any, code: Any, given: Any, mode: EvaluationMode | None = None) -> RewardSpec:
     mode = mode or ("batch" if form.is_batch else "pointwise")
     wanted = frozenset(BATCH_NAMES.get(name, name) if mode == "batch" else name for name in _WANTED)
     truth = _GIVEN_TO_BATCH[2] if form.is_batch else _GIVEN[2]

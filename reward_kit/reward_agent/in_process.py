@@ -29,7 +29,7 @@ from reward_kit.loading import load_object
 from reward_kit.models import EvaluateResult
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest, failure_from_error, result_error, score_unbroken
 from reward_kit.reward_calls import OpenReward
-from reward_kit.typed_interface import Mode, RewardSpec
+from reward_kit.typed_interface import EvaluationMode, RewardSpec
 
 try:
     from sniffio import current_async_library_cvar as _library
@@ -282,7 +282,7 @@ class InProcessScorer:
             self._sandbox["asked"] = spec.weakened_from
 
     @property
-    def mode(self) -> Mode:
+    def mode(self) -> EvaluationMode:
         return self._spec.mode
 
     async def __aenter__(self) -> Self:

@@ -44,7 +44,7 @@ from reward_kit.providers.request_queue import RetryPolicy, with_retries
 from reward_kit.reward_agent.sandboxed import state_record, steps_record
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest, failure_from_error, score_unbroken
 from reward_kit.safe_input import REWARD_ANSWER_BYTES, TooLargeError, parse_json, read_body
-from reward_kit.typed_interface import Mode, Origin
+from reward_kit.typed_interface import EvaluationMode, Origin
 from reward_kit.validation import check_number, describe_validation_error
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class AboutBody(BaseModel):
 
     name: str = Field(description="The name in its URL.")
     id: str = Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")
-    mode: Mode = Field(description='"batch": the rollouts of a request are one group, scored in one call.')
+    mode: EvaluationMode = Field(description='"batch": the rollouts of a request are one group, scored in one call.')
     parameters: list[str] | None = Field(description="Parameters of the reward; null: any.")
     required: list[str] = Field(description="Parameters without a default.")
     level: str = Field(description="Sandbox level: in_process, warm or isolated.")

@@ -34,7 +34,7 @@ from reward_kit.sandbox.host import Sandbox
 from reward_kit.sandbox.outcome import Outcome, Strength
 from reward_kit.sandbox.program import MOST_RESULT_KB, Limits, Program
 from reward_kit.task_parts import SandboxLevel
-from reward_kit.typed_interface import Mode, Origin, as_result
+from reward_kit.typed_interface import EvaluationMode, Origin, as_result
 from reward_kit.validation import describe_validation_error
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class RewardDescription(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
 
     id: str = pydantic.Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")
-    mode: Mode
+    mode: EvaluationMode
     requirements: list[str]
     resources: list[str]
     parameters: list[str] | None
@@ -84,7 +84,7 @@ class SandboxedReward:
     """
 
     id: str
-    mode: Mode
+    mode: EvaluationMode
     requirements: tuple[str, ...]
     parameters: frozenset[str] | None
     required: frozenset[str]
@@ -169,7 +169,7 @@ class SandboxedScorer:
         self._wanted = reward.parameters
 
     @property
-    def mode(self) -> Mode:
+    def mode(self) -> EvaluationMode:
         return self._reward.mode
 
     async def __aenter__(self) -> Self:

@@ -19,7 +19,7 @@ from reward_kit.models import EvaluateResult, Message, TaskDefinitionModel, matc
 from reward_kit.providers.faults import find_transient_failure
 from reward_kit.reward_agent.requirements import check_installed
 from reward_kit.reward_calls import BATCH_NAMES, OFFERED
-from reward_kit.typed_interface import Mode, Origin
+from reward_kit.typed_interface import EvaluationMode, Origin
 
 _NAMED = (
     *("messages", "ground_truth", "assistant_turns", "sample", "environment_return", "stop_reason", "rollout_id"),
@@ -168,7 +168,7 @@ class Reward(Protocol):
     @property
     def id(self) -> str: ...
     @property
-    def mode(self) -> Mode: ...
+    def mode(self) -> EvaluationMode: ...
     @property
     def origin(self) -> Origin | None: ...
     @property
@@ -187,7 +187,7 @@ class Scorer(Protocol):
     """Calls a reward to score rollouts or groups; use it as an async context manager."""
 
     @property
-    def mode(self) -> Mode:
+    def mode(self) -> EvaluationMode:
         """The reward's mode: pointwise, or batch for whole groups."""
         ...
 

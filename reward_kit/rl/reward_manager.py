@@ -49,7 +49,7 @@ from reward_kit.rl.reward_batches import (
     read_tensors,
     stack_facts,
 )
-from reward_kit.typed_interface import Mode, RewardSpec
+from reward_kit.typed_interface import EvaluationMode, RewardSpec
 
 __all__ = [
     "BatchRewardManager",
@@ -420,7 +420,7 @@ class NaiveRewardManager(RewardManager):
     The other arguments are those of `RewardManager`.
     """
 
-    mode: Mode = "pointwise"
+    mode: EvaluationMode = "pointwise"
     _max_concurrency = 1
     _deadline_s: float | None = None
 
@@ -521,7 +521,7 @@ class BatchRewardManager(NaiveRewardManager):
     arguments see `NaiveRewardManager`.
     """
 
-    mode: Mode = "batch"
+    mode: EvaluationMode = "batch"
 
 
 class PrimeRewardManager(NaiveRewardManager):
@@ -600,7 +600,7 @@ class DAPORewardManager(NaiveRewardManager):
         return BatchScores(scored.scores_B + penalty, {**scored.info, "overlong_penalty": penalty})
 
 
-def _as_reward(given: Any, mode: Mode) -> RewardSpec | Scorer:
+def _as_reward(given: Any, mode: EvaluationMode) -> RewardSpec | Scorer:
     """Return a `Scorer` unchanged, or the spec of a reward of this mode."""
     if hasattr(given, "score_group"):
         scorer: Scorer = given

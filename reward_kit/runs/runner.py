@@ -52,7 +52,7 @@ from reward_kit.runs.plan import Control, Listener, RunPlan
 from reward_kit.runs.run_folder import RunFolder, episode_at, placed_episodes, read_scores
 from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarise, summary_to_json
 from reward_kit.task_parts import CreditModel
-from reward_kit.typed_interface import Mode
+from reward_kit.typed_interface import EvaluationMode
 
 
 class RolloutWorker(Protocol):
@@ -154,7 +154,7 @@ class ScoringUnits:
         group_size: episodes per group, with errors; None if only known at the end of the run.
     """
 
-    def __init__(self, mode: Mode, group_size: int | None) -> None:
+    def __init__(self, mode: EvaluationMode, group_size: int | None) -> None:
         self._mode, self._group_size = mode, group_size
         self._groups: defaultdict[str, dict[int, StoppedEpisode]] = defaultdict(dict)
 
@@ -386,7 +386,7 @@ class Run:
         self._next_attempt: dict[str, int] = {}
         self._failed: set[str] = set()
         self._errors = 0
-        self._mode: Mode = plan.reward.mode if plan.reward else "pointwise"
+        self._mode: EvaluationMode = plan.reward.mode if plan.reward else "pointwise"
         # Without policies, the groups in the store are final.
         self._units = ScoringUnits(self._mode, plan.rollouts if plan.policies else None)
         self._unscored: deque[ScoringUnit] = deque()

@@ -31,7 +31,7 @@ from reward_kit.reward_agent.loading import SandboxChoice, load_reward, make_sco
 from reward_kit.reward_agent.sandboxed import SandboxedReward
 from reward_kit.reward_agent.scoring import Reward, Scored, Scorer, ScoringRequest
 from reward_kit.task_parts import SandboxLevel
-from reward_kit.typed_interface import Mode, RewardSpec
+from reward_kit.typed_interface import EvaluationMode, RewardSpec
 
 _MOST_LOSSES = 3  # a call that kills its process would do so forever
 _CALLS_AT_A_TIME = 1_000
@@ -138,7 +138,7 @@ class RayScorer:
         self._connection, self._opened = connection or nullcontext(), AsyncExitStack()
 
     @property
-    def mode(self) -> Mode:
+    def mode(self) -> EvaluationMode:
         return self._reward.mode
 
     async def __aenter__(self) -> Self:

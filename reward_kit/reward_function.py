@@ -1,0 +1,71 @@
+"""The module of reward-kit 0.4 that had `RewardFunction`. New code calls a decorated function itself.
+
+Importing a module binds its name in the package, where `reward_function` is the decorator. So this module is callable,
+and calling it decorates.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from reward_kit.errors import ConfigError
+from reward_kit.loading import load_object
+from reward_kit.models import EvaluateResult
+from reward_kit.typed_interface import reward_function, reward_spec
+
+__all__ = ["RewardFunction", "reward_function"]
+
+
+class RewardFunction:
+    """A reward function by itself or by its path, as in reward-kit 0.4.
+
+    Args:
+        func: the function.
+        func_path: instead of it, `package.module:function` or `package.module.function`.
+        mode: only "local".
+        **kwargs: fixed keyword parameters.
+
+    Raises:
+        ConfigError: another mode, or not exactly one of `func` and `func_path`.
+    """
+
+    def __init__(
+        self, func: Callable[..., Any] | None = None, func_path: str | None = None, mode: str = "local", **kwargs: Any
+    ) -> None:
+        if mode != "local":
+            raise ConfigError(
+                f"RewardFunction(mode={mode!r}) is not supported; score with a RemoteReward, "
+                "see docs/migrating/reward_kit.md"
+            )
+        if (func is None) == (func_path is None):
+            raise ConfigError("RewardFunction takes either func or func_path")
+        self.func = func if func is not None else load_object(str(func_path))
+        self.kwargs = kwargs
+        self._call = self.func if hasattr(self.func, "__reward_spec__") else reward_function(self.func)
+
+    def __call__(self, messages: Sequence[Any], ground_truth: Any = None, **kwargs: Any) -> EvaluateResult:
+        """Call the function; without a ground truth, it gets the messages before the last."""
+        truth = list(messages[:-1]) if ground_truth is None else ground_truth
+        result: EvaluateResult = self._call(messages=messages, ground_truth=truth, **{**self.kwargs, **kwargs})
+        return result
+
+    def get_trl_adapter(self) -> Callable[..., list[float]]:
+        """Refuse: `as_trl_reward` replaces it.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            f"use as_trl_reward({reward_spec(self._call).id}) instead of get_trl_adapter(), "
+            "see docs/migrating/reward_kit.md"
+        )
+
+
+class _Decorator(types.ModuleType):
+    __call__ = staticmethod(reward_function)
+
+
+sys.modules[__name__].__class__ = _Decorator
