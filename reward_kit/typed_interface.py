@@ -35,7 +35,7 @@ Function = Callable[..., Any]
 _SPEC = "__reward_spec__"
 _FIRST: dict[str, str] = {"pointwise": "messages", "batch": "rollouts_messages"}
 _DATA = frozenset({"ground_truth", "ground_truths", "sample", "state", "evaluation_criteria", *_FIRST.values()})
-"""The parameters whose values are converted to their annotations in each call; options are converted when they are fixed."""
+"""The parameters whose values are converted in each call; options are converted when they are fixed."""
 
 
 class Origin(NamedTuple):

@@ -162,7 +162,7 @@ async def check_reward(
         needs_truth = takes_truth(loaded.reward.parameters)
         questions = await learned(plan.given, source.ground_truth, bench, chance, takes_truth=needs_truth)
         if not questions:
-            # If nothing can be checked, that is not a pass: the ground truths have an unknown form, or nothing is scored.
+            # If nothing can be checked, this is not a pass: truths have an unknown form, or nothing is scored.
             (first, *_) = build_questions(Given(), source.ground_truth, takes_truth=True)
             seen = await bench.see(first.answered("The answer is 42."))
             text = "no rollout could be scored with a generated ground truth; its form is unknown: pass --ground-truth"

@@ -316,7 +316,7 @@ Verdict = Literal["better", "worse", "doubtful", "not shown"]
 
 
 class LeftOut(NamedTuple):
-    """The numbers of omitted samples: those without a score in both runs, or in one run only.
+    """The numbers of omitted samples: unscored in the baseline or the run, or present in only one of them.
 
     `no_rollout_in_both` counts samples scored in both runs without a rollout that both scored.
     """

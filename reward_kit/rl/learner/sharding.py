@@ -448,9 +448,7 @@ def follow(group: ProcessGroup, make: Callable[..., Any]) -> bool:
 
     is_ending = threading.Event()
     try:
-        if (
-            threading.current_thread() is threading.main_thread()
-        ):  # In other threads, as under Ray Train, they are not ours
+        if threading.current_thread() is threading.main_thread():  # In other threads (Ray Train) they are not ours
             signal.signal(signal.SIGINT, lambda *_: None)
             signal.signal(signal.SIGTERM, lambda *_: is_ending.set())
         work = _in_thread(obey)
