@@ -82,7 +82,7 @@ class Family:
         raise NotImplementedError
 
     def state(self, env: Any, observation: Any) -> Any:
-        """Return everything that determines the future besides configuration and noise, as a JSON value."""
+        """Return everything that determines the future except configuration and noise, as a JSON value."""
         return int(env.s)
 
     def succeeded(self, env: Any, reward: float | None, terminated: bool) -> bool | None:

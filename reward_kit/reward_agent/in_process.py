@@ -253,7 +253,7 @@ class _Thread(threading.Thread):
         self.wake.acquire()
 
     def run(self) -> None:
-        """Make calls until the thread is no longer needed."""
+        """Make calls until the thread is released."""
         self._make_calls(self)
 
 

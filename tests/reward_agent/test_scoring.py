@@ -97,7 +97,7 @@ class TestCalls:
 class TestUnscored:
     """Unscored is None with a class, and never zero."""
 
-    @pytest.mark.parametrize("value", [float("nan"), float("inf"), True, "0.5", None])
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), "0.5", None])
     async def test_a_score_that_is_no_finite_number_names_field_and_value(self, value):
         scored = await score(lambda messages: {"score": value})
         assert (scored.score, scored.failure.failure_class) == (None, "invalid_result")

@@ -339,7 +339,7 @@ def test_every_manager_has_a_name() -> None:
         (
             "dapo",
             {"compute_score": exact, "max_response_length": 2, "overlong_buffer_len": 3},
-            "overlong_buffer_len is in",
+            "overlong_buffer_len must be in",
         ),
     ],
 )

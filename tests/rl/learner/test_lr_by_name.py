@@ -133,5 +133,5 @@ def test_a_pattern_that_gives_no_rate_is_refused(options: dict[str, Any], messag
 
 @pytest.mark.parametrize("rate", [-1.0, float("nan"), "fast"])
 def test_a_rate_is_a_number_from_0(rate: Any) -> None:
-    with pytest.raises(ConfigError, match=r"lr_by_name '\*norm\*' is"):
+    with pytest.raises(ConfigError, match=r"lr_by_name '\*norm\*' must be"):
         PPOConfig(lr_by_name={"*norm*": rate})
