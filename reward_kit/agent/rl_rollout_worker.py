@@ -96,8 +96,8 @@ class RLRolloutWorker:
         environment: a resource that is set up already and that you close; episodes run in forks of its present state.
             One that cannot be forked runs one episode at a time: the first in its present state, each later one after a
             reset. By default the task's `resource_type` is built.
-        tools: the task's own tools; `runs.tasks` loads them from `tools_module_path`.
-        user: answers the agent's texts; `runs.users` makes it from the task's `user`.
+        tools: the task's own tools; by default those of a `Task`.
+        user: answers the agent's texts; by default the simulated user of a `Task`.
         budget: shared by all episodes of a run; unlimited by default.
         policy_label: the policy's name in ids and records; by default its class.
 
@@ -598,6 +598,6 @@ def _check_loaded(task: TaskDefinitionModel, tools: ToolRegistry | None, user: S
     }
     if key := next((key for key, is_missing in missing.items() if is_missing), None):
         raise ConfigError(
-            f"task {task.name!r}: {key} is set, but its object was not passed: use "
-            "runs.tasks.load_task and runs.users.make_user to load it from the task file, or remove the key"
+            f"task {task.name!r}: {key} is set, but its object was not passed: pass "
+            "reward_kit.Task.from_file(…) instead of its definition, or remove the key"
         )
